@@ -1,0 +1,212 @@
+"""Builds an engine's parts from a file and a config, in one visible order, and closes them in reverse.
+
+Everything is made here and handed over complete; no part looks for another.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thermocline.errors import ConfigError
+from thermocline.experts.catalog import ExpertCatalog
+from thermocline.experts.compute import CpuExpertCompute
+from thermocline.experts.heat import ExpertHeat
+from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.lane import LaneThread
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kv.blocks import BlockAllocator
+from thermocline.kv.pool import KVPool
+from thermocline.messages import Tier
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import open_model
+from thermocline.pipeline.graph import moe_graph
+from thermocline.pipeline.loop import StepLoop
+from thermocline.pipeline.runner import Runner
+from thermocline.pipeline.scheduler import Scheduler
+from thermocline.prefetch.advice import PageAdvisor
+from thermocline.prefetch.governor import PrefetchGovernor
+from thermocline.stages.attend import AttendStage
+from thermocline.stages.cold import ColdStage
+from thermocline.stages.combine import CombineStage
+from thermocline.stages.embed import EmbedStage
+from thermocline.stages.head import HeadStage
+from thermocline.stages.hot import HotStage
+from thermocline.stages.prefetch import PrefetchStage
+from thermocline.stages.router import RouterStage
+from thermocline.text.chat_template import ChatTemplate
+from thermocline.text.tokenizer import Tokenizer
+from thermocline.text.vocabulary import TokenizerData
+from thermocline.traces.lanes import Lane
+from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+from thermocline.units import ceil_div
+
+if TYPE_CHECKING:
+    import os
+    from typing import Any
+
+    from thermocline.config import EngineConfig
+    from thermocline.kernels.contract import Kernels
+    from thermocline.models.contract import Model
+    from thermocline.stages.contract import Stage
+    from thermocline.traces.recorder import Recorder
+
+# A context that nobody asked for should not reserve tens of gigabytes of address space.
+_DEFAULT_MAX_CONTEXT_TOKENS = 32768
+
+# Chunks that walk the ring at a time.
+_CREDITS = 1
+
+
+class TemplateHolder:
+    """Starts the chat template's child process when the first chat prompt asks for it."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        self._source = source
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._template: ChatTemplate | None = None
+
+    def get(self) -> ChatTemplate:
+        """Return the template. Raises ConfigError when the file has none, ChatTemplateError if bad."""
+        if not self._source:
+            raise ConfigError(
+                "this model file has no chat template: give a plain prompt, or use an instruct model"
+            )
+        with self._lock:
+            if self._template is None:
+                tokenizer = self._tokenizer
+                self._template = ChatTemplate(
+                    self._source,
+                    bos_token=_token_text(tokenizer, tokenizer.bos_id),
+                    eos_token=_token_text(tokenizer, tokenizer.eos_id),
+                    control_tokens=tokenizer.control_texts,
+                )
+            return self._template
+
+    def close(self) -> None:
+        """End the child process, if there is one."""
+        with self._lock:
+            if self._template is not None:
+                self._template.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """Everything that one engine consists of."""
+
+    model: Model
+    tokenizer: Tokenizer
+    placement: Placement
+    heat: ExpertHeat
+    governor: PrefetchGovernor | None
+    recorder: Recorder
+    runner: Runner
+    step_loop: StepLoop
+    max_context_tokens: int
+    template: TemplateHolder
+    resources: ExitStack
+
+    def close(self) -> None:
+        """Close every resource in reverse order of its making."""
+        self.resources.close()
+
+
+def load_parts(path: str | os.PathLike[str], config: EngineConfig) -> EngineParts:
+    """Open the file and build all parts; on any error, what was opened is closed again.
+
+    Raises ModelError, ConfigError or NativeModuleError.
+    """
+    with ExitStack() as resources:
+        parts = _build(path, config, resources)
+        resources.pop_all()
+        return parts
+
+
+def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitStack) -> EngineParts:
+    owned = ExitStack()
+    resources.callback(owned.close)
+    file = owned.enter_context(open_model_file(path))
+    recorder = _recorder(config)
+    kernels: Kernels = NativeKernels() if config.kernels == "native" else ReferenceKernels()
+    model = open_model(file, kernels)
+    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
+    source = file.metadata.get_str("tokenizer.chat_template", default="")
+    template = TemplateHolder(source, tokenizer)
+    owned.callback(template.close)
+    spec = model.spec
+    max_context_tokens = _context(config, spec.context_length)
+    pool, allocator = _cache(config, model, max_context_tokens)
+    catalog = ExpertCatalog(model.expert_layers)
+    is_split = config.placement.hot_device != "none"
+    hot_fraction = config.placement.hot_fraction if is_split else 0.0
+    placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
+    heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
+    trunk = owned.enter_context(LaneThread(Lane.CPU_TRUNK, recorder))
+    fingerprint = placement_fingerprint(spec, placement)
+
+    def cpu_experts(tier: Tier, lane: Lane) -> CpuExpertCompute:
+        thread = owned.enter_context(LaneThread(lane, recorder))
+        return CpuExpertCompute(tier, fingerprint, catalog, kernels, thread)
+
+    stages: dict[str, Stage[Any, Any]] = {
+        "embed": EmbedStage(model, trunk),
+        "attend": AttendStage(model, pool, trunk),
+        "router": RouterStage(model, placement, heat, trunk),
+        "cold": ColdStage(cpu_experts(Tier.COLD, Lane.CPU_COLD)),
+        "combine": CombineStage(trunk),
+        "head": HeadStage(model, trunk),
+    }
+    if is_split:
+        stages["hot"] = HotStage(cpu_experts(Tier.HOT, Lane.HOT))
+    governor = None
+    if config.prefetch.enabled:
+        governor = PrefetchGovernor(catalog, PageAdvisor(file), recorder)
+        owned.callback(governor.close)
+        stages["prefetch"] = PrefetchStage(governor)
+    runner = Runner(moe_graph(stages, spec.num_layers, _CREDITS), recorder)
+    scheduler = Scheduler(config.scheduler, allocator, max_context_tokens)
+    return EngineParts(
+        model=model,
+        tokenizer=tokenizer,
+        placement=placement,
+        heat=heat,
+        governor=governor,
+        recorder=recorder,
+        runner=runner,
+        step_loop=StepLoop(scheduler, runner, recorder),
+        max_context_tokens=max_context_tokens,
+        template=template,
+        resources=owned,
+    )
+
+
+def _recorder(config: EngineConfig) -> Recorder:
+    return MemoryRecorder(config.trace.max_events) if config.trace.enabled else NullRecorder()
+
+
+def _context(config: EngineConfig, context_length: int) -> int:
+    wanted = config.memory.max_context_tokens
+    if wanted is None:
+        return min(context_length, _DEFAULT_MAX_CONTEXT_TOKENS)
+    if wanted > context_length:
+        raise ConfigError(
+            f"--ctx is {wanted}, but the model was trained for {context_length}: choose at most that"
+        )
+    return wanted
+
+
+def _cache(config: EngineConfig, model: Model, max_context_tokens: int) -> tuple[KVPool, BlockAllocator]:
+    spec, memory = model.spec, config.memory
+    num_blocks = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
+    pool = KVPool(
+        spec.num_layers, num_blocks, memory.block_tokens, spec.num_kv_heads, spec.head_dim
+    )
+    return pool, BlockAllocator(num_blocks, memory.block_tokens)
+
+
+def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
+    return "" if token_id is None else tokenizer.token_text(token_id)

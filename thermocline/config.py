@@ -1,0 +1,143 @@
+"""Every setting of the engine, frozen and checked; help texts live in the field metadata, from which the
+command line makes its flags. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from thermocline.errors import ConfigError
+
+HotDevice = Literal["none", "cpu"]
+KernelChoice = Literal["native", "reference"]
+
+
+def setting(default: Any, flag: str, help_text: str) -> Any:  # noqa: ANN401 - dataclasses.field is Any
+    """Return a dataclass field that carries its command-line flag and help text."""
+    return field(default=default, metadata={"flag": flag, "help": help_text})
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """How much context there is."""
+
+    max_context_tokens: int | None = setting(
+        None,
+        "--ctx",
+        "Tokens of context per request (default: what the file allows, at most 32768).",
+    )
+    max_full_contexts: int = 4
+    """Requests of the full context length that the KV cache has room for; memory is used as it fills."""
+    block_tokens: int = 16
+    """Positions per block of the KV cache."""
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError."""
+        _require(
+            self.max_context_tokens is None or self.max_context_tokens >= 1,
+            f"--ctx is {self.max_context_tokens}; it must be at least 1",
+        )
+        _require(
+            self.max_full_contexts >= 1,
+            f"max_full_contexts is {self.max_full_contexts}; it must be at least 1",
+        )
+        _require(
+            1 <= self.block_tokens <= 1024,
+            f"block_tokens is {self.block_tokens}; choose 1 to 1024",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """Which experts are hot, and where hot experts compute."""
+
+    hot_device: HotDevice = setting(
+        "none",
+        "--hot-device",
+        "Where hot experts compute: none (all experts are cold), or cpu (a second CPU lane).",
+    )
+    hot_fraction: float = setting(
+        0.5,
+        "--hot-fraction",
+        "Share of each layer's experts that is hot, 0 to 1, with --hot-device.",
+    )
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError."""
+        _require(
+            self.hot_device in get_args(HotDevice),
+            f"--hot-device is {self.hot_device!r}; choose one of {', '.join(get_args(HotDevice))}",
+        )
+        _require(
+            0.0 <= self.hot_fraction <= 1.0,
+            f"--hot-fraction is {self.hot_fraction}; choose 0 to 1",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How requests become chunks."""
+
+    prefill_chunk_tokens: int = setting(
+        256, "--prefill-chunk", "Prompt tokens that walk through the layers together."
+    )
+    max_requests: int = setting(
+        64, "--max-requests", "Requests accepted at a time, running and waiting; one more is busy."
+    )
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError."""
+        _require(
+            self.prefill_chunk_tokens >= 1,
+            f"--prefill-chunk is {self.prefill_chunk_tokens}; it must be at least 1",
+        )
+        _require(
+            self.max_requests >= 1, f"--max-requests is {self.max_requests}; it must be at least 1"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchConfig:
+    """Advice to the kernel about the experts that are about to be read."""
+
+    enabled: bool = setting(
+        True,
+        "--prefetch/--no-prefetch",
+        "Ask the operating system for the selected experts' bytes before they are computed.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TraceConfig:
+    """Recording of the timeline."""
+
+    enabled: bool = False
+    max_events: int = 1 << 20
+    """Events kept; the oldest are dropped beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that `Engine.open` takes besides the file."""
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
+    kernels: KernelChoice = setting(
+        "native", "--kernels", "CPU kernels: native, or reference (slow NumPy twins, for checking)."
+    )
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError."""
+        _require(
+            self.kernels in get_args(KernelChoice),
+            f"--kernels is {self.kernels!r}; choose one of {', '.join(get_args(KernelChoice))}",
+        )

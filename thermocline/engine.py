@@ -1,0 +1,345 @@
+"""The async Python API: opens a model, runs it on a thread of its own, streams answers.
+
+Assembles every part and owns their lifetimes; decides nothing that a part could decide. A page fault or
+a long kernel stalls only the engine's own thread, never the caller's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from thermocline.assembly import EngineParts, load_parts
+from thermocline.config import EngineConfig
+from thermocline.errors import EngineClosedError, EngineError, RequestError
+from thermocline.messages import PromptLogits, PromptProgress, RequestFailed, RequestId, TokenEvent
+from thermocline.pipeline.generation import Generation
+from thermocline.pipeline.mailbox import Mailbox
+from thermocline.sampling.params import SamplingParams
+from thermocline.text.chat_prompt import encode_chat
+from thermocline.traces.chrome import write_chrome
+from thermocline.traces.clock import MonotonicClock
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from thermocline.experts.placement import Placement
+    from thermocline.models.spec import ModelSpec
+    from thermocline.pipeline.channel import ChannelStatistics
+    from thermocline.pipeline.loop import StepLoop
+    from thermocline.prefetch.governor import PrefetchStatistics
+    from thermocline.text.tokenizer import Tokenizer
+    from thermocline.traces.events import Event
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Counters since the engine was opened."""
+
+    channels: tuple[ChannelStatistics, ...]
+    heat: NDArray[np.int64]
+    """Times each expert was chosen, [layers, experts]."""
+    placement: Placement
+    prefetch: PrefetchStatistics | None
+
+    @property
+    def hot_share(self) -> float:
+        """Share of expert choices that fell on hot experts, 0 to 1."""
+        total = int(self.heat.sum())
+        hot = sum(int(row[list(ids)].sum()) for row, ids in zip(self.heat, self.placement.hot, strict=True))
+        return hot / total if total else 0.0
+
+
+class Engine:
+    """One opened model. Make it with `async with Engine.open(path) as engine`.
+
+    Methods that are coroutines or async iterators may be used from any event loop.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
+        self._path = path
+        self._config = config
+        self._ready: Future[tuple[EngineParts, StepLoop, asyncio.AbstractEventLoop]] = Future()
+        self._thread = threading.Thread(target=self._run, name="thermocline engine", daemon=True)
+        self._request_ids = itertools.count(1)
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], config: EngineConfig | None = None
+    ) -> EngineContext:
+        """Return a context manager that opens the GGUF file at `path` and closes it at the end.
+
+        Entering raises ModelError for a file that can not be used, ConfigError for a setting that
+        does not fit it, NativeModuleError when the compiled core is missing.
+        """
+        return EngineContext(cls(path, EngineConfig() if config is None else config))
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's dimensions."""
+        return self._parts.model.spec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._parts.tokenizer
+
+    @property
+    def placement(self) -> Placement:
+        """Which experts are hot."""
+        return self._parts.placement
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Prompt and answer of one request must fit into so many tokens."""
+        return self._parts.max_context_tokens
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        on_prompt_progress: Callable[[int, int], None] | None = None,
+    ) -> AsyncIterator[TokenEvent]:
+        """Yield the answer to `prompt` (text, or token ids) as events; the last one says why it ended.
+
+        on_prompt_progress(computed, total) is called as the prompt is computed. Leaving the loop or
+        being cancelled ends the request within one step. Raises RequestError for a prompt or params
+        that can not be served, BusyError when too many requests are accepted, EngineError when the
+        engine fails.
+        """
+        token_ids = await self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        request, mailbox = await self._submit(token_ids, params or SamplingParams(), score=False)
+        try:
+            while True:
+                event = await mailbox.get()
+                match event:
+                    case TokenEvent():
+                        yield event
+                        if event.finish_reason is not None:
+                            return
+                    case PromptProgress():
+                        if on_prompt_progress is not None:
+                            on_prompt_progress(event.num_computed, event.num_total)
+                    case RequestFailed():
+                        raise event.error
+                    case PromptLogits():
+                        raise AssertionError("only score() asks for prompt logits")
+        finally:
+            self._post(lambda loop: loop.abort(request))
+
+    async def score(self, token_ids: Sequence[int]) -> AsyncIterator[PromptLogits]:
+        """Yield the logits after every token of `token_ids`, in order, a chunk at a time.
+
+        The next chunk is computed when the last was taken. Raises like `generate`.
+        """
+        params = SamplingParams(max_tokens=0)
+        request, mailbox = await self._submit(list(token_ids), params, score=True)
+        try:
+            while True:
+                event = await mailbox.get()
+                match event:
+                    case PromptLogits():
+                        yield event
+                        self._post(lambda loop: loop.resume(request))
+                    case RequestFailed():
+                        raise event.error
+                    case TokenEvent():
+                        return
+                    case PromptProgress():
+                        continue
+        finally:
+            self._post(lambda loop: loop.abort(request))
+
+    async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text."""
+        tokenizer = self.tokenizer
+        return await asyncio.to_thread(tokenizer.encode, text, parse_special=parse_special)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Return the token ids of a chat prompt, ready for the assistant's answer.
+
+        messages: OpenAI-style dicts. Text of messages can not form control tokens. Raises
+        ChatTemplateError when the template refuses them, RequestError when their shape is wrong.
+        """
+        parts = self._parts
+
+        def encode() -> list[int]:
+            return encode_chat(
+                parts.tokenizer, parts.template.get(), messages, tools=tools, variables=variables
+            )
+
+        return await asyncio.to_thread(encode)
+
+    def statistics(self) -> EngineStatistics:
+        """Return the counters so far."""
+        parts = self._parts
+        governor = parts.governor
+        return EngineStatistics(
+            parts.runner.statistics(),
+            parts.heat.counts(),
+            parts.placement,
+            None if governor is None else governor.statistics(),
+        )
+
+    def trace_events(self) -> list[Event]:
+        """Return what the recorder holds; empty unless the config enabled the trace."""
+        return self._parts.recorder.events()
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline as Chrome JSON (gzipped when the name ends in .gz). Raises ConfigError."""
+        metadata = {"model": self.spec.name, "architecture": self.spec.architecture}
+        write_chrome(path, self.trace_events(), metadata=metadata)
+
+    async def check_integrity(self) -> None:
+        """Assert that scheduler, cache and ring are consistent; for tests."""
+        await self._call(lambda loop: loop.check_integrity())
+
+    @property
+    def _parts(self) -> EngineParts:
+        return self._opened()[0]
+
+    def _opened(self) -> tuple[EngineParts, StepLoop, asyncio.AbstractEventLoop]:
+        if not self._ready.done():
+            raise EngineClosedError("the engine is not open: use `async with Engine.open(path)`")
+        return self._ready.result()
+
+    async def _submit(
+        self, token_ids: list[int], params: SamplingParams, *, score: bool
+    ) -> tuple[RequestId, Mailbox]:
+        parts = self._parts
+        _check_prompt(token_ids, parts.tokenizer.vocab_size)
+        request = RequestId(next(self._request_ids))
+        mailbox = Mailbox(asyncio.get_running_loop())
+        generation = Generation(
+            request,
+            token_ids,
+            params,
+            parts.tokenizer,
+            mailbox,
+            parts.recorder,
+            MonotonicClock(),
+            wants_prompt_logits=score,
+        )
+        try:
+            await self._call(lambda loop: loop.submit(generation))
+        except asyncio.CancelledError:
+            # The request may have been accepted by the time the cancellation arrived here.
+            self._post(lambda loop: loop.abort(request))
+            raise
+        return request, mailbox
+
+    async def _call(self, action: Callable[[StepLoop], R]) -> R:
+        """Run `action` on the engine's thread and return its result."""
+        done: Future[R] = Future()
+
+        def run(loop: StepLoop) -> None:
+            try:
+                done.set_result(action(loop))
+            except BaseException as error:  # noqa: BLE001 - handed to the caller
+                done.set_exception(error)
+
+        if not self._post(run):
+            raise EngineClosedError("the engine is closed: open a new one")
+        return await asyncio.wrap_future(done)
+
+    def _post(self, action: Callable[[StepLoop], object]) -> bool:
+        """Run `action` on the engine's thread some time soon; False when the engine is closed."""
+        _, step_loop, loop = self._opened()
+        try:
+            loop.call_soon_threadsafe(action, step_loop)
+        except RuntimeError:
+            return False
+        return True
+
+    async def _start(self) -> None:
+        self._thread.start()
+        await asyncio.shield(asyncio.wrap_future(self._ready))
+
+    async def _close(self) -> None:
+        if self._ready.done() and self._ready.exception() is None:
+            _, step_loop, loop = self._ready.result()
+            closing = step_loop.close()
+            try:
+                asyncio.run_coroutine_threadsafe(closing, loop)
+            except RuntimeError:
+                closing.close()  # the engine's loop has ended by itself
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
+                runner.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - the thread ends here; the opener or readers know
+            if not self._ready.done():
+                self._ready.set_exception(error)
+
+    async def _main(self) -> None:
+        parts = load_parts(self._path, self._config)
+        try:
+            self._ready.set_result((parts, parts.step_loop, asyncio.get_running_loop()))
+            await parts.step_loop.run()
+        finally:
+            parts.close()
+
+
+class EngineContext:
+    """Opens an engine on entry and closes it on exit."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def __aenter__(self) -> Engine:
+        try:
+            await self._engine._start()
+        except BaseException:
+            await self._engine._close()
+            raise
+        return self._engine
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._engine._close()
+
+
+def _check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
+    if not token_ids:
+        raise RequestError("the prompt is empty: give at least one token", param="prompt")
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise RequestError(
+                f"a prompt token is {token_id!r}: give integers from 0 to {vocab_size - 1}",
+                param="prompt",
+            )
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"prompt token {token_id} is outside of the vocabulary: give 0 to {vocab_size - 1}",
+                param="prompt",
+            )
+
+
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

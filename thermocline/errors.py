@@ -1,0 +1,129 @@
+"""The exception tree: what went wrong, by what the caller can do about it.
+
+    ThermoclineError
+    |- ModelError              the model file can not be used: repair, replace or convert it
+    |  |- ModelFileError       the bytes are not a valid GGUF (path, offset, fix)
+    |  '- UnsupportedModelError  valid, but an architecture, tensor type or tokenizer we lack
+    |- ConfigError             a setting is out of range or contradicts another: change it
+    |- RequestError            this request can not be served as asked: change it (param names the field)
+    |  |- PromptTooLongError   prompt and answer do not fit the context
+    |  '- ChatTemplateError    the chat template refused or could not render these messages
+    |- BusyError               no room for the request now: try again later
+    |- NativeModuleError       the compiled core is missing or does not fit: build it
+    '- EngineError             the engine can not go on
+       |- EngineClosedError    it was closed, or is closing
+       '- StageError           a stage failed (stage, layer, chunk, requests)
+
+Every message says the fix. This file knows no other module.
+"""
+
+from __future__ import annotations
+
+
+class ThermoclineError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class ModelError(ThermoclineError):
+    """The model can not be used as it is."""
+
+
+class ModelFileError(ModelError):
+    """A GGUF file breaks its format.
+
+    `path` names the file, `offset` the byte at which the fault was found (None where the fault has
+    no single place), `fix` says what the user can do.
+    """
+
+    def __init__(self, path: str, what: str, *, offset: int | None = None, fix: str) -> None:
+        self.path = path
+        self.what = what
+        self.offset = offset
+        self.fix = fix
+        where = "" if offset is None else f" at byte {offset}"
+        super().__init__(f"{path}{where}: {what}. Fix: {fix}")
+
+
+class UnsupportedModelError(ModelError):
+    """The file is valid, but needs something that this version does not have.
+
+    `unsupported` lists each missing thing, so that one look shows everything that is in the way.
+    """
+
+    def __init__(self, path: str, what: str, *, unsupported: tuple[str, ...], fix: str) -> None:
+        self.path = path
+        self.what = what
+        self.unsupported = unsupported
+        self.fix = fix
+        super().__init__(f"{path}: {what}: {', '.join(unsupported)}. Fix: {fix}")
+
+
+class ConfigError(ThermoclineError, ValueError):
+    """A setting is out of range or contradicts another; the message names it and the fix."""
+
+
+class RequestError(ThermoclineError, ValueError):
+    """A request can not be served as asked. `param` names the field at fault, None if no single one."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+class PromptTooLongError(RequestError):
+    """Prompt plus requested answer exceed the context."""
+
+    def __init__(self, num_prompt_tokens: int, max_context_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_context_tokens = max_context_tokens
+        super().__init__(
+            f"the prompt has {num_prompt_tokens} tokens and at least one must be left for the answer, "
+            f"but the context holds {max_context_tokens}: shorten the prompt or open the model with "
+            "a larger context (--ctx)",
+            param="prompt",
+        )
+
+
+class ChatTemplateError(RequestError):
+    """The model's chat template refused these messages, broke its limits, or is not valid."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="messages")
+
+
+class BusyError(ThermoclineError):
+    """All places are taken; nothing was lost, try again later."""
+
+
+class NativeModuleError(ThermoclineError, ImportError):
+    """The compiled core is missing or of another version; the message names the build command."""
+
+
+class EngineError(ThermoclineError):
+    """The engine can not go on."""
+
+
+class EngineClosedError(EngineError):
+    """The engine is closed or closing; open a new one."""
+
+
+class StageError(EngineError):
+    """A pipeline stage failed; the original exception is the cause (`__cause__`)."""
+
+    def __init__(
+        self,
+        stage: str,
+        *,
+        layer: int | None,
+        chunk: int | None,
+        requests: tuple[int, ...],
+        why: str,
+    ) -> None:
+        self.stage = stage
+        self.layer = layer
+        self.chunk = chunk
+        self.requests = requests
+        place = "" if layer is None else f", layer {layer}"
+        super().__init__(
+            f"stage {stage!r} failed{place}, chunk {chunk}, requests {requests}: {why}"
+        )

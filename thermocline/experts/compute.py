@@ -1,0 +1,136 @@
+"""The one interface behind which experts are computed, whoever does it: CPU, GPU or a remote worker.
+
+`ExpertCompute` is the contract; `CpuExpertCompute` computes straight from the mapped file on a lane of
+its own. Knows no stage and no schedule.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from thermocline.messages import ExpertKey, PartialSum
+from thermocline.traces.lanes import Name
+
+if TYPE_CHECKING:
+    from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.kernels.contract import FloatArray, IntArray, Kernels
+    from thermocline.kernels.lane import LaneThread
+    from thermocline.messages import ExpertBatch, ExpertIndex, LayerIndex, LayerWork, Tier
+
+_SPAN_OF_TIER = {"hot": Name.HOT, "cold": Name.COLD}
+
+
+class ExpertCompute(Protocol):
+    """Computes weighted expert outputs. Results do not depend on who computes them."""
+
+    @property
+    def tier(self) -> Tier:
+        """The tier whose experts this computes."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Names dims and ordered hot ids; equal fingerprints may share one service."""
+        ...
+
+    def healthy(self) -> bool:
+        """Return whether work would be accepted now. Never blocks."""
+        ...
+
+    async def compute(
+        self,
+        layer: LayerIndex,
+        x: FloatArray,
+        experts: tuple[ExpertIndex, ...],
+        weights: FloatArray,
+    ) -> FloatArray:
+        """Return float32 [n, D]: the weighted output of each of n experts for one token x [D]."""
+        ...
+
+    async def compute_batch(self, work: LayerWork, batches: tuple[ExpertBatch, ...]) -> PartialSum:
+        """Return the weighted outputs of every (token, slot) in `batches` of `work`."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was accepted, then refuse more."""
+        ...
+
+
+class CpuExpertCompute:
+    """Experts computed by CPU kernels from the mapped bytes, on one lane."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        fingerprint: str,
+        catalog: ExpertCatalog,
+        kernels: Kernels,
+        lane: LaneThread,
+    ) -> None:
+        self.tier = tier
+        self.fingerprint = fingerprint
+        self._catalog = catalog
+        self._kernels = kernels
+        self._lane = lane
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"CpuExpertCompute({self.tier}, {self._kernels.name}, {self._lane})"
+
+    def healthy(self) -> bool:
+        """See `ExpertCompute.healthy`."""
+        return not self._closed
+
+    async def compute(
+        self,
+        layer: LayerIndex,
+        x: FloatArray,
+        experts: tuple[ExpertIndex, ...],
+        weights: FloatArray,
+    ) -> FloatArray:
+        """See `ExpertCompute.compute`."""
+        keys = tuple(ExpertKey(layer, expert) for expert in experts)
+        job = partial(self._single, keys, x.reshape(1, -1), weights)
+        return await self._lane.run(_SPAN_OF_TIER[self.tier], job, {"layer": layer})
+
+    async def compute_batch(self, work: LayerWork, batches: tuple[ExpertBatch, ...]) -> PartialSum:
+        """See `ExpertCompute.compute_batch`."""
+        rows = np.concatenate([batch.rows for batch in batches])
+        slots = np.concatenate([batch.slots for batch in batches])
+        job = partial(self._batch, work.x, batches, len(rows))
+        args = {
+            "layer": work.layer,
+            "chunk": work.chunk.id,
+            "tokens": work.chunk.num_tokens,
+            "experts": len(batches),
+        }
+        values = await self._lane.run(_SPAN_OF_TIER[self.tier], job, args)
+        return PartialSum(work.chunk, work.layer, self.tier, rows, slots, values)
+
+    def close(self) -> None:
+        """See `ExpertCompute.close`."""
+        self._closed = True
+        self._lane.close()
+
+    def _single(
+        self, keys: tuple[ExpertKey, ...], x: FloatArray, weights: FloatArray
+    ) -> FloatArray:
+        row: IntArray = np.zeros(1, np.int32)
+        out = np.empty((len(keys), x.shape[1]), np.float32)
+        for index, key in enumerate(keys):
+            scale = weights[index : index + 1]
+            out[index] = self._kernels.expert_ffn(self._catalog.weights(key), x, row, scale)[0]
+        return out
+
+    def _batch(self, x: FloatArray, batches: tuple[ExpertBatch, ...], num_pairs: int) -> FloatArray:
+        out = np.empty((num_pairs, x.shape[1]), np.float32)
+        start = 0
+        for batch in batches:
+            end = start + len(batch.rows)
+            weights = self._catalog.weights(batch.key)
+            out[start:end] = self._kernels.expert_ffn(weights, x, batch.rows, batch.weights)
+            start = end
+        return out

@@ -1,0 +1,65 @@
+"""Which experts are hot: a frozen plan, its masks and its fingerprint. Pure; knows no device."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thermocline.messages import LayerIndex
+    from thermocline.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Hot experts per layer, in the order in which a device would store them."""
+
+    num_experts: int
+    hot: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_hot(self) -> int:
+        """Hot experts of all layers together."""
+        return sum(len(layer) for layer in self.hot)
+
+    @property
+    def num_cold(self) -> int:
+        """Cold experts of all layers together."""
+        return len(self.hot) * self.num_experts - self.num_hot
+
+    def hot_mask(self, layer: LayerIndex) -> NDArray[np.bool_]:
+        """Return bool [num_experts], true where an expert of `layer` is hot."""
+        mask = np.zeros(self.num_experts, bool)
+        mask[list(self.hot[layer])] = True
+        return mask
+
+
+def uniform_placement(num_layers: int, num_experts: int, hot_fraction: float) -> Placement:
+    """Return a placement with the same share of every layer hot, spread evenly over the indices."""
+    num_hot = round(num_experts * hot_fraction)
+    chosen = tuple(index * num_experts // num_hot for index in range(num_hot)) if num_hot else ()
+    return Placement(num_experts, (chosen,) * num_layers)
+
+
+def placement_fingerprint(spec: ModelSpec, placement: Placement) -> str:
+    """Return 32 hex digits that change with any dimension of the experts or hot id or its order.
+
+    Two compute services with one fingerprint hold the same experts under the same local ids.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    dims = (
+        spec.num_layers,
+        spec.hidden_size,
+        spec.expert_intermediate_size,
+        spec.router.num_experts,
+        spec.router.num_experts_used,
+    )
+    digest.update(f"{spec.architecture}:{dims}".encode())
+    for layer, hot in enumerate(placement.hot):
+        digest.update(f"|{layer}:{','.join(map(str, hot))}".encode())
+    return digest.hexdigest()

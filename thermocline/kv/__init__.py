@@ -1,0 +1,1 @@
+"""The key-value cache: `blocks` decides which block belongs to whom, `pool` holds the numbers."""

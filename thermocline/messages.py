@@ -1,0 +1,267 @@
+"""The messages that flow between stages: frozen, and complete when sent. Knows no stage.
+
+CPU messages carry float32 arrays. Dimensions: T tokens of a chunk, D hidden, K experts per token,
+E experts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, NewType, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thermocline.errors import ThermoclineError
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int32]
+
+RequestId = NewType("RequestId", int)
+ChunkId = NewType("ChunkId", int)
+LayerIndex = NewType("LayerIndex", int)
+ExpertIndex = NewType("ExpertIndex", int)
+
+
+class ExpertKey(NamedTuple):
+    """One expert of one layer."""
+
+    layer: LayerIndex
+    expert: ExpertIndex
+
+
+class Tier(StrEnum):
+    """Which branch of the graph computes an expert."""
+
+    HOT = "hot"
+    COLD = "cold"
+
+
+class SegmentKind(StrEnum):
+    """What the tokens of a segment are; prompt and decode may differ in arithmetic, nothing else."""
+
+    PROMPT = "prompt"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The rows start..start+length of a chunk: consecutive tokens of one request.
+
+    block_table: int32, the cache blocks of this request, enough for its last token's position.
+    """
+
+    request: RequestId
+    start: int
+    length: int
+    kind: SegmentKind
+    block_table: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens that walk through the layers together.
+
+    token_ids, positions, kv_slots: int32 [T]; logits_rows: int32, the rows that want logits.
+    """
+
+    id: ChunkId
+    segments: tuple[Segment, ...]
+    token_ids: IntArray
+    positions: IntArray
+    kv_slots: IntArray
+    logits_rows: IntArray
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+    @property
+    def requests(self) -> tuple[RequestId, ...]:
+        """The requests that have tokens in this chunk."""
+        return tuple(segment.request for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The residual stream before `layer` (or, between attend and router, inside it). x: float32 [T, D]."""
+
+    chunk: Chunk
+    layer: LayerIndex
+    x: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """expert_ids int32 [T, K] in slot order (best first); weights float32 [T, K]."""
+
+    expert_ids: IntArray
+    weights: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBatch:
+    """All tokens of a chunk that chose one expert.
+
+    rows, slots: int32 [n], the token row and its slot (0..K-1); weights: float32 [n].
+    """
+
+    key: ExpertKey
+    rows: IntArray
+    slots: IntArray
+    weights: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """What the router decided for one chunk and layer.
+
+    residual: float32 [T, D], to which the expert sum is added; x: float32 [T, D], the normalised
+    input of the experts. batches holds each tier's work, only for tiers that have any.
+    """
+
+    chunk: Chunk
+    layer: LayerIndex
+    residual: FloatArray
+    x: FloatArray
+    routing: Routing
+    batches: Mapping[Tier, tuple[ExpertBatch, ...]]
+
+    @property
+    def expects(self) -> frozenset[Tier]:
+        """The tiers whose partial sums the combine needs."""
+        return frozenset(self.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSum:
+    """One tier's weighted expert outputs for one chunk and layer, not yet added up.
+
+    rows, slots: int32 [n]; values: float32 [n, D]. They stay apart until combine adds each token's
+    slots in order, so that the split between tiers can not change a bit of the result.
+    """
+
+    chunk: Chunk
+    layer: LayerIndex
+    tier: Tier
+    rows: IntArray
+    slots: IntArray
+    values: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One layer's routed work with every partial sum that it expected."""
+
+    work: LayerWork
+    partials: tuple[PartialSum, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The end of a chunk's walk. logits: float32 [len(chunk.logits_rows), V]."""
+
+    chunk: Chunk
+    logits: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchHint:
+    """Experts whose bytes will be read soon."""
+
+    keys: tuple[ExpertKey, ...]
+
+
+StageMessage: TypeAlias = Chunk | Hidden | LayerWork | PartialSum | Joined | StepResult
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went. All times in seconds."""
+
+    queue_s: float
+    """From submission to its first chunk."""
+    prompt_s: float
+    """From its first chunk to its first token."""
+    decode_s: float
+    """From its first token to its last."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Prompt tokens per second of `prompt_s`."""
+        return self.num_prompt_tokens / self.prompt_s if self.prompt_s else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens after the first per second of `decode_s`."""
+        return (self.num_output_tokens - 1) / self.decode_s if self.decode_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its natural log-probability under the raw model."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """New tokens of one request; the last event of a request carries `finish_reason` and `timings`.
+
+    token_ids: the new tokens, an end token included; text: what became printable, which may lag
+    behind the tokens; logprobs, top_logprobs: one entry per token when the request asked for them.
+    """
+
+    request: RequestId
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    finish_reason: FinishReason | None = None
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a prompt is computed, in tokens."""
+
+    request: RequestId
+    num_computed: int
+    num_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogits:
+    """Logits after each prompt token start..start+len(logits). logits: float32 [tokens, V]."""
+
+    request: RequestId
+    start: int
+    logits: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """The terminal event of a request that could not be finished."""
+
+    request: RequestId
+    error: ThermoclineError
+
+
+RequestEvent: TypeAlias = TokenEvent | PromptProgress | PromptLogits | RequestFailed

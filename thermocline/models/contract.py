@@ -1,0 +1,42 @@
+"""What stages ask of a model, whatever its architecture. Knows no implementation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from thermocline.kernels.contract import FloatArray, IntArray
+    from thermocline.kv.pool import KVPool
+    from thermocline.messages import Chunk, LayerIndex, Routing
+    from thermocline.models.spec import ModelSpec
+    from thermocline.models.weights import StackedExperts
+
+
+class Model(Protocol):
+    """One opened model. Every method blocks, and treats each token by itself."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's dimensions."""
+        ...
+
+    @property
+    def expert_layers(self) -> tuple[StackedExperts, ...]:
+        """Where each layer's experts lie, by layer index."""
+        ...
+
+    def embed(self, token_ids: IntArray) -> FloatArray:
+        """Return float32 [T, D] for int32 [T]; ids are in range."""
+        ...
+
+    def attend(self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool) -> FloatArray:
+        """Return the residual stream [T, D] after this layer's attention."""
+        ...
+
+    def route(self, layer: LayerIndex, x: FloatArray) -> tuple[FloatArray, Routing]:
+        """Return the experts' input [T, D] and who goes where, from the residual stream [T, D]."""
+        ...
+
+    def head(self, x: FloatArray) -> FloatArray:
+        """Return logits float32 [rows, V] from the final residual stream [rows, D]."""
+        ...

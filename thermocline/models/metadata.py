@@ -1,0 +1,116 @@
+"""Reads a model's dimensions from metadata with checks that every architecture needs.
+
+Knows the keys' meaning, not what an architecture does with them. A missing or impossible value is a
+ModelFileError that names the key.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thermocline.errors import ModelFileError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.spec import ModelSpec
+
+_FIX = "convert or download the model again"
+# No published model comes near it; a larger value is damage, and would only fail later and worse.
+_MAX_SIZE = 1 << 24
+
+
+class SpecReader:
+    """Typed reads of `{architecture}.*` keys of one file."""
+
+    def __init__(self, file: ModelFile) -> None:
+        self._file = file
+        self._metadata = file.metadata
+        self._prefix = f"{file.architecture}."
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a count of at least 1; the default, if given, where the key is missing."""
+        name = self._prefix + key
+        value = (
+            self._metadata.get_int(name)
+            if default is None
+            else self._metadata.get_int(name, default=default)
+        )
+        if not 1 <= value <= _MAX_SIZE:
+            raise self._bad(f"{name} is {value}; it must lie in 1..{_MAX_SIZE}")
+        return value
+
+    def positive_float(self, key: str, default: float | None = None) -> float:
+        """Return a finite number above zero."""
+        name = self._prefix + key
+        value = (
+            self._metadata.get_float(name)
+            if default is None
+            else self._metadata.get_float(name, default=default)
+        )
+        if not (math.isfinite(value) and value > 0):
+            raise self._bad(f"{name} is {value}; it must be a positive number")
+        return value
+
+    def require_equal(self, key: str, expected: int) -> None:
+        """Refuse the file if the key is there and differs from what this architecture supports."""
+        value = self._metadata.get_int(self._prefix + key, default=expected)
+        if value != expected:
+            raise self._unsupported(f"{self._prefix}{key} = {value} (only {expected} is supported)")
+
+    def refuse_scaled_rope(self) -> None:
+        """Refuse rotary scaling, which would silently give other results if ignored."""
+        kind = self._metadata.get_str(self._prefix + "rope.scaling.type", default="none")
+        if kind != "none":
+            raise self._unsupported(f"{self._prefix}rope.scaling.type = {kind!r}")
+
+    def expert_intermediate_size(self, num_experts_used: int) -> int:
+        """Return the width of one expert; files without the key divide the dense width."""
+        if self._prefix + "expert_feed_forward_length" in self._metadata:
+            return self.size("expert_feed_forward_length")
+        return self.size("feed_forward_length") // num_experts_used
+
+    def expert_scale(self) -> float:
+        """Return the factor on routing weights; absent and 0 both mean 1."""
+        value = self._metadata.get_float(self._prefix + "expert_weights_scale", default=1.0)
+        if not math.isfinite(value):
+            raise self._bad(f"{self._prefix}expert_weights_scale is {value}")
+        return value or 1.0
+
+    def vocab_size(self, embedding: str) -> int:
+        """Return the number of rows of the embedding, which is the true vocabulary size."""
+        info = self._file.tensors.get(embedding)
+        if info is None or len(info.shape) != 2:
+            raise self._bad(f"tensor {embedding!r} is missing or is not a matrix")
+        return info.shape[0]
+
+    def model_name(self) -> str:
+        """Return general.name, or the file's name."""
+        return self._metadata.get_str("general.name", default=Path(self._file.path).stem)
+
+    def checked(self, spec: ModelSpec) -> ModelSpec:
+        """Return `spec` if its numbers go together. Raises ModelFileError."""
+        rules = (
+            (spec.num_heads % spec.num_kv_heads == 0, "head_count is no multiple of head_count_kv"),
+            (spec.head_dim % 2 == 0, "the head size is odd, so rotary embedding can not pair it"),
+            (
+                spec.router.num_experts_used <= spec.router.num_experts,
+                "expert_used_count exceeds expert_count",
+            ),
+        )
+        for holds, what in rules:
+            if not holds:
+                raise self._bad(f"{self._prefix}*: {what}")
+        return spec
+
+    def _bad(self, what: str) -> ModelFileError:
+        return ModelFileError(self._file.path, what, fix=_FIX)
+
+    def _unsupported(self, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            self._file.path,
+            f"the {self._file.architecture} model needs something that is not supported",
+            unsupported=(what,),
+            fix="use a file without it",
+        )

@@ -1,0 +1,131 @@
+"""qwen3moe: grouped-query attention with per-head q/k norm, every layer routed, no shared expert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thermocline.models.layers import (
+    AttentionShape,
+    AttentionWeights,
+    RotaryTable,
+    attend,
+    rms_norm,
+)
+from thermocline.models.metadata import SpecReader
+from thermocline.models.routing import route_softmax
+from thermocline.models.spec import ModelSpec, RouterRule
+from thermocline.models.weights import StackedExperts, WeightMap
+
+if TYPE_CHECKING:
+    from thermocline.kernels.contract import FloatArray, IntArray, Kernels, Weight
+    from thermocline.kv.pool import KVPool
+    from thermocline.messages import Chunk, LayerIndex, Routing
+    from thermocline.modelfile.reader import ModelFile
+
+
+def read_spec(file: ModelFile) -> ModelSpec:
+    """Return the dimensions that the file's metadata state. Raises ModelError."""
+    read = SpecReader(file)
+    read.refuse_scaled_rope()
+    hidden = read.size("embedding_length")
+    heads = read.size("attention.head_count")
+    head_dim = read.size("attention.key_length", default=hidden // heads)
+    read.require_equal("attention.value_length", head_dim)
+    read.require_equal("rope.dimension_count", head_dim)
+    experts = read.size("expert_count")
+    used = read.size("expert_used_count")
+    return read.checked(
+        ModelSpec(
+            architecture="qwen3moe",
+            name=read.model_name(),
+            num_layers=read.size("block_count"),
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=read.size("attention.head_count_kv", default=heads),
+            head_dim=head_dim,
+            vocab_size=read.vocab_size("token_embd.weight"),
+            context_length=read.size("context_length"),
+            rope_base=read.positive_float("rope.freq_base", default=10000.0),
+            rms_epsilon=read.positive_float("attention.layer_norm_rms_epsilon"),
+            expert_intermediate_size=read.expert_intermediate_size(used),
+            router=RouterRule(experts, used, normalize_top_k=True, scale=read.expert_scale()),
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention: AttentionWeights
+    ffn_norm: FloatArray
+    router: Weight
+    experts: StackedExperts
+
+
+class Qwen3Moe:
+    """`Model` for general.architecture = qwen3moe."""
+
+    def __init__(self, file: ModelFile, kernels: Kernels) -> None:
+        self.spec = spec = read_spec(file)
+        self._kernels = kernels
+        weights = WeightMap(file)
+        self._embedding = weights.matrix("token_embd.weight", spec.vocab_size, spec.hidden_size)
+        self._layers = tuple(_read_layer(weights, spec, n) for n in range(spec.num_layers))
+        self._output_norm = weights.vector("output_norm.weight", spec.hidden_size)
+        self._output = self._embedding  # tied, unless the file has a head of its own
+        if "output.weight" in weights:
+            self._output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
+        weights.finish()
+        self._rotary = RotaryTable(spec.head_dim, spec.rope_base)
+        self._attention = AttentionShape(
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.attention_scale,
+            spec.rms_epsilon,
+        )
+        self.expert_layers = tuple(layer.experts for layer in self._layers)
+
+    def embed(self, token_ids: IntArray) -> FloatArray:
+        """See `Model.embed`."""
+        return self._kernels.decode_rows(self._embedding, token_ids)
+
+    def attend(self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool) -> FloatArray:
+        """See `Model.attend`."""
+        weights = self._layers[layer].attention
+        return attend(self._kernels, weights, self._attention, self._rotary, layer, chunk, x, pool)
+
+    def route(self, layer: LayerIndex, x: FloatArray) -> tuple[FloatArray, Routing]:
+        """See `Model.route`."""
+        weights = self._layers[layer]
+        normed = rms_norm(x, weights.ffn_norm, self.spec.rms_epsilon)
+        logits = self._kernels.matmul(weights.router, normed)
+        return normed, route_softmax(logits, self.spec.router)
+
+    def head(self, x: FloatArray) -> FloatArray:
+        """See `Model.head`."""
+        normed = rms_norm(x, self._output_norm, self.spec.rms_epsilon)
+        return self._kernels.matmul(self._output, normed)
+
+
+def _read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> _Layer:
+    prefix = f"blk.{index}."
+    hidden, head_dim = spec.hidden_size, spec.head_dim
+    q_size, kv_size = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
+    attention = AttentionWeights(
+        norm=weights.vector(prefix + "attn_norm.weight", hidden),
+        q=weights.matrix(prefix + "attn_q.weight", q_size, hidden),
+        k=weights.matrix(prefix + "attn_k.weight", kv_size, hidden),
+        v=weights.matrix(prefix + "attn_v.weight", kv_size, hidden),
+        output=weights.matrix(prefix + "attn_output.weight", hidden, q_size),
+        q_norm=weights.vector(prefix + "attn_q_norm.weight", head_dim),
+        k_norm=weights.vector(prefix + "attn_k_norm.weight", head_dim),
+    )
+    return _Layer(
+        attention,
+        ffn_norm=weights.vector(prefix + "ffn_norm.weight", hidden),
+        router=weights.matrix(prefix + "ffn_gate_inp.weight", spec.router.num_experts, hidden),
+        experts=weights.experts(
+            prefix, spec.router.num_experts, spec.expert_intermediate_size, hidden
+        ),
+    )

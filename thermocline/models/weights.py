@@ -1,0 +1,118 @@
+"""Finds, checks and hands out a model's tensors: views of the mapped file, never copies.
+
+Only norm gains (a few kilobytes) are decoded once. Knows no architecture; each architecture asks for
+tensors by name and shape, and `finish` refuses a file that has tensors nobody asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.errors import ModelFileError, UnsupportedModelError
+from thermocline.kernels.contract import SUPPORTED_FORMATS, ExpertWeights, FloatArray, Weight
+from thermocline.kernels.reference import decode_blocks
+
+if TYPE_CHECKING:
+    from thermocline.modelfile.layout import TensorInfo
+    from thermocline.modelfile.reader import ModelFile
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """The experts of one layer: gate and up [E, intermediate, hidden], down [E, hidden, intermediate]."""
+
+    gate: TensorInfo
+    up: TensorInfo
+    down: TensorInfo
+    experts: tuple[ExpertWeights, ...]
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, TensorInfo, TensorInfo]:
+        """The three tensors in the order in which an expert reads them."""
+        return (self.gate, self.up, self.down)
+
+
+class WeightMap:
+    """Typed access to one file's tensors; remembers which were taken."""
+
+    def __init__(self, file: ModelFile) -> None:
+        self._file = file
+        self._taken: set[str] = set()
+        file.require_formats(SUPPORTED_FORMATS)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of tensor `name`, slowest dimension first. Raises ModelFileError."""
+        return self._info(name).shape
+
+    def matrix(self, name: str, rows: int, cols: int) -> Weight:
+        """Return tensor `name` [rows, cols] as a view of the map. Raises ModelFileError."""
+        info = self._checked(name, (rows, cols))
+        return Weight(name, info.format, self._file.view(name), cols)
+
+    def vector(self, name: str, length: int) -> FloatArray:
+        """Return tensor `name` [length] decoded to float32. Raises ModelFileError."""
+        info = self._checked(name, (length,))
+        raw = np.asarray(self._file.view(name)).reshape(1, -1)
+        return decode_blocks(raw, info.format.type_id).reshape(length)
+
+    def experts(
+        self, prefix: str, num_experts: int, intermediate: int, hidden: int
+    ) -> StackedExperts:
+        """Return the stacked experts `prefix`ffn_{gate,up,down}_exps. Raises ModelFileError."""
+        names = [f"{prefix}ffn_{role}_exps.weight" for role in ("gate", "up", "down")]
+        shapes = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)]
+        infos = [
+            self._checked(name, (num_experts, *shape))
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+        views = [self._file.view(name) for name in names]
+        experts = tuple(
+            ExpertWeights(
+                *(
+                    Weight(f"{name}[{e}]", info.format, view[e], shape[1])
+                    for name, info, view, shape in zip(names, infos, views, shapes, strict=True)
+                )
+            )
+            for e in range(num_experts)
+        )
+        gate, up, down = infos
+        return StackedExperts(gate, up, down, experts)
+
+    def finish(self) -> None:
+        """Refuse the file if it has tensors that nobody asked for: they would change the result."""
+        rest = sorted(set(self._file.tensors) - self._taken)
+        if rest:
+            raise UnsupportedModelError(
+                self._file.path,
+                f"{len(rest)} tensors have no place in architecture {self._file.architecture!r}",
+                unsupported=tuple(rest[:8]) + (("...",) if len(rest) > 8 else ()),
+                fix="convert the model again with a current converter, or use another file",
+            )
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self._file.tensors.get(name)
+        if info is None:
+            raise ModelFileError(
+                self._file.path,
+                f"tensor {name!r} is missing",
+                fix="convert or download the model again",
+            )
+        return info
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        info = self._info(name)
+        if info.shape != shape:
+            raise ModelFileError(
+                info.path,
+                f"tensor {name!r} has shape {list(info.shape)}, but the metadata ask for {list(shape)}",
+                offset=info.offset,
+                fix="convert or download the model again",
+            )
+        self._taken.add(name)
+        return info

@@ -1,0 +1,174 @@
+"""One request's way from logits to text: sampler, detokenizer, stop strings, and its clock.
+
+Decides when a request ends by its content; knows no scheduler and no chunk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thermocline.messages import (
+    FinishReason,
+    PromptLogits,
+    PromptProgress,
+    RequestFailed,
+    Timings,
+    TokenEvent,
+    TokenLogprob,
+)
+from thermocline.sampling.sampler import Sampler
+from thermocline.text.detokenizer import Detokenizer
+from thermocline.text.stops import StopMatcher
+from thermocline.traces.lanes import Lane, Name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.errors import ThermoclineError
+    from thermocline.messages import FloatArray, RequestId
+    from thermocline.pipeline.mailbox import Mailbox
+    from thermocline.sampling.params import SamplingParams
+    from thermocline.text.tokenizer import Tokenizer
+    from thermocline.traces.clock import Clock
+    from thermocline.traces.recorder import Recorder
+
+
+class Generation:
+    """The state of one answer. Every method runs on the engine's thread and publishes its events."""
+
+    def __init__(  # noqa: PLR0913 - everything that one request needs, built in one place
+        self,
+        request: RequestId,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        mailbox: Mailbox,
+        recorder: Recorder,
+        clock: Clock,
+        *,
+        wants_prompt_logits: bool,
+    ) -> None:
+        self.request = request
+        self.prompt = tuple(prompt)
+        self.wants_prompt_logits = wants_prompt_logits
+        self.params = params
+        self.max_new_tokens = 0
+        """Set by the scheduler's answer, once, when the request is accepted."""
+        self._sampler = Sampler(
+            params,
+            vocab_size=tokenizer.vocab_size,
+            end_ids=tokenizer.end_ids,
+            prompt_ids=self.prompt,
+        )
+        self._end_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self._end_ids |= tokenizer.end_ids
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(params.stop)
+        self._mailbox = mailbox
+        self._recorder = recorder
+        self._clock = clock
+        self._output: list[int] = []
+        self._num_prompt_computed = 0
+        self._submitted_ns = clock.now_ns()
+        self._started_ns: int | None = None
+        self._first_token_ns: int | None = None
+        self._span_start_ns = recorder.now_ns()
+
+    def __repr__(self) -> str:
+        return f"Generation({self.request}, {len(self.prompt)} + {len(self._output)} tokens)"
+
+    def start(self) -> None:
+        """Note that the first chunk is on its way."""
+        if self._started_ns is None:
+            self._started_ns = self._clock.now_ns()
+
+    def prompt_computed(self, num_tokens: int, logits: FloatArray) -> None:
+        """Report that `num_tokens` more of the prompt are computed, with their logits if wanted."""
+        if self._num_prompt_computed >= len(self.prompt):
+            return
+        start = self._num_prompt_computed
+        self._num_prompt_computed += num_tokens
+        if self.wants_prompt_logits:
+            self._mailbox.put(PromptLogits(self.request, start, logits))
+        progress = PromptProgress(self.request, self._num_prompt_computed, len(self.prompt))
+        self._mailbox.put(progress)
+
+    def advance(self, logits: FloatArray) -> int | None:
+        """Sample the next token from float32 [V] and publish it; None when that ended the request."""
+        sampled = self._sampler.sample(logits, self._output)
+        token_id = sampled.token_id
+        self._output.append(token_id)
+        self._note_first_token()
+        ended = token_id in self._end_ids
+        stopped = self._stops.push("" if ended else self._detokenizer.push(token_id))
+        reason = None
+        if ended or stopped.matched is not None:
+            reason = FinishReason.STOP
+        elif len(self._output) >= self.max_new_tokens:
+            reason = FinishReason.LENGTH
+        text = stopped.text
+        if reason is not None and stopped.matched is None:
+            text += self._remaining_text()
+        chosen: tuple[TokenLogprob, ...] = ()
+        if sampled.logprob is not None:
+            chosen = (TokenLogprob(token_id, sampled.logprob),)
+        event = TokenEvent(
+            self.request,
+            (token_id,),
+            text,
+            logprobs=chosen,
+            top_logprobs=(sampled.top,) if chosen else (),
+            finish_reason=reason,
+            timings=None if reason is None else self._timings(),
+        )
+        self._publish_end(event) if reason is not None else self._mailbox.put(event)
+        return None if reason is not None else token_id
+
+    def end(self, reason: FinishReason) -> None:
+        """Publish the terminal event without a new token."""
+        text = self._remaining_text() if self._output else ""
+        self._publish_end(
+            TokenEvent(self.request, (), text, finish_reason=reason, timings=self._timings())
+        )
+
+    def fail(self, error: ThermoclineError) -> None:
+        """Publish the terminal event of a failure."""
+        self._publish_end(RequestFailed(self.request, error))
+
+    def _publish_end(self, event: TokenEvent | RequestFailed) -> None:
+        if self._recorder.enabled:
+            self._recorder.async_span(
+                Name.REQUEST,
+                self.request,
+                self._span_start_ns,
+                self._recorder.now_ns(),
+                {"prompt_tokens": len(self.prompt), "output_tokens": len(self._output)},
+            )
+        self._mailbox.put(event)
+
+    def _remaining_text(self) -> str:
+        return self._stops.push(self._detokenizer.flush()).text + self._stops.flush().text
+
+    def _note_first_token(self) -> None:
+        if self._first_token_ns is None:
+            self._first_token_ns = self._clock.now_ns()
+            if self._recorder.enabled:
+                self._recorder.instant(
+                    Lane.REQUESTS,
+                    Name.FIRST_TOKEN,
+                    self._recorder.now_ns(),
+                    {"request": self.request},
+                )
+
+    def _timings(self) -> Timings:
+        now = self._clock.now_ns()
+        started = now if self._started_ns is None else self._started_ns
+        first = now if self._first_token_ns is None else self._first_token_ns
+        return Timings(
+            queue_s=(started - self._submitted_ns) * 1e-9,
+            prompt_s=(first - started) * 1e-9,
+            decode_s=(now - first) * 1e-9,
+            num_prompt_tokens=len(self.prompt),
+            num_output_tokens=len(self._output),
+        )

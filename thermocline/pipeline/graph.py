@@ -1,0 +1,118 @@
+"""Declares the stages and the edges between them, proves that the ring can not block, and prints itself.
+
+Knows stages by their contract; the runner gives it life.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thermocline.messages import Hidden, LayerWork, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from thermocline.messages import StageMessage
+    from thermocline.stages.contract import AnyStage
+
+RESULTS = "results"
+"""Name of the sink in which the head's results end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Messages of `source` for which `carries` holds go to `target`.
+
+    A lossy edge drops a message when the target's channel is full; every other edge must have room.
+    """
+
+    source: str
+    target: str
+    carries: Callable[[StageMessage], bool]
+    lossy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Stages by name, the edges, and how many chunks may be in flight (`credits`).
+
+    `joins` names the stages whose input is collected per chunk and layer before they run.
+    """
+
+    stages: Mapping[str, AnyStage]
+    edges: tuple[Edge, ...]
+    joins: frozenset[str]
+    source: str
+    credits: int
+
+    def capacity(self, name: str) -> int:
+        """Return the room of `name`'s input: one message per credit and incoming edge."""
+        incoming = sum(edge.target == name for edge in self.edges)
+        return self.credits * max(incoming, 1)
+
+    def validate(self) -> None:
+        """Assert that every edge has ends, every stage is reached, and no ring send can wait.
+
+        A chunk has at most one message per edge in flight, so room for `credits` messages per
+        incoming edge is enough whatever the timing; `capacity` gives that, and this checks it.
+        """
+        assert self.credits >= 1, "without a credit no chunk ever starts"
+        names = set(self.stages)
+        incoming = Counter(edge.target for edge in self.edges if not edge.lossy)
+        for edge in self.edges:
+            assert edge.source in names, f"edge from unknown stage {edge.source!r}"
+            assert edge.target in names | {RESULTS}, f"edge to unknown stage {edge.target!r}"
+        for name in (*names, RESULTS):
+            assert self.capacity(name) >= self.credits * incoming[name], f"{name} could block"
+        reached = {edge.target for edge in self.edges} | {self.source}
+        assert reached >= names | {RESULTS}, f"never reached: {sorted(names - reached)}"
+
+    def __str__(self) -> str:
+        lines = [f"{self.credits} chunk(s) in flight"]
+        for edge in self.edges:
+            arrow = "~>" if edge.lossy else "->"
+            lines.append(f"{edge.source} {arrow} {edge.target} (room {self.capacity(edge.target)})")
+        return "\n".join(lines)
+
+
+def moe_graph(stages: Mapping[str, AnyStage], num_layers: int, num_credits: int) -> Graph:
+    """Return the ring of a mixture-of-experts model.
+
+    `stages` holds embed, attend, router, cold, combine and head, and may hold hot and prefetch.
+    """
+
+    def next_layer(message: StageMessage) -> bool:
+        return isinstance(message, Hidden) and message.layer < num_layers
+
+    def last_layer(message: StageMessage) -> bool:
+        return isinstance(message, Hidden) and message.layer >= num_layers
+
+    edges = [
+        Edge("embed", "attend", _always),
+        Edge("attend", "router", _always),
+        Edge("router", "combine", _always),
+        Edge("router", "cold", _expects(Tier.COLD)),
+        Edge("cold", "combine", _always),
+        Edge("combine", "attend", next_layer),
+        Edge("combine", "head", last_layer),
+        Edge("head", RESULTS, _always),
+    ]
+    if "hot" in stages:
+        edges += [Edge("router", "hot", _expects(Tier.HOT)), Edge("hot", "combine", _always)]
+    if "prefetch" in stages:
+        # First of the router's edges: the hint should leave before the compute starts.
+        edges.insert(2, Edge("router", "prefetch", _expects(Tier.COLD), lossy=True))
+    return Graph(stages, tuple(edges), frozenset({"combine"}), "embed", num_credits)
+
+
+def _always(message: StageMessage) -> bool:
+    return True
+
+
+def _expects(tier: Tier) -> Callable[[StageMessage], bool]:
+    def expects(message: StageMessage) -> bool:
+        return isinstance(message, LayerWork) and tier in message.expects
+
+    return expects

@@ -1,0 +1,174 @@
+"""The step loop: plan a chunk, inject it, take its result, sample, publish. Owns no request state.
+
+Runs on the engine's thread; `submit` and `abort` are called there too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from thermocline.errors import EngineClosedError, EngineError, ThermoclineError
+from thermocline.messages import FinishReason, SegmentKind
+from thermocline.pipeline.channel import ChannelClosed
+from thermocline.pipeline.runner import ChunkFailed
+from thermocline.traces.lanes import Lane, Name
+
+if TYPE_CHECKING:
+    from thermocline.messages import Chunk, FloatArray, RequestId, StepResult
+    from thermocline.pipeline.generation import Generation
+    from thermocline.pipeline.runner import Runner
+    from thermocline.pipeline.scheduler import Scheduler
+    from thermocline.traces.recorder import Recorder
+
+
+class StepLoop:
+    """Drives a runner with what the scheduler plans."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, recorder: Recorder) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._recorder = recorder
+        self._generations: dict[RequestId, Generation] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"StepLoop({len(self._generations)} requests, {self._runner})"
+
+    @property
+    def num_requests(self) -> int:
+        """Requests accepted and not ended."""
+        return len(self._generations)
+
+    def submit(self, generation: Generation) -> None:
+        """Accept a request and start it when there is room. Raises RequestError or BusyError."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed: open a new one")
+        generation.max_new_tokens = self._scheduler.submit(
+            generation.request,
+            generation.prompt,
+            max_new_tokens=generation.params.max_tokens,
+            wants_all_logits=generation.wants_prompt_logits,
+        )
+        self._generations[generation.request] = generation
+        self._fill()
+
+    def abort(self, request: RequestId) -> bool:
+        """End a request now; False when it has ended already. At most its present chunk still runs."""
+        generation = self._generations.get(request)
+        if generation is None:
+            return False
+        generation.end(FinishReason.ABORT)
+        self._forget(request)
+        return True
+
+    def resume(self, request: RequestId) -> None:
+        """The reader took the last logits: compute the next."""
+        self._scheduler.resume(request)
+        self._fill()
+
+    async def run(self) -> None:
+        """Run steps until `close`; an error of ours ends every request with EngineError."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._runner.run(), name="runner")
+                await self._step_until_closed()
+        except* Exception as errors:
+            error = EngineError(f"the engine failed: {errors.exceptions[0]!r}; open a new one")
+            error.__cause__ = errors
+            self._closed = True
+            self._fail_all(error)
+            raise
+
+    async def close(self) -> None:
+        """End every request, let the chunks in flight finish, and stop."""
+        self._closed = True
+        self._fail_all(EngineClosedError("the engine was closed while the request was running"))
+        if self._runner.num_in_flight:
+            await self._idle.wait()
+        self._runner.close()
+
+    def check_integrity(self) -> None:
+        """Assert that scheduler and ring are consistent."""
+        self._scheduler.check_integrity()
+        self._runner.check_integrity()
+
+    async def _step_until_closed(self) -> None:
+        while True:
+            try:
+                result = await self._runner.receive()
+            except ChannelClosed:
+                return
+            start_ns = self._recorder.now_ns()
+            self._take(result)
+            self._fill()
+            self._recorder.span(Lane.LOOP, Name.STEP, start_ns, self._recorder.now_ns())
+            if not self._runner.num_in_flight:
+                self._idle.set()
+
+    def _fill(self) -> None:
+        while self._runner.has_credit and (chunk := self._scheduler.plan()) is not None:
+            for segment in chunk.segments:
+                self._generations[segment.request].start()
+            self._record_plan(chunk)
+            self._idle.clear()
+            self._runner.inject(chunk)
+
+    def _take(self, result: StepResult | ChunkFailed) -> None:
+        if isinstance(result, ChunkFailed):
+            for request in result.chunk.requests:
+                self._end_with_error(request, result.error)
+            self._scheduler.commit(result.chunk)
+            return
+        chunk = result.chunk
+        self._report_prompts(chunk, result.logits)
+        for request in self._scheduler.commit(chunk):
+            self._advance(request, result.logits[-1])
+
+    def _report_prompts(self, chunk: Chunk, logits: FloatArray) -> None:
+        for segment in chunk.segments:
+            generation = self._generations.get(segment.request)
+            if generation is None or segment.kind is not SegmentKind.PROMPT:
+                continue
+            if generation.wants_prompt_logits:
+                self._scheduler.hold(segment.request)
+            generation.prompt_computed(segment.length, logits)
+
+    def _advance(self, request: RequestId, logits: FloatArray) -> None:
+        generation = self._generations[request]
+        if generation.max_new_tokens == 0:
+            generation.end(FinishReason.LENGTH)
+            self._forget(request)
+            return
+        try:
+            token_id = generation.advance(logits)
+        except ThermoclineError as error:
+            self._end_with_error(request, error)
+            return
+        if token_id is None:
+            self._forget(request)
+        else:
+            self._scheduler.append(request, token_id)
+
+    def _end_with_error(self, request: RequestId, error: ThermoclineError) -> None:
+        generation = self._generations.get(request)
+        if generation is not None:
+            generation.fail(error)
+            self._forget(request)
+
+    def _forget(self, request: RequestId) -> None:
+        del self._generations[request]
+        self._scheduler.finish(request)
+
+    def _fail_all(self, error: ThermoclineError) -> None:
+        for request in tuple(self._generations):
+            self._end_with_error(request, error)
+
+    def _record_plan(self, chunk: Chunk) -> None:
+        if self._recorder.enabled:
+            first = chunk.segments[0]
+            args: dict[str, int | float | str]
+            args = {"chunk": chunk.id, "tokens": chunk.num_tokens, "kind": str(first.kind)}
+            self._recorder.instant(Lane.SCHEDULER, Name.PLAN, self._recorder.now_ns(), args)

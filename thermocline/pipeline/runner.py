@@ -1,0 +1,191 @@
+"""Gives a graph life: one task per stage, one channel per stage's input, one loop for all of them.
+
+A stage's exception becomes one StageError and fails its chunk; the ring goes on. Draws no busy span
+itself: awaiting is not work. Knows no scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thermocline.errors import StageError
+from thermocline.messages import (
+    Chunk,
+    Hidden,
+    Joined,
+    LayerWork,
+    PartialSum,
+    StageMessage,
+    StepResult,
+)
+from thermocline.pipeline.channel import Channel, ChannelClosed
+from thermocline.pipeline.graph import RESULTS
+from thermocline.pipeline.join import Join
+
+if TYPE_CHECKING:
+    from thermocline.messages import ChunkId, LayerIndex
+    from thermocline.pipeline.channel import ChannelStatistics
+    from thermocline.pipeline.graph import Edge, Graph
+    from thermocline.traces.recorder import Recorder
+
+# Failed chunks whose late messages may still be on their way; far more than can be in flight.
+_MAX_REMEMBERED_FAILURES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFailed:
+    """Takes the place of a StepResult when a stage failed."""
+
+    chunk: Chunk
+    error: StageError
+
+
+class Runner:
+    """Runs a validated graph. `inject` chunks, `receive` one result for each, `close` at the end."""
+
+    def __init__(self, graph: Graph, recorder: Recorder) -> None:
+        graph.validate()
+        self._graph = graph
+        self._inputs = {
+            name: Channel[StageMessage](name, graph.capacity(name), recorder)
+            for name in graph.stages
+        }
+        # A failed chunk can report once per branch, beside the results themselves.
+        self._results = Channel[StepResult | ChunkFailed](RESULTS, graph.credits, recorder)
+        self._outgoing: dict[str, list[Edge]] = {name: [] for name in graph.stages}
+        for edge in graph.edges:
+            self._outgoing[edge.source].append(edge)
+        self._joins = {name: Join() for name in graph.joins}
+        self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
+        self._in_flight: set[ChunkId] = set()
+
+    def __repr__(self) -> str:
+        return f"Runner({len(self._in_flight)} of {self._graph.credits} chunks in flight)"
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether one more chunk may start."""
+        return len(self._in_flight) < self._graph.credits
+
+    @property
+    def num_in_flight(self) -> int:
+        """Chunks that were injected and not received yet."""
+        return len(self._in_flight)
+
+    def statistics(self) -> tuple[ChannelStatistics, ...]:
+        """Return every channel's counters."""
+        return (*(c.statistics() for c in self._inputs.values()), self._results.statistics())
+
+    def inject(self, chunk: Chunk) -> None:
+        """Start a chunk; the caller has seen `has_credit`."""
+        assert self.has_credit, "no credit left for one more chunk"
+        self._in_flight.add(chunk.id)
+        accepted = self._inputs[self._graph.source].send_nowait(chunk)
+        assert accepted, "the first channel has room for every credit"
+
+    async def receive(self) -> StepResult | ChunkFailed:
+        """Return the next chunk's end, and its credit. Raises ChannelClosed after `close`."""
+        result = await self._results.receive()
+        self._in_flight.discard(result.chunk.id)
+        return result
+
+    async def run(self) -> None:
+        """Run all stages until `close`."""
+        async with asyncio.TaskGroup() as group:
+            for name in self._graph.stages:
+                group.create_task(self._run_stage(name), name=f"stage {name}")
+
+    def close(self) -> None:
+        """End `run` once the stages have finished their present message."""
+        for channel in self._inputs.values():
+            channel.close()
+        self._results.close()
+
+    def check_integrity(self) -> None:
+        """Assert that an idle ring is empty and that no ring send ever waited."""
+        for statistics in self.statistics():
+            assert statistics.send_waits == 0, f"a send into {statistics.name} waited"
+            if not self._in_flight:
+                assert statistics.current_depth == 0, f"{statistics.name} is not empty when idle"
+        if not self._in_flight:
+            assert not any(len(join) for join in self._joins.values()), "a join is not empty"
+
+    async def _run_stage(self, name: str) -> None:
+        channel, join = self._inputs[name], self._joins.get(name)
+        try:
+            while True:
+                message: StageMessage | None = await channel.receive()
+                assert message is not None
+                chunk = chunk_of(message)
+                if chunk.id in self._failed:
+                    continue
+                if join is not None:
+                    assert isinstance(message, LayerWork | PartialSum)
+                    message = join.add(message)
+                if message is not None:
+                    await self._run_message(name, message, chunk)
+        except ChannelClosed:
+            return
+
+    async def _run_message(self, name: str, message: StageMessage, chunk: Chunk) -> None:
+        try:
+            output = await self._graph.stages[name](message)
+        except Exception as error:  # noqa: BLE001 - the one place where a stage's failure is caught
+            self._fail(name, message, chunk, error)
+            return
+        if chunk.id in self._failed or output is None:
+            return
+        for edge in self._outgoing[name]:
+            if edge.carries(output):
+                await self._send(edge, output)
+
+    async def _send(self, edge: Edge, output: StageMessage) -> None:
+        if edge.target == RESULTS:
+            assert isinstance(output, StepResult)
+            await self._results.send(output)
+        elif edge.lossy:
+            self._inputs[edge.target].send_nowait(output)
+        else:
+            await self._inputs[edge.target].send(output)
+
+    def _fail(self, name: str, message: StageMessage, chunk: Chunk, error: Exception) -> None:
+        if chunk.id in self._failed:
+            return
+        self._failed.append(chunk.id)
+        for join in self._joins.values():
+            join.discard(chunk.id)
+        wrapped = StageError(
+            name,
+            layer=layer_of(message),
+            chunk=chunk.id,
+            requests=tuple(chunk.requests),
+            why=f"{type(error).__name__}: {error}",
+        )
+        wrapped.__cause__ = error
+        accepted = self._results.send_nowait(ChunkFailed(chunk, wrapped))
+        assert accepted, "there is room for one result per credit"
+
+
+def chunk_of(message: StageMessage) -> Chunk:
+    """Return the chunk that a message belongs to."""
+    match message:
+        case Chunk():
+            return message
+        case Joined():
+            return message.work.chunk
+        case Hidden() | LayerWork() | PartialSum() | StepResult():
+            return message.chunk
+
+
+def layer_of(message: StageMessage) -> LayerIndex | None:
+    """Return the layer that a message belongs to; None before the first and after the last."""
+    match message:
+        case Hidden() | LayerWork() | PartialSum():
+            return message.layer
+        case Joined():
+            return message.work.layer
+        case Chunk() | StepResult():
+            return None

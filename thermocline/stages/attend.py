@@ -1,0 +1,30 @@
+"""Attention of one layer, with the append to the key-value cache."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from thermocline.messages import Hidden
+from thermocline.traces.lanes import Name
+
+if TYPE_CHECKING:
+    from thermocline.kernels.lane import LaneThread
+    from thermocline.kv.pool import KVPool
+    from thermocline.models.contract import Model
+
+
+class AttendStage:
+    """Hidden before a layer -> Hidden inside it, after attention."""
+
+    def __init__(self, model: Model, pool: KVPool, lane: LaneThread) -> None:
+        self._model = model
+        self._pool = pool
+        self._lane = lane
+
+    async def __call__(self, hidden: Hidden) -> Hidden:
+        """Attend; the chunk's keys and values are in the cache afterwards."""
+        chunk, layer = hidden.chunk, hidden.layer
+        job = partial(self._model.attend, layer, chunk, hidden.x, self._pool)
+        args = {"layer": layer, "chunk": chunk.id, "tokens": chunk.num_tokens}
+        return Hidden(chunk, layer, await self._lane.run(Name.ATTEND, job, args))

@@ -1,0 +1,22 @@
+"""The cold branch: experts of tier cold, computed straight from the mapped file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thermocline.messages import Tier
+
+if TYPE_CHECKING:
+    from thermocline.experts.compute import ExpertCompute
+    from thermocline.messages import LayerWork, PartialSum
+
+
+class ColdStage:
+    """LayerWork with cold experts -> their PartialSum."""
+
+    def __init__(self, compute: ExpertCompute) -> None:
+        self._compute = compute
+
+    async def __call__(self, work: LayerWork) -> PartialSum:
+        """Compute this tier's share of the layer."""
+        return await self._compute.compute_batch(work, work.batches[Tier.COLD])

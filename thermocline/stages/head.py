@@ -1,0 +1,37 @@
+"""The end of a chunk's walk: logits for the rows that want them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.messages import StepResult
+from thermocline.traces.lanes import Name
+
+if TYPE_CHECKING:
+    from thermocline.kernels.lane import LaneThread
+    from thermocline.messages import FloatArray, Hidden
+    from thermocline.models.contract import Model
+
+
+class HeadStage:
+    """Hidden after the last layer -> StepResult."""
+
+    def __init__(self, model: Model, lane: LaneThread) -> None:
+        self._model = model
+        self._lane = lane
+
+    async def __call__(self, hidden: Hidden) -> StepResult:
+        """Compute logits; a chunk in the middle of a prompt wants none, and ends here all the same."""
+        chunk = hidden.chunk
+        args = {"chunk": chunk.id, "rows": len(chunk.logits_rows)}
+        logits = await self._lane.run(Name.HEAD, partial(self._logits, hidden), args)
+        return StepResult(chunk, logits)
+
+    def _logits(self, hidden: Hidden) -> FloatArray:
+        rows = hidden.x[hidden.chunk.logits_rows]
+        if len(rows) == 0:
+            return np.empty((0, self._model.spec.vocab_size), np.float32)
+        return self._model.head(rows)

@@ -1,0 +1,42 @@
+"""Chooses each token's experts and groups tokens by expert and tier."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from thermocline.experts.dispatch import dispatch
+from thermocline.messages import LayerIndex, LayerWork
+from thermocline.traces.lanes import Name
+
+if TYPE_CHECKING:
+    from thermocline.experts.heat import ExpertHeat
+    from thermocline.experts.placement import Placement
+    from thermocline.kernels.lane import LaneThread
+    from thermocline.messages import Hidden
+    from thermocline.models.contract import Model
+
+
+class RouterStage:
+    """Hidden inside a layer -> LayerWork."""
+
+    def __init__(
+        self, model: Model, placement: Placement, heat: ExpertHeat, lane: LaneThread
+    ) -> None:
+        self._model = model
+        self._heat = heat
+        self._lane = lane
+        num_layers = len(placement.hot)
+        self._hot_masks = [placement.hot_mask(LayerIndex(n)) for n in range(num_layers)]
+
+    async def __call__(self, hidden: Hidden) -> LayerWork:
+        """Route one chunk's tokens."""
+        chunk, layer = hidden.chunk, hidden.layer
+        args = {"layer": layer, "chunk": chunk.id, "tokens": chunk.num_tokens}
+        return await self._lane.run(Name.ROUTER, partial(self._route, hidden), args)
+
+    def _route(self, hidden: Hidden) -> LayerWork:
+        normed, routing = self._model.route(hidden.layer, hidden.x)
+        self._heat.record(hidden.layer, routing)
+        batches = dispatch(hidden.layer, routing, self._hot_masks[hidden.layer])
+        return LayerWork(hidden.chunk, hidden.layer, hidden.x, normed, routing, batches)
