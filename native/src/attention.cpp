@@ -23,7 +23,7 @@ struct Row {
 THERMOCLINE_CLONES void scores_of(const Row& row, const float* q, const float* k, int64_t head_dim,
                                   int64_t context, float scale, float* scores) {
     for (int64_t p = 0; p < context; ++p) {
-        dot_rows<1>(q, head_dim, k + row.offset(p), head_dim, scores + p, 1);
+        dot_tile<1, 1>(q, head_dim, k + row.offset(p), head_dim, head_dim, scores + p, 1);
         scores[p] *= scale;
     }
 }

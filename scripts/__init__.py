@@ -1,0 +1,1 @@
+"""Developer scripts: quantise, train and write the demo model, check the repository."""

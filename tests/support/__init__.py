@@ -1,0 +1,1 @@
+"""The shared test kit: writers of small model files, fakes and gates."""

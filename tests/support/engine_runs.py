@@ -1,0 +1,32 @@
+"""Runs an engine to the end of a question, for tests: the answer's tokens, or the prompt's logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.engine import Engine
+
+
+async def greedy_tokens(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:
+    """Return the `count` most likely next tokens, one after the other; end tokens do not end it."""
+    params = SamplingParams(max_tokens=count, ignore_eos=True)
+    tokens: list[int] = []
+    async for event in engine.generate(prompt, params):
+        tokens.extend(event.token_ids)
+    return tokens
+
+
+async def prompt_logits(engine: Engine, token_ids: Sequence[int]) -> np.ndarray:
+    """Return the logits after every token: float32 [tokens, vocabulary]."""
+    parts = [part async for part in engine.score(token_ids)]
+    assert [part.start for part in parts] == list(
+        np.cumsum([0, *(len(part.logits) for part in parts[:-1])])
+    ), "chunks of logits are not in order"
+    return np.concatenate([part.logits for part in parts])

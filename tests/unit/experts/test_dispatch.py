@@ -1,0 +1,51 @@
+"""Dispatch: every (token, slot) lands in exactly one batch, grouped by expert, of the right tier."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thermocline.experts.dispatch import dispatch
+from thermocline.messages import LayerIndex, Routing, Tier
+
+
+def random_routing(rng, tokens: int, used: int, experts: int) -> Routing:
+    ids = np.stack([rng.permutation(experts)[:used] for _ in range(tokens)]).astype(np.int32)
+    return Routing(ids, rng.random((tokens, used)).astype(np.float32))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    tokens=st.integers(1, 40),
+    experts=st.integers(1, 16),
+    data=st.data(),
+)
+def test_every_pair_is_dispatched_once(seed, tokens, experts, data):
+    """The batches are a partition of the routing, ascending by expert, weights included."""
+    used = data.draw(st.integers(1, experts))
+    rng = np.random.default_rng(seed)
+    routing = random_routing(rng, tokens, used, experts)
+    hot_mask = rng.random(experts) < 0.5
+    seen = np.zeros((tokens, used), int)
+    for tier, batches in dispatch(LayerIndex(3), routing, hot_mask).items():
+        keys = [batch.key.expert for batch in batches]
+        assert keys == sorted(set(keys)), "one batch per expert, ascending"
+        for batch in batches:
+            assert batch.key.layer == 3
+            assert hot_mask[batch.key.expert] == (tier is Tier.HOT)
+            assert (routing.expert_ids[batch.rows, batch.slots] == batch.key.expert).all()
+            np.testing.assert_array_equal(
+                batch.weights, routing.weights[batch.rows, batch.slots]
+            )
+            seen[batch.rows, batch.slots] += 1
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(("mask", "tiers"), [([1, 1], {Tier.HOT}), ([0, 0], {Tier.COLD}), ([1, 0], set(Tier))])
+def test_a_tier_without_work_has_no_entry(mask, tiers):
+    """The combine waits only for tiers that are there."""
+    routing = Routing(np.array([[0, 1]], np.int32), np.ones((1, 2), np.float32))
+    assert set(dispatch(LayerIndex(0), routing, np.array(mask, bool))) == tiers

@@ -1,0 +1,200 @@
+"""Opens a GGUF model of one or many files and owns its memory maps.
+
+It does NOT parse (header.py does) and never copies tensor data: what it hands out are read-only
+views of the page cache. A file that shrinks while it is mapped ends the process with SIGBUS; no
+check here can prevent that.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from thermocline.errors import ModelFileError, UnsupportedModelError
+from thermocline.modelfile.header import parse_header
+from thermocline.modelfile.shards import ARCHITECTURE_KEY, check_shards, shard_paths, shard_place
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from thermocline.modelfile.header import Header
+    from thermocline.modelfile.layout import Metadata, TensorInfo
+
+    Bytes = np.memmap[tuple[int, ...], np.dtype[np.uint8]]
+
+_MAX_EXAMPLES = 3
+_NOT_A_MODEL = "give the path of a GGUF model file"
+
+
+class ModelFile:
+    """An open model: facts, and views of its bytes.
+
+    Made by `open_model_file`. Views and mappings stay valid after `close` for as long as somebody
+    holds them; `close` only drops this object's own hold, and refuses new views.
+    """
+
+    def __init__(self, path: str, headers: Sequence[Header], maps: Sequence[Bytes]) -> None:
+        self.path = path
+        self.version = headers[0].version
+        self.metadata: Metadata = headers[0].metadata
+        self.alignment = headers[0].alignment
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {tensor.name: tensor for header in headers for tensor in header.tensors}
+        )
+        self._maps: tuple[Bytes, ...] | None = tuple(maps)
+        self.num_shards = len(maps)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._maps is None else f"{self.num_shards} file(s)"
+        return f"ModelFile({self.path!r}, {len(self.tensors)} tensors, {state})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's architecture; ModelFileError if the file does not say."""
+        return self.metadata.get_str(ARCHITECTURE_KEY)
+
+    @property
+    def total_tensor_bytes(self) -> int:
+        """The stored bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def view(self, name: str) -> Bytes:
+        """Return tensor `name` as stored: read-only uint8 [*shape[:-1], row_bytes] over the map.
+
+        ModelFileError if there is no such tensor, or after `close`.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            raise ModelFileError(
+                self.path,
+                f"the model has no tensor {name!r}",
+                offset=None,
+                fix="the file lacks a part of the model: convert or download it again",
+            )
+        whole = self.mapping(info.shard)
+        flat = whole[info.offset : info.offset + info.nbytes]
+        return cast("Bytes", flat.reshape(*info.shape[:-1], info.row_bytes))
+
+    def mapping(self, shard: int) -> Bytes:
+        """Return file number `shard` (from 0) as read-only uint8 [file bytes].
+
+        ModelFileError after `close`; IndexError for a shard that is not there.
+        """
+        if self._maps is None:
+            raise ModelFileError(
+                self.path,
+                "the model file is used after it was closed",
+                offset=None,
+                fix="keep it open as long as its tensors are needed",
+            )
+        if not 0 <= shard < len(self._maps):
+            raise IndexError(f"shard {shard} of {len(self._maps)}: shards count from 0")
+        return self._maps[shard]
+
+    def require_formats(self, supported: Collection[str]) -> None:
+        """Raise UnsupportedModelError, listing every tensor format that is not in `supported`."""
+        names: dict[str, list[str]] = {}
+        for tensor in self.tensors.values():
+            if tensor.format.name not in supported:
+                names.setdefault(tensor.format.name, []).append(tensor.name)
+        if not names:
+            return
+        raise UnsupportedModelError(
+            self.path,
+            "the model has tensors in formats that this version can not compute with",
+            unsupported=tuple(_describe(name, names[name]) for name in sorted(names)),
+            fix=f"get the model quantised to {', '.join(sorted(supported))}",
+        )
+
+    def close(self) -> None:
+        """Drop the maps; a second call does nothing."""
+        self._maps = None
+
+
+def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
+    """Open the model at `path`: a single GGUF file, or any one shard of a split model.
+
+    Everything in the headers is checked before this returns. ModelFileError says what is wrong,
+    where, and what to do; it is raised too for a path that can not be read or is no regular file.
+    """
+    given = os.fspath(path)
+    content = _map_file(given)
+    header = parse_header(given, content.data, 0)
+    place = shard_place(given, header.metadata)
+    if place is None:
+        return ModelFile(given, [header], [content])
+    paths = shard_paths(given, place)
+    _require_all(paths)
+    maps = [content if index == place.index else _map_file(p) for index, p in enumerate(paths)]
+    headers = [parse_header(p, m.data, i) for i, (p, m) in enumerate(zip(paths, maps, strict=True))]
+    check_shards(paths, headers)
+    return ModelFile(given, headers, maps)
+
+
+def _require_all(paths: Sequence[str]) -> None:
+    missing = [path for path in paths if not os.path.lexists(path)]
+    if missing:
+        more = f" and {len(missing) - _MAX_EXAMPLES} more" if len(missing) > _MAX_EXAMPLES else ""
+        raise ModelFileError(
+            missing[0],
+            f"shards of the model are missing: {', '.join(missing[:_MAX_EXAMPLES])}{more}",
+            offset=None,
+            fix="download the missing shards into the same folder",
+        )
+
+
+def _map_file(path: str) -> Bytes:
+    """Map a regular, non-empty file read-only; never waits on a pipe or a device."""
+    try:
+        _require_regular(path, os.stat(path))  # noqa: PTH116 (Path would lose what the user wrote)
+        with io.FileIO(path, "r", opener=_open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            _require_regular(path, status)
+            return np.memmap(file, dtype=np.uint8, mode="r", shape=(status.st_size,))
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or it shrank meanwhile
+        raise ModelFileError(
+            path, f"the file can not be read ({error})", offset=None, fix=_advice(error)
+        ) from error
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _require_regular(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+        raise ModelFileError(path, f"this is {kind}, no file", offset=None, fix=_NOT_A_MODEL)
+    if status.st_size == 0:
+        raise ModelFileError(path, "the file is empty", offset=0, fix="download or copy it again")
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"check the path; {_NOT_A_MODEL}"
+    if isinstance(error, PermissionError):
+        return "allow this user to read the file (chmod, chown)"
+    return f"check the path and the disk; {_NOT_A_MODEL}"
+
+
+def _describe(format_name: str, tensors: Sequence[str]) -> str:
+    examples = ", ".join(tensors[:_MAX_EXAMPLES])
+    return f"{format_name} ({len(tensors)} tensors, for example {examples})"
