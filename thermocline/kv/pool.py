@@ -5,6 +5,7 @@ Memory is reserved at construction and becomes real only where it is written.
 
 from __future__ import annotations
 
+import math
 import mmap
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,7 @@ class KVPool:
 
 
 def _reserve(shape: tuple[int, int, int]) -> FloatArray:
-    num_bytes = max(int(np.prod(shape)) * 4, 1)
+    num_bytes = max(math.prod(shape) * 4, 1)
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
@@ -56,4 +57,4 @@ def _reserve(shape: tuple[int, int, int]) -> FloatArray:
             f"no {format_bytes(num_bytes)} of address space for the key-value cache of one layer "
             f"({error}): choose a smaller context with --ctx"
         ) from error
-    return np.frombuffer(memory, np.float32, count=int(np.prod(shape))).reshape(shape)
+    return np.frombuffer(memory, np.float32, count=math.prod(shape)).reshape(shape)

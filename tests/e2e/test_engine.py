@@ -1,0 +1,379 @@
+"""The async API as a caller meets it: events, limits, cancellation, failures, and nothing left over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from tests.support.toy_model import TURN_END, ToyShape, write_toy_model
+from thermocline import Engine, EngineConfig, MemoryConfig, SamplingParams, SchedulerConfig, TraceConfig
+from thermocline.errors import (
+    BusyError,
+    ConfigError,
+    EngineClosedError,
+    EngineError,
+    ModelFileError,
+    PromptTooLongError,
+    RequestError,
+    StageError,
+)
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.messages import FinishReason
+from thermocline.traces.chrome import read_chrome
+from thermocline.traces.lanes import Lane
+
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """The path of a toy model with room for 512 tokens."""
+    return write_toy_model(tmp_path / "toy.gguf")
+
+
+async def collect(engine, prompt, params):
+    return [event async for event in engine.generate(prompt, params)]
+
+
+async def settled(engine):
+    """Wait until the engine has no request and no chunk, then check that nothing is left."""
+    for _ in range(2000):
+        _, step_loop, _ = engine._opened()
+        if step_loop.num_requests == 0 and engine._parts.runner.num_in_flight == 0:
+            break
+        await asyncio.sleep(0.001)
+    await engine.check_integrity()
+    snapshot = engine._parts.step_loop._scheduler.snapshot()
+    assert (snapshot.num_running, snapshot.num_waiting) == (0, 0)
+    assert snapshot.num_free_blocks == snapshot.num_blocks
+
+
+async def test_an_answer_streams_and_ends_once(toy):
+    """Tokens come one by one, the last event alone has a reason, timings and counts."""
+    async with Engine.open(toy) as engine:
+        events = await collect(engine, "hello", SamplingParams(max_tokens=9, ignore_eos=True))
+        await settled(engine)
+    tokens = [token for event in events for token in event.token_ids]
+    assert len(tokens) == 9
+    assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+    last = events[-1]
+    assert last.finish_reason is FinishReason.LENGTH
+    assert (last.timings.num_prompt_tokens, last.timings.num_output_tokens) == (5, 9)
+    assert last.timings.prompt_s > 0
+
+
+async def test_text_is_the_decoded_tokens(toy):
+    """The streamed pieces together are the tokens' bytes, broken characters replaced."""
+    async with Engine.open(toy) as engine:
+        events = await collect(engine, "hello", SamplingParams(max_tokens=40, ignore_eos=True))
+        tokens = [token for event in events for token in event.token_ids]
+        raw = b"".join(
+            engine.tokenizer.token_bytes(t) for t in tokens if not engine.tokenizer.is_control(t)
+        )
+    assert "".join(event.text for event in events) == raw.decode("utf-8", "replace")
+
+
+async def test_two_requests_share_the_engine(toy):
+    """Concurrent requests both finish, each with the tokens that it gets alone."""
+    prompts = ["first prompt", "the second one", "a third"]
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    async with Engine.open(toy) as engine:
+        alone = [await collect(engine, prompt, params) for prompt in prompts]
+        together = await asyncio.gather(*(collect(engine, prompt, params) for prompt in prompts))
+        await settled(engine)
+
+    def tokens(events):
+        return [token for event in events for token in event.token_ids]
+
+    assert [tokens(events) for events in together] == [tokens(events) for events in alone]
+
+
+async def test_seeded_sampling_repeats(toy):
+    """One seed, one answer; another seed, another."""
+    async with Engine.open(toy) as engine:
+
+        async def sample(seed):
+            params = SamplingParams(max_tokens=30, temperature=1.0, seed=seed, ignore_eos=True)
+            return [t for e in await collect(engine, "hello", params) for t in e.token_ids]
+
+        assert await sample(1) == await sample(1) != await sample(2)
+
+
+async def test_stop_strings_and_stop_tokens_end_the_answer(toy):
+    """What comes before a stop string is sent, the string itself is not; a stop token has no text."""
+    async with Engine.open(toy) as engine:
+        params = SamplingParams(max_tokens=30, ignore_eos=True)
+        free = await collect(engine, "hello", params)
+        text = "".join(event.text for event in free)
+        tokens = [token for event in free for token in event.token_ids]
+        stop = text[8:10]
+        params = SamplingParams(max_tokens=30, ignore_eos=True, stop=(stop,))
+        stopped = await collect(engine, "hello", params)
+        assert "".join(event.text for event in stopped) == text[: text.index(stop)]
+        assert stopped[-1].finish_reason is FinishReason.STOP
+        end = next(t for t in tokens if tokens.index(t) >= 3)
+        params = SamplingParams(max_tokens=30, ignore_eos=True, stop_token_ids=(end,))
+        ended = await collect(engine, "hello", params)
+        assert [t for e in ended for t in e.token_ids] == tokens[: tokens.index(end) + 1]
+        assert ended[-1].finish_reason is FinishReason.STOP
+
+
+async def test_the_model_s_end_token_stops_unless_ignored(toy):
+    """A bias that forces the end token ends the answer at once with reason stop."""
+    async with Engine.open(toy) as engine:
+        end = engine.tokenizer.token_id(TURN_END)
+        events = await collect(
+            engine, "hello", SamplingParams(max_tokens=9, logit_bias={end: 100.0})
+        )
+    assert [event.token_ids for event in events] == [(end,)]
+    assert events[0].finish_reason is FinishReason.STOP
+    assert events[0].text == ""
+
+
+async def test_logprobs_are_the_model_s(toy):
+    """The chosen token's log-probability is the log-softmax of the scored logits."""
+    async with Engine.open(toy) as engine:
+        params = SamplingParams(max_tokens=3, ignore_eos=True, logprobs=2)
+        events = await collect(engine, [1, 2, 3], params)
+        tokens = [t for e in events for t in e.token_ids]
+        logits = np.concatenate([p.logits async for p in engine.score([1, 2, 3, *tokens])])
+    for index, event in enumerate(events):
+        row = logits[2 + index].astype(np.float64)
+        expected = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        (entry,) = event.logprobs
+        assert entry.logprob == pytest.approx(expected[tokens[index]], abs=1e-5)
+        assert [top.token_id for top in event.top_logprobs[0]] == np.argsort(-expected)[:2].tolist()
+
+
+async def test_prompt_progress_is_reported_per_chunk(toy):
+    """A prompt of 10 in chunks of 4 reports 4, 8, 10 or a later state, never an earlier one."""
+    seen = []
+    config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=4))
+    async with Engine.open(toy, config) as engine:
+        async for _ in engine.generate(
+            list(range(10)), SamplingParams(max_tokens=1), on_prompt_progress=lambda *p: seen.append(p)
+        ):
+            pass
+    assert seen == sorted(seen)
+    assert seen[-1] == (10, 10)
+
+
+async def test_scoring_gives_every_position_in_order(toy):
+    """Chunks join without gap, and an answer of no tokens is a terminal event too."""
+    config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=4))
+    async with Engine.open(toy, config) as engine:
+        parts = [part async for part in engine.score(range(11))]
+        assert [part.start for part in parts] == [0, 4, 8]
+        assert sum(len(part.logits) for part in parts) == 11
+        events = await collect(engine, [1, 2], SamplingParams(max_tokens=0))
+        assert [event.finish_reason for event in events] == [FinishReason.LENGTH]
+        await settled(engine)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [([], "empty"), ([-1], "-1"), ([10**9], "outside"), ([True], "True"), (["a"], "'a'"), ("", "empty")],
+)
+async def test_bad_prompts_are_refused_with_the_field(toy, prompt, found):
+    """The error names the prompt and what is wrong with it."""
+    async with Engine.open(toy) as engine:
+        with pytest.raises(RequestError, match=found) as caught:
+            await collect(engine, prompt, LONG)
+        assert caught.value.param == "prompt"
+        await settled(engine)
+
+
+async def test_a_prompt_that_fills_the_context_is_refused(toy):
+    """Prompt and answer share the context that was asked for."""
+    config = EngineConfig(memory=MemoryConfig(max_context_tokens=16))
+    async with Engine.open(toy, config) as engine:
+        with pytest.raises(PromptTooLongError):
+            await collect(engine, list(range(16)), LONG)
+        events = await collect(engine, list(range(15)), LONG)
+        assert events[-1].finish_reason is FinishReason.LENGTH
+        assert events[-1].timings.num_output_tokens == 1
+
+
+async def test_one_request_too_many_is_busy_and_loses_nothing(toy):
+    """The refused request leaves no trace; the accepted one ends as usual."""
+    config = EngineConfig(scheduler=SchedulerConfig(max_requests=1))
+    async with Engine.open(toy, config) as engine:
+        stream = engine.generate("hello", SamplingParams(max_tokens=20, ignore_eos=True))
+        await anext(stream)
+        with pytest.raises(BusyError):
+            await collect(engine, "world", LONG)
+        assert [event async for event in stream][-1].finish_reason is FinishReason.LENGTH
+        await settled(engine)
+
+
+async def test_leaving_the_stream_ends_the_request(toy):
+    """A reader that breaks off frees its blocks; the engine goes on."""
+    async with Engine.open(toy) as engine:
+        stream = engine.generate("hello", LONG)
+        await anext(stream)
+        await stream.aclose()
+        await settled(engine)
+        assert await collect(engine, "hello", SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5, 30])
+async def test_cancelling_the_reader_ends_the_request_within_a_step(toy, num_steps):
+    """At whatever point the reader's task is cancelled, no block, chunk or request stays."""
+    config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=3))
+    async with Engine.open(toy, config) as engine:
+        task = asyncio.create_task(collect(engine, list(range(40)), LONG))
+        for _ in range(num_steps):
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await settled(engine)
+
+
+class FailingKernels(NativeKernels):
+    """Fails in the n-th expert call, then works again."""
+
+    def __init__(self, fail_on: int) -> None:
+        super().__init__()
+        self._calls, self._fail_on = 0, fail_on
+
+    def expert_ffn(self, expert, x, rows, scale):
+        self._calls += 1
+        if self._calls == self._fail_on:
+            raise MemoryError("no room, as told")
+        return super().expert_ffn(expert, x, rows, scale)
+
+
+@pytest.mark.parametrize("fail_on", [1, 3, 40])
+async def test_a_failing_stage_fails_its_request_and_the_next_one_runs(toy, monkeypatch, fail_on):
+    """The error names stage, layer and cause; the engine stays usable and clean."""
+    monkeypatch.setattr("thermocline.assembly.NativeKernels", lambda: FailingKernels(fail_on))
+    async with Engine.open(toy) as engine:
+        with pytest.raises(StageError, match="cold.*MemoryError: no room") as caught:
+            await collect(engine, "hello", LONG)
+        assert caught.value.layer in (0, 1)
+        assert await collect(engine, "hello", SamplingParams(max_tokens=3))
+        await settled(engine)
+
+
+async def test_broken_logits_fail_the_request_alone(toy, monkeypatch):
+    """NaN from a damaged model is a typed error, not a token."""
+    real = NativeKernels.matmul
+
+    def poisoned(self, weight, x):
+        out = real(self, weight, x)
+        if weight.name == "output.weight":
+            out[:] = np.nan
+        return out
+
+    monkeypatch.setattr(NativeKernels, "matmul", poisoned)
+    async with Engine.open(toy) as engine:
+        with pytest.raises(EngineError, match="NaN"):
+            await collect(engine, "hello", LONG)
+        await settled(engine)
+
+
+async def test_closing_ends_running_requests_with_an_error(toy):
+    """A reader that still waits gets one typed error, not silence."""
+    context = Engine.open(toy)
+    engine = await context.__aenter__()
+    stream = engine.generate("hello", LONG)
+    await anext(stream)
+    await context.__aexit__(None, None, None)
+    with pytest.raises(EngineClosedError):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineClosedError, match="closed"):
+        await collect(engine, "hello", LONG)
+
+
+async def test_a_bug_in_the_loop_reaches_every_reader(toy, monkeypatch):
+    """If our own code fails, readers and later callers get EngineError; nobody waits for ever."""
+    async with Engine.open(toy) as engine:
+
+        def fail(*args):
+            raise ZeroDivisionError("a bug, as told")
+
+        monkeypatch.setattr(engine._parts.step_loop._scheduler, "commit", fail)
+        async with asyncio.timeout(10):
+            with pytest.raises(EngineError, match="a bug, as told"):
+                await collect(engine, "hello", LONG)
+            with pytest.raises(EngineError):
+                await collect(engine, "hello", LONG)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model at all", b"GGUF\x03\x00\x00\x00"])
+async def test_opening_a_bad_file_is_a_typed_error(tmp_path, content):
+    """The opener gets the reader's error, and no thread stays."""
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match=r"bad\.gguf"):
+        async with Engine.open(path):
+            pass
+
+
+async def test_a_context_beyond_the_model_is_a_config_error(toy):
+    """The error names the flag and the limit."""
+    config = EngineConfig(memory=MemoryConfig(max_context_tokens=513))
+    with pytest.raises(ConfigError, match=r"--ctx is 513.*512"):
+        async with Engine.open(toy, config):
+            pass
+
+
+async def test_an_engine_that_was_never_opened_says_so(toy):
+    """Using the object without `async with` is explained."""
+    with pytest.raises(EngineClosedError, match="async with"):
+        await collect(Engine.open(toy)._engine, "hello", LONG)
+
+
+async def test_the_engine_never_blocks_the_caller_s_loop(toy, monkeypatch):
+    """A kernel that takes its time leaves the caller's loop free."""
+    release = threading.Event()
+    real = NativeKernels.attention
+
+    def slow(self, *args, **kwargs):
+        release.wait(5)
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(NativeKernels, "attention", slow)
+    async with Engine.open(toy) as engine:
+        task = asyncio.create_task(collect(engine, "hello", SamplingParams(max_tokens=1)))
+        async with asyncio.timeout(2):
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert not task.done()
+        release.set()
+        await task
+
+
+async def test_the_trace_shows_every_stage_and_channel(tmp_path):
+    """A saved trace holds spans of all stages on their lanes, channel counters, flows and the request."""
+    path = write_toy_model(tmp_path / "toy.gguf", ToyShape())
+    from thermocline import PlacementConfig
+
+    config = EngineConfig(
+        trace=TraceConfig(enabled=True),
+        placement=PlacementConfig(hot_device="cpu", hot_fraction=0.5),
+    )
+    async with Engine.open(path, config) as engine:
+        await collect(engine, "hello", SamplingParams(max_tokens=5, ignore_eos=True))
+        engine.save_trace(tmp_path / "trace.json.gz")
+    events = read_chrome(tmp_path / "trace.json.gz").events
+    lanes_of = {}
+    for event in events:
+        if type(event).__name__ == "SpanEvent":
+            lanes_of.setdefault(str(event.name), set()).add(event.lane)
+    trunk = {Lane.CPU_TRUNK}
+    for stage in ("embed", "attend", "router", "combine", "head"):
+        assert lanes_of[stage] == trunk
+    assert lanes_of["hot"] == {Lane.HOT}
+    assert lanes_of["cold"] == {Lane.CPU_COLD}
+    assert lanes_of["advise"] == {Lane.PAGECACHE}
+    tracks = {event.track for event in events if type(event).__name__ == "CounterEvent"}
+    names = {"embed", "attend", "router", "prefetch", "hot", "cold", "combine", "head", "results"}
+    assert tracks == {f"channel {name}" for name in names}
+    kinds = {type(event).__name__ for event in events}
+    assert {"FlowEvent", "AsyncSpanEvent", "InstantEvent"} <= kinds

@@ -1,0 +1,78 @@
+"""The invariant: no split, chunk size, tier or trace setting changes a token or a bit of the logits."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline import (
+    Engine,
+    EngineConfig,
+    PlacementConfig,
+    PrefetchConfig,
+    SamplingParams,
+    SchedulerConfig,
+    TraceConfig,
+)
+
+PROMPT = [int(t) for t in np.random.default_rng(3).integers(0, 256, 75)]
+HOT_SHARES = [0.0, 0.5, 1.0]
+CHUNKS = [1, 7, 64, 1024]
+MIX = {"embed": "Q8_0", "attn": "Q5_K", "gate_up": "Q4_K", "down": "Q6_K", "output": "Q6_K"}
+SHAPES = {
+    "f32": ToyShape(layers=2, experts=8, used=3),
+    "mixed": ToyShape(
+        layers=2, hidden=256, heads=4, head_dim=64, intermediate=256, used=3, formats=MIX
+    ),
+}
+
+
+def config(hot: float, chunk: int, *, trace: bool, kernels: str = "native", prefetch: bool = True):
+    return EngineConfig(
+        placement=PlacementConfig(hot_device="cpu" if hot else "none", hot_fraction=hot),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=chunk),
+        prefetch=PrefetchConfig(enabled=prefetch),
+        trace=TraceConfig(enabled=trace),
+        kernels=kernels,
+    )
+
+
+async def tokens_and_logits(path, engine_config, *, new_tokens=12):
+    async with Engine.open(path, engine_config) as engine:
+        params = SamplingParams(max_tokens=new_tokens, ignore_eos=True)
+        tokens = []
+        async for event in engine.generate(PROMPT, params):
+            tokens += event.token_ids
+        logits = [part.logits async for part in engine.score(PROMPT + tokens)]
+        await engine.check_integrity()
+    return tokens, np.concatenate(logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+async def test_every_schedule_gives_the_same_bits(tmp_path, name):
+    """Hot share x chunk size x trace x prefetch: tokens equal and logits bit-identical."""
+    path = write_toy_model(tmp_path / "toy.gguf", SHAPES[name])
+    expected = await tokens_and_logits(path, config(0.0, 1024, trace=False))
+    assert len(set(expected[0])) > 3, "a model that repeats one token proves nothing"
+    for hot, chunk, trace in itertools.product(HOT_SHARES, CHUNKS, [False, True]):
+        setting = config(hot, chunk, trace=trace, prefetch=not trace)
+        tokens, logits = await tokens_and_logits(path, setting)
+        assert tokens == expected[0], f"hot {hot}, chunk {chunk}, trace {trace}"
+        np.testing.assert_array_equal(logits, expected[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+async def test_reference_and_native_kernels_agree_to_the_bit(tmp_path, name):
+    """The slow twins give the same model, through a different split and chunk."""
+    path = write_toy_model(tmp_path / "toy.gguf", SHAPES[name])
+    expected = await tokens_and_logits(path, config(0.0, 1024, trace=False), new_tokens=4)
+    actual = await tokens_and_logits(
+        path, config(0.5, 7, trace=False, kernels="reference"), new_tokens=4
+    )
+    assert actual[0] == expected[0]
+    np.testing.assert_array_equal(actual[1], expected[1])
