@@ -15,7 +15,7 @@ _OUR_THREADS = ("lane ", "thermocline ")
 def _seeded():
     """Every test starts from the same random state."""
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - the legacy state is what libraries fall back on
+    np.random.seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from tests.support.toy_model import TURN_END, ToyShape, write_toy_model
-from thermocline import Engine, EngineConfig, MemoryConfig, SamplingParams, SchedulerConfig, TraceConfig
+from thermocline import (
+    Engine,
+    EngineConfig,
+    MemoryConfig,
+    SamplingParams,
+    SchedulerConfig,
+    TraceConfig,
+)
 from thermocline.errors import (
     BusyError,
     ConfigError,
@@ -154,7 +161,9 @@ async def test_prompt_progress_is_reported_per_chunk(toy):
     config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=4))
     async with Engine.open(toy, config) as engine:
         async for _ in engine.generate(
-            list(range(10)), SamplingParams(max_tokens=1), on_prompt_progress=lambda *p: seen.append(p)
+            list(range(10)),
+            SamplingParams(max_tokens=1),
+            on_prompt_progress=lambda *p: seen.append(p),
         ):
             pass
     assert seen == sorted(seen)
@@ -175,7 +184,14 @@ async def test_scoring_gives_every_position_in_order(toy):
 
 @pytest.mark.parametrize(
     ("prompt", "found"),
-    [([], "empty"), ([-1], "-1"), ([10**9], "outside"), ([True], "True"), (["a"], "'a'"), ("", "empty")],
+    [
+        ([], "empty"),
+        ([-1], "-1"),
+        ([10**9], "outside"),
+        ([True], "True"),
+        (["a"], "'a'"),
+        ("", "empty"),
+    ],
 )
 async def test_bad_prompts_are_refused_with_the_field(toy, prompt, found):
     """The error names the prompt and what is wrong with it."""
@@ -252,7 +268,7 @@ async def test_a_failing_stage_fails_its_request_and_the_next_one_runs(toy, monk
     """The error names stage, layer and cause; the engine stays usable and clean."""
     monkeypatch.setattr("thermocline.assembly.NativeKernels", lambda: FailingKernels(fail_on))
     async with Engine.open(toy) as engine:
-        with pytest.raises(StageError, match="cold.*MemoryError: no room") as caught:
+        with pytest.raises(StageError, match=r"cold.*MemoryError: no room") as caught:
             await collect(engine, "hello", LONG)
         assert caught.value.layer in (0, 1)
         assert await collect(engine, "hello", SamplingParams(max_tokens=3))

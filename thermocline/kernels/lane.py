@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from thermocline.errors import EngineClosedError
 from thermocline.traces.lanes import Lane, Name
@@ -20,6 +20,7 @@ from thermocline.traces.lanes import Lane, Name
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from thermocline.traces.events import FlowPhase
     from thermocline.traces.recorder import Recorder
 
 R = TypeVar("R")
@@ -106,7 +107,7 @@ class LaneThread:
 
 
 # Where the arrow that follows a chunk begins and ends; every other span on its way is a step.
-_FLOW_PHASES: Mapping[Name, Literal[start, end]] = MappingProxyType(
+_FLOW_PHASES: Mapping[Name, FlowPhase] = MappingProxyType(
     {Name.EMBED: "start", Name.HEAD: "end"}
 )
 

@@ -16,7 +16,7 @@ class Stage(Protocol[In, Out]):
     A stage keeps no state per chunk: everything it needs is in the message.
     """
 
-    async def __call__(self, message: In) -> Out:
+    async def __call__(self, message: In, /) -> Out:
         """Do the work for one message."""
         ...
 

@@ -37,14 +37,14 @@ def test_every_pair_is_dispatched_once(seed, tokens, experts, data):
             assert batch.key.layer == 3
             assert hot_mask[batch.key.expert] == (tier is Tier.HOT)
             assert (routing.expert_ids[batch.rows, batch.slots] == batch.key.expert).all()
-            np.testing.assert_array_equal(
-                batch.weights, routing.weights[batch.rows, batch.slots]
-            )
+            np.testing.assert_array_equal(batch.weights, routing.weights[batch.rows, batch.slots])
             seen[batch.rows, batch.slots] += 1
     assert (seen == 1).all()
 
 
-@pytest.mark.parametrize(("mask", "tiers"), [([1, 1], {Tier.HOT}), ([0, 0], {Tier.COLD}), ([1, 0], set(Tier))])
+@pytest.mark.parametrize(
+    ("mask", "tiers"), [([1, 1], {Tier.HOT}), ([0, 0], {Tier.COLD}), ([1, 0], set(Tier))]
+)
 def test_a_tier_without_work_has_no_entry(mask, tiers):
     """The combine waits only for tiers that are there."""
     routing = Routing(np.array([[0, 1]], np.int32), np.ones((1, 2), np.float32))

@@ -50,5 +50,7 @@ def test_the_fingerprint_sees_dims_ids_and_their_order():
         placement_fingerprint(replace(SPEC, expert_intermediate_size=64), base),
     }
     assert len(fingerprints) == 6
-    assert placement_fingerprint(SPEC, base) == placement_fingerprint(SPEC, Placement(8, ((0, 1), (2,))))
+    assert placement_fingerprint(SPEC, base) == placement_fingerprint(
+        SPEC, Placement(8, ((0, 1), (2,)))
+    )
     assert placement_fingerprint(replace(SPEC, name="renamed"), base) in fingerprints

@@ -104,7 +104,9 @@ def test_native_products_equal_the_reference_to_the_bit(format_name):
     np.testing.assert_array_equal(native.matmul(weight, x), reference.matmul(weight, x))
 
 
-def make_expert(rng, formats: tuple[str, str, str], hidden: int, intermediate: int) -> ExpertWeights:
+def make_expert(
+    rng, formats: tuple[str, str, str], hidden: int, intermediate: int
+) -> ExpertWeights:
     gate, up, down = formats
     return ExpertWeights(
         make_weight(rng, gate, intermediate, hidden, gain=2.0),
@@ -114,7 +116,8 @@ def make_expert(rng, formats: tuple[str, str, str], hidden: int, intermediate: i
 
 
 @pytest.mark.parametrize(
-    "formats", [("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "F16", "BF16"), ("F32",) * 3, ("Q5_K", "Q4_0", "Q8_0")]
+    "formats",
+    [("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "F16", "BF16"), ("F32",) * 3, ("Q5_K", "Q4_0", "Q8_0")],
 )
 @pytest.mark.parametrize("rows", [[0], [2, 0], [1, 1, 3, 2, 0], []])
 def test_expert_ffn_is_the_formula(kernels, formats, rows):
@@ -137,7 +140,9 @@ def test_expert_ffn_survives_extreme_gates(kernels):
     expert = make_expert(rng, ("F32",) * 3, 32, 32)
     x = np.array([[1e30] * 32, [-1e30] * 32], np.float32) * expert.gate.raw.view(np.float32)[0]
     with np.errstate(over="ignore", invalid="ignore"):
-        out = kernels.expert_ffn(expert, x * 1e-28, np.array([0, 1], np.int32), np.ones(2, np.float32))
+        out = kernels.expert_ffn(
+            expert, x * 1e-28, np.array([0, 1], np.int32), np.ones(2, np.float32)
+        )
     assert np.isfinite(out).all()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from functools import partial
 
@@ -65,7 +66,7 @@ async def test_spans_are_busy_time_and_flows_follow_the_chunk():
     spans = [event for event in recorder.events() if isinstance(event, SpanEvent)]
     flows = [event for event in recorder.events() if isinstance(event, FlowEvent)]
     assert [span.name for span in spans] == [Name.EMBED, Name.ATTEND, Name.HEAD, Name.ROUTER]
-    assert all(a.end_ns <= b.start_ns for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(spans))
     assert [(flow.flow_id, flow.phase) for flow in flows] == [(7, "start"), (7, "step"), (7, "end")]
 
 

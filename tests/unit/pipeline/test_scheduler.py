@@ -20,9 +20,7 @@ def make_scheduler(*, chunk=4, blocks=16, block_tokens=4, context=32, max_reques
 
 
 def submit(scheduler: Scheduler, request: int, length: int, new: int | None = 4, **options) -> int:
-    return scheduler.submit(
-        RequestId(request), list(range(length)), max_new_tokens=new, **options
-    )
+    return scheduler.submit(RequestId(request), list(range(length)), max_new_tokens=new, **options)
 
 
 def test_a_prompt_is_cut_into_chunks():
@@ -99,7 +97,7 @@ def test_the_answer_is_limited_by_the_context():
 def test_a_prompt_without_room_for_an_answer_is_refused():
     """The error says both numbers, and nothing was taken."""
     scheduler = make_scheduler(context=16)
-    with pytest.raises(PromptTooLongError, match="16 tokens.*holds 16"):
+    with pytest.raises(PromptTooLongError, match=r"16 tokens.*holds 16"):
         submit(scheduler, 1, 16)
     scheduler.check_integrity()
     assert scheduler.snapshot().num_waiting == 0
@@ -161,7 +159,9 @@ def test_any_interleaving_keeps_every_promise(requests, chunk, in_flight, choice
         planned = scheduler.plan() if len(flying) < in_flight else None
         if planned is not None:
             (segment,) = planned.segments
-            expected = np.arange(computed[segment.request], computed[segment.request] + segment.length)
+            expected = np.arange(
+                computed[segment.request], computed[segment.request] + segment.length
+            )
             np.testing.assert_array_equal(planned.positions, expected)
             computed[segment.request] += segment.length
             slots[segment.request] |= dict(

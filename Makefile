@@ -1,0 +1,54 @@
+# Thin: each target calls a script. `make demo` and `make test` need nothing but Python, a C++ compiler
+# and make.
+VENV ?= .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard native/src/* native/include/thermocline/*) native/CMakeLists.txt
+export VENV
+
+.PHONY: demo test lint check install fuzz oracle golden stub demo-model sample-trace clean
+
+demo: $(VENV)/.installed-run
+	$(BIN)/thermocline demo
+
+test: $(VENV)/.installed-dev
+	scripts/test.sh
+
+lint: $(VENV)/.installed-dev
+	scripts/lint.sh
+
+check: lint test
+
+install: $(VENV)/.installed-dev
+
+$(VENV)/.installed-run: pyproject.toml constraints.txt scripts/install.sh $(NATIVE)
+	scripts/install.sh run
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt scripts/install.sh $(NATIVE)
+	scripts/install.sh dev
+	touch $(VENV)/.installed-run
+
+# 20,000 mutated model files; the test suite runs 2,000.
+fuzz: $(VENV)/.installed-dev
+	THERMOCLINE_FUZZ_FILES=20000 scripts/test.sh tests/unit/modelfile/test_fuzz.py --timeout 3000
+
+# Against transformers and llama.cpp, in an environment of their own.
+oracle:
+	scripts/oracle.sh
+
+# Write again the expected values that the suite checks without those packages.
+golden:
+	scripts/oracle.sh golden
+
+stub: $(VENV)/.installed-dev
+	$(BIN)/python -m nanobind.stubgen -q -m thermocline.kernels._native -o thermocline/kernels/_native.pyi
+
+# Train the demo model again: some minutes on two cores.
+demo-model: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.demo_model.train
+
+# The sample in traces/, and the picture in the README.
+sample-trace: $(VENV)/.installed-run
+	scripts/sample_trace.sh
+
+clean:
+	rm -rf build $(VENV)

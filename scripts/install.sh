@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Make the virtual environment and install thermocline into it, editable, native core included.
+# usage: scripts/install.sh [run|dev]     dev adds what lint, tests and training need
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kind=${1:-run}
+venv=${VENV:-.venv}
+python=${PYTHON:-python3}
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "thermocline needs Python 3.11 or newer; $python is $("$python" --version 2>&1). Set PYTHON=..." >&2
+  exit 1
+}
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+# The build tools first: the editable build runs in this environment, so that it can be repeated offline.
+pip install -c constraints.txt scikit-build-core nanobind cmake ninja
+target=.
+[ "$kind" = dev ] && target=".[dev]"
+pip install -c constraints.txt --no-build-isolation -e "$target"
+touch "$venv/.installed-$kind"

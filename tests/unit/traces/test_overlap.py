@@ -1,0 +1,137 @@
+"""Claims about the overlap numbers, against a count of every single nanosecond."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thermocline.traces.events import AsyncSpanEvent, CounterEvent, InstantEvent, SpanEvent
+from thermocline.traces.lanes import WORK_LANES, Lane, Name
+from thermocline.traces.overlap import (
+    LaneBusy,
+    LanePair,
+    OverlapSummary,
+    StageTotal,
+    check_lanes,
+    summarize,
+)
+
+_EXAMPLES = settings(max_examples=60, derandomize=True, deadline=None)
+_LANES = [Lane.LOOP, Lane.GPU_COMPUTE, Lane.GPU_H2D, Lane.CPU_COLD]
+_SPANS = st.builds(
+    lambda lane, name, start, length: SpanEvent(lane, name, start, start + length),
+    st.sampled_from(_LANES),
+    st.sampled_from([Name.HOT, Name.COLD, Name.ATTEND]),
+    st.integers(5, 40),
+    st.integers(0, 15),
+)
+
+
+def _busy_lanes(spans, at_ns):
+    return {span.lane for span in spans if span.start_ns <= at_ns < span.end_ns}
+
+
+@pytest.mark.slow
+@_EXAMPLES
+@given(spans=st.lists(_SPANS, min_size=1, max_size=14))
+def test_numbers_equal_a_count_of_every_nanosecond(spans):
+    """Busy, pair, work and overlapped times are those counted one nanosecond at a time."""
+    first = min(span.start_ns for span in spans)
+    last = max(span.end_ns for span in spans)
+    moments = [_busy_lanes(spans, at_ns) for at_ns in range(first, last)]
+    used = [lane for lane in Lane if any(span.lane == lane for span in spans)]
+
+    summary = summarize(spans)
+
+    assert summary.wall_ns == last - first
+    assert [busy.lane for busy in summary.lanes] == used
+    for busy in summary.lanes:
+        assert busy.busy_ns == sum(busy.lane in moment for moment in moments)
+        assert busy.num_spans == sum(span.lane == busy.lane for span in spans)
+        assert busy.busy_share == (busy.busy_ns / len(moments) if moments else 0)
+    assert {(pair.first, pair.second): pair.overlap_ns for pair in summary.pairs} == {
+        (a, b): sum({a, b} <= moment for moment in moments) for a, b in combinations(used, 2)
+    }
+    assert summary.work_ns == sum(len(moment & WORK_LANES) >= 1 for moment in moments)
+    assert summary.overlapped_ns == sum(len(moment & WORK_LANES) >= 2 for moment in moments)
+    for stage in summary.stages:
+        durations = [s.end_ns - s.start_ns for s in spans if s.name == stage.name]
+        assert (stage.num_spans, stage.total_ns) == (len(durations), sum(durations))
+    assert {stage.name for stage in summary.stages} == {span.name for span in spans}
+
+
+def test_known_trace_has_known_numbers():
+    """Cold work of 100 ns half hidden under 80 ns on the GPU; the busy loop does not count as overlap."""
+    summary = summarize(
+        [
+            SpanEvent(Lane.GPU_COMPUTE, Name.HOT, 0, 80),
+            SpanEvent(Lane.CPU_COLD, Name.COLD, 30, 130),
+            SpanEvent(Lane.CPU_COLD, Name.COPY, 40, 50),
+            SpanEvent(Lane.LOOP, Name.STEP, 0, 200),
+        ]
+    )
+    assert summary == OverlapSummary(
+        lanes=(
+            LaneBusy(Lane.LOOP, 1, 200, 1.0),
+            LaneBusy(Lane.GPU_COMPUTE, 1, 80, 0.4),
+            LaneBusy(Lane.CPU_COLD, 2, 100, 0.5),
+        ),
+        pairs=(
+            LanePair(Lane.LOOP, Lane.GPU_COMPUTE, 80),
+            LanePair(Lane.LOOP, Lane.CPU_COLD, 100),
+            LanePair(Lane.GPU_COMPUTE, Lane.CPU_COLD, 50),
+        ),
+        stages=(
+            StageTotal(Name.STEP, 1, 200),
+            StageTotal(Name.COLD, 1, 100),
+            StageTotal(Name.HOT, 1, 80),
+            StageTotal(Name.COPY, 1, 10),
+        ),
+        wall_ns=200,
+        work_ns=130,
+        overlapped_ns=50,
+    )
+    assert summary.overlapped_share == pytest.approx(50 / 130)
+
+
+def test_trace_without_spans_is_all_zero():
+    """Other events are no work; nothing divides by zero."""
+    summary = summarize(
+        [
+            InstantEvent(Lane.LOOP, Name.STEP, 5),
+            CounterEvent("depth", 1.0, 6),
+            AsyncSpanEvent(Name.REQUEST, 1, 0, 9),
+        ]
+    )
+    assert summary == OverlapSummary((), (), (), wall_ns=0, work_ns=0, overlapped_ns=0)
+    assert summary.overlapped_share == 0
+
+
+def test_partial_overlap_on_one_lane_is_reported():
+    """A span that outlives the one it starts in is a violation; the same times on two lanes are not."""
+    inner = SpanEvent(Lane.CPU_COLD, Name.HOT, 5, 15)
+    outer = SpanEvent(Lane.CPU_COLD, Name.COLD, 0, 10)
+    assert check_lanes([inner, outer]) == [
+        "lane cpu.cold: hot [5, 15) ns reaches out of cold [0, 10) ns"
+    ]
+    assert check_lanes([inner, SpanEvent(Lane.HOT, Name.COLD, 0, 10)]) == []
+
+
+def test_spans_that_follow_or_nest_are_no_violation():
+    """Touching, nested, equal and empty spans are all fine."""
+    spans = [(0, 10), (10, 20), (10, 20), (12, 15), (15, 20), (20, 20), (20, 30)]
+    assert check_lanes([SpanEvent(Lane.HOT, Name.HOT, *times) for times in spans]) == []
+
+
+@pytest.mark.slow
+@_EXAMPLES
+@given(spans=st.lists(_SPANS, max_size=8))
+def test_violations_exist_exactly_when_two_spans_of_a_lane_cross(spans):
+    """There is a violation if and only if some pair on one lane overlaps without nesting."""
+    crossing = any(
+        a.lane == b.lane and a.start_ns < b.start_ns < a.end_ns < b.end_ns
+        for a in spans
+        for b in spans
+    )
+    assert bool(check_lanes(spans)) == crossing

@@ -1,0 +1,151 @@
+"""Claims about the recorders: what is kept, what is dropped, what is refused."""
+
+import threading
+
+import pytest
+
+from thermocline.traces.clock import FakeClock
+from thermocline.traces.events import (
+    AsyncSpanEvent,
+    CounterEvent,
+    FlowEvent,
+    InstantEvent,
+    SpanEvent,
+)
+from thermocline.traces.lanes import WORK_LANES, Lane, Name
+from thermocline.traces.recorder import MemoryRecorder, NullRecorder, Recorder
+
+
+def _report_one_of_each(recorder: Recorder) -> None:
+    recorder.span(Lane.CPU_COLD, Name.COLD, 10, 20, {"layer": 3})
+    recorder.instant(Lane.SCHEDULER, Name.STEP, 11)
+    recorder.counter("channel router->cold", 2, 12)
+    recorder.flow(7, Lane.CPU_COLD, 13, "end")
+    recorder.async_span(Name.REQUEST, 5, 1, 30, {"tokens": 4})
+
+
+def test_events_come_back_typed_and_in_order():
+    """A snapshot holds one typed record per call, in the order of the calls."""
+    recorder = MemoryRecorder(8, FakeClock())
+    _report_one_of_each(recorder)
+    assert recorder.events() == [
+        SpanEvent(Lane.CPU_COLD, Name.COLD, 10, 20, {"layer": 3}),
+        InstantEvent(Lane.SCHEDULER, Name.STEP, 11, None),
+        CounterEvent("channel router->cold", 2, 12),
+        FlowEvent(7, Lane.CPU_COLD, 13, "end"),
+        AsyncSpanEvent(Name.REQUEST, 5, 1, 30, {"tokens": 4}),
+    ]
+
+
+def test_null_recorder_keeps_nothing():
+    """The null recorder takes every call, says that it is off, and has no events."""
+    recorder = NullRecorder()
+    _report_one_of_each(recorder)
+    recorder.clear()
+    assert recorder.events() == []
+    assert not recorder.enabled
+    assert recorder.now_ns() == 0
+
+
+def test_ring_drops_the_oldest_and_counts_them():
+    """With room for four, the last four of eleven events remain and seven are counted as dropped."""
+    recorder = MemoryRecorder(4, FakeClock())
+    for at_ns in range(11):
+        recorder.instant(Lane.LOOP, Name.STEP, at_ns)
+    assert [event.at_ns for event in recorder.events()] == [7, 8, 9, 10]
+    assert recorder.dropped == 7
+    assert repr(recorder) == "MemoryRecorder(kept=4/4, dropped=7)"
+
+
+def test_clear_forgets_events_and_drops():
+    """After clear the ring is empty, nothing counts as dropped, and recording goes on."""
+    recorder = MemoryRecorder(3, FakeClock())
+    for at_ns in range(5):
+        recorder.instant(Lane.LOOP, Name.STEP, at_ns)
+    recorder.clear()
+    assert (recorder.events(), recorder.dropped) == ([], 0)
+    for at_ns in range(100, 104):
+        recorder.instant(Lane.LOOP, Name.STEP, at_ns)
+    assert [event.at_ns for event in recorder.events()] == [101, 102, 103]
+    assert recorder.dropped == 1
+
+
+def test_time_is_that_of_the_clock():
+    """now_ns reads the clock that was passed in."""
+    clock = FakeClock(3)
+    recorder = MemoryRecorder(1, clock)
+    clock.advance(4)
+    assert recorder.now_ns() == 7
+    assert recorder.enabled
+    assert recorder.capacity == 1
+
+
+@pytest.mark.parametrize(
+    ("lane", "name", "word"),
+    [("gpu.compute", Name.HOT, "gpu.compute"), (Lane.HOT, "hot", "hot"), (Lane.HOT, None, "None")],
+)
+def test_free_text_is_refused(lane, name, word):
+    """A lane or name that is not a member of the vocabulary is a TypeError, whatever it spells."""
+    recorder = MemoryRecorder(4, FakeClock())
+    with pytest.raises(TypeError, match=word):
+        recorder.span(lane, name, 0, 1)
+    with pytest.raises(TypeError, match=word):
+        recorder.instant(lane, name, 0)
+    assert recorder.events() == []
+
+
+def test_free_text_is_refused_in_flows_async_spans_and_counters():
+    """The other calls check their part of the vocabulary too."""
+    recorder = MemoryRecorder(4, FakeClock())
+    with pytest.raises(TypeError, match="loop"):
+        recorder.flow(1, "loop", 0, "start")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="request"):
+        recorder.async_span("request", 1, 0, 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="name is a string"):
+        recorder.counter(3, 1.0, 0)  # type: ignore[arg-type]
+    assert recorder.events() == []
+
+
+def test_impossible_values_are_refused():
+    """A span that ends before it starts, a counter without a value and an unknown phase are refused."""
+    recorder = MemoryRecorder(4, FakeClock())
+    with pytest.raises(ValueError, match="ends 1 ns before it starts"):
+        recorder.span(Lane.HOT, Name.HOT, 5, 4)
+    with pytest.raises(ValueError, match="ends 2 ns before it starts"):
+        recorder.async_span(Name.REQUEST, 1, 5, 3)
+    with pytest.raises(ValueError, match="no finite value"):
+        recorder.counter("rate", float("nan"), 0)
+    with pytest.raises(ValueError, match="'begin'"):
+        recorder.flow(1, Lane.HOT, 0, "begin")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one"):
+        MemoryRecorder(0, FakeClock())
+    assert recorder.events() == []
+
+
+def test_threads_share_the_ring_without_losing_events():
+    """Four threads write at once: every event is kept once, each thread's in its own order."""
+    recorder = MemoryRecorder(4000, FakeClock())
+    barrier = threading.Barrier(4)
+
+    def write(first: int) -> None:
+        barrier.wait()
+        for at_ns in range(first, first + 1000):
+            recorder.instant(Lane.LOOP, Name.STEP, at_ns)
+
+    threads = [threading.Thread(target=write, args=(first,)) for first in range(0, 4000, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    times = [event.at_ns for event in recorder.events()]
+    assert sorted(times) == list(range(4000))
+    assert recorder.dropped == 0
+    for first in range(0, 4000, 1000):
+        assert [t for t in times if first <= t < first + 1000] == list(range(first, first + 1000))
+
+
+def test_vocabulary_has_no_duplicates_and_knows_the_work():
+    """Values are unique, and bookkeeping lanes are not work."""
+    assert len({lane.value for lane in Lane}) == len(Lane.__members__)
+    assert len({name.value for name in Name}) == len(Name.__members__)
+    assert set(Lane) - WORK_LANES == {Lane.REQUESTS, Lane.HTTP, Lane.LOOP, Lane.SCHEDULER}

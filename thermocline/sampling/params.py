@@ -1,0 +1,181 @@
+"""Owns what a request may ask of sampling, and its limits. Knows no logits, tokenizer or vocabulary.
+
+Ids are checked against the vocabulary where it is known: by `sampler.Sampler`.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from thermocline.errors import RequestError
+
+MAX_LOGPROBS: Final = 20
+MAX_STOP_STRINGS: Final = 16
+MAX_STOP_CHARS: Final = 256
+MAX_STOP_TOKEN_IDS: Final = 256
+MAX_LOGIT_BIAS_ENTRIES: Final = 1024
+_INT64_MIN: Final = -(1 << 63)
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+def _no_bias() -> Mapping[int, float]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop. Anything out of range is a `RequestError` naming the field.
+
+    max_tokens          most tokens to generate, 0 = none; None = the rest of the context
+    temperature         0..2; 0 (the default) = greedy: the most likely token, filters are not used
+    top_k               keep the k most likely; 0 = off
+    top_p               (0, 1]: keep the fewest most likely tokens that hold this share; 1 = off
+    min_p               0..1: drop tokens less likely than this share of the most likely; 0 = off
+    typical_p           (0, 1]: keep the tokens of most typical surprise that hold this share; 1 = off
+    repetition_penalty  0.1..2: over the last `repeat_last_n` tokens of prompt and output; 1 = off
+    repeat_last_n       how far back that looks, in tokens; 0 = nowhere, -1 = the whole sequence
+    presence_penalty    -2..2: subtracted once from each token of the output
+    frequency_penalty   -2..2: subtracted from each token of the output, times its count
+    logit_bias          token id -> -100..100, added to the logits; at most 1024 entries
+    seed                int64; None = a new random seed for each request
+    stop                at most 16 strings of 1..256 characters that end the answer
+    stop_token_ids      at most 256 token ids that end the answer
+    ignore_eos          go on after the model's own end tokens (they are not masked)
+    min_tokens          no end token and no stop token before this many tokens
+    logprobs            None = off; k = the chosen token's and the k most likely tokens', 0..20
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=_no_bias)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        if not isinstance(self.ignore_eos, bool):
+            raise _refused("ignore_eos", self.ignore_eos, "true or false")
+        # Frozen copies, so that a list or dict that the caller goes on to change is not ours.
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        object.__setattr__(self, "stop", _checked_stop(self.stop))
+        object.__setattr__(self, "stop_token_ids", _checked_ids(self.stop_token_ids))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}: lower it",
+                param="min_tokens",
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the most likely token is always taken."""
+        return self.temperature == 0 or self.top_k == 1
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    """Raise for the first number of `params` that is of the wrong type or out of its range."""
+    for name, low, high, optional in (
+        ("max_tokens", 0, _INT64_MAX, True),
+        ("min_tokens", 0, _INT64_MAX, False),
+        ("top_k", 0, _INT64_MAX, False),
+        ("repeat_last_n", -1, _INT64_MAX, False),
+        ("seed", _INT64_MIN, _INT64_MAX, True),
+        ("logprobs", 0, MAX_LOGPROBS, True),
+    ):
+        value = getattr(params, name)
+        if not ((optional and value is None) or _is_int_within(value, low, high)):
+            raise _refused(name, value, f"an integer in {low}..{high}")
+    for name, low_f, high_f, low_open in (
+        ("temperature", 0.0, 2.0, False),
+        ("top_p", 0.0, 1.0, True),
+        ("min_p", 0.0, 1.0, False),
+        ("typical_p", 0.0, 1.0, True),
+        ("repetition_penalty", 0.1, 2.0, False),
+        ("presence_penalty", -2.0, 2.0, False),
+        ("frequency_penalty", -2.0, 2.0, False),
+    ):
+        value = getattr(params, name)
+        if not _is_number_within(value, low_f, high_f) or (low_open and value == low_f):
+            above = f"above {low_f:g} and at most {high_f:g}"
+            raise _refused(
+                name, value, f"a number {above if low_open else f'in {low_f:g}..{high_f:g}'}"
+            )
+
+
+def _checked_bias(bias: object) -> Mapping[int, float]:
+    if not isinstance(bias, Mapping):
+        raise _refused("logit_bias", bias, "a mapping from token id to number")
+    if len(bias) > MAX_LOGIT_BIAS_ENTRIES:
+        raise RequestError(
+            f"logit_bias has {len(bias)} entries: give at most {MAX_LOGIT_BIAS_ENTRIES}",
+            param="logit_bias",
+        )
+    for token_id, value in bias.items():
+        if not _is_int_within(token_id, 0, _INT64_MAX):
+            raise _refused("logit_bias", token_id, "keyed by token ids, integers from 0 on")
+        if not _is_number_within(value, -100.0, 100.0):
+            raise _refused("logit_bias", value, "a number in -100..100 for each token")
+    return MappingProxyType(dict(bias))
+
+
+def _checked_stop(stop: object) -> tuple[str, ...]:
+    if not isinstance(stop, tuple | list):
+        raise _refused("stop", stop, "a tuple of strings")
+    if len(stop) > MAX_STOP_STRINGS:
+        raise RequestError(
+            f"stop has {len(stop)} strings: give at most {MAX_STOP_STRINGS}", param="stop"
+        )
+    for text in stop:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
+            raise _refused("stop", text, f"strings of 1..{MAX_STOP_CHARS} characters")
+    return tuple(stop)
+
+
+def _checked_ids(ids: object) -> tuple[int, ...]:
+    if not isinstance(ids, tuple | list):
+        raise _refused("stop_token_ids", ids, "a tuple of token ids")
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise RequestError(
+            f"stop_token_ids has {len(ids)} entries: give at most {MAX_STOP_TOKEN_IDS}",
+            param="stop_token_ids",
+        )
+    for token_id in ids:
+        if not _is_int_within(token_id, 0, _INT64_MAX):
+            raise _refused("stop_token_ids", token_id, "token ids, integers from 0 on")
+    return tuple(ids)
+
+
+def _is_int_within(value: object, low: int, high: int) -> bool:
+    """True for an int in low..high; a bool is not an int here."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_number_within(value: object, low: float, high: float) -> bool:
+    """True for a finite int or float in low..high; a bool is not a number here."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return low <= value <= high and math.isfinite(value)
+
+
+def _refused(name: str, value: object, wanted: str) -> RequestError:
+    try:
+        shown = reprlib.repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        shown = "an integer of thousands of digits"
+    return RequestError(f"{name} is {shown}: it must be {wanted}", param=name)

@@ -1,0 +1,191 @@
+"""Owns the choice of one token of one request. Knows no batch, no text and no stopping.
+
+A `Sampler` keeps nothing of what it chose: the draw at output position n depends only on the seed
+and n, and the penalties only on the tokens passed in. So preempting a request, batching it with
+others, or rolling drafted tokens back and sampling again can not change its answer.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from thermocline.errors import EngineError, RequestError
+from thermocline.messages import TokenLogprob
+from thermocline.sampling import logits as maths
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from thermocline.sampling.params import SamplingParams
+
+_UINT64_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The chosen token.
+
+    logprob  of the chosen token, None unless asked for
+    top      the most likely tokens, the most likely first, as many as asked for; impossible
+             tokens are left out, and the chosen one is in it only if it belongs there
+
+    Log-probabilities are the raw model's: log-softmax of the logits before bias, penalties,
+    temperature and filters.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[TokenLogprob, ...]
+
+
+class Sampler:
+    """Chooses the tokens of one request by its `SamplingParams`, in the order of `logits`' docstring.
+
+    Greedy choice is the greatest processed logit, the lowest id among equals. `end_ids` are the
+    model's end tokens; with `params.stop_token_ids` they are impossible before `min_tokens`
+    tokens, unless nothing else is possible. Without `params.seed` each sampler draws its own.
+    Raises RequestError for an id outside of the vocabulary. `sample` may run in any thread.
+    """
+
+    __slots__ = (
+        "_bias", "_bias_ids", "_late_ids", "_params", "_prompt_tail", "_vocab_size", "seed",
+    )  # fmt: skip
+
+    seed: int
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        vocab_size: int,
+        end_ids: Collection[int],
+        prompt_ids: Sequence[int],
+    ) -> None:
+        _check_ids("logit_bias", params.logit_bias, vocab_size)
+        _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        assert all(0 <= token_id < vocab_size for token_id in end_ids)
+        self._params = params
+        self._vocab_size = vocab_size
+        self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
+        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._late_ids = np.array(sorted({*end_ids, *params.stop_token_ids}), dtype=np.int64)
+        tail = _last(prompt_ids, params.repeat_last_n) if _repetition_is_on(params) else ()
+        _check_ids("prompt", tail, vocab_size)
+        self._prompt_tail = np.array(tail, dtype=np.int64)
+        self.seed = _random_seed() if params.seed is None else params.seed
+
+    def __repr__(self) -> str:
+        return f"Sampler(seed={self.seed}, vocab_size={self._vocab_size}, params={self._params})"
+
+    def sample(self, logits: maths.Logits, output_ids: Sequence[int]) -> Sampled:
+        """Return the token that follows `output_ids`, the request's output so far without the prompt.
+
+        logits  float32 [V], raw, not changed; -inf marks impossible tokens
+        Raises EngineError if the logits hold NaN or +inf, or nothing but -inf.
+        """
+        assert logits.shape == (self._vocab_size,), logits.shape
+        assert logits.dtype == np.float32, logits.dtype
+        _check_usable(logits)
+        token_id = self._choose(self._processed(logits, output_ids), len(output_ids))
+        if self._params.logprobs is None:
+            return Sampled(token_id, logprob=None, top=())
+        normaliser = maths.log_normaliser(logits)
+        top_ids = maths.most_likely(logits, self._params.logprobs)
+        return Sampled(
+            token_id,
+            logprob=float(logits[token_id]) - normaliser,
+            top=tuple(TokenLogprob(int(i), float(logits[i]) - normaliser) for i in top_ids),
+        )
+
+    def _processed(self, logits: maths.Logits, output_ids: Sequence[int]) -> maths.Logits:
+        """Return `logits` after bias, penalties and minimum length; the same array if none applies."""
+        params = self._params
+        penalise_output = len(output_ids) > 0 and (
+            params.presence_penalty != 0 or params.frequency_penalty != 0
+        )
+        forbid_end = len(output_ids) < params.min_tokens and len(self._late_ids) > 0
+        repetition = _repetition_is_on(params)
+        if not (len(self._bias_ids) or repetition or penalise_output or forbid_end):
+            return logits
+        row = logits.copy()
+        maths.add_bias(row, self._bias_ids, self._bias)
+        if repetition:
+            maths.penalise_repetition(row, self._window(output_ids), params.repetition_penalty)
+        if penalise_output:
+            maths.penalise_output(
+                row,
+                output_ids,
+                presence=params.presence_penalty,
+                frequency=params.frequency_penalty,
+            )
+        if forbid_end:
+            maths.forbid(row, self._late_ids)
+        return row
+
+    def _choose(self, row: maths.Logits, position: int) -> int:
+        """Return the greedy token of `row`, or the drawn one."""
+        params = self._params
+        if params.is_greedy:
+            return int(row.argmax())
+        candidates = maths.candidates_at(row, params.temperature, top_k=params.top_k)
+        if params.typical_p < 1:
+            candidates = maths.keep_typical_p(candidates, params.typical_p)
+        if params.top_p < 1:
+            candidates = maths.keep_top_p(candidates, params.top_p)
+        if params.min_p > 0:
+            candidates = maths.keep_min_p(candidates, params.min_p)
+        return maths.draw(candidates, uniform_at(self.seed, position))
+
+    def _window(self, output_ids: Sequence[int]) -> maths.TokenIds:
+        """Return the last `repeat_last_n` tokens of prompt and output."""
+        count = self._params.repeat_last_n
+        recent = np.array(_last(output_ids, count), dtype=np.int64)
+        missing = len(self._prompt_tail) if count < 0 else count - len(recent)
+        return np.concatenate((_last(self._prompt_tail, missing), recent))
+
+
+def uniform_at(seed: int, position: int) -> float:
+    """Return the uniform number in [0, 1) that belongs to output position `position` of a seed (int64).
+
+    The counter of a Philox generator is the position, its key the seed: any position is reached
+    without drawing the ones before it.
+    """
+    generator = np.random.Philox(key=seed & _UINT64_MASK, counter=position << 64)
+    return float(int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+def _random_seed() -> int:
+    return int.from_bytes(os.urandom(8), "little", signed=True)
+
+
+def _repetition_is_on(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 and params.repeat_last_n != 0
+
+
+def _last(values: Sequence[int] | maths.TokenIds, count: int) -> Sequence[int] | maths.TokenIds:
+    """Return the last `count` values, all of them if `count` is negative."""
+    return values if count < 0 else values[max(0, len(values) - count) :]
+
+
+def _check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{param} names token {token_id}, but the model's ids are 0..{vocab_size - 1}",
+                param=param,
+            )
+
+
+def _check_usable(logits: maths.Logits) -> None:
+    if np.isfinite(logits.max()):  # the maximum of a row with NaN is NaN
+        return
+    num_nan = int(np.isnan(logits).sum())
+    raise EngineError(
+        f"the model's logits are not usable: {num_nan} of {len(logits)} are NaN, the greatest is "
+        f"{np.nanmax(logits) if num_nan < len(logits) else 'NaN'}. Check the model file's checksum; "
+        "if the file is good, this is a defect of a kernel"
+    )

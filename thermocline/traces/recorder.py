@@ -1,0 +1,243 @@
+"""Owns the trace buffer: the `Recorder` protocol, one that does nothing, and a ring in memory.
+
+Knows no file format and no analysis. Times are nanoseconds of the recorder's clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thermocline.traces.clock import Clock, MonotonicClock
+from thermocline.traces.events import (
+    Args,
+    AsyncSpanEvent,
+    CounterEvent,
+    Event,
+    FlowEvent,
+    FlowPhase,
+    InstantEvent,
+    SpanEvent,
+)
+from thermocline.traces.lanes import Lane, Name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FLOW_PHASES = ("start", "step", "end")
+
+
+class Recorder(Protocol):
+    """Where trace hooks report to.
+
+    Any thread may call any method. `args` is kept by reference and must not change after the call.
+    Names and lanes come from `lanes`; anything else is a TypeError. A span that ends before it
+    starts, a counter that is not finite and an unknown flow phase are a ValueError.
+    """
+
+    @property
+    def enabled(self) -> bool:
+        """False when nothing is kept: a caller may skip the work of gathering `args`."""
+        ...
+
+    def now_ns(self) -> int:
+        """Return the time of the recorder's clock."""
+        ...
+
+    def span(
+        self, lane: Lane, name: Name, start_ns: int, end_ns: int, args: Args | None = None
+    ) -> None:
+        """Record, after the fact, that `lane` was busy in [start_ns, end_ns)."""
+        ...
+
+    def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
+        """Record one moment on `lane`."""
+        ...
+
+    def counter(self, name: str, value: float, at_ns: int) -> None:
+        """Record a value on the counter track with the free-form label `name`."""
+        ...
+
+    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase) -> None:
+        """Record one point of an arrow; a span on `lane` must enclose `at_ns` for it to be shown."""
+        ...
+
+    def async_span(
+        self, name: Name, span_id: int, start_ns: int, end_ns: int, args: Args | None = None
+    ) -> None:
+        """Record something that lasted without owning a lane; `span_id` tells equal names apart."""
+        ...
+
+    def events(self) -> list[Event]:
+        """Return a snapshot of what is kept, in the order of recording."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything recorded so far."""
+        ...
+
+
+class NullRecorder:
+    """Keeps nothing. The default, so that no caller needs an `if`."""
+
+    __slots__ = ()
+
+    @property
+    def enabled(self) -> bool:
+        """Always False."""
+        return False
+
+    def now_ns(self) -> int:
+        """Return 0: nobody will look at the time."""
+        return 0
+
+    def span(
+        self, lane: Lane, name: Name, start_ns: int, end_ns: int, args: Args | None = None
+    ) -> None:
+        """Do nothing."""
+
+    def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
+        """Do nothing."""
+
+    def counter(self, name: str, value: float, at_ns: int) -> None:
+        """Do nothing."""
+
+    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase) -> None:
+        """Do nothing."""
+
+    def async_span(
+        self, name: Name, span_id: int, start_ns: int, end_ns: int, args: Args | None = None
+    ) -> None:
+        """Do nothing."""
+
+    def events(self) -> list[Event]:
+        """Return an empty list."""
+        return []
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+
+class MemoryRecorder:
+    """A ring of `capacity` events that drops the oldest and counts what it dropped.
+
+    No locks: taking a number and storing a slot are one bytecode each under the interpreter lock.
+    Every slot carries its number, so a snapshot taken between the two is sorted and merely lacks
+    the event that is being written.
+    """
+
+    __slots__ = ("_capacity", "_clock", "_first", "_next_number", "_ring", "now_ns")
+
+    now_ns: Callable[[], int]
+
+    def __init__(self, capacity: int = 1 << 18, clock: Clock | None = None) -> None:
+        if capacity < 1:
+            raise ValueError(f"a trace ring needs room for at least one event, not {capacity}")
+        self._capacity = capacity
+        self._clock = MonotonicClock() if clock is None else clock
+        # The clock's own bound method: one Python call less per reading.
+        self.now_ns = self._clock.now_ns
+        self._next_number = itertools.count().__next__
+        self._first = 0
+        # Each slot is None or (number, record type, *the record's fields).
+        self._ring: list[tuple[Any, ...] | None] = [None] * capacity
+
+    def __repr__(self) -> str:
+        kept = self._kept()
+        return f"MemoryRecorder(kept={len(kept)}/{self._capacity}, dropped={self._dropped(kept)})"
+
+    @property
+    def enabled(self) -> bool:
+        """Always True."""
+        return True
+
+    @property
+    def capacity(self) -> int:
+        """The most events that are kept."""
+        return self._capacity
+
+    @property
+    def dropped(self) -> int:
+        """The number of events lost to newer ones since the last `clear`. Reads the whole ring."""
+        return self._dropped(self._kept())
+
+    def span(
+        self, lane: Lane, name: Name, start_ns: int, end_ns: int, args: Args | None = None
+    ) -> None:
+        """Record, after the fact, that `lane` was busy in [start_ns, end_ns)."""
+        if type(lane) is not Lane or type(name) is not Name:
+            raise _not_in_vocabulary(lane, name)
+        if end_ns < start_ns:
+            raise ValueError(f"span {name} on {lane} ends {start_ns - end_ns} ns before it starts")
+        number = self._next_number()
+        self._ring[number % self._capacity] = (
+            number, SpanEvent, lane, name, start_ns, end_ns, args,
+        )  # fmt: skip
+
+    def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
+        """Record one moment on `lane`."""
+        if type(lane) is not Lane or type(name) is not Name:
+            raise _not_in_vocabulary(lane, name)
+        self._store(InstantEvent, lane, name, at_ns, args)
+
+    def counter(self, name: str, value: float, at_ns: int) -> None:
+        """Record a value on the counter track with the free-form label `name`."""
+        if not isinstance(name, str):
+            raise TypeError(f"a counter's name is a string, not {name!r}")
+        if not math.isfinite(value):
+            raise ValueError(f"counter {name!r} has no finite value: {value}")
+        self._store(CounterEvent, name, value, at_ns)
+
+    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase) -> None:
+        """Record one point of an arrow; a span on `lane` must enclose `at_ns` for it to be shown."""
+        if type(lane) is not Lane:
+            raise _not_in_vocabulary(lane, Name.CHUNK)
+        if phase not in _FLOW_PHASES:
+            raise ValueError(f"a flow's phase is one of {', '.join(_FLOW_PHASES)}, not {phase!r}")
+        self._store(FlowEvent, flow_id, lane, at_ns, phase)
+
+    def async_span(
+        self, name: Name, span_id: int, start_ns: int, end_ns: int, args: Args | None = None
+    ) -> None:
+        """Record something that lasted without owning a lane; `span_id` tells equal names apart."""
+        if type(name) is not Name:
+            raise _not_in_vocabulary(Lane.REQUESTS, name)
+        if end_ns < start_ns:
+            raise ValueError(f"span {name} {span_id} ends {start_ns - end_ns} ns before it starts")
+        self._store(AsyncSpanEvent, name, span_id, start_ns, end_ns, args)
+
+    def events(self) -> list[Event]:
+        """Return a snapshot of what is kept, in the order of recording."""
+        return [slot[1](*slot[2:]) for slot in self._kept()]
+
+    def clear(self) -> None:
+        """Forget everything recorded so far, also what another thread is just writing."""
+        self._first = self._next_number() + 1
+        self._ring = [None] * self._capacity
+
+    def _store(self, *record: object) -> None:
+        number = self._next_number()
+        self._ring[number % self._capacity] = (number, *record)
+
+    def _kept(self) -> list[tuple[Any, ...]]:
+        first = self._first
+        kept = [slot for slot in self._ring.copy() if slot is not None and slot[0] >= first]
+        kept.sort(key=_number)
+        return kept
+
+    def _dropped(self, kept: list[tuple[Any, ...]]) -> int:
+        return kept[-1][0] + 1 - self._first - len(kept) if kept else 0
+
+
+def _number(slot: tuple[Any, ...]) -> int:
+    number: int = slot[0]
+    return number
+
+
+def _not_in_vocabulary(lane: object, name: object) -> TypeError:
+    wrong = lane if type(lane) is not Lane else name
+    return TypeError(
+        f"{wrong!r} is not in the vocabulary: use Lane and Name from thermocline.traces.lanes, "
+        "and add a member there if none fits"
+    )
