@@ -1,0 +1,1 @@
+"""Comparisons with large outside programs; they run only where those are installed."""

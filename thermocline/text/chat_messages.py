@@ -1,0 +1,98 @@
+"""Checks chat messages and brings them into the one shape that templates expect.
+
+Owns the rules of message shape. It knows neither templates nor tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thermocline.errors import RequestError
+
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+"""A closed set, because some templates build a control token out of the role."""
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning")
+
+
+def normalize_messages(messages: object) -> list[dict[str, Any]]:
+    """Checked copies of `messages`, as templates expect them.
+
+    Text parts become one string, joined by line ends; arguments of tool calls that are a JSON object
+    in a string become the object; `reasoning` and `reasoning_content` each fill in for the other.
+    Raises RequestError with param "messages" or "messages[i]...".
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise RequestError("messages must be a list of objects", param="messages")
+    if not messages:
+        raise RequestError("messages is empty: send at least one", param="messages")
+    return [_normalize(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _normalize(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} must be an object with role and content", param=where)
+    result = {str(key): value for key, value in message.items()}
+    role = result.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise RequestError(
+            f"{where}.role is {role!r}: use one of {', '.join(sorted(ROLES))}",
+            param=f"{where}.role",
+        )
+    result["content"] = _text_of(result.get("content"), f"{where}.content")
+    if result.get("tool_calls") is not None:
+        result["tool_calls"] = _tool_calls(result["tool_calls"], f"{where}.tool_calls")
+    for ours, other in (_REASONING_FIELDS, _REASONING_FIELDS[::-1]):
+        if result.get(ours) is None and result.get(other) is not None:
+            result[ours] = result[other]
+    return result
+
+
+def _text_of(content: object, where: str) -> str:
+    """The text of a content field; None is the empty text (templates add and search it)."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise RequestError(f"{where} must be a string or a list of text parts", param=where)
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise RequestError(
+                f"{where}[{index}] is of type {kind!r}: this model reads text only, send "
+                '{"type": "text", "text": ...}',
+                param=f"{where}[{index}]",
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+        raise RequestError(f"{where} must be a list of objects", param=where)
+    checked = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(
+                f"{where}[{index}] needs function.name and function.arguments",
+                param=f"{where}[{index}]",
+            )
+        arguments = _object_or_text(function.get("arguments", {}))
+        checked.append({**call, "function": {**function, "arguments": arguments}})
+    return checked
+
+
+def _object_or_text(arguments: object) -> object:
+    """A JSON object written in a string becomes the object; everything else stays."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

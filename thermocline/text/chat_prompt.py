@@ -1,0 +1,55 @@
+"""Chat messages to token ids, such that no message can forge a control token.
+
+Owns nothing; it joins template and tokenizer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from thermocline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from thermocline.text.chat_template import ChatTemplate
+    from thermocline.text.tokenizer import Tokenizer
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    variables: Mapping[str, object] | None = None,
+) -> list[int]:
+    """Token ids of the prompt that `template` makes of `messages`, [T].
+
+    Arguments as of `ChatTemplate.render_parts`. Control tokens are only those that the template
+    itself wrote; everything else is encoded as `tokenizer.encode(text)` would. The template decides
+    about BOS; where it wrote none and the model file wants one, it is put first.
+
+    Raises RequestError and ChatTemplateError as `render_parts` and `encode` do, and ConfigError if the
+    template was built for other control tokens.
+    """
+    if template.control_tokens != tokenizer.control_texts:
+        raise ConfigError(
+            "template and tokenizer differ in their control tokens: build the template with "
+            "control_tokens=tokenizer.control_texts"
+        )
+    ids: list[int] = []
+    parts = template.render_parts(
+        messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+    )
+    for part in parts:
+        if part.is_control:
+            token_id = tokenizer.token_id(part.text)
+            assert token_id is not None, part
+            ids.append(token_id)
+        else:
+            ids.extend(tokenizer.encode(part.text, add_bos=False))
+    if tokenizer.add_bos and ids[:1] != [tokenizer.bos_id]:
+        ids[:0] = tokenizer.encode("", add_bos=True)
+    return ids
