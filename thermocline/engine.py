@@ -10,12 +10,13 @@ import asyncio
 import itertools
 import threading
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from thermocline.assembly import EngineParts, load_parts
 from thermocline.config import EngineConfig
-from thermocline.errors import EngineClosedError, EngineError, RequestError
+from thermocline.errors import EngineClosedError, RequestError
 from thermocline.messages import PromptLogits, PromptProgress, RequestFailed, RequestId, TokenEvent
 from thermocline.pipeline.generation import Generation
 from thermocline.pipeline.mailbox import Mailbox
@@ -26,7 +27,7 @@ from thermocline.traces.clock import MonotonicClock
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from types import TracebackType
 
     import numpy as np
@@ -57,7 +58,10 @@ class EngineStatistics:
     def hot_share(self) -> float:
         """Share of expert choices that fell on hot experts, 0 to 1."""
         total = int(self.heat.sum())
-        hot = sum(int(row[list(ids)].sum()) for row, ids in zip(self.heat, self.placement.hot, strict=True))
+        hot = sum(
+            int(row[list(ids)].sum())
+            for row, ids in zip(self.heat, self.placement.hot, strict=True)
+        )
         return hot / total if total else 0.0
 
 
@@ -111,7 +115,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         on_prompt_progress: Callable[[int, int], None] | None = None,
-    ) -> AsyncIterator[TokenEvent]:
+    ) -> AsyncGenerator[TokenEvent, None]:
         """Yield the answer to `prompt` (text, or token ids) as events; the last one says why it ended.
 
         on_prompt_progress(computed, total) is called as the prompt is computed. Leaving the loop or
@@ -139,7 +143,7 @@ class Engine:
         finally:
             self._post(lambda loop: loop.abort(request))
 
-    async def score(self, token_ids: Sequence[int]) -> AsyncIterator[PromptLogits]:
+    async def score(self, token_ids: Sequence[int]) -> AsyncGenerator[PromptLogits, None]:
         """Yield the logits after every token of `token_ids`, in order, a chunk at a time.
 
         The next chunk is computed when the last was taken. Raises like `generate`.
@@ -274,6 +278,8 @@ class Engine:
         await asyncio.shield(asyncio.wrap_future(self._ready))
 
     async def _close(self) -> None:
+        # Opening can not be interrupted: a close meanwhile waits for its end, and then closes.
+        await asyncio.to_thread(wait_for_futures, [self._ready])
         if self._ready.done() and self._ready.exception() is None:
             _, step_loop, loop = self._ready.result()
             closing = step_loop.close()
@@ -315,7 +321,10 @@ class EngineContext:
         return self._engine
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         await self._engine._close()
 

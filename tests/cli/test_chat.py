@@ -1,0 +1,99 @@
+"""`thermocline chat`: turns, commands, and a context that fills up."""
+
+from __future__ import annotations
+
+import pytest
+
+from thermocline import Engine, EngineConfig, SamplingParams
+from thermocline.cli.chat import Conversation
+from thermocline.errors import PromptTooLongError
+
+FLAGS = ("--kernels", "reference", "--max-tokens", "3", "--ignore-eos")
+
+
+@pytest.fixture
+async def engine(small_toy):
+    """An engine with a context of 96 tokens."""
+    async with Engine.open(small_toy, EngineConfig(kernels="reference")) as opened:
+        yield opened
+
+
+def _conversation(engine, system=None):
+    return Conversation(engine, SamplingParams(max_tokens=3, ignore_eos=True), system)
+
+
+@pytest.mark.slow
+def test_each_line_of_a_pipe_is_a_turn(toy, invoke):
+    """A conversation over a pipe is the same as asking twice: history goes along, no prompts appear."""
+    both = invoke("chat", toy, *FLAGS, input="the\nin\n")
+    first = invoke("chat", toy, *FLAGS, input="the\n")
+    second = invoke("chat", toy, *FLAGS, input="in\n")
+    assert both.exit_code == first.exit_code == 0, both.stderr
+    assert both.stdout.startswith(first.stdout)
+    assert both.stdout != first.stdout + second.stdout, "the second turn did not see the first"
+    assert both.stderr == ""
+
+
+@pytest.mark.slow
+def test_reset_forgets_and_exit_leaves(toy, invoke):
+    """After /reset an answer is as in a new conversation; nothing is read behind /exit."""
+    alone = invoke("chat", toy, *FLAGS, input="in\n")
+    result = invoke("chat", toy, *FLAGS, input="the\n/reset\nin\n/exit\nmore\n")
+    first = invoke("chat", toy, *FLAGS, input="the\n")
+    assert result.stdout == first.stdout + alone.stdout
+
+
+def test_help_and_unknown_commands_are_answered_on_stderr(toy, invoke):
+    """Commands of the chat are no turns, and stdout carries answers only."""
+    result = invoke("chat", toy, *FLAGS, input="/help\n\n/nonsense\n")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "/reset" in result.stderr
+    assert "no command /nonsense" in result.stderr
+
+
+def test_a_turn_that_can_not_be_answered_ends_a_pipe(small_toy, invoke):
+    """A message that exceeds the context is an error with exit code 1."""
+    result = invoke("chat", small_toy, *FLAGS, input="x" * 200 + "\n")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: the prompt has")
+
+
+@pytest.mark.slow
+async def test_the_oldest_turns_are_dropped_when_the_context_is_full(engine, capsys):
+    """A long conversation goes on: whole old turns go, the system message stays, and it is said."""
+    conversation = _conversation(engine, system="s")
+    for index in range(6):
+        await conversation.take_turn(f"turn {index}")
+    notes = capsys.readouterr().err
+    assert "the context is full: the oldest turn was dropped" in notes
+    roles = [message["role"] for message in conversation.messages]
+    assert roles == ["user", "assistant"] * (len(roles) // 2)
+    assert conversation.messages[-2]["content"] == "turn 5"
+    assert conversation.messages[0]["content"] != "turn 0"
+
+
+async def test_a_refused_turn_leaves_the_conversation_as_it_was(engine):
+    """After a message that is too long, the next one continues the old conversation."""
+    conversation = _conversation(engine)
+    await conversation.take_turn("a")
+    before = list(conversation.messages)
+    with pytest.raises(PromptTooLongError):
+        await conversation.take_turn("x" * 200)
+    assert conversation.messages == before
+
+
+@pytest.mark.slow
+async def test_a_message_that_nearly_fills_the_context_is_still_answered(engine):
+    """The room that is kept for an answer never refuses what fits; the cut answer is announced."""
+    conversation = Conversation(engine, SamplingParams(ignore_eos=True), None)
+    await conversation.take_turn("x" * 60)
+    assert len(conversation.messages) == 2
+
+
+@pytest.mark.slow
+async def test_an_answer_that_fills_the_context_is_announced(engine, capsys):
+    """When the context cuts an answer, the user is told."""
+    conversation = Conversation(engine, SamplingParams(ignore_eos=True), None)
+    await conversation.take_turn("x")
+    assert "the answer was cut" in capsys.readouterr().err

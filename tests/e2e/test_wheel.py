@@ -1,0 +1,73 @@
+"""The built wheel works away from the source folder: demo model, native core and entry point included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel built from the working tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    build_dir = f"--config-settings=build-dir={folder / 'build'}"
+    run = subprocess.run(
+        [*command, build_dir, "-w", str(folder), str(ROOT)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=folder,
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    (path,) = folder.glob("thermocline-*.whl")
+    return path
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_what_a_user_needs_and_nothing_else(wheel):
+    """The package, its data and the compiled core; no tests, no sources of the core, no samples."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "thermocline/demo/demo-moe.gguf" in names
+    assert "thermocline/demo/held_text.txt" in names
+    assert any(name.startswith("thermocline/kernels/_native.") for name in names)
+    top = {name.partition("/")[0] for name in names if ".dist-info" not in name}
+    assert top == {"thermocline"}
+    assert wheel.stat().st_size < 16 << 20
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_runs_the_demo_from_another_folder(wheel, tmp_path):
+    """In a clean environment with only the declared dependencies, `thermocline demo` answers."""
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), str(wheel)],
+        check=True,
+        timeout=280,
+        cwd=tmp_path,
+    )
+    run = subprocess.run(
+        [environment / "bin" / "thermocline", "demo"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "expert" in run.stdout.lower()
+    assert (tmp_path / "thermocline-demo-trace.json.gz").stat().st_size > 1000
+    probe = "import importlib.util as u, thermocline; print(thermocline.__file__, u.find_spec('torch'))"
+    where = subprocess.run(
+        [python, "-c", probe], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert where.stdout.startswith(str(environment)), "the source folder was imported instead"
+    assert where.stdout.strip().endswith("None"), "torch came along with the base install"

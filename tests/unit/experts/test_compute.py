@@ -1,0 +1,77 @@
+"""The one interface of expert compute: single and batch agree, whoever computes, and its life ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.chunks import make_chunk
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline.errors import EngineClosedError
+from thermocline.experts.catalog import ExpertCatalog
+from thermocline.experts.compute import CpuExpertCompute
+from thermocline.experts.dispatch import dispatch
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.lane import LaneThread
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.messages import ExpertIndex, LayerIndex, LayerWork, Routing, Tier
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import open_model
+from thermocline.traces.lanes import Lane
+from thermocline.traces.recorder import NullRecorder
+
+SHAPE = ToyShape(hidden=256, intermediate=256, used=3, formats={"gate_up": "Q4_K", "down": "Q6_K"})
+LAYER = LayerIndex(1)
+
+
+@pytest.fixture(params=[NativeKernels, ReferenceKernels], ids=["native", "reference"])
+def compute(request, tmp_path):
+    """A CPU service over a toy file, for each kernel implementation."""
+    kernels = request.param()
+    with open_model_file(write_toy_model(tmp_path / "toy.gguf", SHAPE)) as file:
+        catalog = ExpertCatalog(open_model(file, kernels).expert_layers)
+        lane = LaneThread(Lane.CPU_COLD, NullRecorder())
+        service = CpuExpertCompute(Tier.COLD, "print", catalog, kernels, lane)
+        yield service
+        service.close()
+
+
+def make_work(num_tokens: int) -> LayerWork:
+    rng = np.random.default_rng(num_tokens)
+    x = rng.standard_normal((num_tokens, 256)).astype(np.float32)
+    ids = np.stack([rng.permutation(8)[:3] for _ in range(num_tokens)]).astype(np.int32)
+    routing = Routing(ids, rng.random((num_tokens, 3)).astype(np.float32))
+    batches = dispatch(LAYER, routing, np.zeros(8, bool))
+    return LayerWork(make_chunk(num_tokens=num_tokens), LAYER, x, x, routing, batches)
+
+
+async def test_single_and_batch_give_the_same_bits(compute):
+    """A token computed alone equals the token in a batch of 9, slot by slot."""
+    work = make_work(9)
+    total = await compute.compute_batch(work, work.batches[Tier.COLD])
+    by_slot = np.full((9, 3, 256), np.nan, np.float32)
+    by_slot[total.rows, total.slots] = total.values
+    for token in range(9):
+        experts = tuple(ExpertIndex(int(e)) for e in work.routing.expert_ids[token])
+        single = await compute.compute(LAYER, work.x[token], experts, work.routing.weights[token])
+        np.testing.assert_array_equal(single, by_slot[token])
+
+
+async def test_a_part_of_the_batches_is_computed_as_in_the_whole(compute):
+    """Splitting the work between two calls changes no bit: any placement may do so."""
+    work = make_work(7)
+    batches = work.batches[Tier.COLD]
+    whole = await compute.compute_batch(work, batches)
+    parts = [await compute.compute_batch(work, part) for part in (batches[:2], batches[2:])]
+    np.testing.assert_array_equal(np.concatenate([p.values for p in parts]), whole.values)
+    np.testing.assert_array_equal(np.concatenate([p.rows for p in parts]), whole.rows)
+
+
+async def test_after_close_it_says_so(compute):
+    """A closed service is not healthy, and work for it is a typed error."""
+    assert compute.healthy()
+    assert (compute.tier, compute.fingerprint) == (Tier.COLD, "print")
+    compute.close()
+    assert not compute.healthy()
+    with pytest.raises(EngineClosedError):
+        await compute.compute_batch(make_work(1), make_work(1).batches[Tier.COLD])

@@ -1,0 +1,66 @@
+"""The `thermocline` command: its group of commands and their entry point.
+
+Owns the list of commands. Importing it must stay quick: each command imports the engine, NumPy and
+rich when it runs, so that `--help` and a mistyped flag answer at once.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import click
+
+from thermocline import __version__
+from thermocline.cli.bench import bench
+from thermocline.cli.chat import chat
+from thermocline.cli.demo import demo
+from thermocline.cli.group import ErrorLineGroup
+from thermocline.cli.info import info
+from thermocline.cli.logits import logits
+from thermocline.cli.perplexity import perplexity
+from thermocline.cli.run import run
+from thermocline.cli.serve import serve
+from thermocline.cli.tokenize import tokenize
+
+__all__ = ["cli", "main"]
+
+
+@click.group(
+    cls=ErrorLineGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="thermocline", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Run mixture-of-experts GGUF models that are bigger than your memory, and see every byte move.
+
+    \b
+    First steps:
+      thermocline demo                      watch the built-in model answer, with a timeline
+      thermocline info model.gguf           what is in a file, and what one token costs
+      thermocline run model.gguf --chat "Hello"
+      thermocline chat model.gguf
+      thermocline serve model.gguf          OpenAI's HTTP interface on this machine
+
+    MODEL is a GGUF file (of a split model, any one of its files). Where MODEL is optional, the small
+    built-in demo model is used. `thermocline COMMAND --help` explains each command.
+    """
+
+
+for command in (demo, run, chat, serve, info, tokenize, bench, perplexity, logits):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line of this process; ends it with an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can not show a character shows "?" instead of ending the program.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Bytes that are no text reach the tokenizer's check, which says so.
+        sys.stdin.reconfigure(errors="surrogateescape")
+    try:
+        cli(prog_name="thermocline")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,191 @@
+"""`thermocline bench`: tokens per second of prompt and answer on this machine."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from thermocline.cli.console import Progress, echo_json, show
+from thermocline.cli.options import engine_options, json_option, model_argument
+from thermocline.cli.session import model_path, open_engine, run_until_done
+from thermocline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from thermocline.config import EngineConfig
+    from thermocline.engine import Engine
+    from thermocline.machine import MachineFacts
+    from thermocline.messages import Timings
+    from thermocline.models.spec import ModelSpec
+    from thermocline.sampling.params import SamplingParams
+
+_DEFAULT_PROMPT_TOKENS = 512
+_SEED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to measure: tokens of prompt and answer (None: as many as usual), and how often."""
+
+    num_prompt: int | None
+    num_decode: int
+    num_repetitions: int
+
+    def fit(self, max_context_tokens: int) -> int:
+        """Return the tokens of the prompt. Raises ConfigError if the plan exceeds the context."""
+        room = max_context_tokens - self.num_decode
+        default = min(_DEFAULT_PROMPT_TOKENS, room)
+        wanted = default if self.num_prompt is None else self.num_prompt
+        if not 1 <= wanted <= room:
+            raise ConfigError(
+                f"the context of {max_context_tokens} tokens has no room for "
+                f"{self.num_decode} tokens behind the prompt: lower -p or -n, or raise --ctx"
+            )
+        return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second over the repetitions."""
+
+    median: float
+    min: float
+    max: float
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: list[float]) -> Speed:
+        """Summarise one or more measured speeds."""
+        import statistics
+
+        return cls(statistics.median(values), min(values), max(values), tuple(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.1f} tokens/s ({self.min:.1f} to {self.max:.1f})"
+
+
+@click.command()
+@model_argument()
+@click.option(
+    "-p",
+    "--prompt-tokens",
+    "num_prompt",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Length of the prompt (default: {_DEFAULT_PROMPT_TOKENS}, or what the context allows).",
+)
+@click.option(
+    "-n",
+    "--max-tokens",
+    "num_decode",
+    type=click.IntRange(min=2),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Length of the answer.",
+)
+@click.option(
+    "-r",
+    "--repetitions",
+    "num_repetitions",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How often to measure, after one warm-up that does not count.",
+)
+@json_option
+@engine_options()
+def bench(
+    model: str | None,
+    num_prompt: int | None,
+    num_decode: int,
+    num_repetitions: int,
+    as_json: bool,
+    config: EngineConfig,
+) -> None:
+    """Measure how many tokens per second a model reads and writes.
+
+    \b
+    Examples:
+      thermocline bench
+      thermocline bench model.gguf -p 512 -n 64 -r 5
+      thermocline bench model.gguf --json > speed.json
+
+    The prompt is made of random tokens, the same ones every time; each repetition starts from an
+    empty cache. The median counts; close other programs, and repeat with --no-prefetch or another
+    --hot-device to compare.
+    """
+    plan = _Plan(num_prompt, num_decode, num_repetitions)
+    run_until_done(_run(model_path(model), plan, config, as_json))
+
+
+async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> None:
+    import random
+
+    from thermocline.machine import machine_facts
+
+    async with open_engine(path, config) as engine:
+        num_prompt = plan.fit(engine.max_context_tokens)
+        draw = random.Random(_SEED)
+        prompt = [draw.randrange(engine.tokenizer.vocab_size) for _ in range(num_prompt)]
+        timings = await _measure(engine, prompt, plan)
+        spec = engine.spec
+    prefill = Speed.of([timing.prompt_tokens_per_s for timing in timings])
+    decode = Speed.of([timing.decode_tokens_per_s for timing in timings])
+    machine = machine_facts()
+    if not as_json:
+        _show(
+            spec,
+            machine,
+            {f"prompt of {num_prompt}": prefill, f"answer of {plan.num_decode}": decode},
+        )
+        return
+    echo_json(
+        {
+            "model": spec.name,
+            "architecture": spec.architecture,
+            "num_prompt_tokens": num_prompt,
+            "num_decode_tokens": plan.num_decode,
+            "num_repetitions": plan.num_repetitions,
+            "prefill_tok_s": asdict(prefill),
+            "decode_tok_s": asdict(decode),
+            "config": asdict(config),
+            "machine": machine.as_dict(),
+        }
+    )
+
+
+async def _measure(engine: Engine, prompt: list[int], plan: _Plan) -> list[Timings]:
+    from thermocline.sampling.params import SamplingParams
+
+    params = SamplingParams(max_tokens=plan.num_decode, ignore_eos=True)
+    measured = []
+    with Progress() as progress:
+        for index in range(plan.num_repetitions + 1):
+            what = f"{index} of {plan.num_repetitions}" if index else "warm-up"
+            progress.say(f"measuring: {what}")
+            timings = await _time_once(engine, prompt, params)
+            if index:
+                measured.append(timings)
+    return measured
+
+
+async def _time_once(engine: Engine, prompt: list[int], params: SamplingParams) -> Timings:
+    async with aclosing(engine.generate(prompt, params)) as events:
+        async for event in events:
+            if event.timings is not None:
+                return event.timings
+    raise AssertionError("the stream ended without its last event")
+
+
+def _show(spec: ModelSpec, machine: MachineFacts, speeds: dict[str, Speed]) -> None:
+    from thermocline.cli.render import facts_table
+    from thermocline.units import format_bytes
+
+    rows = [(f"{name} tokens", str(speed)) for name, speed in speeds.items()]
+    rows.append(("processor", f"{machine.cpu}, {machine.num_usable_cores} cores usable"))
+    rows.append(("memory", format_bytes(machine.memory_bytes)))
+    show(facts_table(f"{spec.name}: median (lowest to highest)", rows))

@@ -1,0 +1,132 @@
+"""What goes to the screen: answers and JSON to stdout; progress, notes and hints to stderr.
+
+Owns the rules of what a terminal may be shown. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Self
+
+import click
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.console import RenderableType
+    from rich.status import Status
+
+# Text that a model or a file made could otherwise move the cursor, or worse.
+_CONTROL_CODES = (*range(9), *range(11, 32), *range(127, 160))
+_VISIBLE_CONTROLS = dict.fromkeys(_CONTROL_CODES, "\N{REPLACEMENT CHARACTER}") | {ord("\r"): ""}
+
+
+def one_line(text: str) -> str:
+    """Return `text` with line ends as spaces and other unprintable characters as escapes."""
+    joined = " ".join(text.split("\n"))
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "backslashreplace").decode()
+        for char in joined
+    )
+
+
+def without_controls(text: str) -> str:
+    """Return `text` with control characters made visible; tab and line feed stay, return goes."""
+    return text.translate(_VISIBLE_CONTROLS)
+
+
+def echo_json(value: object) -> None:
+    """Print exactly one JSON object to stdout, in ASCII, which every pipe can carry."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """Print a line to stderr that the user should see in any case."""
+    click.echo(one_line(text), err=True)
+
+
+def hint(text: str) -> None:
+    """Print a line to stderr, if somebody watches it."""
+    if sys.stderr.isatty():
+        note(text)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Print tables and text to stdout; no markup is interpreted, since names come out of files."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+    # Captured, because rich would end the process by itself when the reader has left.
+    with console.capture() as page:
+        for renderable in renderables:
+            console.print(renderable)
+    click.echo(page.get(), nl=False)
+
+
+class AnswerWriter:
+    """Streams an answer to stdout and ends it with a line end; a complete, empty one is an empty line.
+
+    Use it as a context.
+    """
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if (self._last or kind is None) and not self._last.endswith("\n"):
+            self.write("\n")
+
+    def write(self, text: str) -> None:
+        """Print `text` at once."""
+        if not text:
+            return
+        sys.stdout.write(without_controls(text) if self._is_terminal else text)
+        sys.stdout.flush()
+        self._last = text
+
+
+class Progress:
+    """One line on stderr that says what is being waited for; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.clear()
+
+    def say(self, text: str) -> None:
+        """Show `text` in place of what was shown."""
+        if not sys.stderr.isatty():
+            return
+        if self._status is not None:
+            self._status.update(one_line(text))
+            return
+        from rich.console import Console
+
+        console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._status = console.status(one_line(text))
+        self._status.start()
+
+    def clear(self) -> None:
+        """Take the line away; more calls do nothing."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

@@ -1,0 +1,141 @@
+"""`thermocline demo`: the built-in model on the split pipeline, with everything it can show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from thermocline.cli.console import AnswerWriter, show
+from thermocline.cli.session import (
+    Answer,
+    TraceFile,
+    model_path,
+    open_engine,
+    run_until_done,
+    stream_answer,
+)
+from thermocline.config import EngineConfig, PlacementConfig
+from thermocline.demo import DEMO_HELD_TEXT_PATH, DEMO_QUESTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from thermocline.engine import Engine
+    from thermocline.messages import Timings
+    from thermocline.models.footprint import Footprint
+
+_TRACE_NAME = "thermocline-demo-trace.json.gz"
+_QUESTIONS = (DEMO_QUESTIONS[1], DEMO_QUESTIONS[2])
+_MAX_TOKENS = 200
+_PAGE_TOKENS = 512
+_NEXT = """
+next: thermocline chat                              talk with this model
+      thermocline info model.gguf                   look into a model of yours
+      thermocline run model.gguf --chat "Hello"     let it answer"""
+
+
+@click.command()
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help=f"Write the timeline there (default: {_TRACE_NAME} in the current folder).",
+)
+def demo(trace: str | None) -> None:
+    """Watch the built-in model answer, and see what every lane did.
+
+    \b
+    Example:
+      thermocline demo
+
+    Needs no download and no GPU: the model of a few MiB is part of the package. Half of its experts
+    are computed on a second CPU lane, so that the timeline shows work side by side.
+    """
+    target = (
+        TraceFile(Path(_TRACE_NAME), may_move=True) if trace is None else TraceFile(Path(trace))
+    )
+    run_until_done(_run(target))
+
+
+async def _run(trace: TraceFile) -> None:
+    from thermocline.cli.render import placement_table
+
+    trace.check()
+    path = model_path(None)
+    footprint = _footprint(path)
+    config = EngineConfig(placement=PlacementConfig(hot_device="cpu", hot_fraction=0.5))
+    async with open_engine(path, config, trace) as engine:
+        click.echo(f"{engine.spec.name}: a mixture of experts that is part of this package")
+        show("", placement_table(footprint, engine.placement, config.placement.hot_device))
+        answers = [await _ask(engine, question) for question in _QUESTIONS]
+        page = await _read_page(engine)
+        show(*_report(engine, page, answers))
+    click.echo(_NEXT)
+
+
+def _footprint(path: str) -> Footprint:
+    from thermocline.modelfile.reader import open_model_file
+    from thermocline.models.footprint import measure_footprint
+    from thermocline.models.registry import read_spec
+
+    with open_model_file(path) as file:
+        return measure_footprint(file.tensors.values(), read_spec(file).router)
+
+
+async def _ask(engine: Engine, question: str) -> Timings:
+    from thermocline.sampling.params import SamplingParams
+
+    prompt = await engine.encode_chat([{"role": "user", "content": question}])
+    _headline(f"> {question}")
+    answer = Answer()
+    with AnswerWriter() as writer:
+        params = SamplingParams(max_tokens=_MAX_TOKENS)
+        await stream_answer(engine, prompt, params, writer.write, answer)
+    assert answer.timings is not None, "the stream ended without its last event"
+    click.echo()
+    return answer.timings
+
+
+async def _read_page(engine: Engine) -> Timings:
+    """Let the model read a longer text, the work in which lanes overlap most."""
+    from thermocline.sampling.params import SamplingParams
+
+    text = DEMO_HELD_TEXT_PATH.read_text("utf-8")
+    prompt = (await engine.encode(text, parse_special=False))[:_PAGE_TOKENS]
+    _headline(f"> (reads a page of {len(prompt)} tokens)")
+    answer = Answer()
+    params = SamplingParams(max_tokens=1)
+    await stream_answer(engine, prompt, params, lambda _: None, answer)
+    assert answer.timings is not None, "the stream ended without its last event"
+    click.echo()
+    return answer.timings
+
+
+def _report(engine: Engine, page: Timings, answers: Sequence[Timings]) -> list[RenderableType]:
+    from thermocline.cli.render import lanes_table, overlap_table
+    from thermocline.traces.overlap import summarize
+
+    summary = summarize(engine.trace_events())
+    num_decoded = sum(timing.num_output_tokens - 1 for timing in answers)
+    decode_s = sum(timing.decode_s for timing in answers)
+    facts = [f"{page.prompt_tokens_per_s:.0f} tokens/s reading"]
+    if num_decoded:
+        facts.append(f"{num_decoded / decode_s:.0f} tokens/s answering")
+    facts.append(f"{engine.statistics().hot_share:.0%} of the expert choices were hot")
+    return [
+        ", ".join(facts),
+        "",
+        lanes_table(summary),
+        overlap_table(summary),
+        f"{summary.overlapped_share:.0%} of the working time, at least two lanes worked at once",
+        "",
+    ]
+
+
+def _headline(text: str) -> None:
+    from rich.text import Text
+
+    show(Text(text, style="bold"))

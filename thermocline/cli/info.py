@@ -1,0 +1,166 @@
+"""`thermocline info`: what is in a model file, from its header alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from thermocline.cli.console import echo_json, show
+from thermocline.cli.options import json_option, model_argument
+from thermocline.cli.session import model_path
+from thermocline.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.footprint import Footprint
+    from thermocline.models.spec import ModelSpec
+
+
+@click.command()
+@model_argument()
+@json_option
+def info(model: str | None, as_json: bool) -> None:
+    """Show what a model is, its sizes, and what one token costs.
+
+    \b
+    Examples:
+      thermocline info
+      thermocline info model.gguf
+      thermocline info model.gguf --json
+
+    Reads the header of the file only, so it is quick whatever the size. For a file that thermocline
+    can not run, says everything that is in the way.
+    """
+    from thermocline.modelfile.reader import open_model_file
+
+    with open_model_file(model_path(model)) as file:
+        facts = inspect(file)
+        if as_json:
+            echo_json(_as_json(file, facts))
+        else:
+            _show(file, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a file; `spec` is None where its architecture is not supported."""
+
+    spec: ModelSpec | None
+    footprint: Footprint
+    tokenizer: str
+    has_chat_template: bool
+    unsupported: tuple[str, ...]
+
+
+def inspect(file: ModelFile) -> ModelFacts:
+    """Read the facts of an open file. Raises ModelFileError for a damaged one."""
+    from thermocline.kernels.contract import SUPPORTED_FORMATS
+    from thermocline.kernels.reference import ReferenceKernels
+    from thermocline.models.footprint import measure_footprint
+    from thermocline.models.registry import open_model, read_spec
+    from thermocline.text.vocabulary import TokenizerData
+
+    unsupported: list[str] = []
+
+    def passes(check: Callable[[], object]) -> bool:
+        try:
+            check()
+        except UnsupportedModelError as error:
+            unsupported.extend(f"{error.what}: {thing}" for thing in error.unsupported)
+            return False
+        return True
+
+    metadata = file.metadata
+    is_known = passes(lambda: read_spec(file))
+    has_formats = passes(lambda: file.require_formats(SUPPORTED_FORMATS))
+    if is_known:
+        passes(lambda: TokenizerData.from_metadata(metadata, path=file.path))
+        if has_formats:
+            passes(lambda: open_model(file, ReferenceKernels()))
+    spec = read_spec(file) if is_known else None
+    names = (
+        metadata.get_str("tokenizer.ggml.model", default="none"),
+        metadata.get_str("tokenizer.ggml.pre", default=""),
+    )
+    return ModelFacts(
+        spec=spec,
+        footprint=measure_footprint(file.tensors.values(), None if spec is None else spec.router),
+        tokenizer=", ".join(filter(None, names)),
+        has_chat_template="tokenizer.chat_template" in metadata,
+        unsupported=tuple(unsupported),
+    )
+
+
+def _as_json(file: ModelFile, facts: ModelFacts) -> dict[str, object]:
+    spec = None if facts.spec is None else asdict(facts.spec)
+    return {
+        "path": file.path,
+        "num_files": file.num_shards,
+        "architecture": file.architecture,
+        "supported": not facts.unsupported,
+        "unsupported": list(facts.unsupported),
+        "spec": spec,
+        "footprint": asdict(facts.footprint),
+        "tokenizer": facts.tokenizer,
+        "has_chat_template": facts.has_chat_template,
+    }
+
+
+def _show(file: ModelFile, facts: ModelFacts) -> None:
+    from thermocline.cli.render import facts_table, formats_table
+
+    rows = [("architecture", file.architecture)]
+    rows += _size_rows(facts.footprint)
+    if facts.spec is not None:
+        rows += _shape_rows(facts.spec)
+    if file.num_shards > 1:
+        rows.append(("files", str(file.num_shards)))
+    rows.append(("tokenizer", facts.tokenizer))
+    rows.append(("chat template", "yes" if facts.has_chat_template else "no"))
+    rows.append(("runs here", "no" if facts.unsupported else "yes"))
+    rows += [("not supported", reason) for reason in facts.unsupported]
+    title = file.path if facts.spec is None else f"{facts.spec.name} ({file.path})"
+    show(facts_table(title, rows), "", formats_table(facts.footprint.formats))
+
+
+def _size_rows(footprint: Footprint) -> list[tuple[str, str]]:
+    from thermocline.units import format_bytes
+
+    parameters = _millions(footprint.num_parameters)
+    if footprint.num_active_parameters is not None:
+        parameters += f", {_millions(footprint.num_active_parameters)} used by a token"
+    rows = [
+        ("parameters", parameters),
+        ("size", format_bytes(footprint.total_bytes)),
+        ("- trunk", f"{format_bytes(footprint.trunk_bytes)}, read for every token"),
+        ("- routed experts", format_bytes(footprint.experts_bytes)),
+    ]
+    if footprint.token_bytes is not None:
+        rows.append(("one token reads", f"{format_bytes(footprint.token_bytes)} at least"))
+    return rows
+
+
+def _shape_rows(spec: ModelSpec) -> list[tuple[str, str]]:
+    router = spec.router
+    return [
+        ("layers", f"{spec.num_layers} of width {spec.hidden_size}"),
+        (
+            "experts",
+            f"{router.num_experts} per layer, {router.num_experts_used} used by a token, "
+            f"of width {spec.expert_intermediate_size}",
+        ),
+        (
+            "attention",
+            f"{spec.num_heads} heads of {spec.head_dim}, {spec.num_kv_heads} for keys and values",
+        ),
+        ("vocabulary", f"{spec.vocab_size} tokens"),
+        ("context", f"{spec.context_length} tokens"),
+    ]
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 1e9 else f"{count / 1e6:.2f} million"

@@ -1,0 +1,128 @@
+"""Tables for people: what a model consists of, where its experts are, how busy each lane was.
+
+Turns facts into rich tables; computes nothing but sums, and reads nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from thermocline.cli.console import without_controls
+from thermocline.traces.lanes import WORK_LANES
+from thermocline.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thermocline.config import HotDevice
+    from thermocline.experts.placement import Placement
+    from thermocline.models.footprint import Footprint, FormatShare
+    from thermocline.traces.overlap import OverlapSummary
+
+
+def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
+    """Return names and values in two columns."""
+    table = Table(title=_plain(title), title_justify="left", title_style="bold", box=None)
+    table.show_header = False
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, _plain(value))
+    return table
+
+
+def formats_table(formats: Iterable[FormatShare]) -> Table:
+    """Return which tensors are stored how."""
+    table = _table("What is stored how")
+    table.add_column("role")
+    table.add_column("format")
+    table.add_column("tensors", justify="right")
+    table.add_column("size", justify="right")
+    for share in formats:
+        row = (share.role, share.format, str(share.num_tensors), format_bytes(share.total_bytes))
+        table.add_row(*row)
+    return table
+
+
+def placement_table(footprint: Footprint, placement: Placement, hot_device: HotDevice) -> Table:
+    """Return what lies and computes where, and why."""
+    hot_bytes = sum(
+        len(hot) * nbytes for hot, nbytes in zip(placement.hot, footprint.expert_bytes, strict=True)
+    )
+    table = _table("Where everything is")
+    table.add_column("part")
+    table.add_column("experts", justify="right")
+    table.add_column("size", justify="right")
+    table.add_column("where", overflow="fold")
+    table.add_column("why", overflow="fold")
+    trunk_size = format_bytes(footprint.trunk_bytes)
+    table.add_row("trunk", "", trunk_size, "CPU, trunk lane", "every token needs it")
+    if hot_device != "none":
+        why = f"--hot-device {hot_device}"
+        count = str(placement.num_hot)
+        table.add_row("hot experts", count, format_bytes(hot_bytes), "CPU, hot lane", why)
+    cold_size = format_bytes(footprint.experts_bytes - hot_bytes)
+    table.add_row(
+        "cold experts",
+        str(placement.num_cold),
+        cold_size,
+        "CPU, cold lane",
+        "from the mapped file",
+    )
+    return table
+
+
+def lanes_table(summary: OverlapSummary) -> Table:
+    """Return how busy each lane was; work lanes have a bar."""
+    table = _table("What each lane did")
+    table.add_column("lane")
+    table.add_column("spans", justify="right")
+    table.add_column("busy", justify="right")
+    table.add_column("of the time", justify="right")
+    table.add_column("", no_wrap=True)
+    for lane in summary.lanes:
+        bar = Text("=" * round(lane.busy_share * 30), style="cyan")
+        table.add_row(
+            lane.lane,
+            str(lane.num_spans),
+            _milliseconds(lane.busy_ns),
+            f"{lane.busy_share:.0%}",
+            bar if lane.lane in WORK_LANES else "",
+        )
+    return table
+
+
+def overlap_table(summary: OverlapSummary) -> Table:
+    """Return which work lanes were busy at the same time, the longest first."""
+    table = _table("What ran at the same time")
+    table.add_column("lanes")
+    table.add_column("together", justify="right")
+    table.add_column("of the time", justify="right")
+    pairs = [
+        pair
+        for pair in summary.pairs
+        if pair.overlap_ns and pair.first in WORK_LANES and pair.second in WORK_LANES
+    ]
+    for pair in sorted(pairs, key=lambda pair: -pair.overlap_ns):
+        share = pair.overlap_ns / summary.wall_ns
+        names = f"{pair.first} + {pair.second}"
+        table.add_row(names, _milliseconds(pair.overlap_ns), f"{share:.0%}")
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+
+
+def _plain(text: str) -> Text:
+    return Text(without_controls(text))
+
+
+def _milliseconds(duration_ns: int) -> str:
+    return f"{duration_ns * 1e-6:.1f} ms"

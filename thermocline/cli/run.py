@@ -1,0 +1,121 @@
+"""`thermocline run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from thermocline.cli.console import AnswerWriter, echo_json, hint
+from thermocline.cli.options import (
+    engine_options,
+    json_option,
+    model_argument,
+    sampling_options,
+    trace_option,
+)
+from thermocline.cli.prompt import prompt_options
+from thermocline.cli.session import (
+    Answer,
+    TraceFile,
+    hint_speed,
+    model_path,
+    open_engine,
+    run_until_done,
+    stream_answer,
+    trace_file,
+)
+
+if TYPE_CHECKING:
+    from thermocline.cli.prompt import PromptForm
+    from thermocline.config import EngineConfig
+    from thermocline.engine import EngineStatistics
+    from thermocline.messages import Timings
+    from thermocline.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Everything that one run was asked for."""
+
+    path: str
+    prompt: PromptForm
+    params: SamplingParams
+    config: EngineConfig
+    trace: TraceFile | None
+    as_json: bool
+
+
+@click.command()
+@model_argument()
+@prompt_options
+@sampling_options
+@json_option
+@trace_option
+@engine_options()
+def run(
+    model: str | None,
+    prompt: PromptForm,
+    params: SamplingParams,
+    config: EngineConfig,
+    as_json: bool,
+    trace: str | None,
+) -> None:
+    """Answer one prompt, streaming the text to stdout.
+
+    \b
+    Examples:
+      thermocline run --chat "What is a mixture of experts?"
+      thermocline run model.gguf --prompt "Once upon a time" --max-tokens 100
+      cat question.txt | thermocline run model.gguf --chat - > answer.txt
+      thermocline run model.gguf --chat "Hi" --hot-device cpu --trace timeline.json.gz
+
+    Without MODEL, the built-in demo model answers. The same flags give the same answer, unless
+    --temperature is above 0 and there is no --seed. Everything but the answer goes to stderr.
+    """
+    order = _Order(model_path(model), prompt, params, config, trace_file(trace), as_json)
+    run_until_done(_run(order))
+
+
+async def _run(order: _Order) -> None:
+    async with open_engine(order.path, order.config, order.trace) as engine:
+        prompt_ids = await order.prompt.encode(engine)
+        answer = Answer()
+        if order.as_json:
+            await stream_answer(engine, prompt_ids, order.params, lambda _: None, answer)
+            echo_json(_as_json(prompt_ids, answer, engine.statistics()))
+            return
+        with AnswerWriter() as writer:
+            await stream_answer(engine, prompt_ids, order.params, writer.write, answer)
+        if len(prompt_ids) + len(answer.token_ids) >= engine.max_context_tokens:
+            hint(f"[stopped: the context of {engine.max_context_tokens} tokens is full (--ctx)]")
+        hint_speed(answer.timings)
+
+
+def _as_json(
+    prompt_ids: list[int], answer: Answer, statistics: EngineStatistics
+) -> dict[str, object]:
+    assert answer.timings is not None, "the stream ended without its last event"
+    prefetch = statistics.prefetch
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "prompt_token_ids": prompt_ids,
+        "finish_reason": answer.finish_reason,
+        "timings": timings_as_dict(answer.timings),
+        "experts": {
+            "num_hot": statistics.placement.num_hot,
+            "num_cold": statistics.placement.num_cold,
+            "hot_share": statistics.hot_share,
+            "prefetch": None if prefetch is None else asdict(prefetch),
+        },
+    }
+
+
+def timings_as_dict(timings: Timings) -> dict[str, float]:
+    """Return times in seconds, counts and rates."""
+    return asdict(timings) | {
+        "prompt_tokens_per_s": timings.prompt_tokens_per_s,
+        "decode_tokens_per_s": timings.decode_tokens_per_s,
+    }

@@ -1,0 +1,166 @@
+"""What commands with an engine share: opening it with a progress line, streaming an answer, saving the
+timeline whatever happens. Knows no flags.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thermocline.cli.console import Progress, hint, note
+from thermocline.config import TraceConfig
+from thermocline.demo import DEMO_MODEL_PATH
+from thermocline.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+
+    from thermocline.config import EngineConfig
+    from thermocline.engine import Engine
+    from thermocline.messages import FinishReason, Timings
+    from thermocline.sampling.params import SamplingParams
+
+VIEWER = "https://ui.perfetto.dev"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFile:
+    """Where a timeline goes; with `may_move`, to the temporary folder if it can not be written there."""
+
+    path: Path
+    may_move: bool = False
+
+    def check(self) -> None:
+        """Refuse a place that can not be written before time is spent. Raises ConfigError."""
+        folder = self.path.absolute().parent
+        if not self.may_move and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise ConfigError(
+                f"--trace {self.path}: there is no folder {folder} that you may write to; "
+                "name a file in one"
+            )
+
+    def save(self, engine: Engine) -> Path:
+        """Write what the engine recorded and return the file. Raises ConfigError."""
+        try:
+            engine.save_trace(self.path)
+        except ConfigError:
+            if not self.may_move:
+                raise
+            import tempfile
+
+            moved = Path(tempfile.mkdtemp(prefix="thermocline-")) / self.path.name
+            engine.save_trace(moved)
+            return moved
+        return self.path
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has arrived of an answer; complete when `finish_reason` is there."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    timings: Timings | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.texts)
+
+
+def run_until_done(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end; Ctrl-C cancels it, and comes out as KeyboardInterrupt when it has ended."""
+    import asyncio
+
+    asyncio.run(work)
+
+
+def model_path(model: str | None) -> str:
+    """Return the file that a command was given, or the built-in demo model's."""
+    return os.fspath(DEMO_MODEL_PATH) if model is None else model
+
+
+def trace_file(path: str | None) -> TraceFile | None:
+    """Return the file of --trace, None without the flag."""
+    return None if path is None else TraceFile(Path(path))
+
+
+@asynccontextmanager
+async def open_engine(
+    path: str, config: EngineConfig, trace: TraceFile | None = None
+) -> AsyncIterator[Engine]:
+    """Open the model, and at the end, also after Ctrl-C, write the timeline if `trace` asks for it."""
+    from thermocline.engine import Engine
+
+    if trace is not None:
+        trace.check()
+        config = replace(config, trace=TraceConfig(enabled=True))
+    async with AsyncExitStack() as stack:
+        with Progress() as progress:
+            progress.say(f"opening {Path(path).name}")
+            engine = await stack.enter_async_context(Engine.open(path, config))
+        if trace is not None:
+            stack.callback(_save_and_say, trace, engine)
+        yield engine
+
+
+def _save_and_say(trace: TraceFile, engine: Engine) -> None:
+    note(f"timeline: {trace.save(engine)} (view it at {VIEWER})")
+
+
+async def stream_answer(
+    engine: Engine,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    on_text: Callable[[str], None],
+    answer: Answer,
+) -> None:
+    """Generate, calling `on_text` with each piece of text and collecting everything in `answer`."""
+    with Progress() as progress:
+
+        def show_progress(num_computed: int, num_total: int) -> None:
+            if num_computed < num_total:
+                progress.say(f"reading the prompt: {num_computed} of {num_total} tokens")
+
+        show_progress(0, len(prompt))
+        events = engine.generate(prompt, params, on_prompt_progress=show_progress)
+        async with aclosing(events) as stream:
+            async for event in stream:
+                progress.clear()
+                answer.texts.append(event.text)
+                answer.token_ids.extend(event.token_ids)
+                answer.finish_reason = event.finish_reason
+                answer.timings = event.timings
+                on_text(event.text)
+
+
+def hint_speed(timings: Timings | None) -> None:
+    """Say on a watched stderr how fast it was."""
+    if timings is None:
+        return
+    hint(
+        f"[{timings.num_prompt_tokens} prompt tokens at {timings.prompt_tokens_per_s:.1f}/s, "
+        f"{timings.num_output_tokens} tokens at {timings.decode_tokens_per_s:.1f}/s]"
+    )
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file, "-" for stdin. Raises RequestError if it is not UTF-8."""
+    import click
+
+    with click.open_file(path, "rb") as file:
+        raw: bytes = file.read()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        source = "stdin" if path == "-" else path
+        raise RequestError(f"{source} is not UTF-8 text ({error}): convert it first") from error
+
+
+def read_line_text(text: str) -> str:
+    """Return `text`, or all of stdin for "-", without the line end that shells put at the end."""
+    return read_text("-").removesuffix("\n") if text == "-" else text

@@ -1,0 +1,105 @@
+"""Facts about the machine that a measurement was taken on: processor, memory, versions.
+
+Reads the operating system only. Leaves out what identifies a machine (host name, user, paths), since
+the facts are meant to be published beside the numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from thermocline import __version__
+
+_PACKAGES: Final = ("numpy", "gguf", "tokenizers")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What a speed depends on, besides the model.
+
+    num_cores are the logical cores of the machine, num_usable_cores those that this process may run
+    on; cpu_limit is a container's share of them, memory_limit_bytes its memory (None: no limit).
+    """
+
+    cpu: str
+    num_cores: int
+    num_usable_cores: int
+    cpu_limit: float | None
+    memory_bytes: int
+    memory_limit_bytes: int | None
+    system: str
+    python: str
+    versions: dict[str, str]
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the facts as plain values for JSON."""
+        return asdict(self)
+
+
+def machine_facts() -> MachineFacts:
+    """Read the facts; takes some milliseconds."""
+    num_cores = os.cpu_count() or 1
+    return MachineFacts(
+        cpu=_cpu_model(Path("/proc/cpuinfo")),
+        num_cores=num_cores,
+        num_usable_cores=_num_usable_cores(num_cores),
+        cpu_limit=parse_cpu_limit(_read(_CGROUP / "cpu.max")),
+        memory_bytes=int(psutil.virtual_memory().total),
+        memory_limit_bytes=parse_memory_limit(_read(_CGROUP / "memory.max")),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        versions={"thermocline": __version__} | _package_versions(),
+    )
+
+
+def parse_cpu_limit(text: str) -> float | None:
+    """Return the cores that a cgroup's cpu.max ("quota period" in us) allows, None for no limit."""
+    quota, _, period = text.strip().partition(" ")
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None
+    return int(quota) / int(period)
+
+
+def parse_memory_limit(text: str) -> int | None:
+    """Return the bytes that a cgroup's memory.max allows, None for no limit."""
+    return int(text) if text.strip().isdigit() else None
+
+
+def _cpu_model(cpuinfo: Path) -> str:
+    for line in _read(cpuinfo).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _num_usable_cores(num_cores: int) -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return num_cores
+
+
+def _package_versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""

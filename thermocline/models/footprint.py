@@ -1,0 +1,152 @@
+"""What a model's bytes are for: routed experts, the trunk, and what one token makes the engine read.
+
+Pure arithmetic on the tensor table; reads no tensor data and knows no architecture beyond the common
+names of GGUF tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thermocline.modelfile.layout import TensorInfo
+    from thermocline.models.spec import RouterRule
+
+_ROUTED: Final = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.")
+_EMBEDDING: Final = "token_embd.weight"
+_OUTPUT: Final = "output.weight"
+
+
+class Role(StrEnum):
+    """What a tensor is for."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    ROUTER = "router"
+    EXPERTS = "experts"
+    OUTPUT = "output"
+    NORM = "norms"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatShare:
+    """The tensors of one role that are stored in one format."""
+
+    role: Role
+    format: str
+    num_tensors: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Sizes of one model.
+
+    total_bytes       all tensors
+    trunk_bytes       all but the routed experts: read for every token
+    experts_bytes     the routed experts of all layers
+    expert_bytes      one expert of each layer, by layer index; layers without experts count 0
+    token_bytes       what one decoded token reads at least; None where the router is not known
+    num_parameters    weights of all tensors
+    num_active_parameters  weights that one token uses; None where the router is not known
+    formats           what is stored how, in the order of `Role`, the largest format first
+    """
+
+    total_bytes: int
+    trunk_bytes: int
+    experts_bytes: int
+    expert_bytes: tuple[int, ...]
+    token_bytes: int | None
+    num_parameters: int
+    num_active_parameters: int | None
+    formats: tuple[FormatShare, ...]
+
+
+def measure_footprint(tensors: Iterable[TensorInfo], router: RouterRule | None) -> Footprint:
+    """Return the sizes of the model that consists of `tensors`.
+
+    router: how many of how many experts a token uses; None when nothing is known about it. A token
+    reads the trunk without the embedding table, of which it takes one row (all of it where the
+    table is the output too), and its share of the routed experts.
+    """
+    table = tuple(tensors)
+    routed = [tensor for tensor in table if _routed_layer(tensor) is not None]
+    trunk = [tensor for tensor in table if _routed_layer(tensor) is None]
+    trunk_bytes = sum(tensor.nbytes for tensor in trunk)
+    experts_bytes = sum(tensor.nbytes for tensor in routed)
+    num_trunk, num_routed = _num_weights(trunk), _num_weights(routed)
+    token_bytes = num_active = None
+    if router is not None:
+        used, experts = router.num_experts_used, router.num_experts
+        is_tied = all(tensor.name != _OUTPUT for tensor in table)
+        lookups = [] if is_tied else [tensor for tensor in trunk if tensor.name == _EMBEDDING]
+        unread_bytes = sum(tensor.nbytes - tensor.row_bytes for tensor in lookups)
+        unused = sum(_num_weights([tensor]) - tensor.shape[-1] for tensor in lookups)
+        token_bytes = trunk_bytes - unread_bytes + experts_bytes * used // experts
+        num_active = num_trunk - unused + num_routed * used // experts
+    return Footprint(
+        total_bytes=trunk_bytes + experts_bytes,
+        trunk_bytes=trunk_bytes,
+        experts_bytes=experts_bytes,
+        expert_bytes=_expert_bytes(routed),
+        token_bytes=token_bytes,
+        num_parameters=num_trunk + num_routed,
+        num_active_parameters=num_active,
+        formats=_format_shares(table),
+    )
+
+
+def tensor_role(name: str) -> Role:
+    """Return what the tensor of this GGUF name is for."""
+    for part, role in _ROLE_BY_PART:
+        if part in name:
+            return role
+    return Role.OTHER
+
+
+_ROLE_BY_PART: Final = (
+    ("token_embd.", Role.EMBEDDING),
+    ("norm", Role.NORM),
+    ("attn_", Role.ATTENTION),
+    ("ffn_gate_inp", Role.ROUTER),
+    ("_exps.", Role.EXPERTS),
+    (_OUTPUT, Role.OUTPUT),
+)
+
+
+def _routed_layer(tensor: TensorInfo) -> int | None:
+    match = _ROUTED.match(tensor.name)
+    return None if match is None else int(match[1])
+
+
+def _num_weights(tensors: Iterable[TensorInfo]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _expert_bytes(routed: Iterable[TensorInfo]) -> tuple[int, ...]:
+    by_layer: defaultdict[int, int] = defaultdict(int)
+    for tensor in routed:
+        layer = _routed_layer(tensor)
+        assert layer is not None, tensor
+        by_layer[layer] += tensor.nbytes // tensor.shape[0]
+    return tuple(by_layer[layer] for layer in range(max(by_layer, default=-1) + 1))
+
+
+def _format_shares(tensors: Iterable[TensorInfo]) -> tuple[FormatShare, ...]:
+    groups: defaultdict[tuple[Role, str], list[int]] = defaultdict(list)
+    for tensor in tensors:
+        groups[tensor_role(tensor.name), tensor.format.name].append(tensor.nbytes)
+    shares = [
+        FormatShare(role, name, len(sizes), sum(sizes)) for (role, name), sizes in groups.items()
+    ]
+    order = tuple(Role)
+    shares.sort(key=lambda share: (order.index(share.role), -share.total_bytes, share.format))
+    return tuple(shares)
