@@ -1,0 +1,33 @@
+"""The documentation names every file, and no file that is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_every_module_has_its_line():
+    """Each file of the package and of the native core is in docs/architecture.md, and nothing else."""
+    tables = PAGE.partition("## Files")[2].partition("### Elsewhere")[0]
+    package, native = tables.split("### native/")
+    listed = set(re.findall(r"^\| `([\w/.]+)`", package, re.MULTILINE))
+    files = {
+        str(path.relative_to(ROOT / "thermocline"))
+        for path in (ROOT / "thermocline").rglob("*.py")
+        if path.name != "__init__.py" or path.parent.name in ("thermocline", "demo")
+    }
+    assert listed == files
+    listed = set(re.findall(r"^\| `([\w/.]+)`", native, re.MULTILINE))
+    sources = [*(ROOT / "native").rglob("*.h"), *(ROOT / "native").rglob("*.cpp")]
+    assert listed == {str(path.relative_to(ROOT / "native")) for path in sources}
+
+
+def test_links_lead_somewhere():
+    """Every relative link in the documentation and the README has a target."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"]
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
