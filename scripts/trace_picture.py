@@ -128,7 +128,7 @@ def main() -> None:
         f"{lane.lane} {lane.busy_share:.0%}" for lane in summary.lanes if lane.lane in WORK_LANES
     )
     subtitle = (
-        f"{trace.metadata.get('model', 'model')}, real run on {trace.metadata.get('machine', 'a CPU')}. "
+        f"{trace.metadata.get('model', 'model')}, real run on {trace.metadata.get('cores', '?')} cores of {trace.metadata.get('machine', 'a CPU')}. "
         f"Busy: {busy}. Two lanes at once in {summary.overlapped_share:.0%} of the working time."
     )
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from thermocline.assembly import EngineParts, load_parts
 from thermocline.config import EngineConfig
 from thermocline.errors import EngineClosedError, RequestError
+from thermocline.machine import machine_facts
 from thermocline.messages import PromptLogits, PromptProgress, RequestFailed, RequestId, TokenEvent
 from thermocline.pipeline.generation import Generation
 from thermocline.pipeline.mailbox import Mailbox
@@ -209,7 +210,14 @@ class Engine:
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline as Chrome JSON (gzipped when the name ends in .gz). Raises ConfigError."""
-        metadata = {"model": self.spec.name, "architecture": self.spec.architecture}
+        facts = machine_facts()
+        metadata: dict[str, str | int | float] = {
+            "model": self.spec.name,
+            "architecture": self.spec.architecture,
+            "machine": facts.cpu,
+            "cores": facts.num_usable_cores,
+            "thermocline": facts.versions["thermocline"],
+        }
         write_chrome(path, self.trace_events(), metadata=metadata)
 
     async def check_integrity(self) -> None:
