@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 import threading
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
@@ -124,7 +125,7 @@ class Engine:
         that can not be served, BusyError when too many requests are accepted, EngineError when the
         engine fails.
         """
-        token_ids = await self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
         request, mailbox = await self._submit(token_ids, params or SamplingParams(), score=False)
         try:
             while True:
@@ -150,7 +151,7 @@ class Engine:
         The next chunk is computed when the last was taken. Raises like `generate`.
         """
         params = SamplingParams(max_tokens=0)
-        request, mailbox = await self._submit(list(token_ids), params, score=True)
+        request, mailbox = await self._submit(token_ids, params, score=True)
         try:
             while True:
                 event = await mailbox.get()
@@ -234,15 +235,15 @@ class Engine:
         return self._ready.result()
 
     async def _submit(
-        self, token_ids: list[int], params: SamplingParams, *, score: bool
+        self, token_ids: Sequence[int], params: SamplingParams, *, score: bool
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
-        _check_prompt(token_ids, parts.tokenizer.vocab_size)
+        prompt = _checked_prompt(token_ids, parts.tokenizer.vocab_size)
         request = RequestId(next(self._request_ids))
         mailbox = Mailbox(asyncio.get_running_loop())
         generation = Generation(
             request,
-            token_ids,
+            prompt,
             params,
             parts.tokenizer,
             mailbox,
@@ -337,20 +338,28 @@ class EngineContext:
         await self._engine._close()
 
 
-def _check_prompt(token_ids: Sequence[int], vocab_size: int) -> None:
-    if not token_ids:
+def _checked_prompt(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    if len(token_ids) == 0:
         raise RequestError("the prompt is empty: give at least one token", param="prompt")
+    checked = []
     for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
+        try:
+            # Integers of any kind, NumPy's included; True is a slip, not token 1.
+            checked.append(operator.index(token_id))
+            is_integer = not isinstance(token_id, bool)
+        except TypeError:
+            is_integer = False
+        if not is_integer:
             raise RequestError(
                 f"a prompt token is {token_id!r}: give integers from 0 to {vocab_size - 1}",
                 param="prompt",
             )
-        if not 0 <= token_id < vocab_size:
+        if not 0 <= checked[-1] < vocab_size:
             raise RequestError(
                 f"prompt token {token_id} is outside of the vocabulary: give 0 to {vocab_size - 1}",
                 param="prompt",
             )
+    return checked
 
 
 def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

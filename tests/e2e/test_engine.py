@@ -202,6 +202,15 @@ async def test_bad_prompts_are_refused_with_the_field(toy, prompt, found):
         await settled(engine)
 
 
+async def test_a_prompt_may_be_a_numpy_array(toy):
+    """Integers of any kind are tokens."""
+    async with Engine.open(toy) as engine:
+        params = SamplingParams(max_tokens=3, ignore_eos=True)
+        from_list = await collect(engine, [1, 2, 3], params)
+        from_array = await collect(engine, np.array([1, 2, 3], np.uint16), params)
+    assert [e.token_ids for e in from_array] == [e.token_ids for e in from_list]
+
+
 async def test_a_prompt_that_fills_the_context_is_refused(toy):
     """Prompt and answer share the context that was asked for."""
     config = EngineConfig(memory=MemoryConfig(max_context_tokens=16))

@@ -65,7 +65,9 @@ def test_the_installed_wheel_runs_the_demo_from_another_folder(wheel, tmp_path):
     assert run.returncode == 0, run.stderr[-3000:]
     assert "expert" in run.stdout.lower()
     assert (tmp_path / "thermocline-demo-trace.json.gz").stat().st_size > 1000
-    probe = "import importlib.util as u, thermocline; print(thermocline.__file__, u.find_spec('torch'))"
+    probe = (
+        "import importlib.util as u, thermocline; print(thermocline.__file__, u.find_spec('torch'))"
+    )
     where = subprocess.run(
         [python, "-c", probe], capture_output=True, text=True, check=True, cwd=tmp_path
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tests.support.gguf_files import write_gguf
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"

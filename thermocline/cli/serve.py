@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -21,6 +20,8 @@ from thermocline.server.settings import (
 )
 
 if TYPE_CHECKING:
+    import os
+
     from thermocline.config import EngineConfig
 
 _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
