@@ -221,6 +221,11 @@ class Engine:
         }
         write_chrome(path, self.trace_events(), metadata=metadata)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether requests can be served: opened, not closed, and not ended by a failure of its own."""
+        return self._ready.done() and self._thread.is_alive()
+
     async def check_integrity(self) -> None:
         """Assert that scheduler, cache and ring are consistent; for tests."""
         await self._call(lambda loop: loop.check_integrity())
@@ -264,6 +269,10 @@ class Engine:
         done: Future[R] = Future()
 
         def run(loop: StepLoop) -> None:
+            # A caller that was cancelled meanwhile wants no action; one cancelled later gets its result
+            # nowhere, and undoes what it must by itself.
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 done.set_result(action(loop))
             except BaseException as error:  # noqa: BLE001 - handed to the caller

@@ -47,13 +47,13 @@ async def collect(engine, prompt, params):
 
 async def settled(engine):
     """Wait until the engine has no request and no chunk, then check that nothing is left."""
+    runner = engine._parts.runner
     for _ in range(2000):
-        _, step_loop, _ = engine._opened()
-        if step_loop.num_requests == 0 and engine._parts.runner.num_in_flight == 0:
+        if await engine._call(lambda loop: loop.num_requests == 0 == runner.num_in_flight):
             break
         await asyncio.sleep(0.001)
     await engine.check_integrity()
-    snapshot = engine._parts.step_loop._scheduler.snapshot()
+    snapshot = await engine._call(lambda loop: loop._scheduler.snapshot())
     assert (snapshot.num_running, snapshot.num_waiting) == (0, 0)
     assert snapshot.num_free_blocks == snapshot.num_blocks
 
@@ -324,8 +324,11 @@ async def test_a_bug_in_the_loop_reaches_every_reader(toy, monkeypatch):
 
         monkeypatch.setattr(engine._parts.step_loop._scheduler, "commit", fail)
         async with asyncio.timeout(10):
+            assert engine.is_running
             with pytest.raises(EngineError, match="a bug, as told"):
                 await collect(engine, "hello", LONG)
+            await asyncio.to_thread(engine._thread.join)
+            assert not engine.is_running
             with pytest.raises(EngineError):
                 await collect(engine, "hello", LONG)
 

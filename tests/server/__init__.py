@@ -1,0 +1,1 @@
+"""Tests of the HTTP server, on our own runner and real sockets."""

@@ -1,0 +1,78 @@
+"""Models for the tests of the server."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
+from thermocline.kernels.cpu import NativeKernels
+
+SPELLED = "é€😀"
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory):
+    """The path of a toy model whose answers do not end by themselves within a test."""
+    folder = tmp_path_factory.mktemp("models")
+    return write_toy_model(folder / "toy.gguf", ToyShape(context=1 << 15))
+
+
+@pytest.fixture(scope="session")
+def small_toy(tmp_path_factory):
+    """The path of a toy model with a context of 64 tokens."""
+    folder = tmp_path_factory.mktemp("models")
+    return write_toy_model(folder / "small.gguf", ToyShape(context=64))
+
+
+@pytest.fixture(scope="session")
+def speller(tmp_path_factory):
+    """A model that writes SPELLED again and again, one byte per token, after the byte 0x80."""
+    shape = ToyShape(context=512)
+    weights = toy_weights(shape)
+    for name in weights:
+        if "attn_output" in name or "ffn_down" in name:
+            weights[name][:] = 0
+        elif "norm" in name:
+            weights[name][:] = 1
+    embedding = weights["token_embd.weight"]
+    letters = list(SPELLED.encode())
+    weights["output.weight"][:] = 0
+    for before, after in zip([letters[-1], *letters[:-1]], letters, strict=True):
+        weights["output.weight"][after] = embedding[before] / np.linalg.norm(embedding[before])
+    folder = tmp_path_factory.mktemp("models")
+    return write_toy_model(folder / "speller.gguf", shape, weights=weights)
+
+
+class Gate:
+    """Holds every attention call until it is opened, and counts them."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        """Let calls pass from now on."""
+        self._open.set()
+
+    def wait(self) -> None:
+        """Count a call and hold it."""
+        self.num_calls += 1
+        self._open.wait(10)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """A gate in front of the engine's attention; open at the end in any case."""
+    gate = Gate()
+    real = NativeKernels.attention
+
+    def held(self, *args, **kwargs):
+        gate.wait()
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(NativeKernels, "attention", held)
+    yield gate
+    gate.open()

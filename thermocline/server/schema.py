@@ -1,0 +1,207 @@
+"""Request bodies: JSON to typed requests, and those to what the engine takes.
+
+Fields that nobody knows are ignored. Owns which known ones are refused; ranges are checked by
+SamplingParams, messages by the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from thermocline.errors import RequestError
+from thermocline.sampling.params import SamplingParams
+from thermocline.server.errors import NotSupportedError
+
+T = TypeVar("T")
+
+_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])?`$")
+
+# Same name and meaning here and in SamplingParams; None means its default.
+_PLAIN_FIELDS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+)
+
+
+class StreamOptions(msgspec.Struct):
+    """How a stream is sent."""
+
+    include_usage: bool | None = None
+
+
+class AnswerRequest(msgspec.Struct, kw_only=True):
+    """What both kinds of request share. None is the default of `SamplingParams`."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def _sampling(self, num_logprobs: int | None) -> SamplingParams:
+        if self.n is not None and self.n != 1:
+            raise RequestError(
+                f"n is {self.n}: this version gives one answer per request, send n = 1 or leave it out",
+                param="n",
+            )
+        given = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        given["repetition_penalty"] = _first(self.repetition_penalty, self.repeat_penalty)
+        given["max_tokens"] = _first(self.max_completion_tokens, self.max_tokens)
+        given["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        given["logprobs"] = num_logprobs
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+class ChatRequest(AnswerRequest, kw_only=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    response_format: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer. Raises RequestError for what this version can not do."""
+        self._refuse_unsupported()
+        _refuse_non_text(self.messages)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        params = self._sampling((self.top_logprobs or 0) if self.logprobs else None)
+        if params.max_tokens == 0:
+            raise RequestError("max_tokens is 0: ask for at least one token", param="max_tokens")
+        return params
+
+    def _refuse_unsupported(self) -> None:
+        if self.tools and self.tool_choice != "none":
+            raise NotSupportedError(
+                'this version can not call tools: leave tools out, or send tool_choice "none"',
+                param="tools",
+            )
+        wanted = self.response_format
+        if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
+            raise NotSupportedError(
+                'this version can not hold an answer to a format: send {"type": "text"}',
+                param="response_format",
+            )
+        if self.modalities not in (None, ["text"]):
+            raise RequestError("this model writes text only", param="modalities")
+        for name in ("audio", "web_search_options", "chat_template"):
+            if getattr(self, name) is not None:
+                raise RequestError(f"{name} is not accepted here: leave it out", param=name)
+
+
+class CompletionRequest(AnswerRequest, kw_only=True):
+    """The body of POST /v1/completions."""
+
+    prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer. Raises RequestError for what this version can not do."""
+        if self.echo:
+            raise NotSupportedError("this version can not echo the prompt", param="echo")
+        if self.suffix:
+            raise NotSupportedError("this version can not write before a suffix", param="suffix")
+        if self.best_of is not None and self.best_of != 1:
+            raise RequestError(
+                f"best_of is {self.best_of}: this version gives one answer per request, leave it out",
+                param="best_of",
+            )
+        return self._sampling(self.logprobs)
+
+    def single_prompt(self) -> str | list[int]:
+        """Return the prompt as text or token ids. Raises RequestError for several prompts."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        if len(ids) == len(self.prompt):
+            return ids
+        if len(self.prompt) > 1:
+            raise RequestError(
+                "prompt is a list of several prompts: this version takes one per request",
+                param="prompt",
+            )
+        (only,) = self.prompt
+        assert not isinstance(only, int), only
+        return only
+
+
+def decode_body(raw: bytes, kind: type[T]) -> T:
+    """Return the request in `raw`. Raises RequestError for whatever is wrong with it."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        place = _PLACE.search(text)
+        message = text if place is None else text[: place.start()]
+        param = place[1] or None if place is not None else None
+        where = "the body" if param is None else param
+        raise RequestError(f"{where}: {message}", param=param) from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply: send a flatter one") from error
+    # Invalid UTF-8 and integers of thousands of digits are ValueErrors.
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+def _first(*values: T | None) -> T | None:
+    """Return the first value that was given."""
+    return next((value for value in values if value is not None), None)
+
+
+def _refuse_non_text(messages: list[dict[str, Any]]) -> None:
+    """Raise for parts that are no text even if they carry one; the engine sees only their text."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type", "text") if isinstance(part, dict) else "text"
+            if kind != "text":
+                where = f"messages[{index}].content[{place}]"
+                raise RequestError(
+                    f"{where} is of type {kind!r}: this model reads text only", param=where
+                )
