@@ -71,12 +71,11 @@ class SpecReader:
             return self.size("expert_feed_forward_length")
         return self.size("feed_forward_length") // num_experts_used
 
-    def expert_scale(self) -> float:
-        """Return the factor on routing weights; absent and 0 both mean 1."""
+    def refuse_expert_scale(self) -> None:
+        """Refuse a factor on routing weights, for an architecture that has none: 0 and 1 are none."""
         value = self._metadata.get_float(self._prefix + "expert_weights_scale", default=1.0)
-        if not math.isfinite(value):
-            raise self._bad(f"{self._prefix}expert_weights_scale is {value}")
-        return value or 1.0
+        if value not in (0.0, 1.0):
+            raise self._unsupported(f"{self._prefix}expert_weights_scale = {value}")
 
     def vocab_size(self, embedding: str) -> int:
         """Return the number of rows of the embedding, which is the true vocabulary size."""

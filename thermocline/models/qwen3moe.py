@@ -28,6 +28,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
     """Return the dimensions that the file's metadata state. Raises ModelError."""
     read = SpecReader(file)
     read.refuse_scaled_rope()
+    read.refuse_expert_scale()
     hidden = read.size("embedding_length")
     heads = read.size("attention.head_count")
     head_dim = read.size("attention.key_length", default=hidden // heads)
@@ -49,7 +50,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
             rope_base=read.positive_float("rope.freq_base", default=10000.0),
             rms_epsilon=read.positive_float("attention.layer_norm_rms_epsilon"),
             expert_intermediate_size=read.expert_intermediate_size(used),
-            router=RouterRule(experts, used, normalize_top_k=True, scale=read.expert_scale()),
+            router=RouterRule(experts, used, normalize_top_k=True),
         )
     )
 

@@ -72,10 +72,15 @@ def test_impossible_numbers_are_refused(tmp_path, key, value, found):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("rope.scaling.type", "yarn"), ("attention.value_length", 16), ("rope.dimension_count", 8)],
+    [
+        ("rope.scaling.type", "yarn"),
+        ("attention.value_length", 16),
+        ("rope.dimension_count", 8),
+        ("expert_weights_scale", 2.5),
+    ],
 )
 def test_what_would_be_silently_wrong_is_refused(tmp_path, key, value):
-    """Rotary scaling and odd head shapes would give other tokens if ignored."""
+    """Rotary scaling, odd head shapes and a routing scale would give other tokens if ignored."""
     path = write_toy_model(tmp_path / "toy.gguf", metadata={f"qwen3moe.{key}": value})
     with pytest.raises(UnsupportedModelError, match=key):
         open_toy(path)

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Compare with transformers and llama.cpp; `golden` writes again what the ordinary suite checks instead.
+# usage: scripts/oracle.sh [golden | pytest arguments]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$(scripts/oracle_env.sh)
+if [ "${1:-}" = golden ]; then
+  "$python" -m tests.oracle.make_logits_golden
+  exec "$python" -m tests.oracle.make_tokenizer_golden
+fi
+exec "$python" -m pytest -m oracle tests/oracle --timeout 1800 "$@"

@@ -1,0 +1,70 @@
+"""The engine's answers against transformers' stored ones, on toy models rebuilt from their seeds."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support.compare import assert_within
+from tests.support.engine_runs import greedy_tokens, prompt_logits
+from tests.support.golden_files import GOLDEN_LOGITS, GOLDEN_TOKENS, LOGITS_ROWS
+from tests.support.oracle_cases import (
+    ALL_CASES,
+    ANSWER_TOKENS,
+    LONGEST_PROMPT,
+    model_digest,
+    prompt_ids,
+    write_case,
+)
+from thermocline.config import EngineConfig
+from thermocline.engine import Engine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """The stored answers, by case."""
+    cases = json.loads(GOLDEN_TOKENS.read_text())["cases"]
+    with np.load(GOLDEN_LOGITS) as logits:
+        return {name: (entry, logits[name]) for name, entry in cases.items()}
+
+
+@pytest.fixture(scope="module", params=ALL_CASES, ids=str)
+def rebuilt(request, golden, tmp_path_factory):
+    """A case, its model, and what is expected of it."""
+    case = request.param
+    path = write_case(tmp_path_factory.mktemp("golden") / f"{case.name}.gguf", case)
+    expected, logits = golden[case.name]
+    assert model_digest(path) == expected["model_sha256"], (
+        "the rebuilt model is not the one that was asked: the writer of toy models has changed, "
+        "so make the golden files again (make golden)"
+    )
+    return case, path, expected["tokens"], logits
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+async def test_logits_are_those_of_transformers(rebuilt, kernels):
+    """The logits after chosen tokens of the prompt lie within the table's tolerance."""
+    case, path, _, expected = rebuilt
+    async with Engine.open(path, EngineConfig(kernels=kernels)) as engine:
+        ours = await prompt_logits(engine, prompt_ids(LONGEST_PROMPT))
+    assert_within(ours[list(LOGITS_ROWS)], expected, f"transformers/{case.format}")
+
+
+async def test_the_greedy_answer_is_that_of_transformers(rebuilt):
+    """Token for token the same answer."""
+    _, path, expected, _ = rebuilt
+    async with Engine.open(path) as engine:
+        ours = await greedy_tokens(engine, prompt_ids(LONGEST_PROMPT), ANSWER_TOKENS)
+    assert ours == expected
+
+
+def test_the_files_cover_the_cases(golden):
+    """Each case has an answer of full length, and there are no answers to cases that are gone."""
+    assert sorted(golden) == sorted(case.name for case in ALL_CASES)
+    for entry, logits in golden.values():
+        assert len(entry["tokens"]) == ANSWER_TOKENS
+        assert len(logits) == len(LOGITS_ROWS)
