@@ -2,7 +2,7 @@
 
 usage: python -m scripts.trace_picture TRACE.json.gz OUT.svg [--start-ms A] [--duration-ms B]
 
-Without --start-ms the picture begins with the last chunk of the first prompt. Knows the trace format
+Without --start-ms the picture begins with the first of the largest chunks. Knows the trace format
 through `thermocline.traces.chrome` alone.
 """
 
@@ -36,25 +36,23 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328; }
 """
 
 
-def first_decode_ns(spans: list[SpanEvent]) -> int:
-    """Return the start of the last prompt chunk: the spans before the second head with rows."""
-    heads = [span for span in spans if span.name == "head" and (span.args or {}).get("rows")]
-    chunk = (heads[0].args or {})["chunk"] if heads else None
-    starts = [span.start_ns for span in spans if (span.args or {}).get("chunk") == chunk]
-    return min(starts or [spans[0].start_ns])
+def largest_chunk_ns(spans: list[SpanEvent]) -> int:
+    """Return the start of the first chunk among those with the most tokens."""
+    embeds = [span for span in spans if span.name == "embed"]
+    return max(embeds, key=lambda span: (span.args or {}).get("tokens", 0)).start_ns
 
 
 def ticks(duration_ns: int) -> int:
     """Return a round distance between grid lines, in nanoseconds, for about eight of them."""
-    step = 1
-    while duration_ns / step > 12:
-        step = int(str(step)[0] == "2" and step * 5 // 2 or step * 2)
-    return step
+    decade = 10 ** (len(str(duration_ns // 8)) - 1)
+    return next(f * decade for f in (1, 2, 5, 10) if duration_ns / (f * decade) <= 12)
 
 
 def draw(spans: list[SpanEvent], start_ns: int, end_ns: int, title: str, subtitle: str) -> str:
     """Return the SVG of the work spans in [start_ns, end_ns)."""
-    shown = [s for s in spans if s.end_ns > start_ns and s.start_ns < end_ns and s.lane in WORK_LANES]
+    shown = [
+        s for s in spans if s.end_ns > start_ns and s.start_ns < end_ns and s.lane in WORK_LANES
+    ]
     lanes = [lane for lane in Lane if any(span.lane is lane for span in shown)]
     scale = (WIDTH - LABEL - RIGHT) / (end_ns - start_ns)
     height = TOP + ROW * len(lanes) + 66
@@ -112,14 +110,17 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--start-ms", type=float)
-    parser.add_argument("--duration-ms", type=float, default=40.0)
-    parser.add_argument("--title", default="One prompt chunk and the first decoded tokens")
+    parser.add_argument("--duration-ms", type=float, default=120.0)
+    parser.add_argument(
+        "--title",
+        default="A prompt of 512 tokens in two chunks: every lane is a resource, every box is work",
+    )
     arguments = parser.parse_args()
     trace = read_chrome(arguments.trace)
     spans = sorted(
         (event for event in trace.events if isinstance(event, SpanEvent)), key=lambda s: s.start_ns
     )
-    start = first_decode_ns(spans)
+    start = largest_chunk_ns(spans)
     if arguments.start_ms is not None:
         start = spans[0].start_ns + round(arguments.start_ms * 1e6)
     end = start + round(arguments.duration_ms * 1e6)

@@ -199,7 +199,9 @@ def _context(config: EngineConfig, context_length: int) -> int:
     return wanted
 
 
-def _cache(config: EngineConfig, model: Model, max_context_tokens: int) -> tuple[KVPool, BlockAllocator]:
+def _cache(
+    config: EngineConfig, model: Model, max_context_tokens: int
+) -> tuple[KVPool, BlockAllocator]:
     spec, memory = model.spec, config.memory
     num_blocks = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
     pool = KVPool(

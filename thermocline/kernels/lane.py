@@ -107,9 +107,7 @@ class LaneThread:
 
 
 # Where the arrow that follows a chunk begins and ends; every other span on its way is a step.
-_FLOW_PHASES: Mapping[Name, FlowPhase] = MappingProxyType(
-    {Name.EMBED: "start", Name.HEAD: "end"}
-)
+_FLOW_PHASES: Mapping[Name, FlowPhase] = MappingProxyType({Name.EMBED: "start", Name.HEAD: "end"})
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:  # noqa: ANN401
