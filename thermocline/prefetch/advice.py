@@ -26,14 +26,21 @@ class PageAdvisor:
 
         Raises RuntimeError on a thread that runs an event loop: a page fault there stalls everybody.
         """
-        if asyncio._get_running_loop() is not None:
-            raise RuntimeError("page advice blocks and must not run on an event loop's thread")
+        _refuse_event_loop()
         total_bytes = 0
         for span in spans:
             start = align_down(span.start, mmap.PAGESIZE)
             self._maps[span.shard].madvise(mmap.MADV_WILLNEED, start, span.end - start)
             total_bytes += span.end - start
         return total_bytes
+
+
+def _refuse_event_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("page advice blocks and must not run on an event loop's thread")
 
 
 def _mapping_of(file: ModelFile, shard: int) -> mmap.mmap:
