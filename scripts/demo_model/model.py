@@ -164,23 +164,16 @@ class DemoModel(nn.Module):
                 std *= depth_scale
             nn.init.normal_(parameter, std=std, generator=generator)
 
-    def forward(self, ids: Tensor, dropout: float = 0.0) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Map ids [B, T] to (logits [B, T, V], mean balance loss [], chosen experts per layer).
-
-        `dropout`, for training, is the share of the embedding and of the final state that is dropped.
-        """
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Map ids [B, T] to (logits [B, T, V], mean balance loss [], chosen experts per layer)."""
         angles = self._angles(ids.shape[1])
-        x = functional.dropout(self.embed(ids), dropout)
+        x = self.embed(ids)
         balances, routes = [], []
         for layer in self.layers:
             x, balance, chosen = layer(x, angles)
             balances.append(balance)
             routes.append(chosen)
-        return (
-            self.head(functional.dropout(self.norm(x), dropout)),
-            torch.stack(balances).mean(),
-            routes,
-        )
+        return self.head(self.norm(x)), torch.stack(balances).mean(), routes
 
     def _angles(self, num_positions: int) -> Tensor:
         half = torch.arange(0, self.dims.head_dim, 2, dtype=torch.float32) / self.dims.head_dim

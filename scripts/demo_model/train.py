@@ -32,10 +32,9 @@ ROW_TOKENS = 256
 ROWS_PER_STEP = 4
 WARMUP_STEPS = 30
 LAST_RATE_SHARE = 0.02
-# Without these two the model learns its few texts by heart and is then sure of itself where it is wrong:
-# the perplexity of held-out text rises beyond that of a guess.
+# Without it the model learns its few texts by heart and is then sure of itself where it is wrong: the
+# perplexity of held-out text rises beyond that of a guess (7463 of 2304 tokens).
 LABEL_SMOOTHING = 0.1
-DROPOUT = 0.1
 BALANCE_WEIGHT = 0.002  # keeps experts alive, weak enough that some become hot and others cold
 
 
@@ -108,7 +107,7 @@ def _step(
 ) -> float:
     ids = torch.tensor([row for row, _ in batch])
     weights = torch.tensor([weight for _, weight in batch])[:, 1:].flatten()
-    logits, balance, _ = model(ids[:, :-1], DROPOUT)
+    logits, balance, _ = model(ids[:, :-1])
     losses = functional.cross_entropy(
         logits.flatten(0, 1),
         ids[:, 1:].flatten(),
@@ -131,7 +130,6 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=DEFAULT_WEIGHTS, help="the f32 weights")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch.manual_seed(SEED)  # for dropout; everything else has a generator of its own
     words = vocabulary.learn()
     model = DemoModel(Dims(num_tokens=len(words.tokens)))
     model.initialise(SEED)

@@ -58,12 +58,12 @@ async def test_it_answers_questions_about_thermocline():
 
 @pytest.mark.slow
 async def test_unseen_text_is_predicted_better_than_by_a_guess():
-    """Perplexity of the held-out text is a small part of the vocabulary's size."""
+    """Perplexity of the held-out text is well below the vocabulary's size."""
     async with Engine.open(DEMO_MODEL_PATH) as engine:
         ids = await engine.encode(DEMO_HELD_TEXT_PATH.read_text("utf-8"), parse_special=False)
         result = await perplexity(engine, ids)
         assert result.num_scored_tokens == len(ids) - result.num_windows
-        assert 1 < result.perplexity < engine.spec.vocab_size / 3
+        assert 1 < result.perplexity < engine.spec.vocab_size / 2
 
 
 @pytest.mark.slow
