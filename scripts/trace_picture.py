@@ -17,7 +17,7 @@ from thermocline.traces.events import SpanEvent
 from thermocline.traces.lanes import WORK_LANES, Lane
 from thermocline.traces.overlap import summarize
 
-WIDTH, LABEL, RIGHT, ROW, TOP = 1180, 110, 16, 34, 66
+WIDTH, LABEL, RIGHT, ROW, TOP = 1180, 110, 30, 34, 66
 COLORS = {
     "embed": "#6b7280",
     "attend": "#4f81bd",
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--start-ms", type=float)
-    parser.add_argument("--duration-ms", type=float, default=120.0)
+    parser.add_argument("--duration-ms", type=float, default=280.0)
     parser.add_argument(
         "--title",
         default="A prompt of 512 tokens in two chunks: every lane is a resource, every box is work",
