@@ -63,12 +63,14 @@ def test_a_table_is_not_forced_on_a_reader_that_left(start, toy):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_an_error_and_no_traceback(toy):
-    """An answer that can not be written ends with one plain line."""
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_an_error_and_no_traceback(toy, unbuffered):
+    """An answer that can not be written ends with one plain line, buffered by Python or not."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device, not a file of ours
         done = subprocess.run(
             [sys.executable, "-m", "thermocline", "tokenize", toy, "the"],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment | {"PYTHONUNBUFFERED": unbuffered},
             stdout=full,
             stderr=subprocess.PIPE,
         )

@@ -52,12 +52,21 @@ class ErrorLineGroup(click.Group):
                 "the memory is not enough: give less context (--ctx), or close other programs"
             ) from error
         except OSError as error:
+            _discard_unwritable()
             where = "" if error.filename is None else f"{error.filename}: "
             what = error.strerror or str(error)
             raise CommandError(
                 f"{where}{what}; check the path, the permissions and the free space"
             ) from error
         return result
+
+
+def _discard_unwritable() -> None:
+    """Drop buffered output that can not be written: Python would try again when it shuts down."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_stdout()
 
 
 def _discard_stdout() -> None:
