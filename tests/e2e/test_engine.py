@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.support.settled import settled
 from tests.support.toy_model import TURN_END, ToyShape, write_toy_model
 from thermocline import (
     Engine,
@@ -43,19 +44,6 @@ def toy(tmp_path):
 
 async def collect(engine, prompt, params):
     return [event async for event in engine.generate(prompt, params)]
-
-
-async def settled(engine):
-    """Wait until the engine has no request and no chunk, then check that nothing is left."""
-    runner = engine._parts.runner
-    for _ in range(2000):
-        if await engine._call(lambda loop: loop.num_requests == 0 == runner.num_in_flight):
-            break
-        await asyncio.sleep(0.001)
-    await engine.check_integrity()
-    snapshot = await engine._call(lambda loop: loop._scheduler.snapshot())
-    assert (snapshot.num_running, snapshot.num_waiting) == (0, 0)
-    assert snapshot.num_free_blocks == snapshot.num_blocks
 
 
 async def test_an_answer_streams_and_ends_once(toy):

@@ -1,0 +1,89 @@
+"""Many requests that end in every possible way: each has one terminal event, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from tests.support.settled import settled
+from tests.support.toy_model import write_toy_model
+from thermocline import Engine, EngineConfig, PlacementConfig, SamplingParams, SchedulerConfig
+from thermocline.errors import BusyError
+from thermocline.pipeline.generation import Generation
+
+NUM_REQUESTS = 80
+
+
+@pytest.fixture
+def endings(monkeypatch) -> Counter[int]:
+    """Counts the terminal events by request."""
+    counts: Counter[int] = Counter()
+    real = Generation._publish_end
+
+    def counting(self, event):
+        counts[self.request] += 1
+        real(self, event)
+
+    monkeypatch.setattr(Generation, "_publish_end", counting)
+    return counts
+
+
+async def one_request(
+    engine: Engine, rng: random.Random, tally: Counter[str], places: asyncio.Semaphore
+) -> None:
+    """Ask for something, and leave in a random way at a random point."""
+    async with places:
+        await ask(engine, rng, tally)
+
+
+async def ask(engine: Engine, rng: random.Random, tally: Counter[str]) -> None:
+    """Send one request."""
+    prompt = [rng.randrange(256) for _ in range(rng.randint(1, 40))]
+    params = SamplingParams(max_tokens=rng.randint(0, 12), ignore_eos=True)
+    leave_after = rng.choice([None, None, 0, 1, 4])
+    try:
+        stream = engine.generate(prompt, params)
+        num_events = 0
+        async for event in stream:
+            num_events += 1
+            if event.finish_reason is not None:
+                tally["finished"] += 1
+            elif num_events == leave_after:
+                await stream.aclose()
+                tally["left"] += 1
+                return
+    except BusyError:
+        tally["busy"] += 1
+        await asyncio.sleep(0.02)  # a refusal is quick: do not let it use up all the others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_accepted_request_ends_exactly_once(tmp_path, endings, seed):
+    """80 requests of which some finish, some are left, some cancelled, and some refused as busy."""
+    rng, tally = random.Random(seed), Counter[str]()
+    places = asyncio.Semaphore(14)  # two more than the engine accepts
+    config = EngineConfig(
+        scheduler=SchedulerConfig(prefill_chunk_tokens=5, max_requests=12),
+        placement=PlacementConfig(hot_device="cpu", hot_fraction=0.5),
+    )
+    async with Engine.open(write_toy_model(tmp_path / "toy.gguf"), config) as engine:
+        tasks = []
+        for _ in range(NUM_REQUESTS):
+            tasks.append(asyncio.create_task(one_request(engine, rng, tally, places)))
+            if rng.random() < 0.4:
+                await asyncio.sleep(rng.random() * 0.01)
+            if rng.random() < 0.2:
+                rng.choice(tasks).cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        unexpected = [
+            r for r in results if r is not None and not isinstance(r, asyncio.CancelledError)
+        ]
+        assert not unexpected, unexpected
+        await settled(engine)
+    assert set(endings.values()) == {1}, endings
+    assert tally["finished"] > 10, tally
+    assert len(endings) + tally["busy"] <= NUM_REQUESTS
