@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from thermocline.errors import ConfigError
+from thermocline.errors import ConfigError, EngineClosedError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
+    from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
@@ -69,14 +70,21 @@ class TemplateHolder:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
+        self._closed = False
 
     def get(self) -> ChatTemplate:
-        """Return the template. Raises ConfigError when the file has none, ChatTemplateError if bad."""
+        """Return the template, from any thread.
+
+        Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
+        after `close`.
+        """
         if not self._source:
             raise ConfigError(
                 "this model file has no chat template: give a plain prompt, or use an instruct model"
             )
         with self._lock:
+            if self._closed:
+                raise EngineClosedError("the engine is closed: open a new one")
             if self._template is None:
                 tokenizer = self._tokenizer
                 self._template = ChatTemplate(
@@ -88,8 +96,9 @@ class TemplateHolder:
             return self._template
 
     def close(self) -> None:
-        """End the child process, if there is one."""
+        """End the child process, if there is one, and start no other."""
         with self._lock:
+            self._closed = True
             if self._template is not None:
                 self._template.close()
 
@@ -134,6 +143,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     kernels: Kernels = NativeKernels() if config.kernels == "native" else ReferenceKernels()
     model = open_model(file, kernels)
     tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
+    _require_equal_vocabularies(file, model, tokenizer)
     source = file.metadata.get_str("tokenizer.chat_template", default="")
     template = TemplateHolder(source, tokenizer)
     owned.callback(template.close)
@@ -208,6 +218,16 @@ def _cache(
         spec.num_layers, num_blocks, memory.block_tokens, spec.num_kv_heads, spec.head_dim
     )
     return pool, BlockAllocator(num_blocks, memory.block_tokens)
+
+
+def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size != model.spec.vocab_size:
+        raise ModelFileError(
+            file.path,
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the embedding has "
+            f"{model.spec.vocab_size} rows",
+            fix="convert or download the model again",
+        )
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

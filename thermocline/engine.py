@@ -1,7 +1,7 @@
 """The async Python API: opens a model, runs it on a thread of its own, streams answers.
 
-Assembles every part and owns their lifetimes; decides nothing that a part could decide. A page fault or
-a long kernel stalls only the engine's own thread, never the caller's event loop.
+Decides nothing that a part could decide. A page fault or a long kernel stalls only the engine's own
+thread, never the caller's event loop.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
-import threading
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from thermocline.assembly import EngineParts, load_parts
 from thermocline.config import EngineConfig
-from thermocline.errors import EngineClosedError, RequestError
+from thermocline.engine_thread import EngineThread
+from thermocline.errors import PromptTooLongError, RequestError
 from thermocline.machine import machine_facts
 from thermocline.messages import PromptLogits, PromptProgress, RequestFailed, RequestId, TokenEvent
 from thermocline.pipeline.generation import Generation
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from thermocline.assembly import EngineParts
     from thermocline.experts.placement import Placement
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.channel import ChannelStatistics
@@ -74,10 +72,7 @@ class Engine:
     """
 
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
-        self._path = path
-        self._config = config
-        self._ready: Future[tuple[EngineParts, StepLoop, asyncio.AbstractEventLoop]] = Future()
-        self._thread = threading.Thread(target=self._run, name="thermocline engine", daemon=True)
+        self._thread = EngineThread(path, config)
         self._request_ids = itertools.count(1)
 
     @classmethod
@@ -224,7 +219,7 @@ class Engine:
     @property
     def is_running(self) -> bool:
         """Whether requests can be served: opened, not closed, and not ended by a failure of its own."""
-        return self._ready.done() and self._thread.is_alive()
+        return self._thread.is_running
 
     async def check_integrity(self) -> None:
         """Assert that scheduler, cache and ring are consistent; for tests."""
@@ -232,18 +227,13 @@ class Engine:
 
     @property
     def _parts(self) -> EngineParts:
-        return self._opened()[0]
-
-    def _opened(self) -> tuple[EngineParts, StepLoop, asyncio.AbstractEventLoop]:
-        if not self._ready.done():
-            raise EngineClosedError("the engine is not open: use `async with Engine.open(path)`")
-        return self._ready.result()
+        return self._thread.parts
 
     async def _submit(
         self, token_ids: Sequence[int], params: SamplingParams, *, score: bool
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
-        prompt = _checked_prompt(token_ids, parts.tokenizer.vocab_size)
+        prompt = _checked_prompt(token_ids, parts)
         request = RequestId(next(self._request_ids))
         mailbox = Mailbox(asyncio.get_running_loop())
         generation = Generation(
@@ -265,63 +255,10 @@ class Engine:
         return request, mailbox
 
     async def _call(self, action: Callable[[StepLoop], R]) -> R:
-        """Run `action` on the engine's thread and return its result."""
-        done: Future[R] = Future()
+        return await self._thread.call(action)
 
-        def run(loop: StepLoop) -> None:
-            # A caller that was cancelled meanwhile wants no action; one cancelled later gets its result
-            # nowhere, and undoes what it must by itself.
-            if not done.set_running_or_notify_cancel():
-                return
-            try:
-                done.set_result(action(loop))
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
-                done.set_exception(error)
-
-        if not self._post(run):
-            raise EngineClosedError("the engine is closed: open a new one")
-        return await asyncio.wrap_future(done)
-
-    def _post(self, action: Callable[[StepLoop], object]) -> bool:
-        """Run `action` on the engine's thread some time soon; False when the engine is closed."""
-        _, step_loop, loop = self._opened()
-        try:
-            loop.call_soon_threadsafe(action, step_loop)
-        except RuntimeError:
-            return False
-        return True
-
-    async def _start(self) -> None:
-        self._thread.start()
-        await asyncio.shield(asyncio.wrap_future(self._ready))
-
-    async def _close(self) -> None:
-        # Opening can not be interrupted: a close meanwhile waits for its end, and then closes.
-        await asyncio.to_thread(wait_for_futures, [self._ready])
-        if self._ready.done() and self._ready.exception() is None:
-            _, step_loop, loop = self._ready.result()
-            closing = step_loop.close()
-            try:
-                asyncio.run_coroutine_threadsafe(closing, loop)
-            except RuntimeError:
-                closing.close()  # the engine's loop has ended by itself
-        await asyncio.to_thread(self._thread.join)
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-                runner.run(self._main())
-        except BaseException as error:  # noqa: BLE001 - the thread ends here; the opener or readers know
-            if not self._ready.done():
-                self._ready.set_exception(error)
-
-    async def _main(self) -> None:
-        parts = load_parts(self._path, self._config)
-        try:
-            self._ready.set_result((parts, parts.step_loop, asyncio.get_running_loop()))
-            await parts.step_loop.run()
-        finally:
-            parts.close()
+    def _post(self, action: Callable[[StepLoop], object]) -> None:
+        self._thread.post(action)
 
 
 class EngineContext:
@@ -331,10 +268,13 @@ class EngineContext:
         self._engine = engine
 
     async def __aenter__(self) -> Engine:
+        thread = self._engine._thread
+        thread.start()
         try:
-            await self._engine._start()
+            await thread.wait_ready()
         except BaseException:
-            await self._engine._close()
+            thread.request_close()
+            await thread.wait_ended()
             raise
         return self._engine
 
@@ -344,12 +284,17 @@ class EngineContext:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        await self._engine._close()
+        self._engine._thread.request_close()
+        await self._engine._thread.wait_ended()
 
 
-def _checked_prompt(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+def _checked_prompt(token_ids: Sequence[int], parts: EngineParts) -> list[int]:
+    vocab_size = parts.tokenizer.vocab_size
     if len(token_ids) == 0:
         raise RequestError("the prompt is empty: give at least one token", param="prompt")
+    if len(token_ids) > parts.max_context_tokens:
+        # First, so that a prompt of millions of ids costs the caller's loop nothing.
+        raise PromptTooLongError(len(token_ids), parts.max_context_tokens)
     checked = []
     for token_id in token_ids:
         try:
@@ -369,12 +314,3 @@ def _checked_prompt(token_ids: Sequence[int], vocab_size: int) -> list[int]:
                 param="prompt",
             )
     return checked
-
-
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory

@@ -91,10 +91,17 @@ void attention(In<float, 3> q, In<float, 3> k, In<float, 3> v, In<int32_t, 1> bl
         require(positions.data()[t] >= 0 && positions.data()[t] / block_tokens < blocks,
                 "a position lies beyond the block table");
     for (int64_t b = 0; b < blocks; ++b)
-        require(block_table.data()[b] >= 0 && (block_table.data()[b] + 1) * block_tokens <= slots,
+        require(block_table.data()[b] >= 0 && block_table.data()[b] < slots / block_tokens,
                 "a block lies beyond the cache");
     nb::gil_scoped_release unlocked;
     tc::attention(s, q.data(), k.data(), v.data(), block_table.data(), positions.data(), scale, out.data());
+}
+
+int64_t will_need(In<uint8_t, 1> mapping, int64_t start, int64_t end, int64_t piece_bytes) {
+    require(0 <= start && start <= end && end <= static_cast<int64_t>(mapping.shape(0)),
+            "the bytes lie outside of the mapping");
+    nb::gil_scoped_release unlocked;
+    return tc::will_need(mapping.data(), start, end, piece_bytes);
 }
 
 }  // namespace
@@ -112,4 +119,7 @@ NB_MODULE(_native, m) {
     m.def("attention", &attention, nb::arg("q").noconvert(), nb::arg("k").noconvert(), nb::arg("v").noconvert(), nb::arg("block_table").noconvert(),
           nb::arg("block_tokens"), nb::arg("positions").noconvert(), nb::arg("scale"), nb::arg("out").noconvert(),
           "Causal attention of one sequence over a cache of blocks.");
+    m.def("will_need", &will_need, nb::arg("mapping").noconvert(), nb::arg("start"), nb::arg("end"),
+          nb::arg("piece_bytes"),
+          "Advise the pages of mapping[start:end] as needed soon; the bytes advised, or -errno.");
 }

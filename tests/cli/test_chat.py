@@ -6,7 +6,7 @@ import pytest
 
 from thermocline import Engine, EngineConfig, SamplingParams
 from thermocline.cli.chat import Conversation
-from thermocline.errors import PromptTooLongError
+from thermocline.errors import PromptTooLongError, RequestError
 
 FLAGS = ("--kernels", "reference", "--max-tokens", "3", "--ignore-eos")
 
@@ -84,6 +84,15 @@ async def test_a_refused_turn_leaves_the_conversation_as_it_was(engine):
 
 
 @pytest.mark.slow
+async def test_a_turn_that_fails_is_forgotten(engine):
+    """An answer that could not be made leaves no empty turn that every later prompt would carry."""
+    params = SamplingParams(max_tokens=3, logit_bias={10**6: 1.0})
+    conversation = Conversation(engine, params, None)
+    with pytest.raises(RequestError, match="logit_bias"):
+        await conversation.take_turn("the")
+    assert conversation.messages == []
+
+
 async def test_a_message_that_nearly_fills_the_context_is_still_answered(engine):
     """The room that is kept for an answer never refuses what fits; the cut answer is announced."""
     conversation = Conversation(engine, SamplingParams(ignore_eos=True), None)

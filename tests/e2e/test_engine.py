@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.settled import settled
-from tests.support.toy_model import TURN_END, ToyShape, write_toy_model
+from tests.support.toy_model import TURN_END, ToyShape, toy_weights, write_toy_model
 from thermocline import (
     Engine,
     EngineConfig,
@@ -393,3 +393,135 @@ async def test_the_trace_shows_every_stage_and_channel(tmp_path):
     assert tracks == {f"channel {name}" for name in names}
     kinds = {type(event).__name__ for event in events}
     assert {"FlowEvent", "AsyncSpanEvent", "InstantEvent"} <= kinds
+
+
+async def test_a_close_that_is_cancelled_closes_all_the_same(toy):
+    """The caller may stop waiting for the end; the thread ends nevertheless, and readers are told."""
+    context = Engine.open(toy)
+    engine = await context.__aenter__()
+    reader = asyncio.create_task(collect(engine, "hello", LONG))
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(context.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(EngineClosedError):
+        await reader
+    await asyncio.gather(closing, return_exceptions=True)
+    await asyncio.to_thread(engine._thread.join)
+    assert not engine.is_running
+
+
+async def test_an_opening_that_is_cancelled_leaves_no_thread(toy, monkeypatch):
+    """Cancelled twice while the file is being opened: the engine closes itself when it is open."""
+    from thermocline import engine_thread
+
+    entered, release = threading.Event(), threading.Event()
+    real = engine_thread.load_parts
+
+    def slow(*args):
+        entered.set()
+        release.wait(5)
+        return real(*args)
+
+    monkeypatch.setattr(engine_thread, "load_parts", slow)
+    context = Engine.open(toy)
+    opening = asyncio.create_task(context.__aenter__())
+    await asyncio.to_thread(entered.wait, 5)
+    opening.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.gather(opening, return_exceptions=True)
+    release.set()
+    await asyncio.to_thread(context._engine._thread.join)
+
+
+async def test_no_thread_to_be_had_is_a_typed_error(toy, monkeypatch):
+    """A limit of the system is said, not waited for."""
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineError, match="no thread can be started"):
+            async with Engine.open(toy):
+                pass
+
+
+async def test_leaving_a_held_request_starts_the_one_that_waits(toy):
+    """A reader of scores that leaves between two chunks frees the cache for the next request."""
+    config = EngineConfig(
+        memory=MemoryConfig(max_full_contexts=1),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=16),
+    )
+    async with Engine.open(toy, config) as engine:
+        scores = engine.score(list(range(250)))
+        await anext(scores)
+        waiting = asyncio.create_task(
+            collect(engine, list(range(256)), SamplingParams(max_tokens=250, ignore_eos=True))
+        )
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await scores.aclose()
+        async with asyncio.timeout(20):
+            assert (await waiting)[-1].finish_reason is FinishReason.LENGTH
+        await settled(engine)
+
+
+async def test_a_fault_in_sampling_fails_one_request_alone(toy, monkeypatch):
+    """An exception that nobody foresaw while a token is chosen does not end the engine."""
+    from thermocline.sampling.sampler import Sampler
+
+    real, calls = Sampler.sample, []
+
+    def fail_once(self, logits, output_ids):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("zero-size array, as told")
+        return real(self, logits, output_ids)
+
+    monkeypatch.setattr(Sampler, "sample", fail_once)
+    async with Engine.open(toy) as engine:
+        with pytest.raises(EngineError, match="ValueError: zero-size"):
+            await collect(engine, "hello", LONG)
+        assert await collect(engine, "hello", SamplingParams(max_tokens=3))
+        await settled(engine)
+
+
+@pytest.mark.parametrize("rows", [-3, 3])
+async def test_a_vocabulary_that_does_not_fit_the_embedding_is_refused(tmp_path, rows):
+    """More or fewer rows than tokens would fail in the middle of an answer: it fails at open."""
+    shape = ToyShape(tied=True)
+    weights = toy_weights(shape)
+    embedding = weights["token_embd.weight"]
+    weights["token_embd.weight"] = (
+        embedding[:rows] if rows < 0 else np.concatenate([embedding, embedding[:rows]])
+    )
+    path = write_toy_model(tmp_path / "toy.gguf", shape, weights=weights)
+    with pytest.raises(ModelFileError, match="the tokenizer has 264 tokens"):
+        async with Engine.open(path):
+            pass
+
+
+async def test_a_prompt_of_millions_of_ids_is_refused_at_once(toy):
+    """The length is looked at before the ids, so that the caller's loop is not held up."""
+
+    class Endless:
+        def __len__(self) -> int:
+            return 8_000_000
+
+        def __iter__(self):
+            raise AssertionError("nobody may read the ids of a prompt that is too long")
+
+    async with Engine.open(toy) as engine:
+        with pytest.raises(PromptTooLongError, match="8000000 tokens"):
+            await collect(engine, Endless(), LONG)
+
+
+async def test_a_closed_engine_starts_no_template_process(toy):
+    """A chat prompt after the end is a typed error; the child process would have no owner."""
+    async with Engine.open(toy) as engine:
+        pass
+    with pytest.raises(EngineClosedError):
+        await engine.encode_chat([{"role": "user", "content": "hello"}])

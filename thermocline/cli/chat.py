@@ -99,19 +99,25 @@ class Conversation:
 
         Raises RequestError for a message that can not be answered at all.
         """
+        import asyncio
+
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt_ids = await self._fitting_prompt(messages)
-        self.messages = messages
         answer = Answer()
         try:
             with AnswerWriter() as writer:
                 await stream_answer(self.engine, prompt_ids, self.params, writer.write, answer)
-        finally:
-            self.messages.append({"role": "assistant", "content": answer.text})
+        except asyncio.CancelledError:
+            self._keep(messages, answer)
+            raise
+        self._keep(messages, answer)
         num_tokens = len(prompt_ids) + len(answer.token_ids)
         if answer.finish_reason == "length" and num_tokens >= self.engine.max_context_tokens:
             note("[the context is full: the answer was cut; the next turn drops the oldest turns]")
         hint_speed(answer.timings)
+
+    def _keep(self, messages: list[dict[str, str]], answer: Answer) -> None:
+        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
 
     async def _fitting_prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the prompt with room for an answer; drops the oldest turns where there is none."""

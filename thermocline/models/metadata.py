@@ -60,10 +60,17 @@ class SpecReader:
             raise self._unsupported(f"{self._prefix}{key} = {value} (only {expected} is supported)")
 
     def refuse_scaled_rope(self) -> None:
-        """Refuse rotary scaling, which would silently give other results if ignored."""
+        """Refuse rotary scaling, which would silently give other results if ignored.
+
+        A factor counts even without a type: llama.cpp takes linear scaling then.
+        """
         kind = self._metadata.get_str(self._prefix + "rope.scaling.type", default="none")
         if kind != "none":
             raise self._unsupported(f"{self._prefix}rope.scaling.type = {kind!r}")
+        for key in ("rope.scaling.factor", "rope.scale_linear"):
+            factor = self._metadata.get_float(self._prefix + key, default=1.0)
+            if factor not in (0.0, 1.0):
+                raise self._unsupported(f"{self._prefix}{key} = {factor}")
 
     def expert_intermediate_size(self, num_experts_used: int) -> int:
         """Return the width of one expert; files without the key divide the dense width."""

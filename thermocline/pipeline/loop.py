@@ -30,8 +30,6 @@ class StepLoop:
         self._runner = runner
         self._recorder = recorder
         self._generations: dict[RequestId, Generation] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -62,6 +60,7 @@ class StepLoop:
             return False
         generation.end(FinishReason.ABORT)
         self._forget(request)
+        self._fill()  # the blocks that are free now may be what another one waits for
         return True
 
     def resume(self, request: RequestId) -> None:
@@ -82,13 +81,11 @@ class StepLoop:
             self._fail_all(error)
             raise
 
-    async def close(self) -> None:
-        """End every request, let the chunks in flight finish, and stop."""
+    def close(self) -> None:
+        """End every request; `run` returns when the chunks in flight have. More calls do nothing."""
         self._closed = True
         self._fail_all(EngineClosedError("the engine was closed while the request was running"))
-        if self._runner.num_in_flight:
-            await self._idle.wait()
-        self._runner.close()
+        self._end_when_idle()
 
     def check_integrity(self) -> None:
         """Assert that scheduler and ring are consistent."""
@@ -105,15 +102,14 @@ class StepLoop:
             self._take(result)
             self._fill()
             self._recorder.span(Lane.LOOP, Name.STEP, start_ns, self._recorder.now_ns())
-            if not self._runner.num_in_flight:
-                self._idle.set()
+            if self._closed:
+                self._end_when_idle()
 
     def _fill(self) -> None:
         while self._runner.has_credit and (chunk := self._scheduler.plan()) is not None:
             for segment in chunk.segments:
                 self._generations[segment.request].start()
             self._record_plan(chunk)
-            self._idle.clear()
             self._runner.inject(chunk)
 
     def _take(self, result: StepResult | ChunkFailed) -> None:
@@ -147,6 +143,13 @@ class StepLoop:
         except ThermoclineError as error:
             self._end_with_error(request, error)
             return
+        except Exception as error:  # noqa: BLE001 - one answer's fault must not end all the others
+            failure = EngineError(
+                f"choosing the next token failed: {type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
+            self._end_with_error(request, failure)
+            return
         if token_id is None:
             self._forget(request)
         else:
@@ -161,6 +164,10 @@ class StepLoop:
     def _forget(self, request: RequestId) -> None:
         del self._generations[request]
         self._scheduler.finish(request)
+
+    def _end_when_idle(self) -> None:
+        if not self._runner.num_in_flight:
+            self._runner.close()
 
     def _fail_all(self, error: ThermoclineError) -> None:
         for request in tuple(self._generations):

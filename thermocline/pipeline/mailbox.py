@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from thermocline.messages import PromptProgress, TokenEvent
@@ -21,26 +22,32 @@ _MAX_PENDING = 16
 
 
 class Mailbox:
-    """One writer thread, one reading task. Bounded, because waiting events are merged."""
+    """One writer thread, one reading task.
+
+    Token events beyond the first few wait as one run, which the reader gets as one event: leaving an
+    event costs the same however far the reader is behind.
+    """
 
     def __init__(self, reader_loop: asyncio.AbstractEventLoop) -> None:
         self._loop = reader_loop
         self._lock = threading.Lock()
-        self._events: deque[RequestEvent] = deque()
+        self._runs: deque[list[RequestEvent]] = deque()
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._events)
+        """Events that the reader would get now."""
+        return len(self._runs)
 
     def put(self, event: RequestEvent) -> None:
         """Leave an event; from the engine's thread, never waits."""
         with self._lock:
-            last = self._events[-1] if self._events else None
-            merged = _merged(last, event, crowded=len(self._events) >= _MAX_PENDING)
-            if merged is not None:
-                self._events[-1] = merged
+            last = self._runs[-1] if self._runs else None
+            if last is not None and _replaces(last[-1], event):
+                last[-1] = event
+            elif last is not None and len(self._runs) >= _MAX_PENDING and _joins(last[-1], event):
+                last.append(event)
             else:
-                self._events.append(event)
+                self._runs.append([event])
         try:
             self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:
@@ -48,27 +55,32 @@ class Mailbox:
             return
 
     async def get(self) -> RequestEvent:
-        """Take the oldest event, waiting for one."""
+        """Take the oldest event, or run of token events as one, waiting for it."""
         while True:
             self._arrived.clear()
             with self._lock:
-                if self._events:
-                    return self._events.popleft()
+                run = self._runs.popleft() if self._runs else None
+            if run is not None:
+                return _as_one(run)
             await self._arrived.wait()
 
 
-def _merged(
-    last: RequestEvent | None, event: RequestEvent, *, crowded: bool
-) -> RequestEvent | None:
-    """Return one event that says both, or None when they must stay apart."""
-    if isinstance(last, PromptProgress) and isinstance(event, PromptProgress):
-        return event
-    if not (crowded and isinstance(last, TokenEvent) and isinstance(event, TokenEvent)):
-        return None
+def _replaces(last: RequestEvent, event: RequestEvent) -> bool:
+    return isinstance(last, PromptProgress) and isinstance(event, PromptProgress)
+
+
+def _joins(last: RequestEvent, event: RequestEvent) -> bool:
+    return isinstance(last, TokenEvent) and isinstance(event, TokenEvent)
+
+
+def _as_one(run: list[RequestEvent]) -> RequestEvent:
+    tokens = [event for event in run if isinstance(event, TokenEvent)]
+    if len(tokens) < 2:
+        return run[0]
     return replace(
-        event,
-        token_ids=last.token_ids + event.token_ids,
-        text=last.text + event.text,
-        logprobs=last.logprobs + event.logprobs,
-        top_logprobs=last.top_logprobs + event.top_logprobs,
+        tokens[-1],
+        token_ids=tuple(chain.from_iterable(event.token_ids for event in tokens)),
+        text="".join(event.text for event in tokens),
+        logprobs=tuple(chain.from_iterable(event.logprobs for event in tokens)),
+        top_logprobs=tuple(chain.from_iterable(event.top_logprobs for event in tokens)),
     )

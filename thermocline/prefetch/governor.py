@@ -27,6 +27,8 @@ class PrefetchStatistics:
     total_dropped: int
     total_experts: int
     total_bytes: int
+    total_refused: int
+    """Hints that the kernel refused (out of memory, for example); compute reads those bytes itself."""
 
 
 class PrefetchGovernor:
@@ -46,6 +48,7 @@ class PrefetchGovernor:
         self._changed = threading.Condition()
         self._closed = False
         self._total_hints = self._total_dropped = self._total_experts = self._total_bytes = 0
+        self._total_refused = 0
         self._thread = threading.Thread(target=self._work, name="lane pagecache", daemon=True)
         self._thread.start()
 
@@ -65,7 +68,11 @@ class PrefetchGovernor:
     def statistics(self) -> PrefetchStatistics:
         """Return the counters."""
         return PrefetchStatistics(
-            self._total_hints, self._total_dropped, self._total_experts, self._total_bytes
+            self._total_hints,
+            self._total_dropped,
+            self._total_experts,
+            self._total_bytes,
+            self._total_refused,
         )
 
     def close(self) -> None:
@@ -78,7 +85,11 @@ class PrefetchGovernor:
     def _work(self) -> None:
         while (hint := self._take()) is not None:
             start_ns = self._recorder.now_ns()
-            nbytes = sum(self._advisor.will_need(self._catalog.spans(key)) for key in hint.keys)
+            try:
+                nbytes = sum(self._advisor.will_need(self._catalog.spans(key)) for key in hint.keys)
+            except OSError:
+                self._total_refused += 1
+                continue
             self._total_experts += len(hint.keys)
             self._total_bytes += nbytes
             self._recorder.span(

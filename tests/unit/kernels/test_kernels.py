@@ -223,6 +223,16 @@ def test_the_native_core_refuses_wrong_shapes():
         native.attention(q, kv, np.array([8], np.int32), scale=1.0)
 
 
+@pytest.mark.parametrize("block", [2**31 - 1, -1, 8 // 4 + 3])
+def test_a_block_beyond_the_cache_is_refused(block):
+    """Also the largest number that a block id can be, one more than which would wrap around."""
+    kv = make_cache(np.random.default_rng(1), context=8, kv_heads=1, head_dim=16, block_tokens=4)
+    broken = KVView(kv.keys, kv.values, np.array([block, 0], np.int32), kv.block_tokens)
+    q = np.zeros((1, 1, 16), np.float32)
+    with pytest.raises(ValueError, match="beyond the cache"):
+        NativeKernels().attention(q, broken, np.zeros(1, np.int32), scale=1.0)
+
+
 def test_the_native_core_never_copies_its_inputs():
     """An array that would need a copy (here: every second column) is refused, not converted."""
     weight = make_weight(np.random.default_rng(11), "F32", 4, 64)

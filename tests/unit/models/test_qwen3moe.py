@@ -74,6 +74,8 @@ def test_impossible_numbers_are_refused(tmp_path, key, value, found):
     ("key", "value"),
     [
         ("rope.scaling.type", "yarn"),
+        ("rope.scaling.factor", 4.0),
+        ("rope.scale_linear", 4.0),
         ("attention.value_length", 16),
         ("rope.dimension_count", 8),
         ("expert_weights_scale", 2.5),

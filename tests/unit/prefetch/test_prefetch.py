@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
+import os
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +22,9 @@ from thermocline.prefetch.governor import PrefetchGovernor
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.lanes import Lane
 from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @pytest.fixture
@@ -44,35 +51,91 @@ def test_spans_are_the_very_bytes_that_compute_reads(opened):
                 assert stored == weight.raw.tobytes()
 
 
-def test_advice_is_page_aligned_and_covers_the_span(opened, monkeypatch):
-    """madvise gets whole pages from the one that holds the first byte, up to the last byte."""
+def resident_share(mapping: np.ndarray, start: int, end: int) -> float:
+    """Return the share of the pages of mapping[start:end] that are in memory, by mincore."""
+    address = mapping.ctypes.data
+    first = (address + start) // mmap.PAGESIZE * mmap.PAGESIZE
+    num_pages = -(-(address + end - first) // mmap.PAGESIZE)
+    flags = (ctypes.c_ubyte * num_pages)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    length = ctypes.c_size_t(address + end - first)
+    assert libc.mincore(ctypes.c_void_p(first), length, flags) == 0
+    return sum(flag & 1 for flag in flags) / num_pages
+
+
+@pytest.mark.slow
+def test_advised_bytes_come_into_memory_all_of_them(tmp_path):
+    """Of a file that was dropped from memory, the advised 24 MiB come back, and the rest does not."""
+    shape = ToyShape(layers=1, hidden=1024, heads=2, kv_heads=1, experts=16, intermediate=1024)
+    path = write_toy_model(tmp_path / "toy.gguf", shape)
+    with path.open("rb") as stored:
+        os.fsync(stored.fileno())
+        os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with open_model_file(path) as file:
+        mapping = file.mapping(0)
+        span = ByteSpan(0, (64 << 20) + 123, (88 << 20) + 5)
+        if resident_share(mapping, span.start, span.end) > 0.5:
+            pytest.skip("this file system keeps everything in memory")
+        advised = PageAdvisor(file).will_need([span])
+        assert 0 <= advised - (span.end - span.start) < mmap.PAGESIZE
+        for _ in range(500):
+            if resident_share(mapping, span.start, span.end) == 1.0:
+                break
+            threading.Event().wait(0.01)
+        assert resident_share(mapping, span.start, span.end) == 1.0
+        assert resident_share(mapping, 140 << 20, 180 << 20) < 0.5
+
+
+def test_advice_asks_for_the_spans_of_the_right_mapping(opened):
+    """Each span goes to the native call as it is, with the file's own mapping."""
     file, _ = opened
     calls = []
 
-    class FakeMap:
-        def madvise(self, option, start, length):
-            calls.append((option, start, length))
+    def fake(mapping, start, end, piece_bytes):
+        calls.append((mapping.ctypes.data, start, end, piece_bytes))
+        return end - start
 
-    advisor = PageAdvisor(file)
-    monkeypatch.setattr(advisor, "_maps", [FakeMap()])
-    page = mmap.PAGESIZE
-    advised = advisor.will_need([ByteSpan(0, page + 100, 3 * page + 5), ByteSpan(0, 0, 1)])
-    assert calls == [
-        (mmap.MADV_WILLNEED, page, 2 * page + 5),
-        (mmap.MADV_WILLNEED, 0, 1),
-    ]
-    assert advised == 2 * page + 5 + 1
+    spans = [ByteSpan(0, 100, 5000), ByteSpan(0, 0, 1)]
+    assert PageAdvisor(file, fake).will_need(spans) == 4901
+    address = file.mapping(0).ctypes.data
+    assert calls == [(address, 100, 5000, 128 << 10), (address, 0, 1, 128 << 10)]
 
 
-def test_real_advice_is_accepted_by_the_kernel(opened):
-    """Every expert's ranges can be advised on the real mapping."""
-    file, catalog = opened
-    advised = sum(
-        PageAdvisor(file).will_need(catalog.spans(key(layer, expert)))
-        for layer in range(2)
-        for expert in range(8)
-    )
-    assert advised >= catalog.total_bytes
+def test_a_refusal_of_the_kernel_is_an_os_error(opened):
+    """The error number of the call is kept."""
+    advisor = PageAdvisor(opened[0], lambda *_: -errno.EAGAIN)
+    with pytest.raises(BlockingIOError):
+        advisor.will_need([ByteSpan(0, 0, 1)])
+
+
+def test_bytes_beyond_the_mapping_are_refused(opened):
+    """A span outside of the file never reaches the kernel."""
+    nbytes = opened[0].mapping(0).nbytes
+    with pytest.raises(ValueError, match="outside"):
+        PageAdvisor(opened[0]).will_need([ByteSpan(0, 0, nbytes + 1)])
+
+
+def test_the_governor_outlives_a_refusal(opened):
+    """A refused hint is counted, and the next one is worked off."""
+    _, catalog = opened
+
+    class Refusing:
+        calls = 0
+
+        def will_need(self, spans):
+            self.calls += 1
+            if self.calls == 1:
+                raise OSError(errno.ENOMEM, "no memory, as told")
+            return 7
+
+    governor = PrefetchGovernor(catalog, Refusing(), NullRecorder())
+    for expert in (0, 1):
+        governor.offer_nowait(PrefetchHint((key(0, expert),)))
+    while governor.statistics().total_experts < 1:
+        threading.Event().wait(0.001)
+    governor.close()
+    assert governor.statistics().total_refused == 1
+    assert governor.statistics().total_bytes == 7
 
 
 async def test_advice_refuses_to_block_an_event_loop(opened):
