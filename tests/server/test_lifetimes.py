@@ -12,8 +12,7 @@ import pytest
 
 from tests.server.live import CARD, CHAT, HELLO, TEXT, Live, live, parse_events
 from tests.support.toy_model import write_toy_model
-from thermocline import EngineConfig, SchedulerConfig
-from thermocline import engine as engine_module
+from thermocline import EngineConfig, SchedulerConfig, engine_thread
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.server.app import running_server, serve
@@ -181,13 +180,13 @@ async def test_while_the_model_loads_the_server_says_so(toy, monkeypatch):
     """503 with llama-server's words until the model is open, then 200."""
     opened = asyncio.Event()
     loop = asyncio.get_running_loop()
-    real = engine_module.load_parts
+    real = engine_thread.load_parts
 
     def slow(*args):
         asyncio.run_coroutine_threadsafe(opened.wait(), loop).result(10)
         return real(*args)
 
-    monkeypatch.setattr(engine_module, "load_parts", slow)
+    monkeypatch.setattr(engine_thread, "load_parts", slow)
     config = ServerConfig(port=0)
     async with (
         running_server(toy, EngineConfig(), config, CARD) as server,
