@@ -17,7 +17,7 @@ case $venv in /*) ;; *) venv=$root/$venv ;; esac
 complete() {
   [ -x "$venv/bin/python" ] &&
     (cd / && "$venv/bin/python" -W ignore -c \
-      'import llama_cpp, transformers, torch, pytest, thermocline.engine, thermocline.kernels._native') \
+      'import llama_cpp, transformers, torch, pytest; from thermocline.kernels.cpu import load_native as f; f()') \
       >/dev/null 2>&1
 }
 

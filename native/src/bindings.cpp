@@ -109,6 +109,8 @@ int64_t will_need(In<uint8_t, 1> mapping, int64_t start, int64_t end, int64_t pi
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
+    // Raised with every change of what Python sees; kernels/cpu.py names the one that it needs.
+    m.attr("interface") = 2;
     m.def("decode_rows", &decode_rows, nb::arg("format"), nb::arg("raw").noconvert(), nb::arg("rows").noconvert(), nb::arg("out").noconvert(),
           "out[i] = row rows[i] of the weight `raw`, as float32.");
     m.def("matmul", &matmul, nb::arg("format"), nb::arg("raw").noconvert(), nb::arg("x").noconvert(), nb::arg("out").noconvert(),

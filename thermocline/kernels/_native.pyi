@@ -8,6 +8,8 @@ import numpy
 from numpy.typing import NDArray
 
 
+interface: int = 2
+
 def decode_rows(format: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
     """out[i] = row rows[i] of the weight `raw`, as float32."""
 

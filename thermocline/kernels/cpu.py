@@ -22,6 +22,10 @@ _BUILD_HINT = (
 )
 
 
+# What the compiled core must say of itself; see native/src/bindings.cpp.
+_INTERFACE = 2
+
+
 def load_native() -> ModuleType:
     """Import the compiled core. Raises NativeModuleError, which names the build command."""
     try:
@@ -30,6 +34,12 @@ def load_native() -> ModuleType:
         raise NativeModuleError(
             f"the compiled core of thermocline is missing ({error}): {_BUILD_HINT}"
         ) from error
+    found = getattr(_native, "interface", 1)
+    if found != _INTERFACE:
+        raise NativeModuleError(
+            f"the compiled core of thermocline is of another version (interface {found}, needed is "
+            f"{_INTERFACE}): {_BUILD_HINT}"
+        )
     return _native
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from scripts.kquants import dequantize, quantize
+from thermocline.errors import NativeModuleError
 from thermocline.kernels.contract import SUPPORTED_FORMATS, ExpertWeights, KVView, Weight
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.reference import ReferenceKernels
@@ -239,3 +242,22 @@ def test_the_native_core_never_copies_its_inputs():
     strided = np.zeros((2, 128), np.float32)[:, ::2]
     with pytest.raises(TypeError):
         NativeKernels().matmul(weight, strided)
+
+
+def test_a_core_of_another_version_says_how_to_build_it(monkeypatch):
+    """A stale compiled module is a typed error with the command, not a missing attribute later."""
+    from thermocline.kernels import _native
+
+    monkeypatch.setattr(_native, "interface", 1)
+    with pytest.raises(NativeModuleError, match=r"interface 1.*pip install"):
+        NativeKernels()
+
+
+def test_a_missing_core_says_how_to_build_it(monkeypatch):
+    """Without the compiled module, the error names the build command."""
+    import thermocline.kernels
+
+    monkeypatch.setitem(sys.modules, "thermocline.kernels._native", None)
+    monkeypatch.delattr(thermocline.kernels, "_native", raising=False)
+    with pytest.raises(NativeModuleError, match=r"missing.*pip install"):
+        NativeKernels()
