@@ -2,7 +2,7 @@
 # and make.
 VENV ?= .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard native/src/* native/include/thermocline/*) native/CMakeLists.txt
+NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
 .PHONY: demo test lint check install fuzz oracle golden stub demo-model sample-trace clean

@@ -155,11 +155,27 @@ class PartialSum:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerSum:
+    """A layer's result, from a tier that computed every slot itself. x: float32 [T, D].
+
+    Added up in the same order as partial sums are, so that it is the same to the bit.
+    """
+
+    chunk: Chunk
+    layer: LayerIndex
+    tier: Tier
+    x: FloatArray
+
+
+TierResult: TypeAlias = PartialSum | LayerSum
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
-    """One layer's routed work with every partial sum that it expected."""
+    """One layer's routed work with every tier's result that it expected."""
 
     work: LayerWork
-    partials: tuple[PartialSum, ...]
+    results: tuple[TierResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +193,7 @@ class PrefetchHint:
     keys: tuple[ExpertKey, ...]
 
 
-StageMessage: TypeAlias = Chunk | Hidden | LayerWork | PartialSum | Joined | StepResult
+StageMessage: TypeAlias = Chunk | Hidden | LayerWork | TierResult | Joined | StepResult
 
 
 class FinishReason(StrEnum):

@@ -1,76 +1,19 @@
-// The only file that knows nanobind: checks shapes, then runs a kernel with the GIL released.
+// The module, and the kernels that need no threads; checks shapes, then runs with the interpreter lock
+// released.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/string.h>
 
-#include <stdexcept>
 #include <string>
-#include <tuple>
 
+#include "bindings_compute.h"
 #include "thermocline/kernels.h"
 
 namespace nb = nanobind;
 namespace tc = thermocline;
+using namespace thermocline::python;
 
 namespace {
-
-template <typename T, int N>
-using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-template <int N>
-using Out = nb::ndarray<float, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-using Bytes = In<uint8_t, 2>;
-
-void require(bool condition, const char* what) {
-    if (!condition) throw std::invalid_argument(what);
-}
-
-tc::Weight make_weight(int format, const Bytes& raw) {
-    tc::FormatInfo info{};
-    if (!tc::format_info(format, info))
-        throw std::invalid_argument("tensor type " + std::to_string(format) + " has no native decoder");
-    const auto row_bytes = static_cast<int64_t>(raw.shape(1));
-    require(row_bytes % info.block_bytes == 0, "a row is not a whole number of blocks");
-    return {static_cast<tc::Format>(format), raw.data(), static_cast<int64_t>(raw.shape(0)),
-            row_bytes / info.block_bytes * info.block_elements, row_bytes};
-}
-
-void decode_rows(int format, Bytes raw, In<int32_t, 1> rows, Out<2> out) {
-    const tc::Weight w = make_weight(format, raw);
-    require(out.shape(0) == rows.shape(0) && static_cast<int64_t>(out.shape(1)) == w.cols,
-            "out must be [number of rows, columns]");
-    for (size_t i = 0; i < rows.shape(0); ++i)
-        require(rows.data()[i] >= 0 && rows.data()[i] < w.rows, "row id out of range");
-    nb::gil_scoped_release unlocked;
-    for (size_t i = 0; i < rows.shape(0); ++i)
-        tc::decode(w.format, w.row(rows.data()[i]), out.data() + static_cast<int64_t>(i) * w.cols, w.cols);
-}
-
-void matmul(int format, Bytes raw, In<float, 2> x, Out<2> out) {
-    const tc::Weight w = make_weight(format, raw);
-    require(static_cast<int64_t>(x.shape(1)) == w.cols, "x must be [tokens, columns of the weight]");
-    require(out.shape(0) == x.shape(0) && static_cast<int64_t>(out.shape(1)) == w.rows,
-            "out must be [tokens, rows of the weight]");
-    nb::gil_scoped_release unlocked;
-    tc::matmul(w, x.data(), static_cast<int64_t>(x.shape(0)), out.data());
-}
-
-void expert_ffn(std::tuple<int, int, int> formats, Bytes gate, Bytes up, Bytes down, In<float, 2> x,
-                In<int32_t, 1> rows, In<float, 1> scale, Out<2> out) {
-    const tc::ExpertWeights w{make_weight(std::get<0>(formats), gate),
-                              make_weight(std::get<1>(formats), up),
-                              make_weight(std::get<2>(formats), down)};
-    const auto hidden = static_cast<int64_t>(x.shape(1));
-    require(w.gate.cols == hidden && w.up.cols == hidden && w.down.rows == hidden, "hidden sizes differ");
-    require(w.gate.rows == w.up.rows && w.gate.rows == w.down.cols, "intermediate sizes differ");
-    require(scale.shape(0) == rows.shape(0) && out.shape(0) == rows.shape(0) &&
-                static_cast<int64_t>(out.shape(1)) == hidden,
-            "rows, scale and out must have one entry per routed token");
-    for (size_t i = 0; i < rows.shape(0); ++i)
-        require(rows.data()[i] >= 0 && rows.data()[i] < static_cast<int64_t>(x.shape(0)),
-                "row id out of range");
-    nb::gil_scoped_release unlocked;
-    tc::expert_ffn(w, x.data(), rows.data(), scale.data(), static_cast<int64_t>(rows.shape(0)), out.data());
-}
 
 void attention(In<float, 3> q, In<float, 3> k, In<float, 3> v, In<int32_t, 1> block_table,
                int64_t block_tokens, In<int32_t, 1> positions, float scale, Out<3> out) {
@@ -110,14 +53,13 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/cpu.py names the one that it needs.
-    m.attr("interface") = 2;
-    m.def("decode_rows", &decode_rows, nb::arg("format"), nb::arg("raw").noconvert(), nb::arg("rows").noconvert(), nb::arg("out").noconvert(),
-          "out[i] = row rows[i] of the weight `raw`, as float32.");
-    m.def("matmul", &matmul, nb::arg("format"), nb::arg("raw").noconvert(), nb::arg("x").noconvert(), nb::arg("out").noconvert(),
-          "out = x times the transposed weight `raw`.");
-    m.def("expert_ffn", &expert_ffn, nb::arg("formats"), nb::arg("gate").noconvert(), nb::arg("up").noconvert(), nb::arg("down").noconvert(),
-          nb::arg("x").noconvert(), nb::arg("rows").noconvert(), nb::arg("scale").noconvert(), nb::arg("out").noconvert(),
-          "out[i] = scale[i] * down(silu(gate(x[rows[i]])) * up(x[rows[i]])).");
+    m.attr("interface") = 3;
+    auto core = nb::class_<Core>(m, "Core", "The threads and the instruction set that jobs run on.")
+                    .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("threads"),
+                         nb::arg("pin") = false)
+                    .def_prop_ro("isa", &Core::isa)
+                    .def_prop_ro("threads", &Core::threads);
+    bind_products(m, core);
     m.def("attention", &attention, nb::arg("q").noconvert(), nb::arg("k").noconvert(), nb::arg("v").noconvert(), nb::arg("block_table").noconvert(),
           nb::arg("block_tokens"), nb::arg("positions").noconvert(), nb::arg("scale"), nb::arg("out").noconvert(),
           "Causal attention of one sequence over a cache of blocks.");

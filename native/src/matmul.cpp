@@ -1,46 +1,371 @@
-// Products of token rows with a weight matrix: a few weight rows are decoded into cache at a time and
-// used for all tokens.
+// Cuts matrix products into items for the threads. The items never share an output element, and what an
+// element is added up from does not depend on how the items are cut.
+#include "thermocline/matmul.h"
+
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <vector>
 
-#include "thermocline/dot.h"
-#include "thermocline/kernels.h"
+#include "thermocline/unpack.h"
 
 namespace thermocline {
 namespace {
 
-constexpr int64_t kTileRows = 4;     // weight rows and tokens per register tile
-constexpr int64_t kDecodedRows = 8;  // weight rows decoded together: 64 KiB at 2048 columns
+// Tokens that share one unpacking of a panel; their sums stay in the second-level cache.
+constexpr int64_t kTokenRange = 256;
 
-THERMOCLINE_CLONES void tiles(const float* x, int64_t tokens, const float* w, int64_t rows,
-                              int64_t cols, float* out, int64_t out_stride) {
-    for (int64_t t = 0; t < tokens;) {
-        const bool full_tokens = t + kTileRows <= tokens;
-        const float* a = x + t * cols;
-        float* o = out + t * out_stride;
-        for (int64_t n = 0; n < rows;) {
-            const float* b = w + n * cols;
-            const bool full_rows = n + kTileRows <= rows;
-            if (full_tokens && full_rows) dot_tile<4, 4>(a, cols, b, cols, cols, o + n, out_stride);
-            else if (full_tokens) dot_tile<4, 1>(a, cols, b, cols, cols, o + n, out_stride);
-            else if (full_rows) dot_tile<1, 4>(a, cols, b, cols, cols, o + n, out_stride);
-            else dot_tile<1, 1>(a, cols, b, cols, cols, o + n, out_stride);
-            n += full_rows ? kTileRows : 1;
+// Memory that a thread keeps and enlarges; what it held before is forgotten.
+class Scratch {
+   public:
+    template <typename T>
+    T* get(int64_t count) {
+        const auto bytes = static_cast<size_t>(count) * sizeof(T);
+        if (bytes > size_) {
+            const size_t wanted = std::max<size_t>((bytes + 4095) / 4096 * 4096, size_ + size_ / 2);
+            memory_.reset(::operator new(wanted, std::align_val_t{64}));
+            size_ = wanted;
         }
-        t += full_tokens ? kTileRows : 1;
+        return static_cast<T*>(memory_.get());
     }
+
+   private:
+    struct Free {
+        void operator()(void* p) const { ::operator delete(p, std::align_val_t{64}); }
+    };
+    std::unique_ptr<void, Free> memory_;
+    size_t size_ = 0;
+};
+
+bool is_plain(int type_id) { return type_id == kF32 || type_id == kF16 || type_id == kBF16; }
+
+// The products of the expert's inner activations keep more digits: these are spread more widely than a
+// normalised input, and a scale per 16 holds the whole expert's error below one hundredth.
+QuantForm form_of(int type_id, bool inner) {
+    UnpackInfo info{};
+    unpack_info(type_id, info);
+    return {inner ? kGroupMin : info.group, info.offset, info.has_minimum, info.seven_bits};
+}
+
+// One x, rounded in one form (or left alone for plain types).
+struct Activations {
+    bool plain = true;
+    QuantForm form{};
+    ActivationLayout layout{};
+    const float* x = nullptr;
+    int64_t cols = 0;
+    std::unique_ptr<uint8_t[]> owned;
+    uint8_t* base = nullptr;
+
+    const uint8_t* token(int64_t t) const { return base + t * layout.row_bytes; }
+};
+
+class ActivationStore {
+   public:
+    // Rounds x [tokens, cols] as weights of this type want it; one that is there already is used again.
+    const Activations& get(const Compute& compute, const float* x, int64_t tokens, int64_t cols, int type_id,
+                           bool inner) {
+        const bool plain = is_plain(type_id);
+        const QuantForm form = plain ? QuantForm{} : form_of(type_id, inner);
+        for (const auto& known : kept_)
+            if (known->plain == plain && known->form == form && known->x == x) return *known;
+        auto made = std::make_unique<Activations>();
+        made->plain = plain;
+        made->form = form;
+        made->x = x;
+        made->cols = cols;
+        if (!plain) {
+            made->layout = ActivationLayout::of(cols, form);
+            made->base = buffer(kept_.size(), tokens * made->layout.row_bytes);
+            constexpr int64_t kTokens = 8;
+            compute.pool.for_each((tokens + kTokens - 1) / kTokens, [&](int64_t item) {
+                for (int64_t t = item * kTokens; t < std::min(tokens, (item + 1) * kTokens); ++t)
+                    compute.set.gemm->quantize(x + t * cols, cols, form, made->layout,
+                                               made->base + t * made->layout.row_bytes);
+            });
+        }
+        kept_.push_back(std::move(made));
+        return *kept_.back();
+    }
+
+   private:
+    static uint8_t* buffer(size_t index, int64_t bytes) {
+        thread_local std::vector<std::unique_ptr<Scratch>> buffers;
+        while (buffers.size() <= index) buffers.push_back(std::make_unique<Scratch>());
+        return buffers[index]->get<uint8_t>(bytes);
+    }
+    std::vector<std::unique_ptr<Activations>> kept_;
+};
+
+// Where a strip's 16 rows come from; a null pointer is a strip of zeros.
+struct StripSource {
+    const Weight* weight = nullptr;
+    int64_t row = 0;
+
+    int rows() const {
+        return static_cast<int>(std::clamp<int64_t>(weight->rows - row, 0, kStripRows));
+    }
+};
+
+struct ThreadScratch {
+    Scratch panel, sums, bases, pairs;
+};
+
+ThreadScratch& scratch() {
+    thread_local ThreadScratch mine;
+    return mine;
+}
+
+// sums[t][32] = the two strips times `tokens` tokens. While it works it asks for the bytes of `next`.
+void multiply_strips(const Compute& compute, const StripSource (&strips)[kStrips], const Activations& act,
+                     const int32_t* rows, int64_t first_row, int64_t tokens, const StripSource (&next)[kStrips],
+                     float* sums) {
+    const GemmKernels& gemm = *compute.set.gemm;
+    const Weight& weight = *strips[0].weight;
+    FormatInfo info{};
+    format_info(weight.type_id, info);
+    const auto row_of = [&](int64_t t) { return rows ? rows[t] : first_row + t; };
+    const uint8_t** bases = scratch().bases.get<const uint8_t*>(tokens);
+    const float** xs = reinterpret_cast<const float**>(bases);
+    for (int64_t t = 0; t < tokens; ++t)
+        if (act.plain)
+            xs[t] = act.x + row_of(t) * act.cols;
+        else
+            bases[t] = act.token(row_of(t));
+    const int64_t spans = (weight.cols + kSpan - 1) / kSpan;
+    auto& quant = *scratch().panel.get<QuantPanel>(
+        (sizeof(FloatPanel) + sizeof(QuantPanel) - 1) / sizeof(QuantPanel));
+    auto& plain = *reinterpret_cast<FloatPanel*>(&quant);
+    for (int64_t span = 0; span < spans; ++span) {
+        const int64_t column = span * kSpan, count = std::min<int64_t>(kSpan, weight.cols - column);
+        for (int s = 0; s < kStrips; ++s) {
+            const StripSource& from = strips[s];
+            const Weight& w = *from.weight;
+            const int64_t skip = column / info.block_elements * info.block_bytes;
+            const StripSource& then = next[s];
+            const int64_t coming = then.weight ? then.rows() * then.weight->row_bytes : 0;
+            const int64_t begin = coming * span / spans / 64 * 64;
+            const PackSource source{w.data + from.row * w.row_bytes + skip,
+                                    w.row_bytes,
+                                    from.rows(),
+                                    count,
+                                    then.weight ? then.weight->row(then.row) + begin : nullptr,
+                                    coming * (span + 1) / spans - begin};
+            if (act.plain)
+                gemm.pack_float(w.type_id, source, s, plain);
+            else
+                gemm.pack(w.type_id, source, act.form.group, s, quant);
+        }
+        if (act.plain)
+            for (int64_t t = 0; t < tokens; ++t) xs[t] += span == 0 ? 0 : kSpan;
+        if (act.plain)
+            gemm.multiply_float(plain, count, xs, tokens, span == 0, sums);
+        else
+            gemm.multiply(quant, act.form, count, column, bases, act.layout, tokens, span == 0, sums);
+    }
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Panels that one item takes, so that there are some 16 items per thread, and long enough runs to stream.
+int64_t panels_per_item(const Compute& compute, int64_t panels) {
+    return std::clamp<int64_t>(panels / (16 * compute.pool.threads()), 1, 8);
 }
 
 }  // namespace
 
-void matmul(const Weight& w, const float* x, int64_t tokens, float* out) {
-    std::vector<float> decoded(static_cast<size_t>(kDecodedRows * w.cols));
-    for (int64_t n = 0; n < w.rows; n += kDecodedRows) {
-        const int64_t rows = std::min(kDecodedRows, w.rows - n);
-        for (int64_t r = 0; r < rows; ++r)
-            decode(w.format, w.row(n + r), decoded.data() + r * w.cols, w.cols);
-        tiles(x, tokens, decoded.data(), rows, w.cols, out + n, w.rows);
+void multiply_all(const Compute& compute, const float* x, int64_t tokens, const Product* products, int count) {
+    if (tokens == 0) return;
+    ActivationStore store;
+    struct Part {
+        const Product* product;
+        const Activations* act;
+        int64_t first_item, panels, run, ranges;
+    };
+    std::vector<Part> parts;
+    int64_t items = 0;
+    int64_t all_panels = 0;
+    for (int p = 0; p < count; ++p) all_panels += ceil_div(products[p].weight.rows, kPanelRows);
+    const int64_t run = panels_per_item(compute, all_panels);
+    for (int p = 0; p < count; ++p) {
+        const Weight& w = products[p].weight;
+        const Activations& act = store.get(compute, x, tokens, w.cols, w.type_id, false);
+        const int64_t panels = ceil_div(w.rows, kPanelRows), ranges = ceil_div(tokens, kTokenRange);
+        parts.push_back({&products[p], &act, items, panels, run, ranges});
+        items += ceil_div(panels, run) * ranges;
     }
+    compute.pool.for_each(items, [&](int64_t item) {
+        size_t index = parts.size() - 1;
+        while (parts[index].first_item > item) --index;
+        const Part& part = parts[index];
+        const Product& product = *part.product;
+        const int64_t local = item - part.first_item;
+        const int64_t start = local / part.ranges * part.run, end = std::min(start + part.run, part.panels);
+        const int64_t first = local % part.ranges * kTokenRange, n = std::min(kTokenRange, tokens - first);
+        float* sums = scratch().sums.get<float>(n * kPanelRows);
+        for (int64_t panel = start; panel < end; ++panel) {
+            const int64_t row = panel * kPanelRows;
+            const StripSource here[kStrips] = {{&product.weight, row}, {&product.weight, row + kStripRows}};
+            StripSource next[kStrips];
+            if (panel + 1 < end) {
+                next[0] = {&product.weight, row + kPanelRows};
+                next[1] = {&product.weight, row + kPanelRows + kStripRows};
+            }
+            multiply_strips(compute, here, *part.act, nullptr, first, n, next, sums);
+            const int64_t width = std::min<int64_t>(kPanelRows, product.weight.rows - row);
+            for (int64_t t = 0; t < n; ++t) {
+                const int64_t at = (first + t) * product.out_stride + row;
+                const float* from = sums + t * kPanelRows;
+                for (int64_t i = 0; i < width; ++i)
+                    product.out[at + i] = product.add ? product.add[at + i] + from[i] : from[i];
+            }
+        }
+    });
+}
+
+namespace {
+
+// h[pair][intermediate] = silu(gate) * up for every pair.
+void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, int64_t intermediate) {
+    ActivationStore store;
+    struct Item {
+        const ExpertGroup* group;
+        const Activations *gate, *up;
+        int64_t strip, strips, first, count;
+    };
+    const int64_t strips = ceil_div(intermediate, kStripRows);
+    int64_t whole = 0;
+    for (int64_t g = 0; g < work.num_groups; ++g) whole += strips * ceil_div(work.groups[g].count, kTokenRange);
+    const int64_t run = panels_per_item(compute, whole);
+    std::vector<Item> items;
+    for (int64_t g = 0; g < work.num_groups; ++g) {
+        const ExpertGroup& group = work.groups[g];
+        const ExpertWeights& w = group.weights;
+        const Activations& gate = store.get(compute, work.x, work.tokens, work.hidden, w.gate.type_id, false);
+        const Activations& up = store.get(compute, work.x, work.tokens, work.hidden, w.up.type_id, false);
+        for (int64_t first = 0; first < group.count; first += kTokenRange)
+            for (int64_t strip = 0; strip < strips; strip += run)
+                items.push_back({&group, &gate, &up, strip, std::min(run, strips - strip), group.first + first,
+                                 std::min(kTokenRange, group.count - first)});
+    }
+    compute.pool.for_each(static_cast<int64_t>(items.size()), [&](int64_t index) {
+        const Item& item = items[static_cast<size_t>(index)];
+        const ExpertWeights& w = item.group->weights;
+        const int32_t* rows = work.rows + item.first;
+        float* sums = scratch().sums.get<float>(2 * item.count * kPanelRows);
+        for (int64_t strip = item.strip; strip < item.strip + item.strips; ++strip) {
+            const int64_t row = strip * kStripRows;
+            const StripSource here[kStrips] = {{&w.gate, row}, {&w.up, row}};
+            StripSource next[kStrips];
+            if (strip + 1 < item.strip + item.strips) {
+                next[0] = {&w.gate, row + kStripRows};
+                next[1] = {&w.up, row + kStripRows};
+            }
+            float* up_sums = sums;
+            if (item.gate == item.up) {
+                multiply_strips(compute, here, *item.gate, rows, 0, item.count, next, sums);
+            } else {  // two types: each alone, the other strip is computed beside it and not looked at
+                const StripSource gates[kStrips] = {here[0], here[0]}, ups[kStrips] = {here[1], here[1]};
+                const StripSource none[kStrips];
+                up_sums = sums + item.count * kPanelRows;
+                multiply_strips(compute, gates, *item.gate, rows, 0, item.count, none, sums);
+                multiply_strips(compute, ups, *item.up, rows, 0, item.count, none, up_sums);
+            }
+            const int64_t width = std::min<int64_t>(kStripRows, intermediate - row);
+            for (int64_t t = 0; t < item.count; ++t)
+                compute.set.gemm->silu_multiply(sums + t * kPanelRows, up_sums + t * kPanelRows + kStripRows, width,
+                                                inner + (item.first + t) * intermediate + row);
+        }
+    });
+}
+
+// Calls take(panel's first row, pair, 32 sums) for the down products of group `g` and one panel of rows.
+template <typename Take>
+void expert_down(const Compute& compute, const ExpertGroup& group, const Activations& act, int64_t row,
+                 int64_t first, int64_t count, const StripSource (&next)[kStrips], const Take& take) {
+    const Weight& down = group.weights.down;
+    const StripSource here[kStrips] = {{&down, row}, {&down, row + kStripRows}};
+    float* sums = scratch().sums.get<float>(count * kPanelRows);
+    multiply_strips(compute, here, act, nullptr, first, count, next, sums);
+    for (int64_t t = 0; t < count; ++t) take(first + t, sums + t * kPanelRows);
+}
+
+// The inner activations of all experts, rounded per type of the down matrices.
+struct Inner {
+    ActivationStore store;
+    std::vector<const Activations*> per_group;
+
+    Inner(const Compute& compute, const ExpertWork& work) {
+        thread_local Scratch memory;
+        const int64_t intermediate = work.groups[0].weights.gate.rows;
+        float* inner = memory.get<float>(work.pairs * intermediate);
+        expert_inner(compute, work, inner, intermediate);
+        for (int64_t g = 0; g < work.num_groups; ++g)
+            per_group.push_back(&store.get(compute, inner, work.pairs, intermediate,
+                                           work.groups[g].weights.down.type_id, true));
+    }
+};
+
+}  // namespace
+
+void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) {
+    if (work.num_groups == 0) return;
+    const Inner inner(compute, work);
+    struct Item {
+        int64_t group, row, first, count;
+    };
+    std::vector<Item> items;
+    for (int64_t g = 0; g < work.num_groups; ++g)
+        for (int64_t first = 0; first < work.groups[g].count; first += kTokenRange)
+            for (int64_t row = 0; row < work.hidden; row += kPanelRows)
+                items.push_back({g, row, work.groups[g].first + first,
+                                 std::min(kTokenRange, work.groups[g].count - first)});
+    compute.pool.for_each(static_cast<int64_t>(items.size()), [&](int64_t index) {
+        const Item& item = items[static_cast<size_t>(index)];
+        const int64_t width = std::min<int64_t>(kPanelRows, work.hidden - item.row);
+        const StripSource none[kStrips];
+        expert_down(compute, work.groups[item.group], *inner.per_group[static_cast<size_t>(item.group)], item.row,
+                    item.first, item.count, none, [&](int64_t pair, const float* sums) {
+                        float* to = out + pair * work.hidden + item.row;
+                        for (int64_t i = 0; i < width; ++i) to[i] = work.scale[pair] * sums[i];
+                    });
+    });
+}
+
+void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* pair_of, int64_t slots,
+                const float* residual, float* out) {
+    if (work.num_groups == 0) return;
+    const Inner inner(compute, work);
+    compute.pool.for_each(ceil_div(work.hidden, kPanelRows), [&](int64_t panel) {
+        const int64_t row = panel * kPanelRows, width = std::min<int64_t>(kPanelRows, work.hidden - row);
+        float* pairs = scratch().pairs.get<float>(work.pairs * kPanelRows);
+        for (int64_t g = 0; g < work.num_groups; ++g) {
+            const ExpertGroup& group = work.groups[g];
+            StripSource next[kStrips];
+            if (g + 1 < work.num_groups) {
+                const Weight& down = work.groups[g + 1].weights.down;
+                next[0] = {&down, row};
+                next[1] = {&down, row + kStripRows};
+            }
+            for (int64_t first = 0; first < group.count; first += kTokenRange)
+                expert_down(compute, group, *inner.per_group[static_cast<size_t>(g)], row, group.first + first,
+                            std::min(kTokenRange, group.count - first), next,
+                            [&](int64_t pair, const float* sums) {
+                                for (int64_t i = 0; i < kPanelRows; ++i)
+                                    pairs[pair * kPanelRows + i] = work.scale[pair] * sums[i];
+                            });
+        }
+        for (int64_t t = 0; t < work.tokens; ++t) {
+            float total[kPanelRows];
+            const int32_t* mine = pair_of + t * slots;
+            for (int64_t i = 0; i < kPanelRows; ++i) total[i] = pairs[mine[0] * kPanelRows + i];
+            for (int64_t slot = 1; slot < slots; ++slot)
+                for (int64_t i = 0; i < kPanelRows; ++i) total[i] += pairs[mine[slot] * kPanelRows + i];
+            const int64_t at = t * work.hidden + row;
+            for (int64_t i = 0; i < width; ++i) out[at + i] = total[i] + residual[at + i];
+        }
+    });
 }
 
 }  // namespace thermocline

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from thermocline.messages import ExpertKey, PartialSum
+from thermocline.kernels.contract import ExpertGroup, ExpertWork
+from thermocline.messages import ExpertKey, LayerSum, PartialSum
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.kernels.contract import FloatArray, IntArray, Kernels
     from thermocline.kernels.lane import LaneThread
-    from thermocline.messages import ExpertBatch, ExpertIndex, LayerIndex, LayerWork, Tier
+    from thermocline.messages import (
+        ExpertBatch,
+        ExpertIndex,
+        LayerIndex,
+        LayerWork,
+        Tier,
+        TierResult,
+    )
 
 _SPAN_OF_TIER = {"hot": Name.HOT, "cold": Name.COLD}
 
@@ -50,8 +58,11 @@ class ExpertCompute(Protocol):
         """Return float32 [n, D]: the weighted output of each of n experts for one token x [D]."""
         ...
 
-    async def compute_batch(self, work: LayerWork, batches: tuple[ExpertBatch, ...]) -> PartialSum:
-        """Return the weighted outputs of every (token, slot) in `batches` of `work`."""
+    async def compute_batch(self, work: LayerWork, batches: tuple[ExpertBatch, ...]) -> TierResult:
+        """Return the weighted outputs of every (token, slot) in `batches` of `work`.
+
+        When that is every slot of the layer, the result may be the layer's sum.
+        """
         ...
 
     def close(self) -> None:
@@ -96,11 +107,12 @@ class CpuExpertCompute:
         job = partial(self._single, keys, x.reshape(1, -1), weights)
         return await self._lane.run(_SPAN_OF_TIER[self.tier], job, {"layer": layer})
 
-    async def compute_batch(self, work: LayerWork, batches: tuple[ExpertBatch, ...]) -> PartialSum:
+    async def compute_batch(self, work: LayerWork, batches: tuple[ExpertBatch, ...]) -> TierResult:
         """See `ExpertCompute.compute_batch`."""
         rows = np.concatenate([batch.rows for batch in batches])
         slots = np.concatenate([batch.slots for batch in batches])
-        job = partial(self._batch, work.x, batches, len(rows))
+        is_whole = len(rows) == work.routing.expert_ids.size
+        job = partial(self._sum if is_whole else self._outputs, work, batches, rows, slots)
         args = {
             "layer": work.layer,
             "chunk": work.chunk.id,
@@ -108,6 +120,8 @@ class CpuExpertCompute:
             "experts": len(batches),
         }
         values = await self._lane.run(_SPAN_OF_TIER[self.tier], job, args)
+        if is_whole:
+            return LayerSum(work.chunk, work.layer, self.tier, values)
         return PartialSum(work.chunk, work.layer, self.tier, rows, slots, values)
 
     def close(self) -> None:
@@ -118,19 +132,28 @@ class CpuExpertCompute:
     def _single(
         self, keys: tuple[ExpertKey, ...], x: FloatArray, weights: FloatArray
     ) -> FloatArray:
-        row: IntArray = np.zeros(1, np.int32)
-        out = np.empty((len(keys), x.shape[1]), np.float32)
-        for index, key in enumerate(keys):
-            scale = weights[index : index + 1]
-            out[index] = self._kernels.expert_ffn(self._catalog.weights(key), x, row, scale)[0]
-        return out
+        groups = tuple(ExpertGroup(self._catalog.weights(key), 1) for key in keys)
+        rows: IntArray = np.zeros(len(keys), np.int32)
+        return self._kernels.expert_outputs(ExpertWork(groups, x, rows, weights))
 
-    def _batch(self, x: FloatArray, batches: tuple[ExpertBatch, ...], num_pairs: int) -> FloatArray:
-        out = np.empty((num_pairs, x.shape[1]), np.float32)
-        start = 0
-        for batch in batches:
-            end = start + len(batch.rows)
-            weights = self._catalog.weights(batch.key)
-            out[start:end] = self._kernels.expert_ffn(weights, x, batch.rows, batch.weights)
-            start = end
-        return out
+    def _outputs(
+        self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray, slots: IntArray
+    ) -> FloatArray:
+        return self._kernels.expert_outputs(self._expert_work(work, batches, rows))
+
+    def _sum(
+        self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray, slots: IntArray
+    ) -> FloatArray:
+        pair_of = np.empty(work.routing.expert_ids.shape, np.int32)
+        pair_of[rows, slots] = np.arange(len(rows), dtype=np.int32)
+        expert_work = self._expert_work(work, batches, rows)
+        return self._kernels.expert_sum(expert_work, pair_of, work.residual)
+
+    def _expert_work(
+        self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray
+    ) -> ExpertWork:
+        groups = tuple(
+            ExpertGroup(self._catalog.weights(batch.key), len(batch.rows)) for batch in batches
+        )
+        scale = np.concatenate([batch.weights for batch in batches])
+        return ExpertWork(groups, work.x, rows, scale)

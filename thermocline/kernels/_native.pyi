@@ -2,22 +2,59 @@
 CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 2
+interface: int = 3
 
-def decode_rows(format: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
-    """out[i] = row rows[i] of the weight `raw`, as float32."""
+class Core:
+    """The threads and the instruction set that jobs run on."""
 
-def matmul(format: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
-    """out = x times the transposed weight `raw`."""
+    def __init__(self, isa: str, threads: int, pin: bool = False) -> None: ...
 
-def expert_ffn(formats: tuple[int, int, int], gate: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], up: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], down: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
-    """out[i] = scale[i] * down(silu(gate(x[rows[i]])) * up(x[rows[i]]))."""
+    @property
+    def isa(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    def unpack(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], q: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], scale: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], minimum: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        raw as scale * (q - offset) - minimum; minimum is left alone where the type has none.
+        """
+
+    def decode_rows(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """out[i] = row rows[i] of the weight `raw`, as float32."""
+
+    def multiply_all(self, weights: Sequence[tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], outs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], add: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None) -> None:
+        """outs[i] = x times the transposed weights[i] = (type, raw), plus `add`."""
+
+    def expert_outputs(self, experts: Sequence[tuple[tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], int]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        out[pair] = scale * down(silu(gate(x[row])) * up(x[row])); experts are (gate, up, down, pairs).
+        """
+
+    def expert_sum(self, experts: Sequence[tuple[tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], int]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], pair_of: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], residual: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        The pairs' outputs added up per token in slot order, plus the residual.
+        """
+
+def instruction_sets() -> list[tuple[str, bool]]:
+    """
+    Name of each set of the build, narrowest first, and whether this machine has it.
+    """
+
+def set_codebook(type_id: int, table: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+    """Give a type its codebook, once per process."""
+
+def unpack_info(type_id: int) -> tuple[int, int, bool, bool, int, int]:
+    """
+    (offset, group, has_minimum, seven_bits, block_elements, block_bytes) of a quantised type.
+    """
 
 def attention(q: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], block_table: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], block_tokens: int, positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
     """Causal attention of one sequence over a cache of blocks."""

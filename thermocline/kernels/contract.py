@@ -13,13 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.modelfile.formats import BlockFormat
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 ByteArray = NDArray[np.uint8]
 
-SUPPORTED_FORMATS = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"})
+SUPPORTED_FORMATS = frozenset(
+    [
+        *["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"],
+        *["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"],
+        *["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"],
+    ]
+)
 """Block formats that every implementation computes from."""
 
 
@@ -74,6 +82,28 @@ class KVView:
     block_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertGroup:
+    """One expert and how many pairs (token, slot) chose it."""
+
+    weights: ExpertWeights
+    num_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWork:
+    """What one layer's experts compute: pairs (token, slot), sorted by expert.
+
+    x: float32 [tokens, hidden]; rows: int32 [pairs], the token of each pair; scale: float32 [pairs], its
+    routing weight. The first groups[0].num_pairs pairs chose the first group's expert, and so on.
+    """
+
+    groups: tuple[ExpertGroup, ...]
+    x: FloatArray
+    rows: IntArray
+    scale: FloatArray
+
+
 class Kernels(Protocol):
     """One implementation of the layer's heavy work. All arrays are C-contiguous; outputs are new.
 
@@ -82,23 +112,29 @@ class Kernels(Protocol):
 
     @property
     def name(self) -> str:
-        """Short name for reports: "native" or "reference"."""
+        """Short name for reports, for example "avx512 x 2" or "reference"."""
         ...
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         """Return float32 [len(rows), cols]: the rows of `weight`, decoded. rows < weight.rows."""
         ...
 
-    def matmul(self, weight: Weight, x: FloatArray) -> FloatArray:
-        """Return float32 [tokens, weight.rows] = x [tokens, cols] times the transposed weight."""
+    def multiply_all(self, weights: Sequence[Weight], x: FloatArray) -> tuple[FloatArray, ...]:
+        """Return x [tokens, cols] times each transposed weight: float32 [tokens, weight.rows] each."""
         ...
 
-    def expert_ffn(
-        self, expert: ExpertWeights, x: FloatArray, rows: IntArray, scale: FloatArray
-    ) -> FloatArray:
-        """Return float32 [len(rows), hidden]: scale * down(silu(gate(x[rows])) * up(x[rows])).
+    def matmul(self, weight: Weight, x: FloatArray, add: FloatArray | None = None) -> FloatArray:
+        """Return float32 [tokens, weight.rows] = x times the transposed weight, plus `add` if given."""
+        ...
 
-        x: [tokens, hidden]; rows: tokens that chose this expert; scale: their routing weights.
+    def expert_outputs(self, work: ExpertWork) -> FloatArray:
+        """Return float32 [pairs, hidden]: scale * down(silu(gate(x[row])) * up(x[row])) of each pair."""
+        ...
+
+    def expert_sum(self, work: ExpertWork, pair_of: IntArray, residual: FloatArray) -> FloatArray:
+        """Return float32 [tokens, hidden]: residual + ((slot 0 + slot 1) + ...) of expert_outputs.
+
+        pair_of: int32 [tokens, slots], which pair each slot is; residual: [tokens, hidden].
         """
         ...
 

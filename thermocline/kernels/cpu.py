@@ -5,17 +5,27 @@ The core releases the interpreter lock for the whole job. Knows no thread and no
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thermocline.errors import NativeModuleError
+from thermocline.errors import ConfigError, NativeModuleError
+from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
-    from thermocline.kernels.contract import ExpertWeights, FloatArray, IntArray, KVView, Weight
+    from thermocline.kernels.contract import (
+        ByteArray,
+        ExpertWork,
+        FloatArray,
+        IntArray,
+        KVView,
+        Weight,
+    )
 
 _BUILD_HINT = (
     "build it with `pip install --no-build-isolation -e .` in the source folder, or `make install`"
@@ -23,7 +33,7 @@ _BUILD_HINT = (
 
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 2
+_INTERFACE = 3
 
 
 def load_native() -> ModuleType:
@@ -43,37 +53,82 @@ def load_native() -> ModuleType:
     return _native
 
 
-class NativeKernels:
-    """`Kernels` on the compiled core; bit-identical to the reference for every supported format."""
+def best_instruction_set(native: ModuleType) -> str:
+    """Return the widest instruction set that this machine has."""
+    available: list[str] = [name for name, usable in native.instruction_sets() if usable]
+    return available[-1]
 
-    def __init__(self) -> None:
-        self._native = load_native()
+
+def checked_instruction_set(native: ModuleType, wanted: str) -> str:
+    """Return `wanted`, or the widest for "auto". Raises ConfigError for what cannot run here."""
+    if wanted == "auto":
+        return best_instruction_set(native)
+    sets = dict(native.instruction_sets())
+    usable = ", ".join(["auto", *(name for name, available in sets.items() if available)])
+    if wanted not in sets:
+        raise ConfigError(f"--cpu-isa is {wanted!r}, which this build does not have: use {usable}")
+    if not sets[wanted]:
+        raise ConfigError(f"--cpu-isa is {wanted!r}, but this processor lacks it: use {usable}")
+    return wanted
+
+
+def default_threads() -> int:
+    """Return the number of processors that this process may use."""
+    return max(len(os.sched_getaffinity(0)), 1)
+
+
+class NativeKernels:
+    """`Kernels` on the compiled core: one instruction set, one pool of threads.
+
+    isa: a name of `_native.instruction_sets()`, or "auto" for the widest; threads: None for one per
+    processor; pin: bind each to a processor. Raises ConfigError or NativeModuleError.
+    """
+
+    def __init__(self, isa: str = "auto", threads: int | None = None, *, pin: bool = False) -> None:
+        native = load_native()
+        self._native = native
+        self._codebooks: set[str] = set()
+        self._core = native.Core(
+            checked_instruction_set(native, isa),
+            default_threads() if threads is None else threads,
+            pin,
+        )
 
     @cached_property
     def name(self) -> str:
-        """Short name for reports."""
-        return "native"
+        """Short name for reports: instruction set and threads."""
+        return f"{self._core.isa} x {self._core.threads}"
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         """See `Kernels.decode_rows`."""
         out = np.empty((len(rows), weight.cols), np.float32)
-        self._native.decode_rows(weight.format.type_id, weight.raw, rows, out)
+        self._core.decode_rows(*self._raw(weight), rows, out)
         return out
 
-    def matmul(self, weight: Weight, x: FloatArray) -> FloatArray:
+    def multiply_all(self, weights: Sequence[Weight], x: FloatArray) -> tuple[FloatArray, ...]:
+        """See `Kernels.multiply_all`."""
+        outs = [np.empty((x.shape[0], weight.rows), np.float32) for weight in weights]
+        self._core.multiply_all([self._raw(weight) for weight in weights], x, outs)
+        return tuple(outs)
+
+    def matmul(self, weight: Weight, x: FloatArray, add: FloatArray | None = None) -> FloatArray:
         """See `Kernels.matmul`."""
         out = np.empty((x.shape[0], weight.rows), np.float32)
-        self._native.matmul(weight.format.type_id, weight.raw, x, out)
+        self._core.multiply_all([self._raw(weight)], x, [out], add)
         return out
 
-    def expert_ffn(
-        self, expert: ExpertWeights, x: FloatArray, rows: IntArray, scale: FloatArray
-    ) -> FloatArray:
-        """See `Kernels.expert_ffn`."""
-        out = np.empty((len(rows), x.shape[1]), np.float32)
-        gate, up, down = expert.gate, expert.up, expert.down
-        formats = (gate.format.type_id, up.format.type_id, down.format.type_id)
-        self._native.expert_ffn(formats, gate.raw, up.raw, down.raw, x, rows, scale, out)
+    def expert_outputs(self, work: ExpertWork) -> FloatArray:
+        """See `Kernels.expert_outputs`."""
+        out = np.empty((len(work.rows), work.x.shape[1]), np.float32)
+        self._core.expert_outputs(self._raw_experts(work), work.x, work.rows, work.scale, out)
+        return out
+
+    def expert_sum(self, work: ExpertWork, pair_of: IntArray, residual: FloatArray) -> FloatArray:
+        """See `Kernels.expert_sum`."""
+        out = np.empty_like(residual)
+        self._core.expert_sum(
+            self._raw_experts(work), work.x, work.rows, work.scale, pair_of, residual, out
+        )
         return out
 
     def attention(
@@ -85,3 +140,21 @@ class NativeKernels:
             q, kv.keys, kv.values, kv.block_table, kv.block_tokens, positions, scale, out
         )
         return out
+
+    def _raw(self, weight: Weight) -> tuple[int, ByteArray]:
+        format_name = weight.format.name
+        if format_name in CODEBOOK_SHAPES and format_name not in self._codebooks:
+            self._native.set_codebook(weight.format.type_id, codebook_table(format_name))
+            self._codebooks.add(format_name)
+        return weight.format.type_id, weight.raw
+
+    def _raw_experts(self, work: ExpertWork) -> list[tuple[Any, ...]]:
+        return [
+            (
+                self._raw(group.weights.gate),
+                self._raw(group.weights.up),
+                self._raw(group.weights.down),
+                group.num_pairs,
+            )
+            for group in work.groups
+        ]

@@ -14,9 +14,12 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.kernels.contract import (
         ByteArray,
         ExpertWeights,
+        ExpertWork,
         FloatArray,
         IntArray,
         KVView,
@@ -67,24 +70,42 @@ class ReferenceKernels:
         """See `Kernels.decode_rows`."""
         return decode_blocks(weight.raw[rows], weight.format.type_id)
 
-    def matmul(self, weight: Weight, x: FloatArray) -> FloatArray:
+    def multiply_all(self, weights: Sequence[Weight], x: FloatArray) -> tuple[FloatArray, ...]:
+        """See `Kernels.multiply_all`."""
+        return tuple(self.matmul(weight, x) for weight in weights)
+
+    def matmul(self, weight: Weight, x: FloatArray, add: FloatArray | None = None) -> FloatArray:
         """See `Kernels.matmul`."""
         decoded = decode_blocks(weight.raw, weight.format.type_id)  # [rows, cols]
         out = np.empty((x.shape[0], weight.rows), np.float32)
         for token, row in enumerate(x):
             out[token] = ordered_dot(decoded, row)
+        return out if add is None else add + out
+
+    def expert_outputs(self, work: ExpertWork) -> FloatArray:
+        """See `Kernels.expert_outputs`."""
+        out = np.empty((len(work.rows), work.x.shape[1]), np.float32)
+        start = 0
+        for group in work.groups:
+            pairs = slice(start, start + group.num_pairs)
+            inner = self._inner(group.weights, work.x[work.rows[pairs]])
+            out[pairs] = self.matmul(group.weights.down, inner) * work.scale[pairs, None]
+            start += group.num_pairs
         return out
 
-    def expert_ffn(
-        self, expert: ExpertWeights, x: FloatArray, rows: IntArray, scale: FloatArray
-    ) -> FloatArray:
-        """See `Kernels.expert_ffn`."""
-        gathered = x[rows]  # [n, hidden]
-        gate = self.matmul(expert.gate, gathered).astype(np.float64)
+    def expert_sum(self, work: ExpertWork, pair_of: IntArray, residual: FloatArray) -> FloatArray:
+        """See `Kernels.expert_sum`."""
+        outputs = self.expert_outputs(work)
+        total = outputs[pair_of[:, 0]]
+        for slot in range(1, pair_of.shape[1]):
+            total += outputs[pair_of[:, slot]]
+        return total + residual
+
+    def _inner(self, expert: ExpertWeights, x: FloatArray) -> FloatArray:
+        gate = self.matmul(expert.gate, x).astype(np.float64)
         with np.errstate(over="ignore"):
             silu = (gate / (1.0 + np.exp(-gate))).astype(np.float32)
-        hidden = silu * self.matmul(expert.up, gathered)
-        return self.matmul(expert.down, hidden) * scale[:, None]
+        return silu * self.matmul(expert.up, x)
 
     def attention(
         self, q: FloatArray, kv: KVView, positions: IntArray, *, scale: float

@@ -78,9 +78,10 @@ def attend(  # noqa: PLR0913 - an attention layer has these parts
     """Return x [T, D] plus attention over it; appends the chunk's keys and values to `pool`."""
     num_tokens = len(x)
     normed = rms_norm(x, weights.norm, shape.rms_epsilon)
-    q = kernels.matmul(weights.q, normed).reshape(num_tokens, shape.num_heads, shape.head_dim)
-    k = kernels.matmul(weights.k, normed).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
-    v = kernels.matmul(weights.v, normed).reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
+    q, k, v = kernels.multiply_all((weights.q, weights.k, weights.v), normed)
+    q = q.reshape(num_tokens, shape.num_heads, shape.head_dim)
+    k = k.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
+    v = v.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
     q = rotary.rotate(rms_norm(q, weights.q_norm, shape.rms_epsilon), chunk.positions)
     k = rotary.rotate(rms_norm(k, weights.k_norm, shape.rms_epsilon), chunk.positions)
     pool.write(layer, chunk.kv_slots, k, v)
@@ -94,4 +95,4 @@ def attend(  # noqa: PLR0913 - an attention layer has these parts
             scale=shape.scale,
         )
         attended[rows] = out.reshape(segment.length, -1)
-    return x + kernels.matmul(weights.output, attended)
+    return kernels.matmul(weights.output, attended, add=x)

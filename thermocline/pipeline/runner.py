@@ -16,6 +16,7 @@ from thermocline.messages import (
     Chunk,
     Hidden,
     Joined,
+    LayerSum,
     LayerWork,
     PartialSum,
     StageMessage,
@@ -123,7 +124,7 @@ class Runner:
                 if chunk.id in self._failed:
                     continue
                 if join is not None:
-                    assert isinstance(message, LayerWork | PartialSum)
+                    assert isinstance(message, LayerWork | PartialSum | LayerSum)
                     message = join.add(message)
                 if message is not None:
                     await self._run_message(name, message, chunk)
@@ -176,14 +177,14 @@ def chunk_of(message: StageMessage) -> Chunk:
             return message
         case Joined():
             return message.work.chunk
-        case Hidden() | LayerWork() | PartialSum() | StepResult():
+        case Hidden() | LayerWork() | PartialSum() | LayerSum() | StepResult():
             return message.chunk
 
 
 def layer_of(message: StageMessage) -> LayerIndex | None:
     """Return the layer that a message belongs to; None before the first and after the last."""
     match message:
-        case Hidden() | LayerWork() | PartialSum():
+        case Hidden() | LayerWork() | PartialSum() | LayerSum():
             return message.layer
         case Joined():
             return message.work.layer

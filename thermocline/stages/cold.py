@@ -8,15 +8,15 @@ from thermocline.messages import Tier
 
 if TYPE_CHECKING:
     from thermocline.experts.compute import ExpertCompute
-    from thermocline.messages import LayerWork, PartialSum
+    from thermocline.messages import LayerWork, TierResult
 
 
 class ColdStage:
-    """LayerWork with cold experts -> their PartialSum."""
+    """LayerWork with cold experts -> their PartialSum, or the LayerSum."""
 
     def __init__(self, compute: ExpertCompute) -> None:
         self._compute = compute
 
-    async def __call__(self, work: LayerWork) -> PartialSum:
+    async def __call__(self, work: LayerWork) -> TierResult:
         """Compute this tier's share of the layer."""
         return await self._compute.compute_batch(work, work.batches[Tier.COLD])

@@ -1,4 +1,4 @@
-"""Adds each token's expert outputs, in slot order, to the residual stream."""
+"""Adds each token's expert outputs, in slot order, to the residual stream, unless one tier did so itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.messages import Hidden, LayerIndex
+from thermocline.messages import Hidden, LayerIndex, LayerSum, PartialSum
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ class CombineStage:
     async def __call__(self, joined: Joined) -> Hidden:
         """Add up one chunk's layer."""
         work = joined.work
+        match joined.results:
+            case (LayerSum(x=x),):
+                return Hidden(work.chunk, LayerIndex(work.layer + 1), x)
+            case _:
+                pass
         args = {"layer": work.layer, "chunk": work.chunk.id, "tokens": work.chunk.num_tokens}
         x = await self._lane.run(Name.COMBINE, partial(combine, joined), args)
         return Hidden(work.chunk, LayerIndex(work.layer + 1), x)
@@ -37,7 +42,8 @@ def combine(joined: Joined) -> FloatArray:
     work = joined.work
     num_tokens, num_slots = work.routing.expert_ids.shape
     contributions = np.empty((num_slots, num_tokens, work.x.shape[1]), np.float32)
-    for partial_sum in joined.partials:
+    for partial_sum in joined.results:
+        assert isinstance(partial_sum, PartialSum), "a layer sum stands alone"
         contributions[partial_sum.slots, partial_sum.rows] = partial_sum.values
     total: FloatArray = contributions[0]
     for contribution in contributions[1:]:

@@ -24,7 +24,7 @@ def test_any_order_of_arrival_completes_once(order):
     assert results[:2] == [None, None]
     assert results[2] is not None
     assert results[2].work is parts[0]
-    assert {partial.tier for partial in results[2].partials} == {Tier.HOT, Tier.COLD}
+    assert {partial.tier for partial in results[2].results} == {Tier.HOT, Tier.COLD}
     assert len(join) == 0
 
 

@@ -1,0 +1,31 @@
+// The tensor types that are computed from, and a weight matrix as it lies in the file.
+#pragma once
+
+#include <cstdint>
+
+namespace thermocline {
+
+// ggml's ids of the types that hold plain numbers; every other id that is computed from is a block
+// type, see unpack.h.
+enum PlainType : int { kF32 = 0, kF16 = 1, kBF16 = 30 };
+
+struct FormatInfo {
+    int64_t block_elements;
+    int64_t block_bytes;
+};
+
+// False when the id is of no type that is computed from.
+bool format_info(int type_id, FormatInfo& info);
+
+// `rows` rows of `cols` elements, row after row.
+struct Weight {
+    int type_id;
+    const uint8_t* data;
+    int64_t rows;
+    int64_t cols;
+    int64_t row_bytes;
+
+    const uint8_t* row(int64_t r) const { return data + r * row_bytes; }
+};
+
+}  // namespace thermocline

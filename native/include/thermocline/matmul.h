@@ -1,0 +1,54 @@
+// Matrix products with weights as they lie in the file.
+#pragma once
+
+#include <cstdint>
+
+#include "thermocline/compute.h"
+#include "thermocline/formats.h"
+
+namespace thermocline {
+
+// out[t * out_stride + n] = sum_k x[t, k] * w[n, k] (+ add[t * out_stride + n])
+struct Product {
+    Weight weight;
+    float* out;
+    int64_t out_stride;
+    const float* add = nullptr;
+};
+
+// Several products of one x [tokens, cols]; x is quantised once per form that their types need.
+void multiply_all(const Compute& compute, const float* x, int64_t tokens, const Product* products, int count);
+
+struct ExpertWeights {
+    Weight gate;  // [intermediate, hidden]
+    Weight up;    // [intermediate, hidden]
+    Weight down;  // [hidden, intermediate]
+};
+
+// The pairs (token, slot) that chose one expert.
+struct ExpertGroup {
+    ExpertWeights weights;
+    int64_t first;  // of the pairs, which are sorted by expert
+    int64_t count;
+};
+
+struct ExpertWork {
+    const ExpertGroup* groups;
+    int64_t num_groups;
+    const float* x;          // [tokens, hidden]
+    int64_t tokens;
+    int64_t hidden;
+    const int32_t* rows;     // [pairs], the token of a pair
+    const float* scale;      // [pairs], its routing weight
+    int64_t pairs;
+};
+
+// out[pair] = scale * down(silu(gate(x[row])) * up(x[row])), float32 [pairs, hidden].
+void expert_outputs(const Compute& compute, const ExpertWork& work, float* out);
+
+// out[t] = residual[t] + ((slot 0 + slot 1) + ...), float32 [tokens, hidden]; pair_of [tokens, slots] says
+// which pair each slot is. Equal to the bit to adding up expert_outputs in that order.
+void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* pair_of, int64_t slots,
+                const float* residual, float* out);
+
+}  // namespace thermocline

@@ -1,0 +1,38 @@
+// The process's compute threads. A job is split into items; the calling thread works too.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace thermocline {
+
+class ThreadPool {
+   public:
+    // `threads` counts the caller of run(): one thread more or less is started here, none for 1.
+    // With `pin`, worker i is bound to the i-th processor that this process may use.
+    explicit ThreadPool(int threads, bool pin = false);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    int threads() const;
+
+    // Calls body(context, item) once for every item in [0, items) and returns when all calls have.
+    // Items are taken in ascending order by whichever thread is free. May be called from several
+    // threads at once; the calls then run one after the other.
+    void run(int64_t items, void (*body)(void* context, int64_t item), void* context);
+
+    // The same with a callable.
+    template <typename Body>
+    void for_each(int64_t items, Body&& body) {
+        using Plain = std::remove_reference_t<Body>;
+        run(items, [](void* context, int64_t item) { (*static_cast<Plain*>(context))(item); }, &body);
+    }
+
+   private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace thermocline

@@ -1,0 +1,182 @@
+// Matrix products and experts for Python: checks shapes, then runs with the interpreter lock released.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "bindings_compute.h"
+#include "thermocline/codebooks.h"
+#include "thermocline/matmul.h"
+
+namespace thermocline::python {
+namespace {
+
+using RawWeight = std::tuple<int, Bytes>;
+using RawExpert = std::tuple<RawWeight, RawWeight, RawWeight, int64_t>;  // gate, up, down, pairs
+
+Weight make_weight(const RawWeight& raw) { return python::make_weight(std::get<0>(raw), std::get<1>(raw)); }
+
+void decode_rows(Core& core, int type_id, const Bytes& raw, const In<int32_t, 1>& rows, const Out<2>& out) {
+    const Weight w = python::make_weight(type_id, raw);
+    const auto count = static_cast<int64_t>(rows.shape(0));
+    require(out.shape(0) == rows.shape(0) && static_cast<int64_t>(out.shape(1)) == w.cols,
+            "out must be [number of rows, columns]");
+    for (int64_t i = 0; i < count; ++i)
+        require(rows.data()[i] >= 0 && rows.data()[i] < w.rows, "row id out of range");
+    const nb::gil_scoped_release unlocked;
+    const Compute compute = core.compute();
+    compute.pool.for_each(count, [&](int64_t i) {
+        compute.set.gemm->decode_row(w.type_id, w.row(rows.data()[i]), w.cols, out.data() + i * w.cols);
+    });
+}
+
+void multiply_all(Core& core, const std::vector<RawWeight>& weights, const In<float, 2>& x,
+                  const std::vector<Out<2>>& outs, const std::optional<In<float, 2>>& add) {
+    require(weights.size() == outs.size(), "one output per weight");
+    require(!add || weights.size() == 1, "only a single product is added to");
+    std::vector<Product> products;
+    for (size_t i = 0; i < weights.size(); ++i) {
+        const Weight w = make_weight(weights[i]);
+        require(static_cast<int64_t>(x.shape(1)) == w.cols, "x must be [tokens, columns of the weight]");
+        require(outs[i].shape(0) == x.shape(0) && static_cast<int64_t>(outs[i].shape(1)) == w.rows,
+                "out must be [tokens, rows of the weight]");
+        products.push_back({w, outs[i].data(), w.rows, nullptr});
+    }
+    if (add) {
+        require(add->shape(0) == outs[0].shape(0) && add->shape(1) == outs[0].shape(1),
+                "add must have the shape of out");
+        products[0].add = add->data();
+    }
+    const nb::gil_scoped_release unlocked;
+    thermocline::multiply_all(core.compute(), x.data(), static_cast<int64_t>(x.shape(0)), products.data(),
+                              static_cast<int>(products.size()));
+}
+
+// Checked shapes of one call; keeps the groups alive for its length.
+struct CheckedWork {
+    std::vector<ExpertGroup> groups;
+    ExpertWork work{};
+
+    CheckedWork(const std::vector<RawExpert>& experts, const In<float, 2>& x, const In<int32_t, 1>& rows,
+                const In<float, 1>& scale) {
+        const auto hidden = static_cast<int64_t>(x.shape(1)), tokens = static_cast<int64_t>(x.shape(0));
+        const auto pairs = static_cast<int64_t>(rows.shape(0));
+        int64_t first = 0;
+        for (const RawExpert& raw : experts) {
+            const ExpertWeights w{make_weight(std::get<0>(raw)), make_weight(std::get<1>(raw)),
+                                  make_weight(std::get<2>(raw))};
+            const int64_t count = std::get<3>(raw);
+            require(w.gate.cols == hidden && w.up.cols == hidden && w.down.rows == hidden, "hidden sizes differ");
+            require(w.gate.rows == w.up.rows && w.gate.rows == w.down.cols, "intermediate sizes differ");
+            require(groups.empty() || groups[0].weights.gate.rows == w.gate.rows, "intermediate sizes differ");
+            require(count >= 0 && count <= pairs - first, "more pairs than rows");
+            if (count > 0) groups.push_back({w, first, count});
+            first += count;
+        }
+        require(first == pairs, "fewer pairs than rows");
+        require(scale.shape(0) == rows.shape(0), "scale must have one entry per pair");
+        for (int64_t i = 0; i < pairs; ++i)
+            require(rows.data()[i] >= 0 && rows.data()[i] < tokens, "row id out of range");
+        work = {groups.data(), static_cast<int64_t>(groups.size()), x.data(), tokens, hidden, rows.data(),
+                scale.data(), pairs};
+    }
+};
+
+void expert_outputs(Core& core, const std::vector<RawExpert>& experts, const In<float, 2>& x,
+                    const In<int32_t, 1>& rows, const In<float, 1>& scale, const Out<2>& out) {
+    const CheckedWork checked(experts, x, rows, scale);
+    require(out.shape(0) == rows.shape(0) && out.shape(1) == x.shape(1), "out must be [pairs, hidden]");
+    const nb::gil_scoped_release unlocked;
+    thermocline::expert_outputs(core.compute(), checked.work, out.data());
+}
+
+void expert_sum(Core& core, const std::vector<RawExpert>& experts, const In<float, 2>& x,
+                const In<int32_t, 1>& rows, const In<float, 1>& scale, const In<int32_t, 2>& pair_of,
+                const In<float, 2>& residual, const Out<2>& out) {
+    const CheckedWork checked(experts, x, rows, scale);
+    for (int axis = 0; axis < 2; ++axis)
+        require(out.shape(axis) == x.shape(axis) && residual.shape(axis) == x.shape(axis),
+                "x, residual and out must have one shape");
+    require(pair_of.shape(0) == x.shape(0) && pair_of.shape(1) >= 1, "pair_of must be [tokens, slots]");
+    const auto slots = static_cast<int64_t>(pair_of.shape(1));
+    for (int64_t i = 0; i < checked.work.tokens * slots; ++i)
+        require(pair_of.data()[i] >= 0 && pair_of.data()[i] < checked.work.pairs, "pair out of range");
+    const nb::gil_scoped_release unlocked;
+    thermocline::expert_sum(core.compute(), checked.work, pair_of.data(), slots, residual.data(), out.data());
+}
+
+UnpackInfo quantised_block(int type_id) {
+    UnpackInfo info{};
+    if (!unpack_info(type_id, info))
+        throw std::invalid_argument("tensor type " + std::to_string(type_id) + " is no quantised block");
+    return info;
+}
+
+std::tuple<int, int, bool, bool, int64_t, int64_t> type_facts(int type_id) {
+    const UnpackInfo info = quantised_block(type_id);
+    return {info.offset, info.group, info.has_minimum, info.seven_bits, info.block_elements, info.block_bytes};
+}
+
+void set_codebook(int type_id, const Bytes& table) {
+    require(thermocline::set_codebook(type_id, table.data(), static_cast<int64_t>(table.size())),
+            "not a codebook of this type, or not the one that it has");
+}
+
+using OutBytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void unpack(Core& core, int type_id, const Bytes& raw, const OutBytes& q, const Out<2>& scale,
+            const Out<2>& minimum) {
+    const Weight w = python::make_weight(type_id, raw);
+    const UnpackInfo info = quantised_block(type_id);
+    require(static_cast<int64_t>(q.shape(0)) == w.rows && static_cast<int64_t>(q.shape(1)) == w.cols,
+            "q must be [rows, columns]");
+    for (const auto* out : {&scale, &minimum})
+        require(static_cast<int64_t>(out->shape(0)) == w.rows &&
+                    static_cast<int64_t>(out->shape(1)) == w.cols / kGroupMin,
+                "scale and minimum must be [rows, columns / 16]");
+    const nb::gil_scoped_release unlocked;
+    const UnpackFn unpack_row = core.compute().set.gemm->find_unpack(type_id);
+    for (int64_t r = 0; r < w.rows; ++r)
+        for (int64_t c = 0; c < w.cols; c += kSpan)
+            unpack_row(w.row(r) + c / info.block_elements * info.block_bytes, std::min<int64_t>(kSpan, w.cols - c),
+                       q.data() + r * w.cols + c, scale.data() + (r * w.cols + c) / kGroupMin,
+                       minimum.data() + (r * w.cols + c) / kGroupMin);
+}
+
+std::vector<std::tuple<std::string, bool>> instruction_sets() {
+    size_t count = 0;
+    const SetChoice* sets = kernel_sets(count);
+    std::vector<std::tuple<std::string, bool>> found;
+    for (size_t i = 0; i < count; ++i) found.emplace_back(sets[i].set->name, sets[i].available);
+    return found;
+}
+
+}  // namespace
+
+void bind_products(nb::module_& m, nb::class_<Core>& core) {
+    m.def("instruction_sets", &instruction_sets, "Name of each set of the build, narrowest first, and whether this machine has it.");
+    m.def("set_codebook", &set_codebook, nb::arg("type_id"), nb::arg("table").noconvert(),
+          "Give a type its codebook, once per process.");
+    m.def("unpack_info", &type_facts, nb::arg("type_id"),
+          "(offset, group, has_minimum, seven_bits, block_elements, block_bytes) of a quantised type.");
+    core.def("unpack", &unpack, nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("q").noconvert(),
+             nb::arg("scale").noconvert(), nb::arg("minimum").noconvert(),
+             "raw as scale * (q - offset) - minimum; minimum is left alone where the type has none.");
+    core.def("decode_rows", &decode_rows, nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("rows").noconvert(),
+             nb::arg("out").noconvert(), "out[i] = row rows[i] of the weight `raw`, as float32.");
+    core.def("multiply_all", &multiply_all, nb::arg("weights"), nb::arg("x").noconvert(), nb::arg("outs"),
+             nb::arg("add").none() = nb::none(), "outs[i] = x times the transposed weights[i] = (type, raw), plus `add`.");
+    core.def("expert_outputs", &expert_outputs, nb::arg("experts"), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
+             nb::arg("scale").noconvert(), nb::arg("out").noconvert(),
+             "out[pair] = scale * down(silu(gate(x[row])) * up(x[row])); experts are (gate, up, down, pairs).");
+    core.def("expert_sum", &expert_sum, nb::arg("experts"), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
+             nb::arg("scale").noconvert(), nb::arg("pair_of").noconvert(), nb::arg("residual").noconvert(),
+             nb::arg("out").noconvert(), "The pairs' outputs added up per token in slot order, plus the residual.");
+}
+
+}  // namespace thermocline::python

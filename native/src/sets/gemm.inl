@@ -1,0 +1,130 @@
+// Products of a panel with tokens: lanes are rows, each lane adds over the columns in order.
+
+template <int Tokens, int Group, bool Minimum, bool SevenBits>
+void multiply_block(const QuantPanel& panel, int strip, int64_t groups, int64_t column,
+                    const uint8_t* const* bases, const ActivationLayout& layout, bool first, float* c) {
+    const uint8_t* base[Tokens];
+    for (int t = 0; t < Tokens; ++t) base[t] = bases[t];
+    Floats sums[Tokens][kStripBlock];
+    for (int t = 0; t < Tokens; ++t)
+        for (int s = 0; s < kStripBlock; ++s)
+            sums[t][s] = first ? zero_floats() : load_floats(c + t * kPanelRows + (strip + s) * kStripRows);
+    const int64_t numbers = column / Group * 4;  // bytes of a token's float or int32 per group before us
+    const uint8_t* weights = &panel.q[strip][0][0][0];
+    constexpr int64_t kStripBytes = sizeof panel.q[0];
+    for (int64_t g = 0; g < groups; ++g) {
+        Ints dots[Tokens][kStripBlock];
+        for (int t = 0; t < Tokens; ++t) {
+            int32_t start;
+            __builtin_memcpy(&start, base[t] + layout.start + numbers + 4 * g, 4);
+            for (int s = 0; s < kStripBlock; ++s) dots[t][s] = set_ints(start);
+        }
+        for (int k = 0; k < Group; k += 4) {
+            Bytes w[kStripBlock];
+            for (int s = 0; s < kStripBlock; ++s)
+                w[s] = load_bytes(weights + s * kStripBytes + (g * Group + k) * kStripRows);
+            for (int t = 0; t < Tokens; ++t) {
+                int32_t a;
+                __builtin_memcpy(&a, base[t] + column + g * Group + k, 4);
+                for (int s = 0; s < kStripBlock; ++s) dots[t][s] = add_dot4<SevenBits>(dots[t][s], w[s], a);
+            }
+        }
+        for (int s = 0; s < kStripBlock; ++s) {
+            const Floats scale = load_floats(panel.scale[strip + s][g]);
+            for (int t = 0; t < Tokens; ++t) {
+                float a;
+                __builtin_memcpy(&a, base[t] + layout.scale + numbers + 4 * g, 4);
+                sums[t][s] = add_product(sums[t][s], to_floats(dots[t][s]), multiply(scale, set_floats(a)));
+            }
+            if constexpr (Minimum) {
+                const Floats minimum = load_floats(panel.minimum[strip + s][g]);
+                for (int t = 0; t < Tokens; ++t) {
+                    float a;
+                    __builtin_memcpy(&a, base[t] + layout.sum + numbers + 4 * g, 4);
+                    sums[t][s] = subtract_product(sums[t][s], minimum, set_floats(a));
+                }
+            }
+        }
+    }
+    for (int t = 0; t < Tokens; ++t)
+        for (int s = 0; s < kStripBlock; ++s)
+            store_floats(c + t * kPanelRows + (strip + s) * kStripRows, sums[t][s]);
+}
+
+using MultiplyBlock = void (*)(const QuantPanel&, int, int64_t, int64_t, const uint8_t* const*,
+                               const ActivationLayout&, bool, float*);
+
+template <int Tokens>
+MultiplyBlock pick_block(const QuantForm& form) {
+    constexpr bool kSame = kEightBitShift == 0;  // seven and eight bits are multiplied alike
+    const int which = (form.group == 32 ? 4 : 0) + (form.has_minimum ? 2 : 0) +
+                      (form.seven_bits && !kSame ? 1 : 0);
+    switch (which) {
+        case 0: return multiply_block<Tokens, 16, false, false>;
+        case 1: return multiply_block<Tokens, 16, false, !kSame>;
+        case 2: return multiply_block<Tokens, 16, true, false>;
+        case 3: return multiply_block<Tokens, 16, true, !kSame>;
+        case 4: return multiply_block<Tokens, 32, false, false>;
+        case 5: return multiply_block<Tokens, 32, false, !kSame>;
+        case 6: return multiply_block<Tokens, 32, true, false>;
+        default: return multiply_block<Tokens, 32, true, !kSame>;
+    }
+}
+
+template <int Tokens = kTokenBlock>
+MultiplyBlock pick_tail(int64_t tokens, const QuantForm& form) {
+    if constexpr (Tokens == 1) {
+        return pick_block<1>(form);
+    } else {
+        return tokens == Tokens ? pick_block<Tokens>(form) : pick_tail<Tokens - 1>(tokens, form);
+    }
+}
+
+void multiply_panel(const QuantPanel& panel, const QuantForm& form, int64_t count, int64_t column,
+                    const uint8_t* const* bases, const ActivationLayout& layout, int64_t tokens,
+                    bool first, float* c) {
+    const MultiplyBlock whole = pick_block<kTokenBlock>(form);
+    const int64_t groups = count / form.group;
+    for (int64_t t = 0; t < tokens; t += kTokenBlock) {
+        const MultiplyBlock block = tokens - t >= kTokenBlock ? whole : pick_tail(tokens - t, form);
+        for (int strip = 0; strip < kStrips; strip += kStripBlock)
+            block(panel, strip, groups, column, bases + t, layout, first, c + t * kPanelRows);
+    }
+}
+
+template <int Tokens>
+void multiply_float_block(const FloatPanel& panel, int strip, int64_t count, const float* const* x, bool first,
+                          float* c) {
+    Floats sums[Tokens][kStripBlock];
+    for (int t = 0; t < Tokens; ++t)
+        for (int s = 0; s < kStripBlock; ++s)
+            sums[t][s] = first ? zero_floats() : load_floats(c + t * kPanelRows + (strip + s) * kStripRows);
+    for (int64_t k = 0; k < count; ++k)
+        for (int s = 0; s < kStripBlock; ++s) {
+            const Floats w = load_floats(panel.w[strip + s][k]);
+            for (int t = 0; t < Tokens; ++t) sums[t][s] = add_product(sums[t][s], w, set_floats(x[t][k]));
+        }
+    for (int t = 0; t < Tokens; ++t)
+        for (int s = 0; s < kStripBlock; ++s)
+            store_floats(c + t * kPanelRows + (strip + s) * kStripRows, sums[t][s]);
+}
+
+using MultiplyFloatBlock = void (*)(const FloatPanel&, int, int64_t, const float* const*, bool, float*);
+
+template <int Tokens = kTokenBlock>
+MultiplyFloatBlock pick_float_tail(int64_t tokens) {
+    if constexpr (Tokens == 1) {
+        return multiply_float_block<1>;
+    } else {
+        return tokens >= Tokens ? multiply_float_block<Tokens> : pick_float_tail<Tokens - 1>(tokens);
+    }
+}
+
+void multiply_float_panel(const FloatPanel& panel, int64_t count, const float* const* x, int64_t tokens,
+                          bool first, float* c) {
+    for (int64_t t = 0; t < tokens; t += kTokenBlock) {
+        const MultiplyFloatBlock block = pick_float_tail(tokens - t);
+        for (int strip = 0; strip < kStrips; strip += kStripBlock)
+            block(panel, strip, count, x + t, first, c + t * kPanelRows);
+    }
+}

@@ -1,0 +1,292 @@
+// Sixteen lanes, one per row of a strip: 32-bit sums of four-byte products, and floats.
+// Each instruction set has its own spelling of the same operations.
+#if defined(__AVX512F__)
+
+struct Floats { __m512 v; };
+struct Ints { __m512i v; };
+
+// Products per call that keep the registers full: tokens times strips.
+constexpr int kTokenBlock = 6;
+constexpr int kStripBlock = 2;
+// Eight-bit weights are multiplied as they lie, unsigned.
+constexpr int kEightBitShift = 0;
+
+inline Floats zero_floats() { return {_mm512_setzero_ps()}; }
+inline Floats set_floats(float x) { return {_mm512_set1_ps(x)}; }
+inline Floats load_floats(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store_floats(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
+inline Floats multiply(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Floats subtract(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Floats add_product(Floats sum, Floats a, Floats b) { return {_mm512_fmadd_ps(a.v, b.v, sum.v)}; }
+inline Floats subtract_product(Floats sum, Floats a, Floats b) {
+    return {_mm512_fnmadd_ps(a.v, b.v, sum.v)};
+}
+inline Floats larger_magnitude(Floats a, Floats b) {
+    return {_mm512_max_ps(_mm512_abs_ps(a.v), _mm512_abs_ps(b.v))};
+}
+inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline Ints set_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline Ints round_to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline float largest(Floats a) { return _mm512_reduce_max_ps(a.v); }
+inline float total(Floats a) { return _mm512_reduce_add_ps(a.v); }
+inline int32_t total(Ints a) { return _mm512_reduce_add_epi32(a.v); }
+inline void store_bytes(int8_t* p, Ints a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
+
+using Bytes = __m512i;  // [16 rows][4 columns]
+inline Bytes load_bytes(const uint8_t* p) { return _mm512_load_si512(p); }
+template <bool SevenBits>
+inline Ints add_dot4(Ints sum, Bytes weights, int32_t four_activations) {
+    return {_mm512_dpbusd_epi32(sum.v, weights, _mm512_set1_epi32(four_activations))};
+}
+
+#elif defined(__AVX2__)
+
+struct Floats { __m256 lo, hi; };
+struct Ints { __m256i lo, hi; };
+
+constexpr int kTokenBlock = 4;
+constexpr int kStripBlock = 1;
+
+inline Floats zero_floats() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline Floats set_floats(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Floats load_floats(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store_floats(float* p, Floats a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+inline Floats multiply(Floats a, Floats b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+inline Floats subtract(Floats a, Floats b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+inline Floats add_product(Floats sum, Floats a, Floats b) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, sum.lo), _mm256_fmadd_ps(a.hi, b.hi, sum.hi)};
+}
+inline Floats subtract_product(Floats sum, Floats a, Floats b) {
+    return {_mm256_fnmadd_ps(a.lo, b.lo, sum.lo), _mm256_fnmadd_ps(a.hi, b.hi, sum.hi)};
+}
+inline Floats larger_magnitude(Floats a, Floats b) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_max_ps(_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, b.lo)),
+            _mm256_max_ps(_mm256_andnot_ps(sign, a.hi), _mm256_andnot_ps(sign, b.hi))};
+}
+inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline Ints set_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline Ints round_to_ints(Floats a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+inline float largest(Floats a) {
+    __m256 m = _mm256_max_ps(a.lo, a.hi);
+    __m128 n = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    n = _mm_max_ps(n, _mm_movehl_ps(n, n));
+    return _mm_cvtss_f32(_mm_max_ss(n, _mm_shuffle_ps(n, n, 1)));
+}
+inline float total(Floats a) {
+    __m256 m = _mm256_add_ps(a.lo, a.hi);
+    __m128 n = _mm_add_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    n = _mm_add_ps(n, _mm_movehl_ps(n, n));
+    return _mm_cvtss_f32(_mm_add_ss(n, _mm_shuffle_ps(n, n, 1)));
+}
+inline int32_t total(Ints a) {
+    __m256i m = _mm256_add_epi32(a.lo, a.hi);
+    __m128i n = _mm_add_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    n = _mm_add_epi32(n, _mm_unpackhi_epi64(n, n));
+    return _mm_cvtsi128_si32(_mm_add_epi32(n, _mm_shuffle_epi32(n, 1)));
+}
+inline void store_bytes(int8_t* p, Ints a) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+
+struct Bytes { __m256i lo, hi; };
+inline Bytes load_bytes(const uint8_t* p) {
+    return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+
+#if defined(__AVXVNNI__)
+constexpr int kEightBitShift = 0;
+template <bool SevenBits>
+inline Ints add_dot4(Ints sum, const Bytes& weights, int32_t four_activations) {
+    const __m256i a = _mm256_set1_epi32(four_activations);
+    return {_mm256_dpbusd_avx_epi32(sum.lo, weights.lo, a), _mm256_dpbusd_avx_epi32(sum.hi, weights.hi, a)};
+}
+#else
+// Pairs of products are added in 16 bits, which holds for weights of seven bits. Eight-bit weights are
+// taken as signed (q - 128): magnitude times signed activation stays below 2 * 128 * 127 < 2^15.
+constexpr int kEightBitShift = 128;
+template <bool SevenBits>
+inline __m256i dot4(__m256i sum, __m256i weights, __m256i a) {
+    if constexpr (!SevenBits) {
+        const __m256i centred = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+        a = _mm256_sign_epi8(a, centred);
+        weights = _mm256_abs_epi8(centred);
+    }
+    const __m256i pairs = _mm256_maddubs_epi16(weights, a);
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+template <bool SevenBits>
+inline Ints add_dot4(Ints sum, const Bytes& weights, int32_t four_activations) {
+    const __m256i a = _mm256_set1_epi32(four_activations);
+    return {dot4<SevenBits>(sum.lo, weights.lo, a), dot4<SevenBits>(sum.hi, weights.hi, a)};
+}
+#endif
+
+#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+
+struct Floats { float32x4_t v[4]; };
+struct Ints { int32x4_t v[4]; };
+
+constexpr int kTokenBlock = 4;
+constexpr int kStripBlock = 1;
+// The dot product is of signed bytes: eight-bit weights are centred first.
+constexpr int kEightBitShift = 128;
+
+#define THERMOCLINE_EACH4(expression) \
+    { (expression)(0), (expression)(1), (expression)(2), (expression)(3) }
+
+inline Floats set_floats(float x) { const float32x4_t v = vdupq_n_f32(x); return {{v, v, v, v}}; }
+inline Floats zero_floats() { return set_floats(0.0f); }
+inline Floats load_floats(const float* p) {
+    return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}};
+}
+inline void store_floats(float* p, const Floats& a) {
+    for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]);
+}
+inline Floats multiply(const Floats& a, const Floats& b) {
+    return {THERMOCLINE_EACH4([&](int i) { return vmulq_f32(a.v[i], b.v[i]); })};
+}
+inline Floats subtract(const Floats& a, const Floats& b) {
+    return {THERMOCLINE_EACH4([&](int i) { return vsubq_f32(a.v[i], b.v[i]); })};
+}
+inline Floats add_product(const Floats& sum, const Floats& a, const Floats& b) {
+    return {THERMOCLINE_EACH4([&](int i) { return vfmaq_f32(sum.v[i], a.v[i], b.v[i]); })};
+}
+inline Floats subtract_product(const Floats& sum, const Floats& a, const Floats& b) {
+    return {THERMOCLINE_EACH4([&](int i) { return vfmsq_f32(sum.v[i], a.v[i], b.v[i]); })};
+}
+inline Floats larger_magnitude(const Floats& a, const Floats& b) {
+    return {THERMOCLINE_EACH4([&](int i) { return vmaxq_f32(vabsq_f32(a.v[i]), vabsq_f32(b.v[i])); })};
+}
+inline Floats to_floats(const Ints& a) {
+    return {THERMOCLINE_EACH4([&](int i) { return vcvtq_f32_s32(a.v[i]); })};
+}
+inline Ints set_ints(int32_t x) { const int32x4_t v = vdupq_n_s32(x); return {{v, v, v, v}}; }
+inline Ints round_to_ints(const Floats& a) {
+    return {THERMOCLINE_EACH4([&](int i) { return vcvtnq_s32_f32(a.v[i]); })};
+}
+inline float largest(const Floats& a) {
+    return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
+}
+inline float total(const Floats& a) {
+    return vaddvq_f32(vaddq_f32(vaddq_f32(a.v[0], a.v[1]), vaddq_f32(a.v[2], a.v[3])));
+}
+inline int32_t total(const Ints& a) {
+    return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
+}
+inline void store_bytes(int8_t* p, const Ints& a) {
+    const int16x8_t lo = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1]));
+    const int16x8_t hi = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
+    vst1q_s8(p, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
+}
+
+struct Bytes { uint8x16_t v[4]; };
+inline Bytes load_bytes(const uint8_t* p) {
+    return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}};
+}
+template <bool SevenBits>
+inline Ints add_dot4(Ints sum, const Bytes& weights, int32_t four_activations) {
+    const int8x16_t a = vreinterpretq_s8_s32(vdupq_n_s32(four_activations));
+    for (int i = 0; i < 4; ++i) {
+        uint8x16_t w = weights.v[i];
+        if constexpr (!SevenBits) w = veorq_u8(w, vdupq_n_u8(128));
+        sum.v[i] = vdotq_s32(sum.v[i], vreinterpretq_s8_u8(w), a);
+    }
+    return sum;
+}
+#undef THERMOCLINE_EACH4
+
+#else  // any other machine: plain loops, which the compiler may vectorise
+
+struct Floats { float v[16]; };
+struct Ints { int32_t v[16]; };
+
+constexpr int kTokenBlock = 1;
+constexpr int kStripBlock = 1;
+constexpr int kEightBitShift = 0;
+
+template <typename R, typename Lane>
+inline R each(Lane lane) {
+    R r;
+    for (int i = 0; i < 16; ++i) r.v[i] = lane(i);
+    return r;
+}
+inline Floats set_floats(float x) { return each<Floats>([&](int) { return x; }); }
+inline Floats zero_floats() { return set_floats(0.0f); }
+inline Floats load_floats(const float* p) { return each<Floats>([&](int i) { return p[i]; }); }
+inline void store_floats(float* p, const Floats& a) { __builtin_memcpy(p, a.v, sizeof a.v); }
+inline Floats multiply(const Floats& a, const Floats& b) {
+    return each<Floats>([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline Floats subtract(const Floats& a, const Floats& b) {
+    return each<Floats>([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline Floats add_product(const Floats& sum, const Floats& a, const Floats& b) {
+    return each<Floats>([&](int i) { return sum.v[i] + a.v[i] * b.v[i]; });
+}
+inline Floats subtract_product(const Floats& sum, const Floats& a, const Floats& b) {
+    return each<Floats>([&](int i) { return sum.v[i] - a.v[i] * b.v[i]; });
+}
+inline Floats larger_magnitude(const Floats& a, const Floats& b) {
+    return each<Floats>([&](int i) {
+        const float x = __builtin_fabsf(a.v[i]), y = __builtin_fabsf(b.v[i]);
+        return x > y ? x : y;
+    });
+}
+inline Floats to_floats(const Ints& a) {
+    return each<Floats>([&](int i) { return static_cast<float>(a.v[i]); });
+}
+inline Ints set_ints(int32_t x) { return each<Ints>([&](int) { return x; }); }
+inline Ints round_to_ints(const Floats& a) {
+    // Adding 1.5 * 2^23 rounds to the nearest even integer; |a| < 2^22.
+    return each<Ints>([&](int i) {
+        volatile float shifted = a.v[i] + 12582912.0f;
+        return static_cast<int32_t>(shifted - 12582912.0f);
+    });
+}
+inline float largest(const Floats& a) {
+    float m = a.v[0];
+    for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
+    return m;
+}
+inline float total(const Floats& a) {
+    float s[8];
+    for (int i = 0; i < 8; ++i) s[i] = a.v[i] + a.v[i + 8];
+    for (int width = 4; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) s[i] += s[i + width];
+    return s[0];
+}
+inline int32_t total(const Ints& a) {
+    int32_t s = 0;
+    for (int i = 0; i < 16; ++i) s += a.v[i];
+    return s;
+}
+inline void store_bytes(int8_t* p, const Ints& a) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
+}
+
+struct Bytes { const uint8_t* p; };
+inline Bytes load_bytes(const uint8_t* p) { return {p}; }
+template <bool SevenBits>
+inline Ints add_dot4(const Ints& sum, Bytes weights, int32_t four_activations) {
+    int8_t a[4];
+    __builtin_memcpy(a, &four_activations, 4);
+    return each<Ints>([&](int i) {
+        const uint8_t* w = weights.p + 4 * i;
+        return sum.v[i] + w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3];
+    });
+}
+
+#endif
