@@ -140,7 +140,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
     recorder = _recorder(config)
-    kernels: Kernels = NativeKernels() if config.kernels == "native" else ReferenceKernels()
+    kernels = _kernels(config)
     model = open_model(file, kernels)
     tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
     _require_equal_vocabularies(file, model, tokenizer)
@@ -192,6 +192,13 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         template=template,
         resources=owned,
     )
+
+
+def _kernels(config: EngineConfig) -> Kernels:
+    if config.kernels == "reference":
+        return ReferenceKernels()
+    cpu = config.cpu
+    return NativeKernels(cpu.isa, cpu.threads, pin=cpu.pin)
 
 
 def _recorder(config: EngineConfig) -> Recorder:

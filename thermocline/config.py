@@ -114,6 +114,30 @@ class PrefetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuConfig:
+    """What the compiled kernels run on."""
+
+    isa: str = setting(
+        "auto",
+        "--cpu-isa",
+        "Instruction set of the CPU kernels: auto (the widest), portable, avx2, avxvnni, avx512, ...",
+    )
+    threads: int | None = setting(
+        None, "--threads", "Threads that compute (default: one per usable core)."
+    )
+    pin: bool = setting(
+        False, "--pin-threads", "Bind each computing thread to a core of its own."
+    )
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError; whether the machine has the set is seen at open."""
+        _require(
+            self.threads is None or 1 <= self.threads <= 1024,
+            f"--threads is {self.threads}; choose 1 to 1024",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TraceConfig:
     """Recording of the timeline."""
 
@@ -130,6 +154,7 @@ class EngineConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    cpu: CpuConfig = field(default_factory=CpuConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     kernels: KernelChoice = setting(
         "native", "--kernels", "CPU kernels: native, or reference (slow NumPy twins, for checking)."

@@ -129,6 +129,9 @@ _ONE_REQUEST_FLAGS: Final = (
     "--hot-fraction",
     "--prefetch/--no-prefetch",
     "--kernels",
+    "--cpu-isa",
+    "--threads",
+    "--pin-threads",
 )
 
 

@@ -59,6 +59,9 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--hot-fraction",
     "--prefetch/--no-prefetch",
     "--kernels",
+    "--cpu-isa",
+    "--threads",
+    "--pin-threads",
 )
 def serve(
     model: str | None, host: str, port: int, shutdown_timeout: float, config: EngineConfig

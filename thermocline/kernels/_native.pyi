@@ -27,6 +27,14 @@ class Core:
         raw as scale * (q - offset) - minimum; minimum is left alone where the type has none.
         """
 
+    def read_all(self, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+        """Read every byte once, with all threads; a checksum."""
+
+    def multiply_in_cache(self, rounds: int) -> int:
+        """
+        Multiply-adds done on every thread without touching memory; time it for the limit.
+        """
+
     def decode_rows(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """out[i] = row rows[i] of the weight `raw`, as float32."""
 
