@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 
 import pytest
 
+from benchmarks import measure
 from benchmarks.measure import ForeignLoad, Row, paired_ratios, spread, table, write_rows
 
 FACTS = {"commit": "abc", "cpu": "a, b"}
@@ -45,10 +48,29 @@ def test_rows_are_appended_under_one_header(tmp_path):
     assert found[2]["cpu"] == "a, b"
 
 
-def test_own_work_is_not_foreign():
-    """A loop of this process counts as its own: far less than the one core that it used."""
+def test_foreign_load_is_what_others_did(monkeypatch):
+    """Busy seconds of the machine without our own, over the time that passed; beyond a tenth, marked."""
+    clock, busy, own = (
+        iter([0.0, 4.0, 10.0, 14.0]),
+        iter([10.0, 16.0, 20.0, 24.2]),
+        iter([5, 9, 9, 13]),
+    )
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(measure, "_busy_s", lambda: next(busy))
+    monkeypatch.setattr(measure, "_own_s", lambda: float(next(own)))
     with ForeignLoad() as load:
-        total = sum(range(2_000_000))
-    assert total > 0
-    assert "other programs used" in str(load)
-    assert load.cores >= 0.0
+        pass
+    assert load.cores == pytest.approx(0.5)
+    assert "DISTURBED" in str(load)
+    with ForeignLoad() as load:
+        pass
+    assert load.cores == pytest.approx(0.05)
+    assert "DISTURBED" not in str(load)
+
+
+def test_a_child_that_ended_counts_as_own():
+    """What a child process computed is in our sum after it ended."""
+    before = measure._own_s()
+    program = "import time\nwhile time.process_time() < 0.15: pass"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert measure._own_s() - before >= 0.14
