@@ -110,6 +110,7 @@ def tune(
         for _ in range(repeats):
             for setting in tried:
                 speeds[setting].append(fleet.run(phase, setting))
+                print(f"  {phase.name}, {setting}: {speeds[setting][-1]:.1f} tokens/s", flush=True)
         fastest: dict[tuple[bool, bool], float] = {}
         for setting, values in speeds.items():
             kind = (setting.repack, setting.flash)
@@ -168,7 +169,8 @@ def measure_pairs(
             if not index % 2:
                 theirs[name].append(fleet.run(phase, best[name]))
             ratio = ours[name][-1] / theirs[name][-1]
-            print(f"  round {index + 1} of {options.repeats}, {name}: {ratio:.2f} x llama.cpp")
+            done = f"round {index + 1} of {options.repeats}, {name}"
+            print(f"  {done}: {ratio:.2f} x llama.cpp", flush=True)
     return [
         Pairs(phase, best[phase.name], *(tuple(of[phase.name]) for of in (ours, theirs, bandwidth)))
         for phase in phases
@@ -251,7 +253,7 @@ def show_tuning(
                     str(setting),
                 )
             )
-    print(table(("llama.cpp, tokens/s", "median (lowest to highest)", ""), lines), end="\n\n")
+    print("", table(("llama.cpp, tokens/s", "median (lowest to highest)", ""), lines), "", sep="\n")
     return rows
 
 
