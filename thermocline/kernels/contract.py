@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from thermocline.kernels.dense_contract import LayerCache
     from thermocline.modelfile.formats import BlockFormat
 
 FloatArray = NDArray[np.float32]
@@ -64,14 +65,11 @@ class ExpertWeights:
 class KVView:
     """One layer's cache as one sequence sees it.
 
-    keys, values: float32 [slots, kv_heads, head_dim]; position p lies in slot
-    block_table[p // block_tokens] * block_tokens + p % block_tokens.
+    Position p lies in slot block_table[p // block_tokens] * block_tokens + p % block_tokens.
     """
 
-    keys: FloatArray
-    values: FloatArray
+    cache: LayerCache
     block_table: IntArray
-    block_tokens: int
 
 
 class Kernels(Protocol):

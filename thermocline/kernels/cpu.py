@@ -10,37 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.errors import NativeModuleError
+from thermocline.kernels.dense import NativeDense
+from thermocline.kernels.dense_contract import Attending, TokenRun
+from thermocline.kernels.native import load_native
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from thermocline.kernels.contract import ExpertWeights, FloatArray, IntArray, KVView, Weight
-
-_BUILD_HINT = (
-    "build it with `pip install --no-build-isolation -e .` in the source folder, or `make install`"
-)
-
-
-# What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 2
-
-
-def load_native() -> ModuleType:
-    """Import the compiled core. Raises NativeModuleError, which names the build command."""
-    try:
-        from thermocline.kernels import _native
-    except ImportError as error:
-        raise NativeModuleError(
-            f"the compiled core of thermocline is missing ({error}): {_BUILD_HINT}"
-        ) from error
-    found = getattr(_native, "interface", 1)
-    if found != _INTERFACE:
-        raise NativeModuleError(
-            f"the compiled core of thermocline is of another version (interface {found}, needed is "
-            f"{_INTERFACE}): {_BUILD_HINT}"
-        )
-    return _native
 
 
 class NativeKernels:
@@ -48,6 +23,7 @@ class NativeKernels:
 
     def __init__(self) -> None:
         self._native = load_native()
+        self._dense = NativeDense()
 
     @cached_property
     def name(self) -> str:
@@ -80,8 +56,5 @@ class NativeKernels:
         self, q: FloatArray, kv: KVView, positions: IntArray, *, scale: float
     ) -> FloatArray:
         """See `Kernels.attention`."""
-        out = np.empty_like(q)
-        self._native.attention(
-            q, kv.keys, kv.values, kv.block_table, kv.block_tokens, positions, scale, out
-        )
-        return out
+        run = TokenRun(0, len(q), kv.block_table)
+        return self._dense.attention(q, positions, [run], kv.cache, Attending(scale))
