@@ -164,7 +164,7 @@ std::vector<std::tuple<std::string, bool>> instruction_sets() {
     size_t count = 0;
     const SetChoice* sets = kernel_sets(count);
     std::vector<std::tuple<std::string, bool>> found;
-    for (size_t i = 0; i < count; ++i) found.emplace_back(sets[i].set->name, sets[i].available);
+    for (size_t i = 0; i < count; ++i) found.emplace_back(sets[i].set.name, sets[i].available);
     return found;
 }
 

@@ -4,13 +4,13 @@
 
 namespace thermocline {
 
-namespace portable { extern const KernelSet kSet; }
+namespace portable { extern const GemmKernels gemm_kernels; }
 #if defined(__x86_64__)
-namespace avx2 { extern const KernelSet kSet; }
-namespace avxvnni { extern const KernelSet kSet; }
-namespace avx512 { extern const KernelSet kSet; }
+namespace avx2 { extern const GemmKernels gemm_kernels; }
+namespace avxvnni { extern const GemmKernels gemm_kernels; }
+namespace avx512 { extern const GemmKernels gemm_kernels; }
 #elif defined(__aarch64__)
-namespace neon { extern const KernelSet kSet; }
+namespace neon { extern const GemmKernels gemm_kernels; }
 #endif
 
 namespace {
@@ -31,13 +31,13 @@ bool has_avx512() {
 
 const SetChoice* kernel_sets(size_t& count) {
     static const SetChoice sets[] = {
-        {&portable::kSet, true},
+        {{"portable", &portable::gemm_kernels, &portable::dense_kernels}, true},
 #if defined(__x86_64__)
-        {&avx2::kSet, has_avx2()},
-        {&avxvnni::kSet, has_avxvnni()},
-        {&avx512::kSet, has_avx512()},
+        {{"avx2", &avx2::gemm_kernels, &avx2::dense_kernels}, has_avx2()},
+        {{"avxvnni", &avxvnni::gemm_kernels, &avx2::dense_kernels}, has_avxvnni()},
+        {{"avx512", &avx512::gemm_kernels, &avx512::dense_kernels}, has_avx512()},
 #elif defined(__aarch64__)
-        {&neon::kSet, true},
+        {{"neon", &neon::gemm_kernels, &neon::dense_kernels}, true},
 #endif
     };
     count = sizeof sets / sizeof sets[0];
@@ -48,7 +48,7 @@ const SetChoice* find_kernel_set(const char* name) {
     size_t count = 0;
     const SetChoice* sets = kernel_sets(count);
     for (size_t i = 0; i < count; ++i)
-        if (std::strcmp(sets[i].set->name, name) == 0) return &sets[i];
+        if (std::strcmp(sets[i].set.name, name) == 0) return &sets[i];
     return nullptr;
 }
 

@@ -292,7 +292,7 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
             }
             const int64_t width = std::min<int64_t>(kStripRows, intermediate - row);
             for (int64_t t = 0; t < item.count; ++t)
-                compute.set.gemm->silu_multiply(sums + t * kPanelRows, up_sums + t * kPanelRows + kStripRows, width,
+                compute.set.dense->silu_multiply(sums + t * kPanelRows, up_sums + t * kPanelRows + kStripRows, width,
                                                 inner + (item.first + t) * intermediate + row);
         }
     });

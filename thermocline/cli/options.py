@@ -124,6 +124,7 @@ def engine_options(*flags: str) -> Callable[[Command], Command]:
 
 _ONE_REQUEST_FLAGS: Final = (
     "--ctx",
+    "--kv-type",
     "--prefill-chunk",
     "--hot-device",
     "--hot-fraction",

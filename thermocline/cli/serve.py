@@ -53,6 +53,7 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
 )
 @engine_options(
     "--ctx",
+    "--kv-type",
     "--max-requests",
     "--prefill-chunk",
     "--hot-device",

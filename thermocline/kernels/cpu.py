@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thermocline.errors import ConfigError, NativeModuleError
+from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
+from thermocline.kernels.dense import NativeDense
+from thermocline.kernels.native import load_native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,34 +25,8 @@ if TYPE_CHECKING:
         ExpertWork,
         FloatArray,
         IntArray,
-        KVView,
         Weight,
     )
-
-_BUILD_HINT = (
-    "build it with `pip install --no-build-isolation -e .` in the source folder, or `make install`"
-)
-
-
-# What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 3
-
-
-def load_native() -> ModuleType:
-    """Import the compiled core. Raises NativeModuleError, which names the build command."""
-    try:
-        from thermocline.kernels import _native
-    except ImportError as error:
-        raise NativeModuleError(
-            f"the compiled core of thermocline is missing ({error}): {_BUILD_HINT}"
-        ) from error
-    found = getattr(_native, "interface", 1)
-    if found != _INTERFACE:
-        raise NativeModuleError(
-            f"the compiled core of thermocline is of another version (interface {found}, needed is "
-            f"{_INTERFACE}): {_BUILD_HINT}"
-        )
-    return _native
 
 
 def best_instruction_set(native: ModuleType) -> str:
@@ -93,6 +69,7 @@ class NativeKernels:
             default_threads() if threads is None else threads,
             pin,
         )
+        self.dense = NativeDense(self._core)
 
     @cached_property
     def name(self) -> str:
@@ -128,16 +105,6 @@ class NativeKernels:
         out = np.empty_like(residual)
         self._core.expert_sum(
             self._raw_experts(work), work.x, work.rows, work.scale, pair_of, residual, out
-        )
-        return out
-
-    def attention(
-        self, q: FloatArray, kv: KVView, positions: IntArray, *, scale: float
-    ) -> FloatArray:
-        """See `Kernels.attention`."""
-        out = np.empty_like(q)
-        self._native.attention(
-            q, kv.keys, kv.values, kv.block_table, kv.block_tokens, positions, scale, out
         )
         return out
 

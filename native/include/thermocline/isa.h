@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "thermocline/dense_kernels.h"
 #include "thermocline/gemm_kernels.h"
 
 namespace thermocline {
@@ -10,11 +11,12 @@ namespace thermocline {
 struct KernelSet {
     const char* name;
     const GemmKernels* gemm;
+    const DenseKernels* dense;
 };
 
 // Narrowest first. `available`: the processor and the operating system have it.
 struct SetChoice {
-    const KernelSet* set;
+    KernelSet set;
     bool available;
 };
 
