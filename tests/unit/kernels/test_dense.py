@@ -21,7 +21,7 @@ from thermocline.kernels.dense_contract import (
 )
 from thermocline.kernels.dense_reference import ReferenceDense
 
-SETS = _native.dense_sets()
+SETS = [name for name, usable in _native.instruction_sets() if usable]
 TYPES = list(CacheType)
 # Against double on the very numbers that the cache holds.
 ATTENTION_NMSE = {CacheType.F32: 1e-11, CacheType.F16: 1e-10, CacheType.BF16: 1e-10}
@@ -32,13 +32,23 @@ def dense(request, monkeypatch):
     """Each implementation, with output memory poisoned by NaN so that a hole shows."""
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(np, name, _poisoned(getattr(np, name)))
-    return ReferenceDense() if request.param == "reference" else NativeDense(request.param)
+    return (
+        ReferenceDense()
+        if request.param == "reference"
+        else NativeDense(_native.Core(request.param, 2))
+    )
 
 
 @pytest.fixture(params=SETS)
-def native(request):
+def isa(request):
     """Each instruction set of this machine."""
-    return NativeDense(request.param)
+    return request.param
+
+
+@pytest.fixture
+def native(isa):
+    """Its kernels."""
+    return NativeDense(_native.Core(isa, 2))
 
 
 def _poisoned(make):
@@ -246,7 +256,9 @@ def naive_attention(q, positions, cache, table, rule) -> np.ndarray:
 @pytest.mark.parametrize("cache_type", TYPES)
 @pytest.mark.parametrize("rule", [Attending(0.1), Attending(0.1, 3.0, 300)])
 @pytest.mark.parametrize(("heads", "kv_heads", "block_tokens"), [(8, 1, 16), (6, 2, 16), (2, 2, 5)])
-def test_chunks_and_threads_change_no_bit(native, cache_type, rule, heads, kv_heads, block_tokens):
+def test_chunks_and_threads_change_no_bit(
+    native, isa, cache_type, rule, heads, kv_heads, block_tokens
+):
     """A token alone, in pieces of any size, or among all, on one, two or seven threads."""
     rng = np.random.default_rng(heads)
     context, first = 1100, 900
@@ -267,7 +279,7 @@ def test_chunks_and_threads_change_no_bit(native, cache_type, rule, heads, kv_he
 
     whole = attend(native, [0, len(q)])
     for threads in (1, 7):
-        kernels = NativeDense(native.instruction_set, threads)
+        kernels = NativeDense(_native.Core(isa, threads))
         np.testing.assert_array_equal(attend(kernels, [0, len(q)]), whole)
     np.testing.assert_array_equal(attend(native, [0, 1, 2, 3, 5, 12, 13, 64, 137, len(q)]), whole)
     last = len(q) - 1
@@ -423,4 +435,4 @@ def test_the_core_refuses_what_lies_beyond_the_cache(native, block):
 def test_an_instruction_set_that_is_not_there_is_refused():
     """Kernels of another machine are never called."""
     with pytest.raises(ValueError, match="instruction set"):
-        _native.Dense("vax", 1)
+        _native.Core("vax", 1)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.errors import ConfigError
-from thermocline.kernels.cache_format import CacheType, read_cache
+from thermocline.kernels.cache_format import CacheType, read_cache, write_cache
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex
@@ -58,8 +58,8 @@ def test_the_pool_keeps_layers_and_slots_apart(cache_type, block_tokens):
     pool = KVPool(2, -(-12 // block_tokens), block_tokens, 2, 64, cache_type)
     keys, values = (rng.standard_normal((3, 2, 64)).astype(np.float32) for _ in range(2))
     slots = np.array([1, 11, 6], np.int32)
-    pool.write(LayerIndex(1), slots, keys, values)
     cache = pool.layer(LayerIndex(1))
+    write_cache(cache.shape, cache.keys, cache.values, slots, keys, values)
     found = read_cache(cache.shape, cache.keys, cache.values, slots)
     step = {CacheType.F32: 0.0, CacheType.F16: 2e-3, CacheType.BF16: 2e-2, CacheType.Q8_0: 2e-2}
     for stored, given_ in zip(found, (keys, values), strict=True):
@@ -69,13 +69,9 @@ def test_the_pool_keeps_layers_and_slots_apart(cache_type, block_tokens):
     assert not pool.layer(LayerIndex(0)).keys.any()
 
 
-def test_a_view_is_the_layer_and_the_sequences_blocks():
-    """A view copies nothing."""
+def test_a_pool_says_what_it_is():
+    """The name shows in reports of a failure."""
     pool = KVPool(num_layers=1, num_blocks=3, block_tokens=4, kv_heads=2, head_dim=8)
-    table = np.array([2, 0], np.int32)
-    view = pool.view(LayerIndex(0), table)
-    assert view.block_table is table
-    assert view.cache is pool.layer(LayerIndex(0))
     assert repr(pool) == "KVPool(1 layers, 3 blocks of 4 tokens, F32)"
 
 
