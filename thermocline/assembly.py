@@ -109,6 +109,7 @@ class EngineParts:
     """Everything that one engine consists of."""
 
     model: Model
+    kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
     heat: ExpertHeat
@@ -182,6 +183,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     scheduler = Scheduler(config.scheduler, allocator, max_context_tokens)
     return EngineParts(
         model=model,
+        kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
         heat=heat,

@@ -6,6 +6,7 @@ The core releases the interpreter lock for the whole job. Knows no thread and no
 from __future__ import annotations
 
 import os
+import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.native import load_native
+from thermocline.messages import MachineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
         IntArray,
         Weight,
     )
+
+
+# Long enough to be timed, short enough not to heat the machine.
+_LIMIT_SECONDS = 0.05
 
 
 def best_instruction_set(native: ModuleType) -> str:
@@ -75,6 +81,30 @@ class NativeKernels:
     def name(self) -> str:
         """Short name for reports: instruction set and threads."""
         return f"{self._core.isa} x {self._core.threads}"
+
+    def measure_limits(self, sample: Sequence[ByteArray]) -> MachineLimits:
+        """Return what the threads reach now, reading `sample` (uint8, any shape). Blocks.
+
+        The bytes are of the mapped file, so that what is measured is what decoding does.
+        """
+        read_s = min(
+            self._seconds_to_read(sample) for _ in range(2)
+        )  # the first may come from disk
+        self._core.multiply_in_cache(1)
+        rounds, spent_s, done = 8, 0.0, 0
+        while spent_s < _LIMIT_SECONDS:
+            rounds *= 2
+            start = time.perf_counter()
+            done = self._core.multiply_in_cache(rounds)
+            spent_s = time.perf_counter() - start
+        nbytes = sum(part.nbytes for part in sample)
+        return MachineLimits(nbytes / read_s, done / spent_s, nbytes)
+
+    def _seconds_to_read(self, sample: Sequence[ByteArray]) -> float:
+        start = time.perf_counter()
+        for part in sample:
+            self._core.read_all(part.reshape(-1))
+        return time.perf_counter() - start
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         """See `Kernels.decode_rows`."""
