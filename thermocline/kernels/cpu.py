@@ -34,6 +34,7 @@ _BUILD_HINT = (
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
 _INTERFACE = 3
+_MAX_THREADS = 1024  # that the core takes
 
 
 def load_native() -> ModuleType:
@@ -77,6 +78,14 @@ def default_threads() -> int:
     return max(len(os.sched_getaffinity(0)), 1)
 
 
+def checked_threads(wanted: int | None) -> int:
+    """Return `wanted`, or one thread per processor. Raises ConfigError for what makes no sense."""
+    threads = default_threads() if wanted is None else wanted
+    if not 1 <= threads <= _MAX_THREADS:
+        raise ConfigError(f"--cpu-threads is {threads}: use 1 to {_MAX_THREADS}")
+    return threads
+
+
 class NativeKernels:
     """`Kernels` on the compiled core: one instruction set, one pool of threads.
 
@@ -90,7 +99,7 @@ class NativeKernels:
         self._codebooks: set[str] = set()
         self._core = native.Core(
             checked_instruction_set(native, isa),
-            default_threads() if threads is None else threads,
+            checked_threads(threads),
             pin,
         )
 
