@@ -253,11 +253,11 @@ class FailingKernels(NativeKernels):
         super().__init__()
         self._calls, self._fail_on = 0, fail_on
 
-    def expert_ffn(self, expert, x, rows, scale):
+    def expert_sum(self, work, pair_of, residual):
         self._calls += 1
         if self._calls == self._fail_on:
             raise MemoryError("no room, as told")
-        return super().expert_ffn(expert, x, rows, scale)
+        return super().expert_sum(work, pair_of, residual)
 
 
 @pytest.mark.parametrize("fail_on", [1, 3, 40])
@@ -276,8 +276,8 @@ async def test_broken_logits_fail_the_request_alone(toy, monkeypatch):
     """NaN from a damaged model is a typed error, not a token."""
     real = NativeKernels.matmul
 
-    def poisoned(self, weight, x):
-        out = real(self, weight, x)
+    def poisoned(self, weight, x, add=None):
+        out = real(self, weight, x, add)
         if weight.name == "output.weight":
             out[:] = np.nan
         return out
