@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # Long enough to be timed, short enough not to heat the machine.
 _LIMIT_SECONDS = 0.05
+_MAX_THREADS = 1024  # that the core takes
 
 
 def best_instruction_set(native: ModuleType) -> str:
@@ -59,6 +60,14 @@ def default_threads() -> int:
     return max(len(os.sched_getaffinity(0)), 1)
 
 
+def checked_threads(wanted: int | None) -> int:
+    """Return `wanted`, or one thread per processor. Raises ConfigError for what makes no sense."""
+    threads = default_threads() if wanted is None else wanted
+    if not 1 <= threads <= _MAX_THREADS:
+        raise ConfigError(f"--cpu-threads is {threads}: use 1 to {_MAX_THREADS}")
+    return threads
+
+
 class NativeKernels:
     """`Kernels` on the compiled core: one instruction set, one pool of threads.
 
@@ -72,7 +81,7 @@ class NativeKernels:
         self._codebooks: set[str] = set()
         self._core = native.Core(
             checked_instruction_set(native, isa),
-            default_threads() if threads is None else threads,
+            checked_threads(threads),
             pin,
         )
         self.dense = NativeDense(self._core)
