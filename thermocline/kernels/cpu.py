@@ -64,7 +64,7 @@ def checked_threads(wanted: int | None) -> int:
     """Return `wanted`, or one thread per processor. Raises ConfigError for what makes no sense."""
     threads = default_threads() if wanted is None else wanted
     if not 1 <= threads <= _MAX_THREADS:
-        raise ConfigError(f"--cpu-threads is {threads}: use 1 to {_MAX_THREADS}")
+        raise ConfigError(f"--threads is {threads}: use 1 to {_MAX_THREADS}")
     return threads
 
 

@@ -25,12 +25,16 @@ inline Floats subtract_product(Floats sum, Floats a, Floats b) {
 inline Floats larger_magnitude(Floats a, Floats b) {
     return {_mm512_max_ps(_mm512_abs_ps(a.v), _mm512_abs_ps(b.v))};
 }
+inline Floats divide(Floats a, Floats b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+}
 inline Floats to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline Ints add(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline void store_ints(int32_t* p, Ints a) { _mm512_storeu_si512(p, a.v); }
 inline Ints set_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Ints round_to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
-inline float largest(Floats a) { return _mm512_reduce_max_ps(a.v); }
 inline float total(Floats a) { return _mm512_reduce_add_ps(a.v); }
-inline int32_t total(Ints a) { return _mm512_reduce_add_epi32(a.v); }
 inline void store_bytes(int8_t* p, Ints a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
@@ -82,26 +86,24 @@ inline Floats larger_magnitude(Floats a, Floats b) {
     return {_mm256_max_ps(_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, b.lo)),
             _mm256_max_ps(_mm256_andnot_ps(sign, a.hi), _mm256_andnot_ps(sign, b.hi))};
 }
+inline Floats divide(Floats a, Floats b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline Floats where_less(Floats a, Floats b, Floats yes, Floats no) {
+    return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+            _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
 inline Floats to_floats(Ints a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+inline void store_ints(int32_t* p, Ints a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.hi);
+}
 inline Ints set_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline Ints round_to_ints(Floats a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
-inline float largest(Floats a) {
-    __m256 m = _mm256_max_ps(a.lo, a.hi);
-    __m128 n = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
-    n = _mm_max_ps(n, _mm_movehl_ps(n, n));
-    return _mm_cvtss_f32(_mm_max_ss(n, _mm_shuffle_ps(n, n, 1)));
-}
 inline float total(Floats a) {
     __m256 m = _mm256_add_ps(a.lo, a.hi);
     __m128 n = _mm_add_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
     n = _mm_add_ps(n, _mm_movehl_ps(n, n));
     return _mm_cvtss_f32(_mm_add_ss(n, _mm_shuffle_ps(n, n, 1)));
-}
-inline int32_t total(Ints a) {
-    __m256i m = _mm256_add_epi32(a.lo, a.hi);
-    __m128i n = _mm_add_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-    n = _mm_add_epi32(n, _mm_unpackhi_epi64(n, n));
-    return _mm_cvtsi128_si32(_mm_add_epi32(n, _mm_shuffle_epi32(n, 1)));
 }
 inline void store_bytes(int8_t* p, Ints a) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
@@ -185,6 +187,18 @@ inline Floats subtract_product(const Floats& sum, const Floats& a, const Floats&
 inline Floats larger_magnitude(const Floats& a, const Floats& b) {
     return {THERMOCLINE_EACH4([&](int i) { return vmaxq_f32(vabsq_f32(a.v[i]), vabsq_f32(b.v[i])); })};
 }
+inline Floats divide(const Floats& a, const Floats& b) {
+    return {THERMOCLINE_EACH4([&](int i) { return vdivq_f32(a.v[i], b.v[i]); })};
+}
+inline Floats where_less(const Floats& a, const Floats& b, const Floats& yes, const Floats& no) {
+    return {THERMOCLINE_EACH4([&](int i) { return vbslq_f32(vcltq_f32(a.v[i], b.v[i]), yes.v[i], no.v[i]); })};
+}
+inline Ints add(const Ints& a, const Ints& b) {
+    return {THERMOCLINE_EACH4([&](int i) { return vaddq_s32(a.v[i], b.v[i]); })};
+}
+inline void store_ints(int32_t* p, const Ints& a) {
+    for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, a.v[i]);
+}
 inline Floats to_floats(const Ints& a) {
     return {THERMOCLINE_EACH4([&](int i) { return vcvtq_f32_s32(a.v[i]); })};
 }
@@ -192,16 +206,10 @@ inline Ints set_ints(int32_t x) { const int32x4_t v = vdupq_n_s32(x); return {{v
 inline Ints round_to_ints(const Floats& a) {
     return {THERMOCLINE_EACH4([&](int i) { return vcvtnq_s32_f32(a.v[i]); })};
 }
-inline float largest(const Floats& a) {
-    return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
-}
 inline float total(const Floats& a) {  // folded 8, 4, 2, 1, as everywhere
     const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
     const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
-}
-inline int32_t total(const Ints& a) {
-    return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
 }
 inline void store_bytes(int8_t* p, const Ints& a) {
     const int16x8_t lo = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1]));
@@ -265,6 +273,16 @@ inline Floats larger_magnitude(const Floats& a, const Floats& b) {
         return x > y ? x : y;
     });
 }
+inline Floats divide(const Floats& a, const Floats& b) {
+    return each<Floats>([&](int i) { return a.v[i] / b.v[i]; });
+}
+inline Floats where_less(const Floats& a, const Floats& b, const Floats& yes, const Floats& no) {
+    return each<Floats>([&](int i) { return a.v[i] < b.v[i] ? yes.v[i] : no.v[i]; });
+}
+inline Ints add(const Ints& a, const Ints& b) {
+    return each<Ints>([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline void store_ints(int32_t* p, const Ints& a) { __builtin_memcpy(p, a.v, sizeof a.v); }
 inline Floats to_floats(const Ints& a) {
     return each<Floats>([&](int i) { return static_cast<float>(a.v[i]); });
 }
@@ -276,22 +294,12 @@ inline Ints round_to_ints(const Floats& a) {
         return static_cast<int32_t>(shifted - 12582912.0f);
     });
 }
-inline float largest(const Floats& a) {
-    float m = a.v[0];
-    for (int i = 1; i < 16; ++i) m = a.v[i] > m ? a.v[i] : m;
-    return m;
-}
 inline float total(const Floats& a) {
     float s[8];
     for (int i = 0; i < 8; ++i) s[i] = a.v[i] + a.v[i + 8];
     for (int width = 4; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) s[i] += s[i + width];
     return s[0];
-}
-inline int32_t total(const Ints& a) {
-    int32_t s = 0;
-    for (int i = 0; i < 16; ++i) s += a.v[i];
-    return s;
 }
 inline void store_bytes(int8_t* p, const Ints& a) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
