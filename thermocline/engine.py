@@ -205,6 +205,11 @@ class Engine:
             None if governor is None else governor.statistics(),
         )
 
+    @property
+    def kernels_name(self) -> str:
+        """What computes: instruction set and threads, or "reference"."""
+        return self._parts.kernels.name
+
     async def measure_limits(self) -> MachineLimits | None:
         """Measure what the computing threads can read and multiply at most; some tenths of a second.
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from thermocline.config import EngineConfig
     from thermocline.engine import Engine
     from thermocline.machine import MachineFacts
-    from thermocline.messages import Timings
+    from thermocline.messages import MachineLimits, Timings
     from thermocline.models.spec import ModelSpec
+    from thermocline.roofline import PhaseLoad
     from thermocline.sampling.params import SamplingParams
 
 _DEFAULT_PROMPT_TOKENS = 512
@@ -131,17 +132,16 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
         num_prompt = plan.fit(engine.max_context_tokens)
         draw = random.Random(_SEED)
         prompt = [draw.randrange(engine.tokenizer.vocab_size) for _ in range(num_prompt)]
-        timings = await _measure(engine, prompt, plan)
-        spec = engine.spec
-    prefill = Speed.of([timing.prompt_tokens_per_s for timing in timings])
-    decode = Speed.of([timing.decode_tokens_per_s for timing in timings])
+        measured = await _measure(engine, prompt, plan)
+        spec, kernels = engine.spec, engine.kernels_name
+    prefill = Speed.of([run.timings.prompt_tokens_per_s for run in measured])
+    decode = Speed.of([run.timings.decode_tokens_per_s for run in measured])
+    chunk_tokens = config.scheduler.prefill_chunk_tokens
+    loads = _loads(path, measured, prefill, decode, num_prompt, chunk_tokens)
     machine = machine_facts()
     if not as_json:
-        _show(
-            spec,
-            machine,
-            {f"prompt of {num_prompt}": prefill, f"answer of {plan.num_decode}": decode},
-        )
+        speeds = {f"prompt of {num_prompt}": prefill, f"answer of {plan.num_decode}": decode}
+        _show(spec, machine, kernels, speeds, loads)
         return
     echo_json(
         {
@@ -152,13 +152,56 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
             "num_repetitions": plan.num_repetitions,
             "prefill_tok_s": asdict(prefill),
             "decode_tok_s": asdict(decode),
+            "kernels": kernels,
+            "roofline": [asdict(load) | {"bound": load.bound} for load in loads],
             "config": asdict(config),
             "machine": machine.as_dict(),
         }
     )
 
 
-async def _measure(engine: Engine, prompt: list[int], plan: _Plan) -> list[Timings]:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One repetition, and what the machine could do around it."""
+
+    timings: Timings
+    limits: MachineLimits | None
+
+
+def _loads(
+    path: str,
+    measured: list[_Run],
+    prefill: Speed,
+    decode: Speed,
+    num_prompt: int,
+    chunk_tokens: int,
+) -> list[PhaseLoad]:
+    """Return how near both phases come to the machine's limits; nothing with reference kernels."""
+    import statistics
+
+    from thermocline.messages import MachineLimits
+    from thermocline.modelfile.reader import open_model_file
+    from thermocline.models.footprint import measure_footprint
+    from thermocline.models.registry import read_spec
+    from thermocline.roofline import decode_load, prefill_load
+
+    found = [run.limits for run in measured if run.limits is not None]
+    if not found:
+        return []
+    limits = MachineLimits(
+        statistics.median(each.read_bytes_per_s for each in found),
+        statistics.median(each.multiply_adds_per_s for each in found),
+        found[0].sample_bytes,
+    )
+    with open_model_file(path) as file:
+        footprint = measure_footprint(file.tensors.values(), read_spec(file).router)
+    return [
+        prefill_load(footprint, limits, prefill.median, num_prompt, chunk_tokens),
+        decode_load(footprint, limits, decode.median),
+    ]
+
+
+async def _measure(engine: Engine, prompt: list[int], plan: _Plan) -> list[_Run]:
     from thermocline.sampling.params import SamplingParams
 
     params = SamplingParams(max_tokens=plan.num_decode, ignore_eos=True)
@@ -169,7 +212,7 @@ async def _measure(engine: Engine, prompt: list[int], plan: _Plan) -> list[Timin
             progress.say(f"measuring: {what}")
             timings = await _time_once(engine, prompt, params)
             if index:
-                measured.append(timings)
+                measured.append(_Run(timings, await engine.measure_limits()))
     return measured
 
 
@@ -181,11 +224,19 @@ async def _time_once(engine: Engine, prompt: list[int], params: SamplingParams) 
     raise AssertionError("the stream ended without its last event")
 
 
-def _show(spec: ModelSpec, machine: MachineFacts, speeds: dict[str, Speed]) -> None:
+def _show(
+    spec: ModelSpec,
+    machine: MachineFacts,
+    kernels: str,
+    speeds: dict[str, Speed],
+    loads: list[PhaseLoad],
+) -> None:
     from thermocline.cli.render import facts_table
     from thermocline.units import format_bytes
 
     rows = [(f"{name} tokens", str(speed)) for name, speed in speeds.items()]
+    rows += [(f"{load.phase} roofline", str(load)) for load in loads]
+    rows.append(("kernels", kernels))
     rows.append(("processor", f"{machine.cpu}, {machine.num_usable_cores} cores usable"))
     rows.append(("memory", format_bytes(machine.memory_bytes)))
     show(facts_table(f"{spec.name}: median (lowest to highest)", rows))
