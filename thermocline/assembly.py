@@ -30,6 +30,7 @@ from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.advice import PageAdvisor
 from thermocline.prefetch.governor import PrefetchGovernor
+from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
 from thermocline.stages.combine import CombineStage
@@ -176,7 +177,8 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["hot"] = HotStage(cpu_experts(Tier.HOT, Lane.HOT))
     governor = None
     if config.prefetch.enabled:
-        governor = PrefetchGovernor(catalog, PageAdvisor(file), recorder)
+        probe = ResidencyProbe(file, catalog)
+        governor = PrefetchGovernor(catalog, PageAdvisor(file), recorder, probe=probe)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor)
     runner = Runner(moe_graph(stages, spec.num_layers, _CREDITS), recorder)

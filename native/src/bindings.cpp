@@ -22,13 +22,21 @@ int64_t will_need(In<uint8_t, 1> mapping, int64_t start, int64_t end, int64_t pi
     return tc::will_need(mapping.data(), start, end, piece_bytes);
 }
 
+int64_t resident_pages(In<uint8_t, 1> mapping, In<int64_t, 1> offsets) {
+    const auto count = static_cast<int64_t>(offsets.shape(0)), bytes = static_cast<int64_t>(mapping.shape(0));
+    for (int64_t i = 0; i < count; ++i)
+        require(offsets.data()[i] >= 0 && offsets.data()[i] < bytes, "a byte lies outside of the mapping");
+    nb::gil_scoped_release unlocked;
+    return tc::resident_pages(mapping.data(), offsets.data(), count);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/cpu.py names the one that it needs.
-    m.attr("interface") = 4;
+    m.attr("interface") = 5;
     auto core = nb::class_<Core>(m, "Core", "The threads and the instruction set that jobs run on.")
                     .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("threads"),
                          nb::arg("pin") = false)
@@ -36,6 +44,8 @@ NB_MODULE(_native, m) {
                     .def_prop_ro("threads", &Core::threads);
     bind_products(m, core);
     bind_dense(core);
+    m.def("resident_pages", &resident_pages, nb::arg("mapping").noconvert(), nb::arg("offsets").noconvert(),
+          "How many of the pages that hold these bytes are in memory, or -errno.");
     m.def("will_need", &will_need, nb::arg("mapping").noconvert(), nb::arg("start"), nb::arg("end"),
           nb::arg("piece_bytes"),
           "Advise the pages of mapping[start:end] as needed soon; the bytes advised, or -errno.");

@@ -24,4 +24,16 @@ int64_t will_need(const uint8_t* base, int64_t start, int64_t end, int64_t piece
     return last - first;
 }
 
+int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t count) {
+    const auto page = static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+    int64_t resident = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t from = (reinterpret_cast<int64_t>(base) + offsets[i]) / page * page;
+        unsigned char state = 0;
+        if (mincore(reinterpret_cast<void*>(from), 1, &state) != 0) return -errno;
+        resident += state & 1;
+    }
+    return resident;
+}
+
 }  // namespace thermocline

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 4
+interface: int = 5
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -87,6 +87,9 @@ def unpack_info(type_id: int) -> tuple[int, int, bool, bool, int, int]:
     """
     (offset, group, has_minimum, seven_bits, block_elements, block_bytes) of a quantised type.
     """
+
+def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """How many of the pages that hold these bytes are in memory, or -errno."""
 
 def will_need(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int, piece_bytes: int) -> int:
     """

@@ -6,6 +6,7 @@ Knows where experts' bytes are (through the catalog), not why they are wanted.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.messages import PrefetchHint
     from thermocline.prefetch.advice import PageAdvisor
+    from thermocline.prefetch.residency import ResidencyProbe
     from thermocline.traces.recorder import Recorder
+
+# How long experts that were found in memory are believed to stay there.
+_QUIET_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +34,24 @@ class PrefetchStatistics:
     total_bytes: int
     total_refused: int
     """Hints that the kernel refused (out of memory, for example); compute reads those bytes itself."""
+    total_needless: int
+    """Hints for bytes that were all in memory, as far as a sample of their pages tells."""
 
 
 class PrefetchGovernor:
     """Takes hints without waiting and works them off on a thread of its own.
 
-    When more than `max_hints` wait, the oldest is dropped: its layer is being computed by now.
+    When more than `max_hints` wait, the oldest is dropped: its layer is being computed by now. Where a
+    probe finds the experts in memory, hints are ignored until it looks again.
     """
 
     def __init__(
-        self, catalog: ExpertCatalog, advisor: PageAdvisor, recorder: Recorder, max_hints: int = 8
+        self,
+        catalog: ExpertCatalog,
+        advisor: PageAdvisor,
+        recorder: Recorder,
+        max_hints: int = 8,
+        probe: ResidencyProbe | None = None,
     ) -> None:
         self._catalog = catalog
         self._advisor = advisor
@@ -48,7 +61,9 @@ class PrefetchGovernor:
         self._changed = threading.Condition()
         self._closed = False
         self._total_hints = self._total_dropped = self._total_experts = self._total_bytes = 0
-        self._total_refused = 0
+        self._total_refused = self._total_needless = 0
+        self._probe = probe
+        self._quiet_until_s = 0.0
         self._thread = threading.Thread(target=self._work, name="lane pagecache", daemon=True)
         self._thread.start()
 
@@ -57,6 +72,10 @@ class PrefetchGovernor:
 
     def offer_nowait(self, hint: PrefetchHint) -> None:
         """Queue a hint; drops the oldest one instead of waiting."""
+        if time.monotonic() < self._quiet_until_s:
+            self._total_hints += 1
+            self._total_needless += 1
+            return
         with self._changed:
             self._total_hints += 1
             self._hints.append(hint)
@@ -73,6 +92,7 @@ class PrefetchGovernor:
             self._total_experts,
             self._total_bytes,
             self._total_refused,
+            self._total_needless,
         )
 
     def close(self) -> None:
@@ -86,6 +106,10 @@ class PrefetchGovernor:
         while (hint := self._take()) is not None:
             start_ns = self._recorder.now_ns()
             try:
+                if self._probe is not None and self._probe.is_resident():
+                    self._total_needless += 1
+                    self._quiet_until_s = time.monotonic() + _QUIET_S
+                    continue
                 nbytes = sum(self._advisor.will_need(self._catalog.spans(key)) for key in hint.keys)
             except OSError:
                 self._total_refused += 1

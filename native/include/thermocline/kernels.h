@@ -12,4 +12,7 @@ namespace thermocline {
 // first page's start, or -errno.
 int64_t will_need(const uint8_t* base, int64_t start, int64_t end, int64_t piece_bytes);
 
+// How many of the pages that hold these bytes of a mapping are in memory, or -errno.
+int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t count);
+
 }  // namespace thermocline

@@ -7,24 +7,23 @@ import errno
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.experts.catalog import ByteSpan, ExpertCatalog
+from thermocline.kernels.native import load_native
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex, PrefetchHint
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
 from thermocline.prefetch.advice import PageAdvisor
 from thermocline.prefetch.governor import PrefetchGovernor
+from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.lanes import Lane
 from thermocline.traces.recorder import MemoryRecorder, NullRecorder
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @pytest.fixture
@@ -185,3 +184,42 @@ def test_closing_drops_what_waits(opened):
     governor.close()
     governor.close()
     assert governor.statistics().total_experts == 0
+
+
+def test_experts_in_memory_need_no_advice(opened):
+    """With every sampled page resident, hints are counted as needless and nothing is advised."""
+    file, catalog = opened
+    for shard in range(file.num_shards):
+        file.mapping(shard).sum()  # reads every page
+    probe = ResidencyProbe(file, catalog)
+    assert probe.is_resident()
+    recorder = MemoryRecorder(64)
+    governor = PrefetchGovernor(catalog, PageAdvisor(file), recorder, probe=probe)
+    for _ in range(50):
+        governor.offer_nowait(PrefetchHint((key(0, 0),)))
+    while governor.statistics().total_needless == 0:
+        threading.Event().wait(0.001)
+    governor.offer_nowait(PrefetchHint((key(0, 0),)))
+    governor.close()
+    statistics = governor.statistics()
+    assert (statistics.total_bytes, statistics.total_experts) == (0, 0)
+    assert statistics.total_needless >= 2
+    assert recorder.events() == []
+
+
+def test_a_page_that_is_gone_is_noticed(opened, monkeypatch):
+    """One sampled page out of memory is enough to advise again; a refusing kernel is an OSError."""
+    probe = ResidencyProbe(*opened)
+    monkeypatch.setattr(probe, "_resident_pages", lambda _, offsets: len(offsets) - 1)
+    assert not probe.is_resident()
+    monkeypatch.setattr(probe, "_resident_pages", lambda *_: -errno.ENOMEM)
+    with pytest.raises(OSError, match="memory"):
+        probe.is_resident()
+
+
+def test_bytes_beyond_the_mapping_are_not_looked_at(opened):
+    """A mistake of ours is a ValueError at the boundary."""
+    mapping = opened[0].mapping(0)
+    for offset in (-1, len(mapping)):
+        with pytest.raises(ValueError, match="outside"):
+            load_native().resident_pages(mapping, np.array([offset], np.int64))

@@ -1,0 +1,49 @@
+"""Samples whether the experts' pages are in memory already, so that advice stops when it can not help.
+
+A fixed random sample of pages is looked at, never every page of every expert. Knows no queue.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.kernels.native import load_native
+from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex
+
+if TYPE_CHECKING:
+    from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.modelfile.reader import ModelFile
+
+_SAMPLE_PAGES = 256
+
+
+class ResidencyProbe:
+    """Looks at a few hundred pages of the experts, spread evenly over layers and experts."""
+
+    def __init__(self, file: ModelFile, catalog: ExpertCatalog) -> None:
+        draw = random.Random(_SAMPLE_PAGES)
+        offsets: defaultdict[int, list[int]] = defaultdict(list)
+        for _ in range(_SAMPLE_PAGES if catalog.num_layers else 0):
+            layer = LayerIndex(draw.randrange(catalog.num_layers))
+            expert = ExpertIndex(draw.randrange(catalog.num_experts))
+            span = draw.choice(catalog.spans(ExpertKey(layer, expert)))
+            offsets[span.shard].append(draw.randrange(span.start, span.end))
+        self._samples = [
+            (file.mapping(shard), np.array(found, np.int64)) for shard, found in offsets.items()
+        ]
+        self._resident_pages = load_native().resident_pages
+
+    def is_resident(self) -> bool:
+        """Return whether every sampled page is in memory. Raises OSError when the kernel refuses."""
+        for mapping, offsets in self._samples:
+            found = self._resident_pages(mapping, offsets)
+            if found < 0:
+                raise OSError(-found, os.strerror(-found))
+            if found < len(offsets):
+                return False
+        return True
