@@ -7,7 +7,7 @@
 #include <string>
 
 #include "bindings_compute.h"
-#include "thermocline/kernels.h"
+#include "thermocline/page_advice.h"
 
 namespace nb = nanobind;
 namespace tc = thermocline;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "thermocline/kernels.h"
+#include "thermocline/page_advice.h"
 
 namespace thermocline {
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).parents[2] / "native"
-SETS = sorted(path.stem for path in (NATIVE / "src" / "sets").glob("*.cpp"))
+FILES = sorted(path.stem for path in (NATIVE / "src" / "sets").glob("*.cpp"))
+SETS = [name for name in FILES if not name.startswith("dense_")]
 CMAKE = (NATIVE / "CMakeLists.txt").read_text()
 # Headers whose inline functions the linker would merge, and with them the instructions of one set.
 HARMLESS_HEADERS = {"cstddef", "cstdint", "cstring", "immintrin.h", "arm_neon.h"}
@@ -23,23 +24,28 @@ def test_every_set_is_built_and_offered():
     assert SETS
     for name in SETS:
         assert re.search(rf"add_kernel_set\({name}\b", CMAKE), name
-        assert re.search(rf"&{name}::kSet", offered), name
+        assert re.search(rf"&{name}::gemm_kernels", offered), name
     built = set(re.findall(r"add_kernel_set\((\w+)\b(?! name)", CMAKE)) - {"name"}
     assert built == set(SETS)
-    assert set(re.findall(r"&(\w+)::kSet", offered)) == set(SETS)
+    assert set(re.findall(r"&(\w+)::gemm_kernels", offered)) == set(SETS)
+    dense = {name.removeprefix("dense_") for name in FILES} - set(SETS)
+    assert not dense, "dense kernels of a set that is not there"
+    used = set(re.findall(r"&(\w+)::dense_kernels", offered))
+    assert used == {name.removeprefix("dense_") for name in FILES if name.startswith("dense_")}
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", FILES)
 def test_a_set_is_named_like_its_file(name):
     """The file of a set defines the namespace of the same name and includes the kernels."""
     text = (NATIVE / "src" / "sets" / f"{name}.cpp").read_text()
-    assert re.search(rf"^#define THERMOCLINE_SET {name}$", text, re.MULTILINE)
-    assert '#include "sets/set.inl"' in text
+    own = name.removeprefix("dense_")
+    assert re.search(rf"^#define THERMOCLINE_SET {own}$", text, re.MULTILINE)
+    assert ('#include "dense.inl"' if name != own else '#include "sets/set.inl"') in text
 
 
 def test_kernel_sources_include_nothing_that_the_linker_merges():
     """Of the standard library, only headers without function templates."""
-    for path in (NATIVE / "src" / "sets").glob("*.inl"):
+    for path in (NATIVE / "src" / "sets").glob("*.[ih]*"):
         included = set(re.findall(r"^#include <([^>]+)>", path.read_text(), re.MULTILINE))
         assert included <= HARMLESS_HEADERS, path.name
 
@@ -67,7 +73,7 @@ def objects_of_the_sets(folder: Path) -> list[Path]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_set_shares_nothing_but_its_table(tmp_path):
-    """No set's object file defines a symbol that another file could be linked to, but its kSet.
+    """No set's object file defines a symbol that another file could be linked to, but its table.
 
     A function that two sets define as one weak symbol would be kept once: with the instructions of
     either, on every machine.
@@ -83,4 +89,6 @@ def test_a_set_shares_nothing_but_its_table(tmp_path):
         ).stdout
         name = path.name.partition(".")[0]
         symbols = [line.split()[-1] for line in listed.splitlines()]
-        assert symbols == [f"_ZN11thermocline{len(name)}{name}4kSetE"], path.name
+        own = name.removeprefix("dense_")
+        table = "12gemm_kernels" if name == own else "13dense_kernels"
+        assert symbols == [f"_ZN11thermocline{len(own)}{own}{table}E"], path.name

@@ -1,8 +1,6 @@
-// Kernels beside the matrix products. They take pointers and sizes, allocate only scratch, and write only
-// to caller-owned outputs.
+// Which pages of a mapped file are wanted soon, and which are there.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace thermocline {
