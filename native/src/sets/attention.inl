@@ -88,9 +88,10 @@ inline Item carve(const AttentionJob& job, const AttentionItem& work, float* scr
     return item;
 }
 
-inline void clear(const State& s, int64_t rows, int64_t stride) {
-    for (int64_t r = 0; r < rows; ++r) s.max[r] = kMinusInfinity;
-    __builtin_memset(s.sum, 0, static_cast<size_t>(rows) * 4);
+// Empties the state of `rows` rows; max and sum of all `padded` are read when states are merged.
+inline void clear(const State& s, int64_t rows, int64_t padded, int64_t stride) {
+    for (int64_t r = 0; r < padded; ++r) s.max[r] = kMinusInfinity;
+    __builtin_memset(s.sum, 0, static_cast<size_t>(padded) * 4);
     __builtin_memset(s.acc, 0, static_cast<size_t>(rows * stride) * 4);
 }
 
@@ -165,8 +166,9 @@ inline void load_rows(const AttentionJob& job, const AttentionItem& work, const 
 
 // Points the tiles at the state of a span, and empties it.
 inline void begin_span(const Item& item, const State& state) {
-    clear(state, item.padded, item.stride);
-    __builtin_memset(item.sums, 0, static_cast<size_t>(item.padded * kWidth) * 4);
+    const int64_t rows = item.num_tiles * item.tile;
+    clear(state, rows, item.padded, item.stride);
+    __builtin_memset(item.sums, 0, static_cast<size_t>(rows * kWidth) * 4);
     for (int64_t i = 0; i < item.num_tiles; ++i) {
         item.tiles[i].max = state.max + i * item.tile;
         item.tiles[i].acc = state.acc + i * item.tile * item.stride;
@@ -225,32 +227,37 @@ template <CacheType Type>
 void convert_group(const uint8_t* group, int64_t dim, float* out) {
     using Source = Packed<Type>;
     for (int64_t start = 0; start < dim; start += Source::kStep) {
-        const Vec units = Source::units(group, start);
-        for (int64_t d = start; d < min_of(dim, start + Source::kStep); ++d)
-            store(out + d * kWidth, Source::group(group, d, units));
+        const uint8_t* const step = group + start * Source::kVectorBytes;
+        const Vec units = Source::units(step);
+        for (int64_t d = 0; d < min_of(dim - start, Source::kStep); ++d)
+            store(out + (start + d) * kWidth, Source::numbers(step, d, units));
     }
 }
 
-// One position's values into the panels of InScratch, `panel` vectors wide; `out` is the position's
-// place in the first.
+// Values of `count` positions, row after row, into the panels of InScratch, `panel` vectors wide; `place`
+// is the first one's place in the block.
 template <CacheType Type>
-void convert_row(const uint8_t* row, int64_t dim, int panel, int64_t place, float* out) {
+void convert_rows(const uint8_t* rows, int64_t row_bytes, int64_t count, int64_t dim, int panel,
+                  int64_t place, float* out) {
     const int64_t vectors = (dim + kWidth - 1) / kWidth;
     for (int64_t first = 0; first < vectors;) {
         const int64_t width = first + panel <= vectors ? panel : 1;
-        float* const to = out + first * kKeyBlock * kWidth + place * width * kWidth;
-        for (int64_t n = 0; n < width; ++n) {
-            const int64_t vec = first + n, left = dim - vec * kWidth;
-            if (left >= kWidth) {
-                store(to + n * kWidth, Packed<Type>::row(row, vec));
-                continue;
+        for (int64_t vec = first; vec < first + width; ++vec) {
+            float* to = out + (first * kKeyBlock + place * width + vec - first) * kWidth;
+            const int64_t left = dim - vec * kWidth;
+            for (int64_t p = 0; p < count; ++p, to += width * kWidth) {
+                const uint8_t* const row = rows + p * row_bytes;
+                if (left >= kWidth) {
+                    store(to, Packed<Type>::row(row, vec));
+                    continue;
+                }
+                // A head narrower than its vectors; its type is one of single numbers.
+                uint8_t bytes[4 * kWidth] = {};
+                const int64_t number_bytes = row_bytes / dim;
+                __builtin_memcpy(bytes, row + vec * kWidth * number_bytes,
+                                 static_cast<size_t>(left * number_bytes));
+                store(to, Packed<Type>::row(bytes, 0));
             }
-            // A head narrower than its vectors; its type is one of single numbers.
-            uint8_t bytes[4 * kWidth] = {};
-            const int64_t width_bytes = Type == CacheType::F32 ? 4 : 2;
-            __builtin_memcpy(bytes, row + vec * kWidth * width_bytes,
-                             static_cast<size_t>(left * width_bytes));
-            store(to + n * kWidth, Packed<Type>::row(bytes, 0));
         }
         first += width;
     }
@@ -258,17 +265,17 @@ void convert_row(const uint8_t* row, int64_t dim, int panel, int64_t place, floa
 
 struct Converters {
     void (*group)(const uint8_t*, int64_t, float*);
-    void (*row)(const uint8_t*, int64_t, int, int64_t, float*);
+    void (*rows)(const uint8_t*, int64_t, int64_t, int64_t, int, int64_t, float*);
 };
 
 inline Converters converters_of(CacheType type) {
     switch (type) {
-        case CacheType::F32: return {convert_group<CacheType::F32>, convert_row<CacheType::F32>};
-        case CacheType::F16: return {convert_group<CacheType::F16>, convert_row<CacheType::F16>};
-        case CacheType::BF16: return {convert_group<CacheType::BF16>, convert_row<CacheType::BF16>};
+        case CacheType::F32: return {convert_group<CacheType::F32>, convert_rows<CacheType::F32>};
+        case CacheType::F16: return {convert_group<CacheType::F16>, convert_rows<CacheType::F16>};
+        case CacheType::BF16: return {convert_group<CacheType::BF16>, convert_rows<CacheType::BF16>};
         case CacheType::Q8_0: break;
     }
-    return {convert_group<CacheType::Q8_0>, convert_row<CacheType::Q8_0>};
+    return {convert_group<CacheType::Q8_0>, convert_rows<CacheType::Q8_0>};
 }
 
 // A key that lies in a group of other than sixteen tokens, or across groups.
@@ -296,14 +303,17 @@ inline KeyBlock block_in_scratch(const AttentionJob& job, int64_t row_bytes, int
         b.keys[g] = reinterpret_cast<const uint8_t*>(keys);
         // A group's place depends on the panel's width, so positions count from the block's start.
         b.values[g] = reinterpret_cast<const uint8_t*>(item.values);
-        const int64_t offset = whole_groups ? row_offset(job, row_bytes, kv_head, place) : 0;
-        if (whole_groups) convert.group(job.keys + offset, dim, keys);
+        if (whole_groups) {
+            const int64_t offset = row_offset(job, row_bytes, kv_head, place);
+            convert.group(job.keys + offset, dim, keys);
+            convert.rows(job.values + offset + (first - place) * row_bytes, row_bytes, last - first, dim,
+                         panel, first - base, item.values);
+            continue;
+        }
         for (int64_t p = first; p < last; ++p) {
-            if (!whole_groups) convert_key(job, row_bytes, kv_head, p, keys + p % kWidth);
-            const uint8_t* const row =
-                job.values + (whole_groups ? offset + (p - place) * row_bytes
-                                           : row_offset(job, row_bytes, kv_head, p));
-            convert.row(row, dim, panel, p - base, item.values);
+            convert_key(job, row_bytes, kv_head, p, keys + p % kWidth);
+            convert.rows(job.values + row_offset(job, row_bytes, kv_head, p), row_bytes, 1, dim, panel,
+                         p - base, item.values);
         }
     }
     return b;
@@ -315,7 +325,7 @@ inline void attend_span(const AttentionJob& job, const AttentionItem& work, cons
     const int64_t row_bytes = cache_row_bytes(c.type, c.head_dim);
     // One tile reads each number once: converting it on the way is cheaper than by way of memory.
     const bool direct =
-        c.block_tokens % kWidth == 0 && c.head_dim % kWidth == 0 && item.num_tiles == 1;
+        c.block_tokens % kWidth == 0 && c.head_dim % kWidth == 0 && item.num_tiles <= 2;
     const AttendBlock attend =
         direct ? in_cache_function(c.type, item.tile) : block_function<InScratch>(item.tile);
     const TileShape shape{c.head_dim, item.stride, job.softcap > 0.0f ? job.softcap * kLog2E : 0.0f};

@@ -69,7 +69,7 @@ inline Places places_of(const RowTile& t, const KeyBlock& b) {
 template <int64_t Bytes>
 inline __attribute__((always_inline)) void fetch_ahead(const uint8_t* p) {
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < Bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+    for (int64_t i = 0; i < Bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
 // Keys and values as they lie in a cache whose blocks are made of whole groups.
@@ -99,12 +99,12 @@ struct InScratch : Packed<CacheType::F32> {
 };
 
 template <class Source, int R, int N>
-inline __attribute__((always_inline)) void add_dimension(const float* q, const uint8_t* const* groups,
+inline __attribute__((always_inline)) void add_dimension(const float* q, const uint8_t* const (&groups)[N],
                                                          int64_t d, const Vec (&units)[N],
                                                          Vec (&acc)[R][N]) {
     Vec key[N];
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) key[n] = Source::group(groups[n], d, units[n]);
+    for (int n = 0; n < N; ++n) key[n] = Source::numbers(groups[n], d, units[n]);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const Vec left = broadcast(q[d * R + r]);
@@ -118,7 +118,6 @@ template <class Source, int R, int N>
 inline __attribute__((always_inline)) void score_groups(const RowTile& t, const KeyBlock& b, int group,
                                                         int64_t head_dim) {
     constexpr int64_t kUnroll = 4;
-    const uint8_t* const* groups = b.keys + group;
     const uint8_t* const* values = b.values + group;
     Vec acc[R][N];
 #pragma GCC unroll 16
@@ -126,21 +125,27 @@ inline __attribute__((always_inline)) void score_groups(const RowTile& t, const 
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n) acc[r][n] = zero();
     for (int64_t start = 0; start < head_dim; start += Source::kStep) {
+        const uint8_t* numbers[N];
         Vec units[N];
 #pragma GCC unroll 16
-        for (int n = 0; n < N; ++n) units[n] = Source::units(groups[n], start);
-        const int64_t stop = min_of(head_dim, start + Source::kStep);
-        int64_t d = start;
-        for (; d + kUnroll <= stop; d += kUnroll) {
+        for (int n = 0; n < N; ++n) {
+            numbers[n] = b.keys[group + n] + start * Source::kVectorBytes;
+            units[n] = Source::units(numbers[n]);
+        }
+        const float* const q = t.q + start * R;
+        const int64_t count = min_of(head_dim - start, Source::kStep);
+        int64_t d = 0;
+        for (; d + kUnroll <= count; d += kUnroll) {
             if constexpr (Source::kFetchAhead)
 #pragma GCC unroll 16
                 for (int n = 0; n < N; ++n)
-                    fetch_ahead<kUnroll * Source::kVectorBytes>(values[n] + d * Source::kVectorBytes);
+                    fetch_ahead<kUnroll * Source::kVectorBytes>(values[n] +
+                                                                (start + d) * Source::kVectorBytes);
 #pragma GCC unroll 4
             for (int64_t j = 0; j < kUnroll; ++j)
-                add_dimension<Source, R, N>(t.q, groups, d + j, units, acc);
+                add_dimension<Source, R, N>(q, numbers, d + j, units, acc);
         }
-        for (; d < stop; ++d) add_dimension<Source, R, N>(t.q, groups, d, units, acc);
+        for (; d < count; ++d) add_dimension<Source, R, N>(q, numbers, d, units, acc);
     }
     float* const scores = t.scores + group * kWidth;
 #pragma GCC unroll 16
@@ -194,10 +199,26 @@ inline void soften_tile(const RowTile& t, int64_t base, const Places& seen, floa
     }
 }
 
-// acc = acc * decay + sum over the seen places of weight * value, for vectors [vec, vec + N).
+template <class Source, int R, int N>
+inline __attribute__((always_inline)) void add_place(const float* weights, const uint8_t* row, int64_t vec,
+                                                     Vec (&acc)[R][N]) {
+    Vec value[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) value[n] = Source::value(row, vec, n);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const Vec weight = broadcast(weights[r * kKeyBlock]);
+#pragma GCC unroll 16
+        for (int n = 0; n < N; ++n) acc[r][n] = fma(weight, value[n], acc[r][n]);
+    }
+}
+
+// acc = acc * decay + sum over the seen places of weight * value, for vectors [vec, vec + N). The next
+// block's keys are fetched meanwhile.
 template <class Source, int R, int N>
 inline __attribute__((always_inline)) void add_values(const RowTile& t, const KeyBlock& b,
                                                       const Places& seen, int64_t vec, int64_t stride) {
+    constexpr int64_t kUnroll = 4, kAhead = N * Source::kVectorBytes;
     float* const out = t.acc + vec * kWidth;
     const int64_t row_bytes = Source::value_bytes(b, N);
     Vec acc[R][N];
@@ -207,32 +228,20 @@ inline __attribute__((always_inline)) void add_values(const RowTile& t, const Ke
         for (int n = 0; n < N; ++n)
             acc[r][n] = mul(load(out + r * stride + n * kWidth), broadcast(t.decay[r]));
     for (int64_t p = seen.first; p < seen.last;) {
-        const int64_t stop = min_of(seen.last, Source::run_end(p));
+        const int64_t count = min_of(seen.last, Source::run_end(p)) - p;
         const uint8_t* row = Source::values(b, p, vec, N);
-        const float* weights = t.scores + p;
-        const float* const end = t.scores + stop;
-        // The run's share of the next keys: all runs of a block together read all of them.
-        constexpr int64_t kAhead = N * Source::kVectorBytes;
-        const int64_t part = vec * kGroups + p / kWidth * N, vectors = stride / kWidth;
-        const uint8_t* ahead = b.next_keys[min_of(kGroups - 1, part / vectors)] +
-                               part % vectors * kWidth * Source::kVectorBytes;
+        const float* const weights = t.scores + p;
+        // Of the next keys, the share of this group and these vectors: a block's runs ask for all.
+        const uint8_t* const ahead = b.next_keys[p / kWidth] + vec * kWidth * Source::kVectorBytes;
+        int64_t i = 0;
+        for (; i + kUnroll <= count; i += kUnroll) {
+            if constexpr (Source::kFetchAhead) fetch_ahead<kUnroll * kAhead>(ahead + i * kAhead);
 #pragma GCC unroll 4
-        for (; weights < end; ++weights, row += row_bytes) {
-            if constexpr (Source::kFetchAhead) {
-                fetch_ahead<kAhead>(ahead);
-                ahead += kAhead;
-            }
-            Vec value[N];
-#pragma GCC unroll 16
-            for (int n = 0; n < N; ++n) value[n] = Source::value(row, vec, n);
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
-                const Vec weight = broadcast(weights[r * kKeyBlock]);
-#pragma GCC unroll 16
-                for (int n = 0; n < N; ++n) acc[r][n] = fma(weight, value[n], acc[r][n]);
-            }
+            for (int64_t j = 0; j < kUnroll; ++j, row += row_bytes)
+                add_place<Source, R, N>(weights + i + j, row, vec, acc);
         }
-        p = stop;
+        for (; i < count; ++i, row += row_bytes) add_place<Source, R, N>(weights + i, row, vec, acc);
+        p += count;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -255,9 +264,12 @@ void attend_block(const RowTile* tiles, int64_t num_tiles, const KeyBlock& b, co
         for (int64_t i = 0; i < num_tiles; ++i) {
             const RowTile& t = tiles[i];
             const Places seen = places_of(t, b);
-            if (seen.last_group <= g || g + step <= seen.first_group) continue;
-            if (step == N) score_groups<Source, R, N>(t, b, g, shape.head_dim);
-            else score_groups<Source, R, 1>(t, b, g, shape.head_dim);
+            const int first = g < seen.first_group ? seen.first_group : g;
+            const int last = g + step < seen.last_group ? g + step : seen.last_group;
+            if (last - first == N) score_groups<Source, R, N>(t, b, g, shape.head_dim);
+            else
+                for (int one = first; one < last; ++one)
+                    score_groups<Source, R, 1>(t, b, one, shape.head_dim);
         }
         g += step;
     }

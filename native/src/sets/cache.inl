@@ -121,22 +121,21 @@ inline float read_key(CacheType type, const uint8_t* group, const KeyPlace& at, 
            static_cast<float>(numbers[d % kQuantBlock * at.width + at.lane]);
 }
 
-// How kernels read sixteen numbers at once. `Row` is one packed row; `Group` is a full group of keys,
-// whose units (the factors of its sixteen tokens, for kStep dimensions) are loaded apart. Sixteen
-// numbers take kVectorBytes.
+// How kernels read sixteen numbers at once, of one packed row or of a full group of keys. A group is
+// read in steps of kStep dimensions (kVectorBytes each): a step has units, the factors of its sixteen
+// tokens, and numbers.
 template <CacheType Type>
 struct Packed {
     static constexpr int64_t kStep = 1 << 30;
     static constexpr int64_t kVectorBytes = Type == CacheType::F32 ? 64 : 32;
-    static constexpr int64_t kBytes = Type == CacheType::F32 ? 4 : 2;
     static Vec convert(const uint8_t* p) {
         if constexpr (Type == CacheType::F32) return load(reinterpret_cast<const float*>(p));
         if constexpr (Type == CacheType::F16) return load_f16(p);
         return load_bf16(p);
     }
-    static Vec row(const uint8_t* row, int64_t vec) { return convert(row + vec * kWidth * kBytes); }
-    static Vec units(const uint8_t*, int64_t) { return zero(); }
-    static Vec group(const uint8_t* group, int64_t d, Vec) { return convert(group + d * kWidth * kBytes); }
+    static Vec row(const uint8_t* row, int64_t vec) { return convert(row + vec * kVectorBytes); }
+    static Vec units(const uint8_t*) { return zero(); }
+    static Vec numbers(const uint8_t* step, int64_t d, Vec) { return convert(step + d * kVectorBytes); }
 };
 
 template <>
@@ -145,14 +144,11 @@ struct Packed<CacheType::Q8_0> {
     static constexpr int64_t kVectorBytes = kQuantBytes / 2;
     static Vec row(const uint8_t* row, int64_t vec) {
         const uint8_t* block = row + vec / 2 * kQuantBytes;
-        return mul(load_i8(block + 2 + vec % 2 * kWidth), broadcast(scalar_f16(block)));
+        return mul(load_i8(block + 2 + vec % 2 * kWidth), broadcast_f16(block));
     }
-    static Vec units(const uint8_t* group, int64_t d) {
-        return load_f16(group + d / kQuantBlock * kQuantBytes * kWidth);
-    }
-    static Vec group(const uint8_t* group, int64_t d, Vec units) {
-        const uint8_t* block = group + d / kQuantBlock * kQuantBytes * kWidth;
-        return mul(load_i8(block + 2 * kWidth + d % kQuantBlock * kWidth), units);
+    static Vec units(const uint8_t* step) { return load_f16(step); }
+    static Vec numbers(const uint8_t* step, int64_t d, Vec units) {
+        return mul(load_i8(step + 2 * kWidth + d * kWidth), units);
     }
 };
 

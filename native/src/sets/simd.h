@@ -16,7 +16,8 @@
 //   copy_sign(magnitude, sign)       for magnitudes that are not negative
 //   keep_lanes(x, begin, end, other) lanes outside of [begin, end) become `other`
 //   reduce_add reduce_max            lanes are folded 8, 4, 2, 1
-//   load_f16 store_f16 load_bf16 store_bf16 load_i8 scalar_f16
+//   load_f16 store_f16 load_bf16 store_bf16 load_i8
+//   scalar_f16 broadcast_f16         one half as a float, in one lane or in all
 //   store_i8                         whole numbers in -128..127
 //   Doubles                          sixteen double sums: zero_doubles, add_squares, reduce_add
 #pragma once

@@ -109,6 +109,12 @@ inline float scalar_f16(const void* p) {
     __builtin_memcpy(&bits, p, sizeof bits);
     return _cvtsh_ss(bits);
 }
+inline Vec broadcast_f16(const void* p) {
+    uint16_t bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    const __m256 v = _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(bits)));
+    return {v, v};
+}
 inline __m256 widen_bf16(__m128i halves) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 }

@@ -74,6 +74,11 @@ inline float scalar_f16(const void* p) {
     __builtin_memcpy(&bits, p, sizeof bits);
     return _cvtsh_ss(bits);
 }
+inline Vec broadcast_f16(const void* p) {
+    uint16_t bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<short>(bits)));
+}
 inline Vec load_bf16(const void* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));

@@ -119,6 +119,10 @@ inline void store_f16(void* p, Vec x) {
     for (int i = 0; i < 4; ++i)
         vst1_u8(static_cast<uint8_t*>(p) + 8 * i, vreinterpret_u8_f16(vcvt_f16_f32(x.part[i])));
 }
+inline Vec broadcast_f16(const void* p) {
+    const float32x4_t q = vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(load_u16(p))));
+    return {{q, q, q, q}};
+}
 inline Vec load_bf16(const void* p) {
     const auto* bytes = static_cast<const uint8_t*>(p);
     return each_quad([&](int i) {

@@ -13,6 +13,8 @@ namespace {
 typedef float Quad __attribute__((vector_size(16)));
 typedef float UnalignedQuad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t IntQuad __attribute__((vector_size(16)));
+typedef uint16_t HalfQuad __attribute__((vector_size(8)));
+typedef int8_t ByteQuad __attribute__((vector_size(4)));
 
 struct Vec {
     Quad part[4];
@@ -112,31 +114,37 @@ inline float reduce_max(Vec x) {
 }
 
 inline float scalar_f16(const void* p) { return half_to_float(load_u16(p)); }
+// Four small integers from memory, each in a lane of its own.
+template <typename Small>
+inline IntQuad widen(const void* p, int quad) {
+    Small small;
+    __builtin_memcpy(&small, static_cast<const uint8_t*>(p) + quad * sizeof small, sizeof small);
+    return __builtin_convertvector(small, IntQuad);
+}
+// As half_to_float, four at a time.
 inline Vec load_f16(const void* p) {
-    const auto* bytes = static_cast<const uint8_t*>(p);
-    float out[16];
-    for (int i = 0; i < 16; ++i) out[i] = half_to_float(load_u16(bytes + 2 * i));
-    return load(out);
+    return each_quad([&](int i) {
+        const IntQuad half = widen<HalfQuad>(p, i);
+        const float scale = from_bits(0x77800000u);
+        const IntQuad special = ((half & 0x7c00) == 0x7c00) & 0x7f800000;
+        const IntQuad finite = (IntQuad)((Quad)((half & 0x7fff) << 13) * scale);
+        return (Quad)(finite | special | (half & 0x8000) << 16);
+    });
 }
 inline void store_f16(void* p, Vec x) {
     for (int i = 0; i < 16; ++i)
         store_u16(static_cast<uint8_t*>(p) + 2 * i, float_to_half(x.part[i / 4][i % 4]));
 }
+inline Vec broadcast_f16(const void* p) { return broadcast(scalar_f16(p)); }
 inline Vec load_bf16(const void* p) {
-    const auto* bytes = static_cast<const uint8_t*>(p);
-    float out[16];
-    for (int i = 0; i < 16; ++i) out[i] = bfloat_to_float(load_u16(bytes + 2 * i));
-    return load(out);
+    return each_quad([&](int i) { return (Quad)(widen<HalfQuad>(p, i) << 16); });
 }
 inline void store_bf16(void* p, Vec x) {
     for (int i = 0; i < 16; ++i)
         store_u16(static_cast<uint8_t*>(p) + 2 * i, float_to_bfloat(x.part[i / 4][i % 4]));
 }
 inline Vec load_i8(const void* p) {
-    const auto* bytes = static_cast<const int8_t*>(p);
-    float out[16];
-    for (int i = 0; i < 16; ++i) out[i] = static_cast<float>(bytes[i]);
-    return load(out);
+    return each_quad([&](int i) { return __builtin_convertvector(widen<ByteQuad>(p, i), Quad); });
 }
 inline void store_i8(void* p, Vec x) {
     const Vec whole = round_even(x);
