@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "amx_permission.h"
+
 namespace thermocline {
 
 namespace portable { extern const KernelSet kSet; }
@@ -9,6 +11,8 @@ namespace portable { extern const KernelSet kSet; }
 namespace avx2 { extern const KernelSet kSet; }
 namespace avxvnni { extern const KernelSet kSet; }
 namespace avx512 { extern const KernelSet kSet; }
+namespace amx { extern const TileKernels kTiles; }
+namespace amx_emulated { extern const TileKernels kTiles; }
 #elif defined(__aarch64__)
 namespace neon { extern const KernelSet kSet; }
 #endif
@@ -25,17 +29,25 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+bool has_amx() { return has_avx512() && has_bf16_tiles() && ask_for_tiles(); }
 #endif
 
 }  // namespace
 
 const SetChoice* kernel_sets(size_t& count) {
+#if defined(__x86_64__)
+    // Tiles are for prompts; all else is what AVX-512 does.
+    static const KernelSet amx_set{"amx", avx512::kSet.gemm, &amx::kTiles};
+    static const KernelSet emulated_set{"amx_emulated", avx512::kSet.gemm, &amx_emulated::kTiles};
+#endif
     static const SetChoice sets[] = {
         {&portable::kSet, true},
 #if defined(__x86_64__)
         {&avx2::kSet, has_avx2()},
         {&avxvnni::kSet, has_avxvnni()},
         {&avx512::kSet, has_avx512()},
+        {&amx_set, has_amx()},
+        {&emulated_set, has_avx512(), true},
 #elif defined(__aarch64__)
         {&neon::kSet, true},
 #endif
