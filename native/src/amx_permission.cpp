@@ -38,7 +38,8 @@ bool has_bf16_tiles() {
     if ((saved_state() & wanted) != wanted) return false;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     const bool tiles = bit(d, 22) && bit(d, 24) && bit(d, 25);  // amx-bf16, amx-tile, amx-int8
-    return tiles && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && bit(a, 5);  // avx512-bf16
+    const bool bytes = bit(c, 1);                               // avx512-vbmi
+    return tiles && bytes && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && bit(a, 5);  // avx512-bf16
 }
 
 bool ask_for_tiles() {

@@ -3,7 +3,8 @@
 
 namespace thermocline {
 
-// The processor has bfloat16 tiles and AVX-512 with bfloat16, and the operating system saves tile registers.
+// The processor has bfloat16 tiles, and AVX-512 with bfloat16 and byte permutations; the operating system saves
+// tile registers.
 bool has_bf16_tiles();
 
 // Asks the operating system for the use of tiles by every thread of the process, now and later; it is asked

@@ -1,18 +1,18 @@
 // Products of decoded strips with packed tokens. The tile unit works on its own for 16 cycles per product, in
-// which the vector unit decodes the coming span's weights: a few rows after each step of 32 columns.
+// which the vector unit decodes the coming span's weights: a few rows after each one or two products.
 
 // Decodes one span of a strip pair in small portions, and asks for bytes that come later.
 class SpanDecoder {
    public:
-    // `portions` is how often step() will be called at most; nothing is decoded where `pair` is null.
+    // Done after `portions` calls of step(), or of finish(); nothing is decoded where `pair` is null.
     SpanDecoder(const StripPair* pair, int64_t column, int64_t cols, LeftTile (*out)[kPanelTiles], int64_t portions) {
         if (pair == nullptr) return;
         count_ = cols - column < kSpan ? cols - column : kSpan;
         for (int s = 0; s < kStrips; ++s) {
             const TileStrip& strip = pair->strip[s];
             Side& side = sides_[s];
-            side.rows = strip.matrix == nullptr ? 0 : strip.rows;
             side.out = out[s][0].w[0];
+            side.rows = strip.matrix == nullptr ? 0 : strip.rows;
             if (side.rows == 0) continue;
             const TileMatrix& matrix = *strip.matrix;
             const bool plain = matrix.unpack == nullptr;
@@ -22,60 +22,63 @@ class SpanDecoder {
             side.src = matrix.weight->row(strip.row) + column / block * bytes;
         }
         left_ = kPanelRows;
-        each_ = (kPanelRows + portions - 1) / portions;
+        portion_ = (kPanelRows + portions - 1) / portions;
     }
 
-    // Bytes that step() asks for from now on: `share` in `shares` equal parts of them.
+    // Bytes that are asked for on the way: part `share` of `shares` equal ones.
     void ask(const ComingBytes (&coming)[kStrips], int64_t share, int64_t shares) {
         for (int s = 0; s < kStrips; ++s) {
-            const int64_t begin = coming[s].bytes * share / shares / 64 * 64;
-            const int64_t end = coming[s].bytes * (share + 1) / shares;
-            asked_[s] = {coming[s].from + begin, end - begin};
+            const int64_t lines = coming[s].bytes / 64, begin = lines * share / shares, end = lines * (share + 1) / shares;
+            const int64_t each = ((end - begin) * portion_ + kPanelRows - 1) / kPanelRows;
+            asked_[s] = {coming[s].from + begin * 64, coming[s].from + end * 64, each * 64};
         }
-        lines_ = (asked_[0].bytes + asked_[1].bytes) / 64 / kPanelRows + 1;
     }
 
     void step() {
-        const int64_t portion = each_ < left_ ? each_ : left_;
-        for (int64_t i = 0; i < portion; ++i) decode_next();
+        if (left_ <= 0) return;
+        for (Lines& lines : asked_) {
+            const uint8_t* end = lines.end - lines.next < lines.each ? lines.end : lines.next + lines.each;
+            for (; lines.next < end; lines.next += 64) __builtin_prefetch(lines.next, 0, 2);
+        }
+        for (int64_t portion = portion_; portion > 0 && left_ > 0;) portion -= decode_some(portion);
     }
 
     void finish() {
-        while (left_ > 0) decode_next();
+        while (left_ > 0) step();
     }
 
    private:
     struct Side {
         const TileMatrix* matrix = nullptr;
-        DecodeTileRow decode = nullptr;
+        DecodeTileRows decode = nullptr;
         const uint8_t* src = nullptr;
         uint16_t* out = nullptr;
-        int rows = 0;
+        int64_t rows = 0;
+    };
+    struct Lines {
+        const uint8_t *next = nullptr, *end = nullptr;
+        int64_t each = 0;  // bytes per step
     };
 
-    void decode_next() {
-        const int row = kPanelRows - static_cast<int>(left_--);
-        const Side& side = sides_[row / kStripRows];
-        const int r = row % kStripRows;
+    // Up to `most` rows of one strip; missing rows become zero. Returns how many.
+    int64_t decode_some(int64_t most) {
+        const int64_t done = kPanelRows - left_, r = done % kStripRows;
+        const Side& side = sides_[done / kStripRows];
+        const bool there = r < side.rows;
+        const int64_t rest = (there ? side.rows : kStripRows) - r, n = most < rest ? most : rest;
         uint16_t* out = side.out + r * kTileColumns;
-        for (int64_t i = 0; i < lines_; ++i) ask_line();
-        if (r < side.rows)
-            side.decode(*side.matrix, side.src + r * side.matrix->weight->row_bytes, count_, out);
+        if (there)
+            side.decode(*side.matrix, side.src + r * side.matrix->weight->row_bytes, n, count_, out);
         else
-            for (int64_t tile = 0; tile < tiles_of(count_); ++tile) put_tile_row(out, tile, _mm512_setzero_si512());
-    }
-
-    void ask_line() {
-        ComingBytes& from = asked_[0].bytes > 0 ? asked_[0] : asked_[1];
-        if (from.bytes <= 0) return;
-        __builtin_prefetch(from.from, 0, 2);
-        from.from += 64;
-        from.bytes -= 64;
+            for (int64_t tile = 0; tile < tiles_of(count_); ++tile)
+                __builtin_memset(out + tile * kTileWords, 0, static_cast<size_t>(n) * kTileColumns * sizeof *out);
+        left_ -= n;
+        return n;
     }
 
     Side sides_[kStrips];
-    ComingBytes asked_[kStrips];
-    int64_t count_ = 0, left_ = 0, each_ = 0, lines_ = 0;
+    Lines asked_[kStrips];
+    int64_t count_ = 0, left_ = 0, portion_ = 0;
 };
 
 // Registers 0..3 are the sums [strip][token tile], 4 and 5 the strips, 6 and 7 the tokens.
@@ -99,6 +102,10 @@ inline void store_sums(Tiles& tiles, SumTile* sums) {
     }
 }
 
+// A product takes the tile unit 16 cycles and is done after 52, a row of 256 columns the vector unit some 30: what
+// is between two products must be short, for the core to reach the next product while the last is under way.
+constexpr int kPortions = 2;  // per step of 32 columns
+
 template <int TokenTiles>
 void multiply_span(Tiles& tiles, const LeftTile (&left)[kStrips][kPanelTiles], const RightTile* right,
                    int64_t right_stride, int64_t steps, SpanDecoder& decoder) {
@@ -106,13 +113,14 @@ void multiply_span(Tiles& tiles, const LeftTile (&left)[kStrips][kPanelTiles], c
         tiles.load<4>(&left[0][k]);
         tiles.load<6>(right + k);
         tiles.add_product<0, 4, 6>();
-        tiles.load<5>(&left[1][k]);
-        tiles.add_product<2, 5, 6>();
         if constexpr (TokenTiles == 2) {
             tiles.load<7>(right + right_stride + k);
             tiles.add_product<1, 4, 7>();
-            tiles.add_product<3, 5, 7>();
         }
+        decoder.step();
+        tiles.load<5>(&left[1][k]);
+        tiles.add_product<2, 5, 6>();
+        if constexpr (TokenTiles == 2) tiles.add_product<3, 5, 7>();
         decoder.step();
     }
 }
@@ -144,7 +152,7 @@ void multiply_pair(const TileStep& step, TilePanels& panels) {
         const bool last = span + 1 == spans;
         const int64_t left = tiles_of(step.cols) - span * kPanelTiles;
         SpanDecoder decoder(last ? step.next : &step.here, last ? 0 : (span + 1) * kSpan, step.cols,
-                            panels.tile[1 - panels.current], groups * (left < kPanelTiles ? left : kPanelTiles));
+                            panels.tile[1 - panels.current], kPortions * groups * (left < kPanelTiles ? left : kPanelTiles));
         decoder.ask(step.coming, span, spans);
         for (int64_t group = 0; group < groups; ++group) {
             if (2 * group + 1 < step.token_tiles)

@@ -9,6 +9,14 @@ inline __m512i to_bf16(__m512 low, __m512 high) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
+// Byte i of the result is the byte of `bytes` that the low six bits of byte i of `index` name.
+inline __m512i pick_bytes(__m512i index, __m512i bytes) { return _mm512_permutexvar_epi8(index, bytes); }
+
+// The same for byte 2 of every 32 bits; the others are those of `rest`.
+inline __m512i pick_third_bytes(__m512i rest, __m512i index, __m512i bytes) {
+    return _mm512_mask_permutexvar_epi8(rest, 0x4444444444444444u, index, bytes);
+}
+
 // The eight tile registers of this thread, each 16 rows of 64 bytes.
 struct Tiles {
     template <int Register>

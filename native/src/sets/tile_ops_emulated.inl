@@ -17,6 +17,18 @@ inline __m512i to_bf16(__m512 low, __m512 high) {
                               _mm512_cvtepi32_epi16(bf16_of(high)), 1);
 }
 
+inline __m512i pick_bytes(__m512i index, __m512i bytes) {
+    alignas(64) uint8_t places[64], from[64], to[64];
+    _mm512_store_si512(places, index);
+    _mm512_store_si512(from, bytes);
+    for (int i = 0; i < 64; ++i) to[i] = from[places[i] & 63];
+    return _mm512_load_si512(to);
+}
+
+inline __m512i pick_third_bytes(__m512i rest, __m512i index, __m512i bytes) {
+    return _mm512_mask_mov_epi8(rest, 0x4444444444444444u, pick_bytes(index, bytes));
+}
+
 // Sums are rounded to nearest even, subnormal numbers are zeros on the way in and out, nothing traps.
 // The barriers keep the arithmetic, all of it on memory, between the two changes of the mode.
 class TileArithmetic {
