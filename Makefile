@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz oracle golden stub demo-model sample-trace clean
+.PHONY: demo test lint check install fuzz oracle golden stub demo-model sample-trace clean \
+	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -49,6 +50,13 @@ demo-model: $(VENV)/.installed-dev
 # The sample in traces/, and the picture in the README.
 sample-trace: $(VENV)/.installed-run
 	scripts/sample_trace.sh
+
+# Benchmarks of CPU compute: docs/benchmarks.md. ARGS go to the benchmark; build/models gets the models
+# (3.5 GB, and 18.6 GB for bench-memory). bench-llama builds llama.cpp the first time.
+bench: bench-layer bench-types bench-lag bench-llama
+
+bench-quick bench-llama bench-layer bench-types bench-lag bench-memory: bench-%: $(VENV)/.installed-dev
+	scripts/bench.sh $* $(ARGS)
 
 clean:
 	rm -rf build $(VENV)

@@ -15,6 +15,7 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
@@ -108,6 +109,7 @@ class EngineParts:
     """Everything that one engine consists of."""
 
     model: Model
+    kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
     heat: ExpertHeat
@@ -140,7 +142,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
     recorder = _recorder(config)
-    kernels: Kernels = NativeKernels() if config.kernels == "native" else ReferenceKernels()
+    kernels = _kernels(config)
     model = open_model(file, kernels)
     tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
     _require_equal_vocabularies(file, model, tokenizer)
@@ -167,7 +169,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         "attend": AttendStage(model, pool, trunk),
         "router": RouterStage(model, placement, heat, trunk),
         "cold": ColdStage(cpu_experts(Tier.COLD, Lane.CPU_COLD)),
-        "combine": CombineStage(trunk),
+        "combine": CombineStage(kernels.dense, trunk),
         "head": HeadStage(model, trunk),
     }
     if is_split:
@@ -181,6 +183,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     scheduler = Scheduler(config.scheduler, allocator, max_context_tokens)
     return EngineParts(
         model=model,
+        kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
         heat=heat,
@@ -192,6 +195,13 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         template=template,
         resources=owned,
     )
+
+
+def _kernels(config: EngineConfig) -> Kernels:
+    if config.kernels == "reference":
+        return ReferenceKernels()
+    cpu = config.cpu
+    return NativeKernels(cpu.isa, cpu.threads, pin=cpu.pin)
 
 
 def _recorder(config: EngineConfig) -> Recorder:
@@ -215,9 +225,23 @@ def _cache(
     spec, memory = model.spec, config.memory
     num_blocks = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
     pool = KVPool(
-        spec.num_layers, num_blocks, memory.block_tokens, spec.num_kv_heads, spec.head_dim
+        spec.num_layers,
+        num_blocks,
+        memory.block_tokens,
+        spec.num_kv_heads,
+        spec.head_dim,
+        _cache_type(memory.kv_type, spec.head_dim),
     )
     return pool, BlockAllocator(num_blocks, memory.block_tokens)
+
+
+def _cache_type(name: str, head_dim: int) -> CacheType:
+    if name == "q8_0" and head_dim % 32:
+        raise ConfigError(
+            f"--kv-type q8_0 needs heads of a multiple of 32 numbers, and this model's have {head_dim}: "
+            "use f16, bf16 or f32"
+        )
+    return CacheType[name.upper()]
 
 
 def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokenizer) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from thermocline.errors import ConfigError
 
 HotDevice = Literal["none", "cpu"]
+CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 
 
@@ -32,6 +33,11 @@ class MemoryConfig:
         "--ctx",
         "Tokens of context per request (default: what the file allows, at most 32768).",
     )
+    kv_type: CacheChoice = setting(
+        "f16",
+        "--kv-type",
+        "Numbers of the key-value cache: f16, bf16, q8_0 (half of it, less exact) or f32.",
+    )
     max_full_contexts: int = 4
     """Requests of the full context length that the KV cache has room for; memory is used as it fills."""
     block_tokens: int = 16
@@ -42,6 +48,10 @@ class MemoryConfig:
         _require(
             self.max_context_tokens is None or self.max_context_tokens >= 1,
             f"--ctx is {self.max_context_tokens}; it must be at least 1",
+        )
+        _require(
+            self.kv_type in get_args(CacheChoice),
+            f"--kv-type is {self.kv_type!r}; choose one of {', '.join(get_args(CacheChoice))}",
         )
         _require(
             self.max_full_contexts >= 1,
@@ -114,6 +124,28 @@ class PrefetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuConfig:
+    """What the compiled kernels run on."""
+
+    isa: str = setting(
+        "auto",
+        "--cpu-isa",
+        "Instruction set of the CPU kernels: auto (the widest), portable, avx2, avxvnni, avx512, ...",
+    )
+    threads: int | None = setting(
+        None, "--threads", "Threads that compute (default: one per usable core)."
+    )
+    pin: bool = setting(False, "--pin-threads", "Bind each computing thread to a core of its own.")
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError; whether the machine has the set is seen at open."""
+        _require(
+            self.threads is None or 1 <= self.threads <= 1024,
+            f"--threads is {self.threads}; choose 1 to 1024",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class TraceConfig:
     """Recording of the timeline."""
 
@@ -130,6 +162,7 @@ class EngineConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    cpu: CpuConfig = field(default_factory=CpuConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     kernels: KernelChoice = setting(
         "native", "--kernels", "CPU kernels: native, or reference (slow NumPy twins, for checking)."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from thermocline.config import EngineConfig
 from thermocline.engine_thread import EngineThread
 from thermocline.errors import PromptTooLongError, RequestError
+from thermocline.kernels.cpu import NativeKernels
 from thermocline.machine import machine_facts
 from thermocline.messages import PromptLogits, PromptProgress, RequestFailed, RequestId, TokenEvent
 from thermocline.pipeline.generation import Generation
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
 
     from thermocline.assembly import EngineParts
     from thermocline.experts.placement import Placement
+    from thermocline.messages import MachineLimits
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.loop import StepLoop
     from thermocline.prefetch.governor import PrefetchStatistics
     from thermocline.text.tokenizer import Tokenizer
     from thermocline.traces.events import Event
+
+# More than any last-level cache holds of it, and read within a second.
+_LIMIT_SAMPLE_BYTES = 1 << 30
 
 R = TypeVar("R")
 
@@ -199,6 +204,23 @@ class Engine:
             parts.placement,
             None if governor is None else governor.statistics(),
         )
+
+    async def measure_limits(self) -> MachineLimits | None:
+        """Measure what the computing threads can read and multiply at most; some tenths of a second.
+
+        None with the reference kernels. Meant for an idle engine: it takes the threads for itself.
+        """
+        parts = self._parts
+        if not isinstance(parts.kernels, NativeKernels):
+            return None
+        layers = parts.model.expert_layers
+        sample, nbytes = [], 0
+        for raw in (stack for layer in layers for stack in layer.stacks):
+            sample.append(raw)
+            nbytes += raw.nbytes
+            if nbytes >= _LIMIT_SAMPLE_BYTES:
+                break
+        return await asyncio.to_thread(parts.kernels.measure_limits, sample)
 
     def trace_events(self) -> list[Event]:
         """Return what the recorder holds; empty unless the config enabled the trace."""

@@ -230,6 +230,16 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """What the computing threads reach at most, just now: bytes read, and int8 multiply-adds."""
+
+    read_bytes_per_s: float
+    multiply_adds_per_s: float
+    sample_bytes: int
+    """How much was read to measure; less than the last cache holds says little about memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token and its natural log-probability under the raw model."""
 

@@ -10,6 +10,7 @@
 
 #include "thermocline/codebooks.h"
 #include "thermocline/compute.h"
+#include "thermocline/dense.h"
 #include "thermocline/formats.h"
 
 namespace thermocline::python {
@@ -43,6 +44,7 @@ class Core {
     Core(const std::string& isa, int threads, bool pin) : set_(pick(isa)), pool_(checked(threads), pin) {}
 
     Compute compute() { return {pool_, *set_}; }
+    Dense dense() { return {*set_->dense, pool_}; }
     std::string isa() const { return set_->name; }
     int threads() const { return pool_.threads(); }
 
@@ -55,7 +57,7 @@ class Core {
         const SetChoice* choice = find_kernel_set(isa.c_str());
         require(choice != nullptr, "no such instruction set in this build");
         require(choice->available, "this processor does not have that instruction set");
-        return choice->set;
+        return &choice->set;
     }
 
     const KernelSet* set_;
@@ -63,5 +65,6 @@ class Core {
 };
 
 void bind_products(nb::module_& m, nb::class_<Core>& core);
+void bind_dense(nb::class_<Core>& core);
 
 }  // namespace thermocline::python

@@ -12,6 +12,7 @@
 #include "bindings_compute.h"
 #include "thermocline/codebooks.h"
 #include "thermocline/matmul.h"
+#include "thermocline/roofline.h"
 
 namespace thermocline::python {
 namespace {
@@ -151,12 +152,23 @@ void unpack(Core& core, int type_id, const Bytes& raw, const OutBytes& q, const 
                        minimum.data() + (r * w.cols + c) / kGroupMin);
 }
 
+uint64_t read_all(Core& core, const In<uint8_t, 1>& bytes) {
+    const nb::gil_scoped_release unlocked;
+    return thermocline::read_all(core.compute(), bytes.data(), static_cast<int64_t>(bytes.shape(0)));
+}
+
+int64_t multiply_in_cache(Core& core, int64_t rounds) {
+    require(rounds >= 1, "rounds must be positive");
+    const nb::gil_scoped_release unlocked;
+    return thermocline::multiply_in_cache(core.compute(), rounds);
+}
+
 std::vector<std::tuple<std::string, bool>> instruction_sets() {
     size_t count = 0;
     const SetChoice* sets = kernel_sets(count);
     std::vector<std::tuple<std::string, bool>> found;
     for (size_t i = 0; i < count; ++i)
-        if (!sets[i].emulated) found.emplace_back(sets[i].set->name, sets[i].available);
+        if (!sets[i].emulated) found.emplace_back(sets[i].set.name, sets[i].available);
     return found;
 }
 
@@ -165,7 +177,7 @@ std::vector<std::string> emulated_sets() {
     const SetChoice* sets = kernel_sets(count);
     std::vector<std::string> found;
     for (size_t i = 0; i < count; ++i)
-        if (sets[i].emulated && sets[i].available) found.emplace_back(sets[i].set->name);
+        if (sets[i].emulated && sets[i].available) found.emplace_back(sets[i].set.name);
     return found;
 }
 
@@ -181,6 +193,9 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
     core.def("unpack", &unpack, nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("q").noconvert(),
              nb::arg("scale").noconvert(), nb::arg("minimum").noconvert(),
              "raw as scale * (q - offset) - minimum; minimum is left alone where the type has none.");
+    core.def("read_all", &read_all, nb::arg("bytes").noconvert(), "Read every byte once, with all threads; a checksum.");
+    core.def("multiply_in_cache", &multiply_in_cache, nb::arg("rounds"),
+             "Multiply-adds done on every thread without touching memory; time it for the limit.");
     core.def("decode_rows", &decode_rows, nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("rows").noconvert(),
              nb::arg("out").noconvert(), "out[i] = row rows[i] of the weight `raw`, as float32.");
     core.def("multiply_all", &multiply_all, nb::arg("weights"), nb::arg("x").noconvert(), nb::arg("outs"),

@@ -29,7 +29,8 @@ void multiply_all(const Compute& compute, Form form, const float* x, int64_t tok
         return;
     }
     std::vector<Product> in_tiles, others;
-    for (int p = 0; p < count; ++p) (tiles::takes(products[p].weight.type_id) ? in_tiles : others).push_back(products[p]);
+    for (int p = 0; p < count; ++p)
+        (tiles::takes(products[p].weight.type_id) ? in_tiles : others).push_back(products[p]);
     tiles::multiply_all(compute, x, tokens, in_tiles.data(), static_cast<int>(in_tiles.size()));
     multiply_all(compute, x, tokens, others.data(), static_cast<int>(others.size()));
 }

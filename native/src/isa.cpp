@@ -6,15 +6,15 @@
 
 namespace thermocline {
 
-namespace portable { extern const KernelSet kSet; }
+namespace portable { extern const GemmKernels gemm_kernels; }
 #if defined(__x86_64__)
-namespace avx2 { extern const KernelSet kSet; }
-namespace avxvnni { extern const KernelSet kSet; }
-namespace avx512 { extern const KernelSet kSet; }
-namespace amx { extern const TileKernels kTiles; }
-namespace amx_emulated { extern const TileKernels kTiles; }
+namespace avx2 { extern const GemmKernels gemm_kernels; }
+namespace avxvnni { extern const GemmKernels gemm_kernels; }
+namespace avx512 { extern const GemmKernels gemm_kernels; }
+namespace amx { extern const TileKernels tile_kernels; }
+namespace amx_emulated { extern const TileKernels tile_kernels; }
 #elif defined(__aarch64__)
-namespace neon { extern const KernelSet kSet; }
+namespace neon { extern const GemmKernels gemm_kernels; }
 #endif
 
 namespace {
@@ -35,21 +35,19 @@ bool has_amx() { return has_avx512() && has_bf16_tiles() && ask_for_tiles(); }
 }  // namespace
 
 const SetChoice* kernel_sets(size_t& count) {
-#if defined(__x86_64__)
-    // Tiles are for prompts; all else is what AVX-512 does.
-    static const KernelSet amx_set{"amx", avx512::kSet.gemm, &amx::kTiles};
-    static const KernelSet emulated_set{"amx_emulated", avx512::kSet.gemm, &amx_emulated::kTiles};
-#endif
     static const SetChoice sets[] = {
-        {&portable::kSet, true},
+        {{"portable", &portable::gemm_kernels, &portable::dense_kernels}, true},
 #if defined(__x86_64__)
-        {&avx2::kSet, has_avx2()},
-        {&avxvnni::kSet, has_avxvnni()},
-        {&avx512::kSet, has_avx512()},
-        {&amx_set, has_amx()},
-        {&emulated_set, has_avx512(), true},
+        {{"avx2", &avx2::gemm_kernels, &avx2::dense_kernels}, has_avx2()},
+        {{"avxvnni", &avxvnni::gemm_kernels, &avx2::dense_kernels}, has_avxvnni()},
+        {{"avx512", &avx512::gemm_kernels, &avx512::dense_kernels}, has_avx512()},
+        // Tiles are for prompts; all else is what AVX-512 does.
+        {{"amx", &avx512::gemm_kernels, &avx512::dense_kernels, &amx::tile_kernels}, has_amx()},
+        {{"amx_emulated", &avx512::gemm_kernels, &avx512::dense_kernels, &amx_emulated::tile_kernels},
+         has_avx512(),
+         true},
 #elif defined(__aarch64__)
-        {&neon::kSet, true},
+        {{"neon", &neon::gemm_kernels, &neon::dense_kernels}, true},
 #endif
     };
     count = sizeof sets / sizeof sets[0];
@@ -60,7 +58,7 @@ const SetChoice* find_kernel_set(const char* name) {
     size_t count = 0;
     const SetChoice* sets = kernel_sets(count);
     for (size_t i = 0; i < count; ++i)
-        if (std::strcmp(sets[i].set->name, name) == 0) return &sets[i];
+        if (std::strcmp(sets[i].set.name, name) == 0) return &sets[i];
     return nullptr;
 }
 

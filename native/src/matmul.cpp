@@ -75,18 +75,25 @@ class ActivationStore {
     std::vector<std::unique_ptr<Activations>> kept_;
 };
 
-// Where a strip's 16 rows come from; a null pointer is a strip of zeros.
-struct StripSource {
+// Where a strip's 16 rows come from.
+struct Strip {
     const Weight* weight = nullptr;
     int64_t row = 0;
 
     int rows() const {
-        return static_cast<int>(std::clamp<int64_t>(weight->rows - row, 0, kStripRows));
+        return weight ? static_cast<int>(std::clamp<int64_t>(weight->rows - row, 0, kStripRows)) : 0;
     }
 };
 
+struct Panel {
+    Strip strips[kStrips];
+
+    static Panel of(const Weight& weight, int64_t row) { return {{{&weight, row}, {&weight, row + kStripRows}}}; }
+    static Panel of(const Weight& gate, const Weight& up, int64_t row) { return {{{&gate, row}, {&up, row}}}; }
+};
+
 struct ThreadScratch {
-    Scratch panel, sums, bases, pairs;
+    Scratch panel, sums, bases;
 };
 
 ThreadScratch& scratch() {
@@ -94,12 +101,12 @@ ThreadScratch& scratch() {
     return mine;
 }
 
-// sums[t][32] = the two strips times `tokens` tokens. While it works it asks for the bytes of `next`.
-void multiply_strips(const Compute& compute, const StripSource (&strips)[kStrips], const Activations& act,
-                     const int32_t* rows, int64_t first_row, int64_t tokens, const StripSource (&next)[kStrips],
-                     float* sums) {
+// sums[t][32] = the panel's rows times `tokens` tokens: those in `rows`, or from `first_row` on. While it
+// works it asks for the bytes of `next`, which will probably come after it.
+void multiply_panel(const Compute& compute, const Panel& panel, const Activations& act, const int32_t* rows,
+                    int64_t first_row, int64_t tokens, const Panel& next, float* sums) {
     const GemmKernels& gemm = *compute.set.gemm;
-    const Weight& weight = *strips[0].weight;
+    const Weight& weight = *panel.strips[0].weight;
     FormatInfo info{};
     format_info(weight.type_id, info);
     const auto row_of = [&](int64_t t) { return rows ? rows[t] : first_row + t; };
@@ -117,17 +124,17 @@ void multiply_strips(const Compute& compute, const StripSource (&strips)[kStrips
     for (int64_t span = 0; span < spans; ++span) {
         const int64_t column = span * kSpan, count = std::min<int64_t>(kSpan, weight.cols - column);
         for (int s = 0; s < kStrips; ++s) {
-            const StripSource& from = strips[s];
+            const Strip& from = panel.strips[s];
             const Weight& w = *from.weight;
             const int64_t skip = column / info.block_elements * info.block_bytes;
-            const StripSource& then = next[s];
-            const int64_t coming = then.weight ? then.rows() * then.weight->row_bytes : 0;
+            const Strip& then = next.strips[s];
+            const int64_t coming = then.rows() > 0 ? then.rows() * then.weight->row_bytes : 0;
             const int64_t begin = coming * span / spans / 64 * 64;
             const PackSource source{w.data + from.row * w.row_bytes + skip,
                                     w.row_bytes,
                                     from.rows(),
                                     count,
-                                    then.weight ? then.weight->row(then.row) + begin : nullptr,
+                                    coming > 0 ? then.weight->row(then.row) + begin : nullptr,
                                     coming * (span + 1) / spans - begin};
             if (act.plain)
                 gemm.pack_float(w.type_id, source, s, plain);
@@ -172,27 +179,36 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
         parts.push_back({&products[p], &act, items, panels, run, ranges});
         items += ceil_div(panels, run) * ranges;
     }
-    compute.pool.for_each(items, [&](int64_t item) {
+    struct Place {
+        const Part* part;
+        int64_t start, end, first;  // panels [start, end), tokens from first
+    };
+    const auto place_of = [&](int64_t item) -> Place {
         size_t index = parts.size() - 1;
         while (parts[index].first_item > item) --index;
         const Part& part = parts[index];
-        const Product& product = *part.product;
-        const int64_t local = item - part.first_item;
-        const int64_t start = local / part.ranges * part.run, end = std::min(start + part.run, part.panels);
-        const int64_t first = local % part.ranges * kTokenRange, n = std::min(kTokenRange, tokens - first);
+        const int64_t local = item - part.first_item, start = local / part.ranges * part.run;
+        return {&part, start, std::min(start + part.run, part.panels), local % part.ranges * kTokenRange};
+    };
+    compute.pool.for_each(items, [&](int64_t item) {
+        const Place place = place_of(item);
+        const Product& product = *place.part->product;
+        const int64_t n = std::min(kTokenRange, tokens - place.first);
         float* sums = scratch().sums.get<float>(n * kPanelRows);
-        for (int64_t panel = start; panel < end; ++panel) {
+        for (int64_t panel = place.start; panel < place.end; ++panel) {
             const int64_t row = panel * kPanelRows;
-            const StripSource here[kStrips] = {{&product.weight, row}, {&product.weight, row + kStripRows}};
-            StripSource next[kStrips];
-            if (panel + 1 < end) {
-                next[0] = {&product.weight, row + kPanelRows};
-                next[1] = {&product.weight, row + kPanelRows + kStripRows};
+            Panel next;
+            if (panel + 1 < place.end) {
+                next = Panel::of(product.weight, row + kPanelRows);
+            } else if (const int64_t likely = item + compute.pool.threads(); likely < items) {
+                const Place then = place_of(likely);
+                next = Panel::of(then.part->product->weight, then.start * kPanelRows);
             }
-            multiply_strips(compute, here, *part.act, nullptr, first, n, next, sums);
+            multiply_panel(compute, Panel::of(product.weight, row), *place.part->act, nullptr, place.first, n, next,
+                           sums);
             const int64_t width = std::min<int64_t>(kPanelRows, product.weight.rows - row);
             for (int64_t t = 0; t < n; ++t) {
-                const int64_t at = (first + t) * product.out_stride + row;
+                const int64_t at = (place.first + t) * product.out_stride + row;
                 const float* from = sums + t * kPanelRows;
                 for (int64_t i = 0; i < width; ++i)
                     product.out[at + i] = product.add ? product.add[at + i] + from[i] : from[i];
@@ -226,46 +242,37 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
                 items.push_back({&group, &gate, &up, strip, std::min(run, strips - strip), group.first + first,
                                  std::min(kTokenRange, group.count - first)});
     }
-    compute.pool.for_each(static_cast<int64_t>(items.size()), [&](int64_t index) {
+    const auto count = static_cast<int64_t>(items.size());
+    compute.pool.for_each(count, [&](int64_t index) {
         const Item& item = items[static_cast<size_t>(index)];
         const ExpertWeights& w = item.group->weights;
         const int32_t* rows = work.rows + item.first;
         float* sums = scratch().sums.get<float>(2 * item.count * kPanelRows);
         for (int64_t strip = item.strip; strip < item.strip + item.strips; ++strip) {
             const int64_t row = strip * kStripRows;
-            const StripSource here[kStrips] = {{&w.gate, row}, {&w.up, row}};
-            StripSource next[kStrips];
+            Panel next;
             if (strip + 1 < item.strip + item.strips) {
-                next[0] = {&w.gate, row + kStripRows};
-                next[1] = {&w.up, row + kStripRows};
+                next = Panel::of(w.gate, w.up, row + kStripRows);
+            } else if (const int64_t likely = index + compute.pool.threads(); likely < count) {
+                const Item& then = items[static_cast<size_t>(likely)];
+                next = Panel::of(then.group->weights.gate, then.group->weights.up, then.strip * kStripRows);
             }
             float* up_sums = sums;
             if (item.gate == item.up) {
-                multiply_strips(compute, here, *item.gate, rows, 0, item.count, next, sums);
-            } else {  // two types: each alone, the other strip is computed beside it and not looked at
-                const StripSource gates[kStrips] = {here[0], here[0]}, ups[kStrips] = {here[1], here[1]};
-                const StripSource none[kStrips];
+                multiply_panel(compute, Panel::of(w.gate, w.up, row), *item.gate, rows, 0, item.count, next, sums);
+            } else {  // two types: each by itself, with nothing in its other strip
                 up_sums = sums + item.count * kPanelRows;
-                multiply_strips(compute, gates, *item.gate, rows, 0, item.count, none, sums);
-                multiply_strips(compute, ups, *item.up, rows, 0, item.count, none, up_sums);
+                const Panel gate{{{&w.gate, row}, {&w.gate, w.gate.rows}}};
+                const Panel up{{{&w.up, w.up.rows}, {&w.up, row}}};
+                multiply_panel(compute, gate, *item.gate, rows, 0, item.count, {}, sums);
+                multiply_panel(compute, up, *item.up, rows, 0, item.count, {}, up_sums);
             }
             const int64_t width = std::min<int64_t>(kStripRows, intermediate - row);
             for (int64_t t = 0; t < item.count; ++t)
-                compute.set.gemm->silu_multiply(sums + t * kPanelRows, up_sums + t * kPanelRows + kStripRows, width,
+                compute.set.dense->silu_multiply(sums + t * kPanelRows, up_sums + t * kPanelRows + kStripRows, width,
                                                 inner + (item.first + t) * intermediate + row);
         }
     });
-}
-
-// Calls take(panel's first row, pair, 32 sums) for the down products of group `g` and one panel of rows.
-template <typename Take>
-void expert_down(const Compute& compute, const ExpertGroup& group, const Activations& act, int64_t row,
-                 int64_t first, int64_t count, const StripSource (&next)[kStrips], const Take& take) {
-    const Weight& down = group.weights.down;
-    const StripSource here[kStrips] = {{&down, row}, {&down, row + kStripRows}};
-    float* sums = scratch().sums.get<float>(count * kPanelRows);
-    multiply_strips(compute, here, act, nullptr, first, count, next, sums);
-    for (int64_t t = 0; t < count; ++t) take(first + t, sums + t * kPanelRows);
 }
 
 // The inner activations of all experts, rounded per type of the down matrices.
@@ -301,12 +308,14 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
     compute.pool.for_each(static_cast<int64_t>(items.size()), [&](int64_t index) {
         const Item& item = items[static_cast<size_t>(index)];
         const int64_t width = std::min<int64_t>(kPanelRows, work.hidden - item.row);
-        const StripSource none[kStrips];
-        expert_down(compute, work.groups[item.group], *inner.per_group[static_cast<size_t>(item.group)], item.row,
-                    item.first, item.count, none, [&](int64_t pair, const float* sums) {
-                        float* to = out + pair * work.hidden + item.row;
-                        for (int64_t i = 0; i < width; ++i) to[i] = work.scale[pair] * sums[i];
-                    });
+        float* sums = scratch().sums.get<float>(item.count * kPanelRows);
+        multiply_panel(compute, Panel::of(work.groups[item.group].weights.down, item.row),
+                       *inner.per_group[static_cast<size_t>(item.group)], nullptr, item.first, item.count, {}, sums);
+        for (int64_t i = 0; i < item.count; ++i) {
+            const int64_t pair = item.first + i;
+            float* to = out + pair * work.hidden + item.row;
+            for (int64_t n = 0; n < width; ++n) to[n] = work.scale[pair] * sums[i * kPanelRows + n];
+        }
     });
 }
 
@@ -314,31 +323,33 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
                 const float* residual, float* out) {
     if (work.num_groups == 0) return;
     const Inner inner(compute, work);
-    compute.pool.for_each(ceil_div(work.hidden, kPanelRows), [&](int64_t panel) {
+    const int64_t panels = ceil_div(work.hidden, kPanelRows);
+    compute.pool.for_each(panels, [&](int64_t panel) {
         const int64_t row = panel * kPanelRows, width = std::min<int64_t>(kPanelRows, work.hidden - row);
-        float* pairs = scratch().pairs.get<float>(work.pairs * kPanelRows);
+        float* sums = scratch().sums.get<float>(work.pairs * kPanelRows);  // a panel's worth of every pair
         for (int64_t g = 0; g < work.num_groups; ++g) {
             const ExpertGroup& group = work.groups[g];
-            StripSource next[kStrips];
-            if (g + 1 < work.num_groups) {
-                const Weight& down = work.groups[g + 1].weights.down;
-                next[0] = {&down, row};
-                next[1] = {&down, row + kStripRows};
+            const int64_t likely = panel + compute.pool.threads();
+            Panel next;
+            if (g + 1 < work.num_groups)
+                next = Panel::of(work.groups[g + 1].weights.down, row);
+            else if (likely < panels)
+                next = Panel::of(work.groups[0].weights.down, likely * kPanelRows);
+            for (int64_t first = 0; first < group.count; first += kTokenRange) {
+                const int64_t pair = group.first + first, count = std::min(kTokenRange, group.count - first);
+                multiply_panel(compute, Panel::of(group.weights.down, row), *inner.per_group[static_cast<size_t>(g)],
+                               nullptr, pair, count, next, sums + pair * kPanelRows);
             }
-            for (int64_t first = 0; first < group.count; first += kTokenRange)
-                expert_down(compute, group, *inner.per_group[static_cast<size_t>(g)], row, group.first + first,
-                            std::min(kTokenRange, group.count - first), next,
-                            [&](int64_t pair, const float* sums) {
-                                for (int64_t i = 0; i < kPanelRows; ++i)
-                                    pairs[pair * kPanelRows + i] = work.scale[pair] * sums[i];
-                            });
         }
         for (int64_t t = 0; t < work.tokens; ++t) {
             float total[kPanelRows];
-            const int32_t* mine = pair_of + t * slots;
-            for (int64_t i = 0; i < kPanelRows; ++i) total[i] = pairs[mine[0] * kPanelRows + i];
-            for (int64_t slot = 1; slot < slots; ++slot)
-                for (int64_t i = 0; i < kPanelRows; ++i) total[i] += pairs[mine[slot] * kPanelRows + i];
+            for (int64_t slot = 0; slot < slots; ++slot) {
+                const int64_t pair = pair_of[t * slots + slot];
+                const float scale = work.scale[pair];
+                const float* from = sums + pair * kPanelRows;
+                for (int64_t i = 0; i < kPanelRows; ++i)
+                    total[i] = slot == 0 ? scale * from[i] : total[i] + scale * from[i];
+            }
             const int64_t at = t * work.hidden + row;
             for (int64_t i = 0; i < width; ++i) out[at + i] = total[i] + residual[at + i];
         }

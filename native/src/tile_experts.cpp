@@ -126,7 +126,8 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
                     }
                     float turned[kTileTokens][kStripRows];
                     kernels.turn(*sums, count, scale, turned[0], kStripRows);
-                    for (int n = 0; n < count; ++n) std::copy_n(turned[n], std::max<int64_t>(width, 0), to + n * work.hidden);
+                    for (int n = 0; n < count; ++n)
+                        std::copy_n(turned[n], std::max<int64_t>(width, 0), to + n * work.hidden);
                 }
         });
     });

@@ -124,11 +124,15 @@ def engine_options(*flags: str) -> Callable[[Command], Command]:
 
 _ONE_REQUEST_FLAGS: Final = (
     "--ctx",
+    "--kv-type",
     "--prefill-chunk",
     "--hot-device",
     "--hot-fraction",
     "--prefetch/--no-prefetch",
     "--kernels",
+    "--cpu-isa",
+    "--threads",
+    "--pin-threads",
 )
 
 

@@ -53,12 +53,16 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
 )
 @engine_options(
     "--ctx",
+    "--kv-type",
     "--max-requests",
     "--prefill-chunk",
     "--hot-device",
     "--hot-fraction",
     "--prefetch/--no-prefetch",
     "--kernels",
+    "--cpu-isa",
+    "--threads",
+    "--pin-threads",
 )
 def serve(
     model: str | None, host: str, port: int, shutdown_timeout: float, config: EngineConfig

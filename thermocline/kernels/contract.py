@@ -1,7 +1,7 @@
 """What a kernel implementation must do, and the shapes it is given. Knows no implementation.
 
-Numeric contract (docs/numerics.md): a token's result depends on the weight's type and on the token
-alone, never on how many rows are computed together, in which order, or by how many threads.
+Numeric contract (docs/numerics.md): a token's result depends on the implementation, the weight's type
+and the token alone, never on how many rows are computed together, in which order, or by how many threads.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from thermocline.kernels.dense_contract import DenseKernels
     from thermocline.modelfile.formats import BlockFormat
 
 FloatArray = NDArray[np.float32]
@@ -69,20 +70,6 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class KVView:
-    """One layer's cache as one sequence sees it.
-
-    keys, values: float32 [slots, kv_heads, head_dim]; position p lies in slot
-    block_table[p // block_tokens] * block_tokens + p % block_tokens.
-    """
-
-    keys: FloatArray
-    values: FloatArray
-    block_table: IntArray
-    block_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class ExpertGroup:
     """One expert and how many pairs (token, slot) chose it."""
 
@@ -105,7 +92,7 @@ class ExpertWork:
 
 
 class Kernels(Protocol):
-    """One implementation of the layer's heavy work. All arrays are C-contiguous; outputs are new.
+    """One implementation of a layer's work: products here, the rest in `dense`. All arrays are C-contiguous; outputs are new.
 
     Every method blocks until done and may be called from several threads at once.
 
@@ -116,6 +103,11 @@ class Kernels(Protocol):
     @property
     def name(self) -> str:
         """Short name for reports, for example "avx512 x 2" or "reference"."""
+        ...
+
+    @property
+    def dense(self) -> DenseKernels:
+        """The layer's parts that are not products with weights."""
         ...
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
@@ -144,15 +136,5 @@ class Kernels(Protocol):
         """Return float32 [tokens, hidden]: residual + ((slot 0 + slot 1) + ...) of expert_outputs.
 
         pair_of: int32 [tokens, slots], which pair each slot is; residual: [tokens, hidden].
-        """
-        ...
-
-    def attention(
-        self, q: FloatArray, kv: KVView, positions: IntArray, *, scale: float
-    ) -> FloatArray:
-        """Return float32 [tokens, heads, head_dim]: causal attention of one sequence's tokens.
-
-        q: [tokens, heads, head_dim]; token t sees positions 0..positions[t]; heads is a multiple of
-        the cache's kv_heads, and query head h reads key head h // (heads // kv_heads).
         """
         ...

@@ -6,13 +6,17 @@ The core releases the interpreter lock for the whole job. Knows no thread and no
 from __future__ import annotations
 
 import os
+import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thermocline.errors import ConfigError, NativeModuleError
+from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
+from thermocline.kernels.dense import NativeDense
+from thermocline.kernels.native import load_native
+from thermocline.messages import MachineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,34 +27,12 @@ if TYPE_CHECKING:
         ExpertWork,
         FloatArray,
         IntArray,
-        KVView,
         Weight,
     )
 
-_BUILD_HINT = (
-    "build it with `pip install --no-build-isolation -e .` in the source folder, or `make install`"
-)
 
-
-# What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 4
-
-
-def load_native() -> ModuleType:
-    """Import the compiled core. Raises NativeModuleError, which names the build command."""
-    try:
-        from thermocline.kernels import _native
-    except ImportError as error:
-        raise NativeModuleError(
-            f"the compiled core of thermocline is missing ({error}): {_BUILD_HINT}"
-        ) from error
-    found = getattr(_native, "interface", 1)
-    if found != _INTERFACE:
-        raise NativeModuleError(
-            f"the compiled core of thermocline is of another version (interface {found}, needed is "
-            f"{_INTERFACE}): {_BUILD_HINT}"
-        )
-    return _native
+# Long enough to be timed, short enough not to heat the machine.
+_LIMIT_SECONDS = 0.05
 
 
 def best_instruction_set(native: ModuleType) -> str:
@@ -98,11 +80,36 @@ class NativeKernels:
             default_threads() if threads is None else threads,
             pin,
         )
+        self.dense = NativeDense(self._core)
 
     @cached_property
     def name(self) -> str:
         """Short name for reports: instruction set and threads."""
         return f"{self._core.isa} x {self._core.threads}"
+
+    def measure_limits(self, sample: Sequence[ByteArray]) -> MachineLimits:
+        """Return what the threads reach now, reading `sample` (uint8, any shape). Blocks.
+
+        The bytes are of the mapped file, so that what is measured is what decoding does.
+        """
+        read_s = min(
+            self._seconds_to_read(sample) for _ in range(2)
+        )  # the first may come from disk
+        self._core.multiply_in_cache(1)
+        rounds, spent_s, done = 8, 0.0, 0
+        while spent_s < _LIMIT_SECONDS:
+            rounds *= 2
+            start = time.perf_counter()
+            done = self._core.multiply_in_cache(rounds)
+            spent_s = time.perf_counter() - start
+        nbytes = sum(part.nbytes for part in sample)
+        return MachineLimits(nbytes / read_s, done / spent_s, nbytes)
+
+    def _seconds_to_read(self, sample: Sequence[ByteArray]) -> float:
+        start = time.perf_counter()
+        for part in sample:
+            self._core.read_all(part.reshape(-1))
+        return time.perf_counter() - start
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         """See `Kernels.decode_rows`."""
@@ -141,16 +148,6 @@ class NativeKernels:
         out = np.empty_like(residual)
         self._core.expert_sum(
             self._raw_experts(work), work.x, work.rows, work.scale, pair_of, residual, out, prompt
-        )
-        return out
-
-    def attention(
-        self, q: FloatArray, kv: KVView, positions: IntArray, *, scale: float
-    ) -> FloatArray:
-        """See `Kernels.attention`."""
-        out = np.empty_like(q)
-        self._native.attention(
-            q, kv.keys, kv.values, kv.block_table, kv.block_tokens, positions, scale, out
         )
         return out
 

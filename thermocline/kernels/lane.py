@@ -65,12 +65,16 @@ class LaneThread:
     async def run(self, span: Name, job: Callable[[], R], args: SpanArgs | None = None) -> R:
         """Run `job` on this lane's thread and return its result.
 
-        A job whose waiter is cancelled still runs to its end: what it writes to stays valid until
+        Without a running event loop the job runs at once on the calling thread, which then has the
+        lane to itself (see pipeline.walk). A job whose waiter is cancelled still runs to its end: what it writes to stays valid until
         the lane is closed. Raises what the job raises, EngineClosedError after `close`.
         """
         if self._closed:
             raise EngineClosedError(f"lane {self.lane} is closed: open a new engine")
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return self._run_here(span, job, args)
         done: asyncio.Future[R] = loop.create_future()
         self._jobs.put(_Job(job, done, loop, span, args))
         return await done
@@ -82,13 +86,20 @@ class LaneThread:
             self._jobs.put(None)
         self._thread.join()
 
-    def _record(self, job: _Job, start_ns: int) -> None:
+    def _run_here(self, span: Name, job: Callable[[], R], args: SpanArgs | None) -> R:
+        start_ns = self._recorder.now_ns()
+        try:
+            return job()
+        finally:
+            self._record(span, args, start_ns)
+
+    def _record(self, span: Name, args: SpanArgs | None, start_ns: int) -> None:
         if not self._recorder.enabled:
             return
-        self._recorder.span(self.lane, job.span, start_ns, self._recorder.now_ns(), job.args)
-        chunk = job.args.get("chunk") if job.args else None
+        self._recorder.span(self.lane, span, start_ns, self._recorder.now_ns(), args)
+        chunk = args.get("chunk") if args else None
         if isinstance(chunk, int):
-            phase = _FLOW_PHASES.get(job.span, "step")
+            phase = _FLOW_PHASES.get(span, "step")
             self._recorder.flow(chunk, self.lane, start_ns, phase)
 
     def _work(self) -> None:
@@ -98,7 +109,7 @@ class LaneThread:
                 result, error = job.run(), None
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, whatever it is
                 result, error = None, caught
-            self._record(job, start_ns)
+            self._record(job.span, job.args, start_ns)
             try:
                 job.loop.call_soon_threadsafe(_settle, job.done, result, error)
             except RuntimeError:

@@ -13,6 +13,8 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from thermocline.kernels.dense_reference import ReferenceDense
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
         ExpertWork,
         FloatArray,
         IntArray,
-        KVView,
         Weight,
     )
 
@@ -63,6 +64,11 @@ class ReferenceKernels:
 
     Prompts have no arithmetic of their own here.
     """
+
+    @cached_property
+    def dense(self) -> ReferenceDense:
+        """See `Kernels.dense`."""
+        return ReferenceDense()
 
     @cached_property
     def name(self) -> str:
@@ -115,33 +121,3 @@ class ReferenceKernels:
         with np.errstate(over="ignore"):
             silu = (gate / (1.0 + np.exp(-gate))).astype(np.float32)
         return silu * self.matmul(expert.up, x)
-
-    def attention(
-        self, q: FloatArray, kv: KVView, positions: IntArray, *, scale: float
-    ) -> FloatArray:
-        """See `Kernels.attention`."""
-        group = q.shape[1] // kv.keys.shape[1]
-        out = np.empty_like(q)
-        for token, position in enumerate(positions):
-            place = np.arange(position + 1)
-            slots = kv.block_table[place // kv.block_tokens] * kv.block_tokens
-            slots = slots + place % kv.block_tokens
-            keys = np.repeat(kv.keys[slots], group, axis=1)  # [context, heads, head_dim]
-            values = np.repeat(kv.values[slots], group, axis=1)
-            scores = ordered_dot(keys, q[token]) * np.float32(scale)  # [context, heads]
-            weights, total = _softmax_parts(scores)
-            total_value = np.zeros(q.shape[1:], np.float32)
-            for p in range(position + 1):
-                total_value += weights[p, :, None] * values[p]
-            out[token] = total_value / total[:, None]
-        return out
-
-
-def _softmax_parts(scores: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return (exp(scores - max) [context, heads], their sums [heads]), summed in order in double."""
-    shifted = scores.astype(np.float64) - scores.max(axis=0).astype(np.float64)
-    weights = np.exp(shifted).astype(np.float32)
-    total = np.zeros(scores.shape[1], np.float64)
-    for row in weights:
-        total += row
-    return weights, total.astype(np.float32)

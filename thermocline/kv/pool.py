@@ -12,49 +12,66 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.errors import ConfigError
-from thermocline.kernels.contract import FloatArray, IntArray, KVView
+from thermocline.kernels.cache_format import CacheShape, CacheType
+from thermocline.kernels.dense_contract import LayerCache
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
+    from thermocline.kernels.contract import ByteArray
     from thermocline.messages import LayerIndex
 
 
 class KVPool:
-    """Keys and values of all layers: float32 [layers][slots, kv_heads, head_dim] each."""
+    """Keys and values of all layers, each uint8 of `shape.array_shape`; see kernels.cache_format."""
 
     def __init__(
-        self, num_layers: int, num_blocks: int, block_tokens: int, kv_heads: int, head_dim: int
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        cache_type: CacheType = CacheType.F32,
     ) -> None:
-        self.block_tokens = block_tokens
-        self.num_blocks = num_blocks
-        self._shape = (num_blocks * block_tokens, kv_heads, head_dim)
-        self._keys = [_reserve(self._shape) for _ in range(num_layers)]
-        self._values = [_reserve(self._shape) for _ in range(num_layers)]
+        self.shape = CacheShape(cache_type, num_blocks, block_tokens, kv_heads, head_dim)
+        self._layers = [
+            LayerCache(self.shape, _reserve(self.shape), _reserve(self.shape))
+            for _ in range(num_layers)
+        ]
+
+    def __repr__(self) -> str:
+        return (
+            f"KVPool({len(self._layers)} layers, {self.num_blocks} blocks of {self.block_tokens} "
+            f"tokens, {self.shape.type.name})"
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each layer."""
+        return self.shape.num_blocks
+
+    @property
+    def block_tokens(self) -> int:
+        """Positions of a block."""
+        return self.shape.block_tokens
 
     @property
     def reserved_bytes(self) -> int:
         """Address space of the whole pool; what is resident grows with use."""
-        return sum(array.nbytes for array in (*self._keys, *self._values))
+        return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._layers)
 
-    def write(
-        self, layer: LayerIndex, slots: IntArray, keys: FloatArray, values: FloatArray
-    ) -> None:
-        """Store keys and values [tokens, kv_heads, head_dim] of `layer` in `slots` [tokens]."""
-        self._keys[layer][slots] = keys
-        self._values[layer][slots] = values
-
-    def view(self, layer: LayerIndex, block_table: IntArray) -> KVView:
-        """Return `layer`'s cache as the sequence with these blocks sees it."""
-        return KVView(self._keys[layer], self._values[layer], block_table, self.block_tokens)
+    def layer(self, layer: LayerIndex) -> LayerCache:
+        """Return the cache of one layer; it stays valid while someone holds it."""
+        return self._layers[layer]
 
 
-def _reserve(shape: tuple[int, int, int]) -> FloatArray:
-    num_bytes = max(math.prod(shape) * 4, 1)
+def _reserve(shape: CacheShape) -> ByteArray:
+    num_bytes = math.prod(shape.array_shape)
     try:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"no {format_bytes(num_bytes)} of address space for the key-value cache of one layer "
             f"({error}): choose a smaller context with --ctx"
         ) from error
-    return np.frombuffer(memory, np.float32, count=math.prod(shape)).reshape(shape)
+    return np.frombuffer(memory, np.uint8, count=num_bytes).reshape(shape.array_shape)

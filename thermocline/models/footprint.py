@@ -57,6 +57,7 @@ class Footprint:
     token_bytes       what one decoded token reads at least; None where the router is not known
     num_parameters    weights of all tensors
     num_active_parameters  weights that one token uses; None where the router is not known
+    num_output_parameters  weights of the output matrix (the embedding's, where it is tied)
     formats           what is stored how, in the order of `Role`, the largest format first
     """
 
@@ -67,6 +68,7 @@ class Footprint:
     token_bytes: int | None
     num_parameters: int
     num_active_parameters: int | None
+    num_output_parameters: int
     formats: tuple[FormatShare, ...]
 
 
@@ -100,6 +102,7 @@ def measure_footprint(tensors: Iterable[TensorInfo], router: RouterRule | None) 
         token_bytes=token_bytes,
         num_parameters=num_trunk + num_routed,
         num_active_parameters=num_active,
+        num_output_parameters=_num_output_weights(table),
         formats=_format_shares(table),
     )
 
@@ -129,6 +132,11 @@ def _routed_layer(tensor: TensorInfo) -> int | None:
 
 def _num_weights(tensors: Iterable[TensorInfo]) -> int:
     return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _num_output_weights(table: tuple[TensorInfo, ...]) -> int:
+    by_name = {tensor.name: math.prod(tensor.shape) for tensor in table}
+    return by_name.get(_OUTPUT, by_name.get(_EMBEDDING, 0))
 
 
 def _expert_bytes(routed: Iterable[TensorInfo]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The dense parts that architectures share: norm, rotary embedding, attention. NumPy and kernels.
+"""The dense parts that architectures share: rotary embedding and attention, out of kernels.
 
 Each function treats every token by itself, so that results do not depend on the chunk.
 """
@@ -10,35 +10,42 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.kernels.dense_contract import Attending, HeadNorm, RopeTable, TokenRun
+
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray, Kernels, Weight
+    from thermocline.kernels.dense_contract import DenseKernels
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk, LayerIndex
 
 
-def rms_norm(x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
-    """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis; the mean is taken in double."""
-    wide = x.astype(np.float64)
-    mean_square = np.square(wide, out=wide).mean(axis=-1, keepdims=True)
-    scale = (1.0 / np.sqrt(mean_square + epsilon)).astype(np.float32)
-    normed: FloatArray = x * scale * gain
-    return normed
+# Positions of the first table; it doubles as contexts grow.
+_FIRST_POSITIONS = 1024
 
 
 class RotaryTable:
-    """Rotary embedding in NeoX layout: dimension i turns with i + half."""
+    """Cosines and sines by position; grows as far as positions go, so that a chunk only looks them up.
 
-    def __init__(self, num_dims: int, base: float) -> None:
+    Used by one thread at a time.
+    """
+
+    def __init__(self, dense: DenseKernels, num_dims: int, base: float) -> None:
+        self._dense = dense
         self._frequencies = base ** (-np.arange(0, num_dims, 2, dtype=np.float64) / num_dims)
+        self._rows = dense.rope_table(np.zeros(0, np.int32), self._frequencies)
 
-    def rotate(self, x: FloatArray, positions: IntArray) -> FloatArray:
-        """Return x [T, heads, num_dims] turned by each token's position; angles are in double."""
-        angles = positions[:, None].astype(np.float64) * self._frequencies  # [T, num_dims / 2]
-        cos = np.cos(angles).astype(np.float32)[:, None, :]
-        sin = np.sin(angles).astype(np.float32)[:, None, :]
-        half = x.shape[-1] // 2
-        first, second = x[..., :half], x[..., half:]
-        return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+    def at(self, positions: IntArray) -> RopeTable:
+        """Return the rows [tokens, num_dims / 2] of these positions."""
+        known = len(self._rows.cosines)
+        needed = int(positions.max(initial=-1)) + 1
+        if needed > known:
+            more = np.arange(known, max(needed, 2 * known, _FIRST_POSITIONS), dtype=np.int32)
+            grown = self._dense.rope_table(more, self._frequencies)
+            self._rows = RopeTable(
+                np.concatenate((self._rows.cosines, grown.cosines)),
+                np.concatenate((self._rows.sines, grown.sines)),
+            )
+        return RopeTable(self._rows.cosines[positions], self._rows.sines[positions])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +83,14 @@ def attend(  # noqa: PLR0913 - an attention layer has these parts
     pool: KVPool,
 ) -> FloatArray:
     """Return x [T, D] plus attention over it; appends the chunk's keys and values to `pool`."""
-    num_tokens = len(x)
-    normed = rms_norm(x, weights.norm, shape.rms_epsilon)
+    num_tokens, dense, cache = len(x), kernels.dense, pool.layer(layer)
+    normed = dense.rms_norm(x, weights.norm, shape.rms_epsilon)
     q, k, v = kernels.multiply_all((weights.q, weights.k, weights.v), normed)
     q = q.reshape(num_tokens, shape.num_heads, shape.head_dim)
     k = k.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
     v = v.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
-    q = rotary.rotate(rms_norm(q, weights.q_norm, shape.rms_epsilon), chunk.positions)
-    k = rotary.rotate(rms_norm(k, weights.k_norm, shape.rms_epsilon), chunk.positions)
-    pool.write(layer, chunk.kv_slots, k, v)
-    attended = np.empty((num_tokens, shape.num_heads * shape.head_dim), np.float32)
-    for segment in chunk.segments:
-        rows = slice(segment.start, segment.start + segment.length)
-        out = kernels.attention(
-            np.ascontiguousarray(q[rows]),
-            pool.view(layer, segment.block_table),
-            chunk.positions[rows],
-            scale=shape.scale,
-        )
-        attended[rows] = out.reshape(segment.length, -1)
-    return kernels.matmul(weights.output, attended, add=x)
+    norm = HeadNorm(weights.q_norm, weights.k_norm, shape.rms_epsilon)
+    dense.prepare_heads(q, k, v, norm, rotary.at(chunk.positions), cache, chunk.kv_slots)
+    runs = [TokenRun(run.start, run.length, run.block_table) for run in chunk.segments]
+    attended = dense.attention(q, chunk.positions, runs, cache, Attending(shape.scale))
+    return kernels.matmul(weights.output, attended.reshape(num_tokens, -1), add=x)

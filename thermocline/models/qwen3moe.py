@@ -10,10 +10,9 @@ from thermocline.models.layers import (
     AttentionWeights,
     RotaryTable,
     attend,
-    rms_norm,
 )
 from thermocline.models.metadata import SpecReader
-from thermocline.models.routing import route_softmax
+from thermocline.models.routing import route
 from thermocline.models.spec import ModelSpec, RouterRule
 from thermocline.models.weights import StackedExperts, WeightMap
 
@@ -77,7 +76,7 @@ class Qwen3Moe:
         if "output.weight" in weights:
             self._output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
         weights.finish()
-        self._rotary = RotaryTable(spec.head_dim, spec.rope_base)
+        self._rotary = RotaryTable(kernels.dense, spec.head_dim, spec.rope_base)
         self._attention = AttentionShape(
             spec.num_heads,
             spec.num_kv_heads,
@@ -99,13 +98,13 @@ class Qwen3Moe:
     def route(self, layer: LayerIndex, x: FloatArray) -> tuple[FloatArray, Routing]:
         """See `Model.route`."""
         weights = self._layers[layer]
-        normed = rms_norm(x, weights.ffn_norm, self.spec.rms_epsilon)
+        normed = self._kernels.dense.rms_norm(x, weights.ffn_norm, self.spec.rms_epsilon)
         logits = self._kernels.matmul(weights.router, normed)
-        return normed, route_softmax(logits, self.spec.router)
+        return normed, route(self._kernels.dense, logits, self.spec.router)
 
     def head(self, x: FloatArray) -> FloatArray:
         """See `Model.head`."""
-        normed = rms_norm(x, self._output_norm, self.spec.rms_epsilon)
+        normed = self._kernels.dense.rms_norm(x, self._output_norm, self.spec.rms_epsilon)
         return self._kernels.matmul(self._output, normed)
 
 

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
-from thermocline.kernels.contract import SUPPORTED_FORMATS, ExpertWeights, FloatArray, Weight
+from thermocline.kernels.contract import (
+    SUPPORTED_FORMATS,
+    ByteArray,
+    ExpertWeights,
+    FloatArray,
+    Weight,
+)
 from thermocline.kernels.reference import decode_blocks
 
 if TYPE_CHECKING:
@@ -28,6 +34,8 @@ class StackedExperts:
     up: TensorInfo
     down: TensorInfo
     experts: tuple[ExpertWeights, ...]
+    stacks: tuple[ByteArray, ByteArray, ByteArray]
+    """The bytes of gate, up and down, uint8 [E, rows, bytes of a row]: views of the map."""
 
     @property
     def tensors(self) -> tuple[TensorInfo, TensorInfo, TensorInfo]:
@@ -82,7 +90,7 @@ class WeightMap:
             for e in range(num_experts)
         )
         gate, up, down = infos
-        return StackedExperts(gate, up, down, experts)
+        return StackedExperts(gate, up, down, experts, (views[0], views[1], views[2]))
 
     def finish(self) -> None:
         """Refuse the file if it has tensors that nobody asked for: they would change the result."""

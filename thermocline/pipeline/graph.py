@@ -47,6 +47,11 @@ class Graph:
     source: str
     credits: int
 
+    @property
+    def has_branches(self) -> bool:
+        """Whether a layer's work is shared by tiers, which compute at the same time."""
+        return {"hot", "cold"} <= set(self.stages)
+
     def capacity(self, name: str) -> int:
         """Return the room of `name`'s input: one message per credit and incoming edge."""
         incoming = sum(edge.target == name for edge in self.edges)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,14 @@ from thermocline.messages import (
     LayerSum,
     LayerWork,
     PartialSum,
+    SegmentKind,
     StageMessage,
     StepResult,
 )
 from thermocline.pipeline.channel import Channel, ChannelClosed
 from thermocline.pipeline.graph import RESULTS
 from thermocline.pipeline.join import Join
+from thermocline.pipeline.walk import Walk, WalkError
 
 if TYPE_CHECKING:
     from thermocline.messages import ChunkId, LayerIndex
@@ -60,6 +63,9 @@ class Runner:
         for edge in graph.edges:
             self._outgoing[edge.source].append(edge)
         self._joins = {name: Join() for name in graph.joins}
+        self._walk = Walk(graph)
+        self._walker: ThreadPoolExecutor | None = None
+        self._group: asyncio.TaskGroup | None = None
         self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
         self._in_flight: set[ChunkId] = set()
 
@@ -83,7 +89,11 @@ class Runner:
     def inject(self, chunk: Chunk) -> None:
         """Start a chunk; the caller has seen `has_credit`."""
         assert self.has_credit, "no credit left for one more chunk"
+        is_alone = not self._in_flight
         self._in_flight.add(chunk.id)
+        if is_alone and self._group is not None and self._can_walk(chunk):
+            self._group.create_task(self._walk_chunk(chunk), name="walk")
+            return
         accepted = self._inputs[self._graph.source].send_nowait(chunk)
         assert accepted, "the first channel has room for every credit"
 
@@ -95,9 +105,11 @@ class Runner:
 
     async def run(self) -> None:
         """Run all stages until `close`."""
-        async with asyncio.TaskGroup() as group:
-            for name in self._graph.stages:
-                group.create_task(self._run_stage(name), name=f"stage {name}")
+        with ThreadPoolExecutor(1, "walk") as self._walker:
+            async with asyncio.TaskGroup() as self._group:
+                for name in self._graph.stages:
+                    self._group.create_task(self._run_stage(name), name=f"stage {name}")
+            self._group = None
 
     def close(self) -> None:
         """End `run` once the stages have finished their present message."""
@@ -113,6 +125,20 @@ class Runner:
                 assert statistics.current_depth == 0, f"{statistics.name} is not empty when idle"
         if not self._in_flight:
             assert not any(len(join) for join in self._joins.values()), "a join is not empty"
+
+    def _can_walk(self, chunk: Chunk) -> bool:
+        """Whether the chunk gains nothing from branches that run side by side."""
+        is_decode = all(segment.kind is SegmentKind.DECODE for segment in chunk.segments)
+        return is_decode and not self._graph.has_branches
+
+    async def _walk_chunk(self, chunk: Chunk) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            result = await loop.run_in_executor(self._walker, self._walk.run, chunk)
+        except WalkError as error:
+            self._fail(error.stage, error.message, chunk, error.failure)
+        else:
+            await self._results.send(result)
 
     async def _run_stage(self, name: str) -> None:
         channel, join = self._inputs[name], self._joins.get(name)

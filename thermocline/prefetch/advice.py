@@ -10,7 +10,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Protocol
 
-from thermocline.kernels.cpu import load_native
+from thermocline.kernels.native import load_native
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from thermocline.messages import StageMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 In = TypeVar("In", contravariant=True)
 Out = TypeVar("Out", covariant=True)
@@ -16,8 +19,8 @@ class Stage(Protocol[In, Out]):
     A stage keeps no state per chunk: everything it needs is in the message.
     """
 
-    async def __call__(self, message: In, /) -> Out:
-        """Do the work for one message."""
+    def __call__(self, message: In, /) -> Coroutine[Any, Any, Out]:
+        """Do the work for one message. Waits for nothing but lanes."""
         ...
 
 

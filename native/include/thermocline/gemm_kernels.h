@@ -78,8 +78,6 @@ struct GemmKernels {
     void (*pack_float)(int type_id, const PackSource& from, int strip, FloatPanel& panel);
     void (*multiply_float)(const FloatPanel& panel, int64_t count, const float* const* x, int64_t tokens,
                            bool first, float* c);
-    // out[i] = silu(gate[i]) * up[i]
-    void (*silu_multiply)(const float* gate, const float* up, int64_t count, float* out);
     // How a block type is unpacked; nullptr where unpack_info has nothing.
     UnpackFn (*find_unpack)(int type_id);
     // One row of a matrix as float32, rounded as the format's definition says.

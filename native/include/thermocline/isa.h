@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "thermocline/dense_kernels.h"
 #include "thermocline/gemm_kernels.h"
 #include "thermocline/tile_kernels.h"
 
@@ -11,13 +12,14 @@ namespace thermocline {
 struct KernelSet {
     const char* name;
     const GemmKernels* gemm;
+    const DenseKernels* dense;
     const TileKernels* tiles = nullptr;  // for prompts; nullptr where the set has no matrix tiles
 };
 
 // Narrowest first. `available`: the processor and the operating system have it. `emulated`: it computes what
 // another set would, slowly, for tests; nobody is to pick it by himself.
 struct SetChoice {
-    const KernelSet* set;
+    KernelSet set;
     bool available;
     bool emulated = false;
 };

@@ -12,13 +12,9 @@
 
 #include "thermocline/formats.h"
 #include "thermocline/gemm_kernels.h"
-#include "thermocline/isa.h"
 #include "thermocline/unpack.h"
 
 #include "sets/unpack.inl"
-
-#define THERMOCLINE_NAME_OF(set) #set
-#define THERMOCLINE_NAME(set) THERMOCLINE_NAME_OF(set)
 
 namespace thermocline::THERMOCLINE_SET {
 namespace {
@@ -32,16 +28,10 @@ namespace {
 #include "sets/quantize.inl"
 #include "sets/gemm.inl"
 
-void silu_multiply(const float* gate, const float* up, int64_t count, float* out) {
-    for (int64_t i = 0; i < count; ++i) out[i] = gate[i] / (1.0f + __builtin_expf(-gate[i])) * up[i];
-}
-
-constexpr GemmKernels kGemm = {quantize, pack, multiply_panel, pack_float, multiply_float_panel,
-                               silu_multiply, find_unpack, decode_row};
-
 }  // namespace
 
-extern const KernelSet kSet;
-const KernelSet kSet = {THERMOCLINE_NAME(THERMOCLINE_SET), &kGemm};
+extern const GemmKernels gemm_kernels;
+const GemmKernels gemm_kernels = {quantize,     pack,        multiply_panel, pack_float,
+                                  multiply_float_panel, find_unpack, decode_row};
 
 }  // namespace thermocline::THERMOCLINE_SET

@@ -22,6 +22,11 @@ inline __m512i load32_words(const void* p) {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
 }
 
+// In the low half; the other is not looked at.
+inline __m512i load32(const uint8_t* p) {
+    return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+
 inline float half_at(const uint8_t* p) {
     uint16_t bits;
     __builtin_memcpy(&bits, p, 2);
@@ -85,8 +90,7 @@ struct RowsOfQ4K {
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
             const __m512i table = to_bf16(head.weights(2 * j, q), head.weights(2 * j + 1, q));
-            const __m512i bytes = pick_bytes(
-                doubled, _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + 16 + 32 * j))));
+            const __m512i bytes = pick_bytes(doubled, load32(src + 16 + 32 * j));
             const __m512i low = _mm512_ternarylogic_epi32(_mm512_slli_epi16(bytes, 1), nibble, first, kAndOr);
             const __m512i high = _mm512_ternarylogic_epi32(_mm512_srli_epi16(bytes, 3), nibble, second, kAndOr);
             put_tile_row(out, 2 * j, pick_bytes(low, table));

@@ -28,7 +28,8 @@ class SpanDecoder {
     // Bytes that are asked for on the way: part `share` of `shares` equal ones.
     void ask(const ComingBytes (&coming)[kStrips], int64_t share, int64_t shares) {
         for (int s = 0; s < kStrips; ++s) {
-            const int64_t lines = coming[s].bytes / 64, begin = lines * share / shares, end = lines * (share + 1) / shares;
+            const int64_t lines = coming[s].bytes / 64;
+            const int64_t begin = lines * share / shares, end = lines * (share + 1) / shares;
             const int64_t each = ((end - begin) * portion_ + kPanelRows - 1) / kPanelRows;
             asked_[s] = {coming[s].from + begin * 64, coming[s].from + end * 64, each * 64};
         }
@@ -37,8 +38,9 @@ class SpanDecoder {
     void step() {
         if (left_ <= 0) return;
         for (Lines& lines : asked_) {
-            const uint8_t* end = lines.end - lines.next < lines.each ? lines.end : lines.next + lines.each;
-            for (; lines.next < end; lines.next += 64) __builtin_prefetch(lines.next, 0, 2);
+            const uint8_t *at = lines.next, *end = lines.end - at < lines.each ? lines.end : at + lines.each;
+            for (; at < end; at += 64) __builtin_prefetch(at, 0, 2);
+            lines.next = at;
         }
         for (int64_t portion = portion_; portion > 0 && left_ > 0;) portion -= decode_some(portion);
     }
@@ -62,8 +64,9 @@ class SpanDecoder {
 
     // Up to `most` rows of one strip; missing rows become zero. Returns how many.
     int64_t decode_some(int64_t most) {
-        const int64_t done = kPanelRows - left_, r = done % kStripRows;
-        const Side& side = sides_[done / kStripRows];
+        static_assert(kStrips == 2 && (kStripRows & (kStripRows - 1)) == 0);
+        const int64_t done = kPanelRows - left_, r = done & (kStripRows - 1);
+        const Side& side = sides_[done >= kStripRows];
         const bool there = r < side.rows;
         const int64_t rest = (there ? side.rows : kStripRows) - r, n = most < rest ? most : rest;
         uint16_t* out = side.out + r * kTileColumns;
@@ -150,9 +153,9 @@ void multiply_pair(const TileStep& step, TilePanels& panels) {
     const bool kept = groups == 1;  // the sums stay in the registers
     for (int64_t span = 0; span < spans; ++span) {
         const bool last = span + 1 == spans;
-        const int64_t left = tiles_of(step.cols) - span * kPanelTiles;
+        const int64_t left = tiles_of(step.cols) - span * kPanelTiles, depth = left < kPanelTiles ? left : kPanelTiles;
         SpanDecoder decoder(last ? step.next : &step.here, last ? 0 : (span + 1) * kSpan, step.cols,
-                            panels.tile[1 - panels.current], kPortions * groups * (left < kPanelTiles ? left : kPanelTiles));
+                            panels.tile[1 - panels.current], kPortions * groups * depth);
         decoder.ask(step.coming, span, spans);
         for (int64_t group = 0; group < groups; ++group) {
             if (2 * group + 1 < step.token_tiles)

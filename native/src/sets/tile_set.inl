@@ -4,6 +4,8 @@
 
 #include <immintrin.h>
 
+#define THERMOCLINE_SIMD_AVX512
+#include "sets/simd.h"
 #include "thermocline/formats.h"
 #include "thermocline/tile_kernels.h"
 
@@ -22,8 +24,8 @@ namespace {
 
 }  // namespace
 
-extern const TileKernels kTiles;
-const TileKernels kTiles = {begin_tiles, end_tiles, pack_tokens, start_run, multiply_pair,
-                            pack_inner,  turn,      add_slots};
+extern const TileKernels tile_kernels;
+const TileKernels tile_kernels = {begin_tiles,   end_tiles,  pack_tokens, start_run,
+                                  multiply_pair, pack_inner, turn,        add_slots};
 
 }  // namespace thermocline::THERMOCLINE_SET

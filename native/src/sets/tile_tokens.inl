@@ -21,24 +21,9 @@ void pack_tokens(const float* const* x, int tokens, int64_t cols, RightTile* out
     }
 }
 
-// e^x within 2 units of the last place; infinity above 88.8 and 0 below -104.
-inline __m512 exponential(__m512 x) {
-    // The second operand is taken where the first is not a number.
-    x = _mm512_max_ps(_mm512_set1_ps(-110.0f), _mm512_min_ps(_mm512_set1_ps(110.0f), x));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)),
-                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    // ln 2 in two parts, the first of few enough bits that its product with n is exact.
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    constexpr float kSeries[] = {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-    __m512 p = _mm512_set1_ps(1.0f / 5040);
-    for (const float c : kSeries) p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
-    return _mm512_scalef_ps(p, n);
-}
-
-inline __m512 silu_times(__m512 gate, __m512 up) {
-    const __m512 down = exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate));
-    return _mm512_mul_ps(_mm512_div_ps(gate, _mm512_add_ps(_mm512_set1_ps(1.0f), down)), up);
+inline Vec silu_times(Vec gate, Vec up) {
+    const Vec decay = exp(sub(zero(), gate));
+    return mul(div(gate, add(broadcast(1.0f), decay)), up);
 }
 
 void pack_inner(const SumTile& gate, const SumTile& up, int half, RightTile& out) {

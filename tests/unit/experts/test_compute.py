@@ -12,9 +12,18 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.dispatch import dispatch
 from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.dense_contract import Contributions
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
-from thermocline.messages import ExpertIndex, LayerIndex, LayerWork, Routing, Tier
+from thermocline.messages import (
+    ExpertIndex,
+    LayerIndex,
+    LayerSum,
+    LayerWork,
+    PartialSum,
+    Routing,
+    Tier,
+)
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
 from thermocline.traces.lanes import Lane
@@ -46,25 +55,27 @@ def make_work(num_tokens: int) -> LayerWork:
 
 
 async def test_single_and_batch_give_the_same_bits(compute):
-    """A token computed alone equals the token in a batch of 9, slot by slot."""
+    """A token computed alone equals the token in a batch of 9, slot by slot, and their sum."""
     work = make_work(9)
     total = await compute.compute_batch(work, work.batches[Tier.COLD])
-    by_slot = np.full((9, 3, 256), np.nan, np.float32)
-    by_slot[total.rows, total.slots] = total.values
+    assert isinstance(total, LayerSum)
     for token in range(9):
         experts = tuple(ExpertIndex(int(e)) for e in work.routing.expert_ids[token])
         single = await compute.compute(LAYER, work.x[token], experts, work.routing.weights[token])
-        np.testing.assert_array_equal(single, by_slot[token])
+        expected = (single[0] + single[1]) + single[2] + work.residual[token]
+        np.testing.assert_array_equal(total.x[token], expected)
 
 
-async def test_a_part_of_the_batches_is_computed_as_in_the_whole(compute):
+async def test_parts_of_the_batches_add_up_to_the_whole(compute):
     """Splitting the work between two calls changes no bit: any placement may do so."""
     work = make_work(7)
     batches = work.batches[Tier.COLD]
     whole = await compute.compute_batch(work, batches)
     parts = [await compute.compute_batch(work, part) for part in (batches[:2], batches[2:])]
-    np.testing.assert_array_equal(np.concatenate([p.values for p in parts]), whole.values)
-    np.testing.assert_array_equal(np.concatenate([p.rows for p in parts]), whole.rows)
+    assert all(isinstance(part, PartialSum) for part in parts)
+    contributions = [Contributions(part.rows, part.slots, part.values) for part in parts]
+    joined = ReferenceKernels().dense.combine(work.residual, contributions, 3)
+    np.testing.assert_array_equal(joined, whole.x)
 
 
 async def test_after_close_it_says_so(compute):

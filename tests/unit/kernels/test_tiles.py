@@ -5,6 +5,7 @@ Weights and activations are rounded to bfloat16, products are added in float32.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import gguf
@@ -21,7 +22,8 @@ from thermocline.kernels.contract import (
     ExpertWork,
     Weight,
 )
-from thermocline.kernels.cpu import NativeKernels, best_instruction_set, load_native
+from thermocline.kernels.cpu import NativeKernels, best_instruction_set
+from thermocline.kernels.native import load_native
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 if TYPE_CHECKING:
@@ -130,6 +132,23 @@ def test_products_are_near_the_exact_ones(kernels, name, tokens, rows):
         assert nmse(per_row(weight, actual), per_row(weight, exact)) < NMSE_LIMIT
 
 
+def test_products_are_added_in_the_order_of_the_manual(kernels):
+    """Per 32 columns even and odd ones apart, each in order, then joined, then added: to the bit."""
+    rng = np.random.default_rng(14)
+    weight = random_weight(rng, "BF16", 16, 320)
+    x = to_bf16(tokens_of(rng, 16, 320))
+    # Products of two bfloat16 and their sum with a float32 are exact in double, or nearly always.
+    products = x[:, None, :].astype(np.float64) * decoded(weight)[None].astype(np.float64)
+    expected = np.zeros((16, 16), np.float32)
+    for step in np.split(products, 10, axis=2):
+        even = odd = np.zeros((16, 16), np.float32)
+        for k in range(0, 32, 2):
+            even = (even + step[:, :, k]).astype(np.float32)
+            odd = (odd + step[:, :, k + 1]).astype(np.float32)
+        expected = expected + (even + odd)
+    np.testing.assert_array_equal(kernels.matmul(weight, x, prompt=True), expected)
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "IQ4_NL", "BF16"])
 @pytest.mark.parametrize("cols", [32, 64, 96, 288, 544])
 def test_spans_need_not_be_full(kernels, name, cols):
@@ -209,6 +228,19 @@ def test_what_is_not_finite_stays_with_its_token(kernels):
     assert not np.isfinite(spoiled[[3, 7]]).any()
 
 
+@cache
+def expert(
+    formats: tuple[str, str, str], hidden: int, intermediate: int, seed: int
+) -> ExpertWeights:
+    rng = np.random.default_rng(seed)
+    gate, up, down = formats
+    return ExpertWeights(
+        random_weight(rng, gate, intermediate, hidden, gain=2 / np.sqrt(hidden)),
+        random_weight(rng, up, intermediate, hidden, gain=2 / np.sqrt(hidden)),
+        random_weight(rng, down, hidden, intermediate, gain=2 / np.sqrt(intermediate)),
+    )
+
+
 class Layer:
     """Experts with random routing: `counts[e]` pairs for expert e, some tokens more than once."""
 
@@ -216,7 +248,7 @@ class Layer:
         self,
         formats: Sequence[tuple[str, str, str]],
         counts: Sequence[int],
-        hidden: int = 512,
+        hidden: int = 256,
         intermediate: int = 256,
         tokens: int = 40,
     ) -> None:
@@ -224,12 +256,7 @@ class Layer:
         self.x = tokens_of(rng, tokens, hidden)
         groups = []
         for (gate, up, down), count in zip(formats, counts, strict=True):
-            inward, outward = (intermediate, hidden), (hidden, intermediate)
-            weights = ExpertWeights(
-                random_weight(rng, gate, *inward, gain=2 / np.sqrt(hidden)),
-                random_weight(rng, up, *inward, gain=2 / np.sqrt(hidden)),
-                random_weight(rng, down, *outward, gain=2 / np.sqrt(intermediate)),
-            )
+            weights = expert((gate, up, down), hidden, intermediate, len(groups))
             groups.append(ExpertGroup(weights, count))
         pairs = sum(counts)
         self.rows = rng.integers(0, tokens, pairs).astype(np.int32)
@@ -292,7 +319,7 @@ def slots_of(rng, tokens: int, pairs: int, slots: int) -> np.ndarray:
     [[Q4_Q6] * 3, [Q4_Q6, ("F32", "F16", "F32"), Q4_Q6], [("F16",) * 3] * 3],
     ids=["tiles", "mixed", "float32"],
 )
-@pytest.mark.parametrize("hidden", [256, 768])
+@pytest.mark.parametrize("hidden", [256, 512])
 def test_the_sum_is_that_of_the_outputs_in_slot_order(kernels, formats, hidden):
     """residual + ((slot 0 + slot 1) + ...), to the bit."""
     layer = Layer(formats, [40, 5, 150], hidden)
@@ -359,7 +386,7 @@ def test_experts_decode_with_the_arithmetic_of_avx512(isa):
     """The same for experts and their sum."""
     layer = Layer([Q4_Q6] * 2, [3, 20])
     rng = np.random.default_rng(12)
-    pair_of, residual = slots_of(rng, 40, 23, 2), tokens_of(rng, 40, 512)
+    pair_of, residual = slots_of(rng, 40, 23, 2), tokens_of(rng, 40, 256)
     tiles, plain = NativeKernels(isa, 2), NativeKernels("avx512", 2)
     np.testing.assert_array_equal(
         tiles.expert_outputs(layer.work), plain.expert_outputs(layer.work)
@@ -380,6 +407,18 @@ def test_sets_without_tiles_have_one_arithmetic(name):
     x = tokens_of(rng, 20, 512)
     kernels = NativeKernels(name, 1)
     np.testing.assert_array_equal(kernels.matmul(weight, x, prompt=True), kernels.matmul(weight, x))
+
+
+@pytest.mark.skipif("amx" not in TILE_SETS, reason="needs a processor with tiles")
+def test_emulation_is_the_processors_arithmetic():
+    """The written-out tiles give the bits of the real ones, tiny and huge numbers included."""
+    rng = np.random.default_rng(15)
+    weight = random_weight(rng, "Q4_K", 64, 512)
+    x = tokens_of(rng, 40, 512) * (10.0 ** rng.integers(-38, 36, (40, 1))).astype(np.float32)
+    real, written = (NativeKernels(name, 1) for name in ("amx", "amx_emulated"))
+    np.testing.assert_array_equal(
+        real.matmul(weight, x, prompt=True), written.matmul(weight, x, prompt=True)
+    )
 
 
 def test_emulation_is_for_those_who_ask():

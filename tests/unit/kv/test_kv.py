@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.errors import ConfigError
+from thermocline.kernels.cache_format import CacheType, read_cache, write_cache
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex
@@ -49,25 +50,44 @@ def test_blocks_for_rounds_up(tokens, blocks):
     assert BlockAllocator(4, 16).blocks_for(tokens) == blocks
 
 
-def test_the_pool_keeps_layers_and_slots_apart():
-    """Keys and values are found where they were written, in that layer alone."""
+@pytest.mark.parametrize("cache_type", list(CacheType))
+@pytest.mark.parametrize("block_tokens", [1, 4, 16, 33])
+def test_the_pool_keeps_layers_and_slots_apart(cache_type, block_tokens):
+    """Keys and values are found where they were written, in that layer alone, as their type holds them."""
     rng = np.random.default_rng(1)
-    pool = KVPool(num_layers=2, num_blocks=3, block_tokens=4, kv_heads=2, head_dim=8)
-    keys, values = (rng.standard_normal((3, 2, 8)).astype(np.float32) for _ in range(2))
+    pool = KVPool(2, -(-12 // block_tokens), block_tokens, 2, 64, cache_type)
+    keys, values = (rng.standard_normal((3, 2, 64)).astype(np.float32) for _ in range(2))
     slots = np.array([1, 11, 6], np.int32)
-    pool.write(LayerIndex(1), slots, keys, values)
-    table = np.array([2, 0], np.int32)
-    view = pool.view(LayerIndex(1), table)
-    np.testing.assert_array_equal(view.keys[slots], keys)
-    np.testing.assert_array_equal(view.values[slots], values)
-    assert view.block_table is table
-    assert not pool.view(LayerIndex(0), table).keys.any()
+    cache = pool.layer(LayerIndex(1))
+    write_cache(cache.shape, cache.keys, cache.values, slots, keys, values)
+    found = read_cache(cache.shape, cache.keys, cache.values, slots)
+    step = {CacheType.F32: 0.0, CacheType.F16: 2e-3, CacheType.BF16: 2e-2, CacheType.Q8_0: 2e-2}
+    for stored, given_ in zip(found, (keys, values), strict=True):
+        np.testing.assert_allclose(stored, given_, rtol=0, atol=step[cache_type])
+    others = np.setdiff1d(np.arange(12), slots).astype(np.int32)
+    assert not np.any(read_cache(cache.shape, cache.keys, cache.values, others))
+    assert not pool.layer(LayerIndex(0)).keys.any()
 
 
-def test_a_large_pool_costs_no_memory_until_it_is_used():
-    """32 GiB of address space can be reserved on a small machine."""
-    pool = KVPool(num_layers=8, num_blocks=1 << 16, block_tokens=16, kv_heads=4, head_dim=128)
-    assert pool.reserved_bytes == 2 * 8 * (1 << 20) * 4 * 128 * 4
+def test_a_pool_says_what_it_is():
+    """The name shows in reports of a failure."""
+    pool = KVPool(num_layers=1, num_blocks=3, block_tokens=4, kv_heads=2, head_dim=8)
+    assert repr(pool) == "KVPool(1 layers, 3 blocks of 4 tokens, F32)"
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "row_bytes"),
+    [
+        (CacheType.F32, 512),
+        (CacheType.F16, 256),
+        (CacheType.BF16, 256),
+        (CacheType.Q8_0, 136),
+    ],
+)
+def test_a_large_pool_costs_no_memory_until_it_is_used(cache_type, row_bytes):
+    """Gigabytes of address space can be reserved on a small machine, as many as the type needs."""
+    pool = KVPool(8, 1 << 16, 16, kv_heads=4, head_dim=128, cache_type=cache_type)
+    assert pool.reserved_bytes == 2 * 8 * (1 << 20) * 4 * row_bytes
 
 
 def test_an_impossible_pool_is_a_typed_error():

@@ -1,0 +1,103 @@
+"""thermocline as the benchmarks use it: the only file here that calls the engine.
+
+As a program it is a long-lived child that opens a file once and answers requests, one JSON line each;
+see `sides.py` for the other end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import resource
+import sys
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from thermocline import Engine, EngineConfig, SamplingParams
+from thermocline.config import MemoryConfig
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.footprint import measure_footprint
+from thermocline.models.registry import read_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from thermocline.messages import Timings
+
+
+def engine_config(context_tokens: int, threads: int) -> EngineConfig:
+    """Return the settings of every benchmark. One request at a time needs one context.
+
+    The engine has no setting of threads: `threads` is what its peers get, and is checked to be what
+    this process may use.
+    """
+    del threads
+    return EngineConfig(memory=MemoryConfig(max_context_tokens=context_tokens, max_full_contexts=1))
+
+
+def random_prompt(vocab_size: int, num_tokens: int, seed: int) -> list[int]:
+    """Return token ids, the same for each seed; the last id is a control token and is not drawn."""
+    draw = random.Random(seed)
+    return [draw.randrange(vocab_size - 1) for _ in range(num_tokens)]
+
+
+async def time_request(engine: Engine, prompt: list[int], num_decode: int) -> Timings:
+    """Run one greedy request to its end and return where its time went."""
+    params = SamplingParams(max_tokens=num_decode, ignore_eos=True)
+    async with aclosing(engine.generate(prompt, params)) as events:
+        async for event in events:
+            if event.timings is not None:
+                return event.timings
+    raise AssertionError("the stream ended without its last event")
+
+
+def bytes_per_token(path: Path | str) -> int:
+    """Return the bytes of weights that one decoded token reads at least; the cache is not counted."""
+    with open_model_file(path) as file:
+        found = measure_footprint(file.tensors.values(), read_spec(file).router).token_bytes
+    assert found is not None
+    return found
+
+
+async def _serve(path: str, context_tokens: int, threads: int) -> None:
+    start = time.perf_counter()
+    async with Engine.open(path, engine_config(context_tokens, threads)) as engine:
+        _answer({"open_s": time.perf_counter() - start, "vocabulary": engine.tokenizer.vocab_size})
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            request = json.loads(line)
+            _answer(await _run(engine, request))
+
+
+async def _run(engine: Engine, request: dict[str, Any]) -> dict[str, float]:
+    """`prompt` tokens are computed and `decode` tokens follow; 0 of them times the prompt alone.
+
+    The first token belongs to the prompt's time, so that one more is asked for than is timed.
+    """
+    prompt = random_prompt(engine.tokenizer.vocab_size, request["prompt"], request["seed"])
+    timings = await time_request(engine, prompt, request["decode"] + 1)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "prefill_s": timings.prompt_s,
+        "decode_s": timings.decode_s,
+        "major_faults": usage.ru_majflt,
+    }
+
+
+def _answer(content: dict[str, float]) -> None:
+    print(json.dumps(content), flush=True)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_side", description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--context", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    options = parser.parse_args()
+    asyncio.run(_serve(options.model, options.context, options.threads))
+
+
+if __name__ == "__main__":
+    _main()

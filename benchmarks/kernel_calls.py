@@ -1,0 +1,135 @@
+"""The kernels as the benchmarks call them: the only file here that knows their interface.
+
+Instruction sets are named as the kernels name them; "default" is whatever they choose by themselves.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from thermocline.kernels.contract import SUPPORTED_FORMATS, ExpertWeights, Weight
+from thermocline.kernels.cpu import NativeKernels
+
+if TYPE_CHECKING:
+    from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
+    from thermocline.modelfile.formats import BlockFormat
+
+DEFAULT_SET: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """All experts of one layer.
+
+    gate, up: uint8 [experts, intermediate, row_bytes]; down: uint8 [experts, hidden, row_bytes].
+    """
+
+    gate: ByteArray
+    up: ByteArray
+    down: ByteArray
+    formats: tuple[BlockFormat, BlockFormat, BlockFormat]
+    hidden: int
+    intermediate: int
+
+    def expert(self, index: int) -> ExpertWeights:
+        """Return one expert's matrices."""
+        gate, up, down = self.formats
+        return ExpertWeights(
+            Weight("gate", gate, self.gate[index], self.hidden),
+            Weight("up", up, self.up[index], self.hidden),
+            Weight("down", down, self.down[index], self.intermediate),
+        )
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert."""
+        return self.expert(0).nbytes
+
+
+def available_sets() -> tuple[str, ...]:
+    """Return the instruction sets that this machine can run, the narrowest first."""
+    return (DEFAULT_SET,)
+
+
+def supported_formats() -> tuple[str, ...]:
+    """Return the block types that the kernels compute from."""
+    return tuple(sorted(SUPPORTED_FORMATS))
+
+
+def matmul(weight: Weight, x: FloatArray, isa: str) -> FloatArray:
+    """Return x [tokens, cols] times the transposed weight, computed with instruction set `isa`."""
+    assert isa == DEFAULT_SET, isa
+    return _kernels().matmul(weight, x)
+
+
+def run_layer(
+    layer: LayerWeights, x: FloatArray, expert_ids: IntArray, weights: FloatArray, threads: int
+) -> FloatArray:
+    """Return the weighted sum of each token's experts, float32 [tokens, hidden].
+
+    x: [tokens, hidden]; expert_ids, weights: [tokens, used].
+    """
+    num_tokens, used = expert_ids.shape
+    chosen = expert_ids.reshape(-1)
+    order = np.argsort(chosen, kind="stable").astype(np.int32)
+    experts, starts = np.unique(chosen[order], return_index=True)
+    groups = np.split(order, starts[1:])
+    outputs = np.empty((num_tokens * used, layer.hidden), np.float32)
+
+    def compute(job: tuple[int, IntArray]) -> None:
+        index, places = job
+        scale = np.ascontiguousarray(weights.reshape(-1)[places])
+        rows = np.ascontiguousarray(places // used)
+        outputs[places] = _kernels().expert_ffn(layer.expert(index), x, rows, scale)
+
+    jobs = list(zip(experts.tolist(), groups, strict=True))
+    if threads == 1:
+        for job in jobs:
+            compute(job)
+    else:
+        list(_pool(threads).map(compute, jobs))
+    total: FloatArray = outputs.reshape(num_tokens, used, -1).sum(axis=1)
+    return total
+
+
+def exact_layer(
+    layer: LayerWeights, x: FloatArray, expert_ids: IntArray, weights: FloatArray
+) -> FloatArray:
+    """Return what `run_layer` should: dequantised weights, double precision, a token at a time."""
+    out = np.zeros(x.shape, np.float64)
+    for token, (ids, scales) in enumerate(zip(expert_ids, weights, strict=True)):
+        for index, scale in zip(ids.tolist(), scales.tolist(), strict=True):
+            expert = layer.expert(index)
+            gate = exact_rows(expert.gate) @ x[token].astype(np.float64)
+            up = exact_rows(expert.up) @ x[token].astype(np.float64)
+            out[token] += scale * (exact_rows(expert.down) @ (gate / (1 + np.exp(-gate)) * up))
+    return out.astype(np.float32)
+
+
+def exact_rows(weight: Weight) -> FloatArray:
+    """Return the dequantised weight, float32 [rows, cols]."""
+    decoded: FloatArray = dequantize(weight.raw, GGMLQuantizationType(weight.format.type_id))
+    return decoded
+
+
+def relative_error(found: FloatArray, exact: FloatArray) -> float:
+    """Return |found - exact| / |exact| over all elements."""
+    miss = np.linalg.norm(found.astype(np.float64) - exact)
+    return float(miss / np.linalg.norm(exact.astype(np.float64)))
+
+
+@cache
+def _kernels() -> NativeKernels:
+    return NativeKernels()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="benchmark")

@@ -1,0 +1,203 @@
+"""What every benchmark does with its numbers: medians, paired ratios, tables, CSV rows with machine facts.
+
+Knows no engine, no kernel and no model.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import psutil
+
+from thermocline.machine import machine_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
+MAX_FOREIGN_CORES: Final = 0.1
+"""Other programs' use of the processor beyond which a figure is marked as disturbed."""
+
+_CPU_FLAGS: Final = (
+    "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vbmi",
+    "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured quantity: `values` are the repetitions, in the order in which they were taken.
+
+    case: what was asked ("prefill 512"); side: who computed it; note: the setting that it ran with.
+    """
+
+    benchmark: str
+    case: str
+    side: str
+    metric: str
+    unit: str
+    values: tuple[float, ...]
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        """The middle of the repetitions."""
+        return statistics.median(self.values)
+
+
+def paired_ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
+    """Return ours / theirs of each pair; the two of a pair were measured next to each other."""
+    return tuple(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return "median (lowest to highest)"."""
+    middle = statistics.median(values)
+    return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def verdict(passed: bool) -> str:
+    """Return the word for a requirement that was checked."""
+    return "pass" if passed else "FAIL"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table whose columns line up; the first column is text, the others numbers."""
+    cells = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = zip(row, widths, strict=True)
+        parts = [first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]
+        return f"| {' | '.join(parts)} |"
+
+    rule = f"|{'|'.join('-' * (width + 2) if index == 0 else '-' * (width + 1) + ':' for index, width in enumerate(widths))}|"
+    return "\n".join([line(cells[0]), rule, *(line(row) for row in cells[1:])])
+
+
+def describe_machine(threads: int) -> dict[str, str]:
+    """Return what a figure depends on besides its case, as columns for the CSV."""
+    facts = machine_facts()
+    versions = facts.versions | _versions("nanobind")
+    return {
+        "taken": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "commit": _commit(),
+        "cpu": facts.cpu,
+        "cores": str(facts.num_usable_cores),
+        "threads": str(threads),
+        "memory_gib": f"{facts.memory_bytes / 2**30:.1f}",
+        "cpu_flags": " ".join(cpu_flags()),
+        "system": facts.system,
+        "versions": " ".join(f"{name}={number}" for name, number in sorted(versions.items())),
+        "python": platform.python_version(),
+    }
+
+
+def cpu_flags() -> tuple[str, ...]:
+    """Return the instruction sets of this processor that matter to kernels."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip().lower() in ("flags", "features"):
+            found = set(value.split())
+            return tuple(flag for flag in _CPU_FLAGS if flag in found)
+    return ()
+
+
+def write_rows(path: Path, rows: Sequence[Row], facts: dict[str, str]) -> None:
+    """Append `rows` to the CSV at `path`, with a header where the file is new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    header = ("benchmark", "case", "side", "metric", "unit", "median", "values", "note", *facts)
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if is_new:
+            writer.writerow(header)
+        for row in rows:
+            values = " ".join(f"{value:.6g}" for value in row.values)
+            own = (row.benchmark, row.case, row.side, row.metric, row.unit, f"{row.median:.6g}")
+            writer.writerow([*own, values, row.note, *facts.values()])
+
+
+class ForeignLoad:
+    """How many cores' worth of work other programs did meanwhile: `with ForeignLoad() as load: ...`.
+
+    A hypervisor's stolen time counts as foreign. 0 where the system does not tell.
+    """
+
+    def __init__(self) -> None:
+        self.cores = 0.0
+        self._start = self._busy = self._own = 0.0
+
+    def __enter__(self) -> Self:
+        self._start, self._busy, self._own = time.perf_counter(), _busy_s(), _own_s()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        elapsed = time.perf_counter() - self._start
+        foreign = (_busy_s() - self._busy) - (_own_s() - self._own)
+        self.cores = max(0.0, foreign / elapsed) if elapsed > 0 else 0.0
+
+    def __str__(self) -> str:
+        mark = "" if self.cores <= MAX_FOREIGN_CORES else " - DISTURBED, measure again when idle"
+        return f"other programs used {self.cores:.2f} cores meanwhile{mark}"
+
+
+def _busy_s() -> float:
+    """Processor seconds that the whole machine has worked, stolen time included."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    # Linux counts a guest's time in user and nice already.
+    doubled = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return float(sum(times) - idle - doubled)
+
+
+def _own_s() -> float:
+    """Processor seconds of this process and of every child, living or ended."""
+    me = psutil.Process()
+    ended = me.cpu_times()
+    total = ended.user + ended.system + ended.children_user + ended.children_system
+    for child in me.children(recursive=True):
+        try:
+            times = child.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return float(total)
+
+
+def _versions(*names: str) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    root = Path(__file__).parents[1]
+    try:
+        ran = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=root, capture_output=True, text=True, check=True, timeout=10,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return ran.stdout.strip()

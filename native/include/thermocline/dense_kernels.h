@@ -1,0 +1,117 @@
+// What one instruction set offers for the parts of a layer that are not products with weights: plain
+// structs and one table of functions. dense.h is the interface for callers.
+//
+// Every function computes a range of independent items on the calling thread, in a fixed order per
+// output element, so that results do not depend on how items are shared over threads.
+#pragma once
+
+#include <cstdint>
+
+namespace thermocline {
+
+// ggml's type ids. Rows of a head hold head_dim numbers; Q8_0 has a half and 32 bytes per 32 numbers.
+enum class CacheType : int { F32 = 0, F16 = 1, Q8_0 = 8, BF16 = 30 };
+
+// One layer's cache: keys and values, each `num_blocks` blocks of [kv_heads][block_tokens rows].
+//
+// Values of a head lie row after row, one row per token. Keys of a head lie in groups of sixteen
+// tokens (the last group of a block may be narrower), dimension by dimension: number (d, token) of a
+// group of w tokens is number d * w + token. So sixteen scores are computed side by side, without a
+// sum across a register. In Q8_0 each 32 dimensions of a group are w halves, then 32 * w bytes.
+struct CacheShape {
+    CacheType type;
+    int64_t num_blocks, block_tokens, kv_heads, head_dim;
+};
+
+enum class RopeLayout : int {
+    Halves = 0,  // dimension i turns with i + rotary_dims / 2
+    Pairs = 1,   // dimension 2i turns with 2i + 1
+};
+
+// Per token: norm and rotary embedding of queries (in place) and keys; keys and values go to the cache.
+struct HeadsJob {
+    float* q;        // [tokens, heads, head_dim]
+    const float* k;  // [tokens, kv_heads, head_dim]
+    const float* v;  // [tokens, kv_heads, head_dim]
+    int64_t tokens, heads;
+    const float* q_gain;  // [head_dim], or null: no norm
+    const float* k_gain;
+    float epsilon;
+    const float* cosines;  // [tokens, rotary_dims / 2]
+    const float* sines;
+    int64_t rotary_dims;  // even, at most head_dim; the rest of a head is not turned
+    RopeLayout layout;
+    CacheShape cache;
+    uint8_t* keys;
+    uint8_t* values;
+    const int32_t* slots;  // [tokens]: block * block_tokens + place in the block
+};
+
+// Scores are added up and merged over spans of positions that are multiples of this.
+constexpr int64_t kSpanTokens = 512;
+
+// Causal attention of one sequence's tokens over its cached keys and values.
+struct AttentionJob {
+    const float* q;  // [tokens, heads, head_dim]
+    const int32_t* positions;
+    int64_t tokens, heads;
+    CacheShape cache;
+    const uint8_t* keys;
+    const uint8_t* values;
+    const int32_t* block_table;  // position p lies in block block_table[p / block_tokens]
+    float scale;
+    float softcap;   // 0: none; else scores become softcap * tanh(score / softcap)
+    int64_t window;  // 0: none; else a token sees only the last `window` positions, its own included
+    float* out;      // [tokens, heads, head_dim]
+};
+
+// What one call computes: some tokens, with all query heads of one key head, over some spans.
+struct AttentionItem {
+    int64_t job;
+    int64_t kv_head;
+    int64_t first_token, num_tokens;
+    int64_t first_span, num_spans;
+    float* partial;  // null: write the job's output; else the states of the spans, one after another
+};
+
+struct RouteJob {
+    const float* logits;  // [tokens, experts]
+    int64_t tokens, experts, chosen;
+    bool normalize;
+    float min_sum;  // the sum of the chosen weights counts at least this much when normalising
+    float scale;
+    int32_t* ids;    // [tokens, chosen], best first, the lower id first among equals
+    float* weights;  // [tokens, chosen]
+};
+
+struct CombineJob {
+    const float* residual;        // [tokens, width]
+    const float* const* sources;  // [tokens, slots]: where each contribution lies
+    int64_t tokens, slots, width;
+    float* out;  // [tokens, width]; may be `residual`
+};
+
+struct DenseKernels {
+    // out[r] = x[r] / sqrt(mean(x[r]^2) + epsilon) * gain; squares are added in double.
+    void (*rms_norm)(const float* x, const float* gain, float epsilon, int64_t rows, int64_t width,
+                     float* out);
+    void (*heads)(const HeadsJob& job, int64_t first_token, int64_t last_token);
+    // Floats of scratch, 64-byte aligned, that `attention` needs for items of so many tokens.
+    int64_t (*attention_scratch)(const AttentionJob& job, int64_t num_tokens);
+    // Floats of one span's state for so many tokens.
+    int64_t (*attention_state)(const AttentionJob& job, int64_t num_tokens);
+    void (*attention)(const AttentionJob& job, const AttentionItem& item, float* scratch);
+    // Merges the states at item.partial in order and writes the job's output.
+    void (*attention_merge)(const AttentionJob& job, const AttentionItem& item);
+    void (*route_softmax)(const RouteJob& job, int64_t first_token, int64_t last_token);
+    void (*combine)(const CombineJob& job, int64_t first_token, int64_t last_token);
+    // out[i] = silu(gate[i]) * up[i]
+    void (*silu_multiply)(const float* gate, const float* up, int64_t count, float* out);
+};
+
+namespace portable { extern const DenseKernels dense_kernels; }
+namespace avx2 { extern const DenseKernels dense_kernels; }
+namespace avx512 { extern const DenseKernels dense_kernels; }
+namespace neon { extern const DenseKernels dense_kernels; }
+
+}  // namespace thermocline

@@ -1,0 +1,215 @@
+// What Python sees of the dense kernels: checks shapes and ranges, then runs a job without the GIL.
+#include "bindings_compute.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "thermocline/dense.h"
+
+namespace tc = thermocline;
+
+namespace thermocline::python {
+namespace {
+
+template <typename T, int N>
+using Write = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+template <typename Array>
+int64_t size(const Array& array, size_t axis) {
+    return static_cast<int64_t>(array.shape(axis));
+}
+
+void require_below(const int32_t* values, int64_t count, int64_t limit, const char* what) {
+    for (int64_t i = 0; i < count; ++i) require(values[i] >= 0 && values[i] < limit, what);
+}
+
+template <typename Array>
+tc::CacheShape cache_shape(int type, int64_t block_tokens, int64_t head_dim, const Array& keys,
+                                  const Array& values) {
+    tc::CacheShape cache{tc::CacheType::F32, size(keys, 0), block_tokens, size(keys, 1), head_dim};
+    require(tc::cache_type(type, cache.type), "no such cache type");
+    require(block_tokens > 0, "block_tokens must be positive");
+    require(head_dim > 0 && head_dim <= tc::kMaxHeadDim, "head_dim out of range");
+    require(cache.type != tc::CacheType::Q8_0 || head_dim % 32 == 0,
+            "a Q8_0 cache needs a head_dim that 32 divides");
+    require(cache.kv_heads > 0, "the cache has no heads");
+    for (size_t axis = 0; axis < 3; ++axis)
+        require(keys.shape(axis) == values.shape(axis), "keys and values must have one shape");
+    require(size(keys, 2) == block_tokens * tc::cache_row_bytes(cache.type, head_dim),
+            "the cache must be [blocks, kv_heads, bytes of a head's block]");
+    return cache;
+}
+
+void require_spans(const In<int32_t, 1>& starts, int64_t end) {
+    require(size(starts, 0) >= 1 && starts.data()[0] == 0, "starts must begin with 0");
+    for (int64_t i = 1; i < size(starts, 0); ++i)
+        require(starts.data()[i] >= starts.data()[i - 1], "starts must not fall");
+    require(starts.data()[size(starts, 0) - 1] == end, "starts must end with the number of entries");
+}
+
+
+void rms_norm(Core& core, In<float, 2> x, In<float, 1> gain, float epsilon, Write<float, 2> out) {
+    require(size(gain, 0) == size(x, 1), "gain must have one entry per column");
+    require(size(out, 0) == size(x, 0) && size(out, 1) == size(x, 1), "x and out must have one shape");
+    nb::gil_scoped_release unlocked;
+    tc::rms_norm(core.dense(), x.data(), gain.data(), epsilon, size(x, 0), size(x, 1), out.data());
+}
+
+void rope_table(Core& core, In<int32_t, 1> positions, In<double, 1> frequencies, double magnitude,
+                Write<float, 2> cosines, Write<float, 2> sines) {
+    for (const auto& out : {cosines, sines})
+        require(size(out, 0) == size(positions, 0) && size(out, 1) == size(frequencies, 0),
+                "cosines and sines must be [positions, frequencies]");
+    nb::gil_scoped_release unlocked;
+    tc::rope_table(core.dense(), positions.data(), size(positions, 0), frequencies.data(),
+                   size(frequencies, 0), magnitude, cosines.data(), sines.data());
+}
+
+void prepare_heads(Core& core, Write<float, 3> q, In<float, 3> k, In<float, 3> v,
+                   std::optional<In<float, 1>> q_gain, std::optional<In<float, 1>> k_gain,
+                   float epsilon, In<float, 2> cosines, In<float, 2> sines, bool pairs, int cache_type,
+                   int64_t block_tokens, Write<uint8_t, 3> keys, Write<uint8_t, 3> values,
+                   In<int32_t, 1> slots) {
+    const tc::CacheShape cache = cache_shape(cache_type, block_tokens, size(q, 2), keys, values);
+    const int64_t tokens = size(q, 0);
+    for (const auto& x : {k, v})
+        require(size(x, 0) == tokens && size(x, 1) == cache.kv_heads && size(x, 2) == cache.head_dim,
+                "k and v must be [tokens, kv_heads, head_dim]");
+    for (const auto& gain : {q_gain, k_gain})
+        require(!gain || size(*gain, 0) == cache.head_dim, "a gain must have head_dim entries");
+    for (const auto& x : {cosines, sines})
+        require(size(x, 0) == tokens && size(x, 1) == size(cosines, 1),
+                "cosines and sines must be [tokens, rotary_dims / 2]");
+    require(2 * size(cosines, 1) <= cache.head_dim, "rotary_dims must be at most head_dim");
+    require(size(slots, 0) == tokens, "slots must have one entry per token");
+    require_below(slots.data(), tokens, cache.num_blocks * block_tokens,
+                  "a slot lies beyond the cache");
+    const tc::HeadsJob job{q.data(),
+                           k.data(),
+                           v.data(),
+                           tokens,
+                           size(q, 1),
+                           q_gain ? q_gain->data() : nullptr,
+                           k_gain ? k_gain->data() : nullptr,
+                           epsilon,
+                           cosines.data(),
+                           sines.data(),
+                           2 * size(cosines, 1),
+                           pairs ? tc::RopeLayout::Pairs : tc::RopeLayout::Halves,
+                           cache,
+                           keys.data(),
+                           values.data(),
+                           slots.data()};
+    nb::gil_scoped_release unlocked;
+    tc::prepare_heads(core.dense(), job);
+}
+
+// Sequence s has tokens [starts[s], starts[s + 1]) and the blocks
+// block_tables[table_starts[s]:table_starts[s + 1]].
+void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> starts,
+               In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type,
+               int64_t block_tokens, In<uint8_t, 3> keys, In<uint8_t, 3> values, float scale,
+               float softcap, int64_t window, Write<float, 3> out) {
+    const tc::CacheShape cache = cache_shape(cache_type, block_tokens, size(q, 2), keys, values);
+    const int64_t heads = size(q, 1), row = heads * cache.head_dim, sequences = size(starts, 0) - 1;
+    require(heads > 0 && heads % cache.kv_heads == 0, "heads must be a multiple of kv_heads");
+    for (size_t axis = 0; axis < 3; ++axis)
+        require(size(q, axis) == size(out, axis), "q and out must have one shape");
+    require(size(positions, 0) == size(q, 0), "positions must have one entry per token");
+    require(window >= 0 && softcap >= 0.0f, "window and softcap must not be negative");
+    require_spans(starts, size(q, 0));
+    require_spans(table_starts, size(block_tables, 0));
+    require(size(table_starts, 0) == size(starts, 0), "starts and table_starts differ in length");
+    require_below(block_tables.data(), size(block_tables, 0), cache.num_blocks,
+                  "a block lies beyond the cache");
+    std::vector<tc::AttentionJob> jobs;
+    for (int64_t s = 0; s < sequences; ++s) {
+        const int64_t first = starts.data()[s], tokens = starts.data()[s + 1] - first;
+        const int64_t table = table_starts.data()[s], blocks = table_starts.data()[s + 1] - table;
+        if (tokens == 0) continue;
+        require_below(positions.data() + first, tokens, blocks * block_tokens,
+                      "a position lies beyond the block table");
+        jobs.push_back({q.data() + first * row, positions.data() + first, tokens, heads, cache,
+                        keys.data(), values.data(), block_tables.data() + table, scale, softcap,
+                        window, out.data() + first * row});
+    }
+    nb::gil_scoped_release unlocked;
+    tc::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
+}
+
+void route_softmax(Core& core, In<float, 2> logits, bool normalize, float min_sum, float scale,
+                   Write<int32_t, 2> ids, Write<float, 2> weights) {
+    const int64_t tokens = size(logits, 0), chosen = size(ids, 1);
+    require(chosen >= 1 && chosen <= size(logits, 1), "at least one and at most all experts are chosen");
+    require(size(ids, 0) == tokens && size(weights, 0) == tokens && size(weights, 1) == chosen,
+            "ids and weights must be [tokens, chosen]");
+    nb::gil_scoped_release unlocked;
+    tc::route_softmax(core.dense(), {logits.data(), tokens, size(logits, 1), chosen, normalize, min_sum,
+                                scale, ids.data(), weights.data()});
+}
+
+using Part = std::tuple<In<int32_t, 1>, In<int32_t, 1>, In<float, 2>>;
+
+void combine(Core& core, In<float, 2> residual, const std::vector<Part>& parts, int64_t slots, Write<float, 2> out) {
+    const int64_t tokens = size(residual, 0), width = size(residual, 1);
+    require(size(out, 0) == tokens && size(out, 1) == width, "residual and out must have one shape");
+    require(slots >= 1, "at least one slot is needed");
+    std::vector<tc::Contributions> contributions;
+    for (const auto& [rows, places, values] : parts) {
+        const int64_t count = size(rows, 0);
+        require(size(places, 0) == count && size(values, 0) == count && size(values, 1) == width,
+                "rows, slots and values of a part must have one entry each");
+        require_below(rows.data(), count, tokens, "row id out of range");
+        require_below(places.data(), count, slots, "slot out of range");
+        contributions.push_back({rows.data(), places.data(), values.data(), count});
+    }
+    bool complete = false;
+    {
+        nb::gil_scoped_release unlocked;
+        complete = tc::combine(core.dense(), residual.data(), contributions.data(),
+                               static_cast<int64_t>(contributions.size()), tokens, slots, width,
+                               out.data());
+    }
+    require(complete, "every slot of every token needs exactly one contribution");
+}
+
+}  // namespace
+
+void bind_dense(nb::class_<Core>& core) {
+    core
+        .def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("gain").noconvert(),
+             nb::arg("epsilon"), nb::arg("out").noconvert(),
+             "out = x / sqrt(mean(x^2) + epsilon) * gain, row by row.")
+        .def("rope_table", &rope_table, nb::arg("positions").noconvert(),
+             nb::arg("frequencies").noconvert(), nb::arg("magnitude"), nb::arg("cosines").noconvert(),
+             nb::arg("sines").noconvert(), "Cosines and sines of position * frequency, times magnitude.")
+        .def("prepare_heads", &prepare_heads, nb::arg("q").noconvert(), nb::arg("k").noconvert(),
+             nb::arg("v").noconvert(), nb::arg("q_gain").noconvert().none(),
+             nb::arg("k_gain").noconvert().none(), nb::arg("epsilon"), nb::arg("cosines").noconvert(),
+             nb::arg("sines").noconvert(), nb::arg("pairs"), nb::arg("cache_type"),
+             nb::arg("block_tokens"), nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
+             nb::arg("slots").noconvert(),
+             "Norm and rotary embedding of q (in place) and k, then k and v into their slots.")
+        .def("attention", &attention, nb::arg("q").noconvert(), nb::arg("positions").noconvert(),
+             nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
+             nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
+             nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("scale"),
+             nb::arg("softcap"), nb::arg("window"), nb::arg("out").noconvert(),
+             "Causal attention of some sequences' tokens over their cached keys and values.")
+        .def("route_softmax", &route_softmax, nb::arg("logits").noconvert(), nb::arg("normalize"),
+             nb::arg("min_sum"), nb::arg("scale"), nb::arg("ids").noconvert(),
+             nb::arg("weights").noconvert(), "The best experts of each token, and their weights.")
+        .def("combine", &combine, nb::arg("residual").noconvert(), nb::arg("parts").noconvert(),
+             nb::arg("slots"), nb::arg("out").noconvert(),
+             "out = residual + ((slot 0 + slot 1) + ...), from (rows, slots, values) parts.");
+}
+
+}  // namespace thermocline::python

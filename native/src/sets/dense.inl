@@ -1,0 +1,13 @@
+// The table of one set's dense kernels.
+#pragma once
+
+#include "attention.inl"
+#include "pointwise.inl"
+
+namespace thermocline::THERMOCLINE_SET {
+
+const DenseKernels dense_kernels = {rms_norm,  heads,           scratch_floats, state_floats,
+                                    attention, attention_merge, route_softmax,  combine,
+                                    silu_multiply};
+
+}  // namespace thermocline::THERMOCLINE_SET

@@ -1,0 +1,154 @@
+// What is done to each token by itself: norm, rotary embedding, append to the cache, routing, and the
+// sum of its experts' outputs.
+#pragma once
+
+#include "cache.inl"
+
+namespace thermocline::THERMOCLINE_SET {
+namespace {
+
+// Calls f(offset, lanes) for each vector of a row; the last may have fewer than sixteen lanes.
+template <typename F>
+inline __attribute__((always_inline)) void each_vector(int64_t count, F f) {
+    int64_t i = 0;
+    for (; i + kWidth <= count; i += kWidth) f(i, kWidth);
+    if (i < count) f(i, count - i);
+}
+
+inline Vec load_lanes(const float* p, int64_t lanes) { return lanes == kWidth ? load(p) : load_part(p, lanes); }
+inline void store_lanes(float* p, Vec x, int64_t lanes) {
+    if (lanes == kWidth) store(p, x);
+    else store_part(p, x, lanes);
+}
+
+inline void norm_row(const float* x, const float* gain, float epsilon, int64_t width, float* out) {
+    Doubles squares = zero_doubles();
+    each_vector(width, [&](int64_t i, int64_t n) { squares = add_squares(squares, load_lanes(x + i, n)); });
+    const double mean = reduce_add(squares) / static_cast<double>(width);
+    const Vec scale =
+        broadcast(static_cast<float>(1.0 / __builtin_sqrt(mean + static_cast<double>(epsilon))));
+    each_vector(width, [&](int64_t i, int64_t n) {
+        store_lanes(out + i, mul(mul(load_lanes(x + i, n), scale), load_lanes(gain + i, n)), n);
+    });
+}
+
+void rms_norm(const float* x, const float* gain, float epsilon, int64_t rows, int64_t width, float* out) {
+    for (int64_t r = 0; r < rows; ++r) norm_row(x + r * width, gain, epsilon, width, out + r * width);
+}
+
+inline void rotate(float* x, const float* cosines, const float* sines, int64_t dims, RopeLayout layout) {
+    const int64_t half = dims / 2;
+    if (layout == RopeLayout::Pairs) {
+        for (int64_t i = 0; i < half; ++i) {
+            const float a = x[2 * i], b = x[2 * i + 1];
+            x[2 * i] = a * cosines[i] - b * sines[i];
+            x[2 * i + 1] = b * cosines[i] + a * sines[i];
+        }
+        return;
+    }
+    each_vector(half, [&](int64_t i, int64_t n) {
+        const Vec a = load_lanes(x + i, n), b = load_lanes(x + half + i, n);
+        const Vec c = load_lanes(cosines + i, n), s = load_lanes(sines + i, n);
+        store_lanes(x + i, sub(mul(a, c), mul(b, s)), n);
+        store_lanes(x + half + i, add(mul(b, c), mul(a, s)), n);
+    });
+}
+
+constexpr int64_t kMaxHeadDim = 1024;
+
+inline void append(const HeadsJob& job, int64_t token, int64_t kv_head, const float* key,
+                   const float* value) {
+    const CacheShape& c = job.cache;
+    const int64_t row_bytes = cache_row_bytes(c.type, c.head_dim);
+    const int64_t place = job.slots[token] % c.block_tokens;
+    const int64_t head = head_offset(c, row_bytes, job.slots[token] / c.block_tokens, kv_head);
+    const KeyPlace at = key_place(c, row_bytes, place);
+    uint8_t packed[4 * kMaxHeadDim];
+    pack_row(c.type, key, c.head_dim, packed);
+    place_key(c.type, packed, c.head_dim, at, job.keys + head + at.group_offset);
+    pack_row(c.type, value, c.head_dim, job.values + head + place * row_bytes);
+}
+
+void heads(const HeadsJob& job, int64_t first_token, int64_t last_token) {
+    const int64_t dim = job.cache.head_dim, half = job.rotary_dims / 2;
+    for (int64_t t = first_token; t < last_token; ++t) {
+        const float* cosines = job.cosines + t * half;
+        const float* sines = job.sines + t * half;
+        for (int64_t h = 0; h < job.heads; ++h) {
+            float* q = job.q + (t * job.heads + h) * dim;
+            if (job.q_gain != nullptr) norm_row(q, job.q_gain, job.epsilon, dim, q);
+            rotate(q, cosines, sines, job.rotary_dims, job.layout);
+        }
+        for (int64_t h = 0; h < job.cache.kv_heads; ++h) {
+            const int64_t row = (t * job.cache.kv_heads + h) * dim;
+            float key[kMaxHeadDim];
+            if (job.k_gain != nullptr) norm_row(job.k + row, job.k_gain, job.epsilon, dim, key);
+            else __builtin_memcpy(key, job.k + row, static_cast<size_t>(dim) * 4);
+            rotate(key, cosines, sines, job.rotary_dims, job.layout);
+            append(job, t, h, key, job.v + row);
+        }
+    }
+}
+
+// The best `count` of `experts` logits, best first; equal ones in the order of their ids, and NaN last.
+inline void choose(const float* logits, int64_t experts, int64_t count, int32_t* ids) {
+    int64_t held = 0;
+    for (int64_t e = 0; e < experts; ++e) {
+        const float x = logits[e];
+        const auto beats = [&](int32_t id) { return x > logits[id] || (x == x && logits[id] != logits[id]); };
+        if (held == count && !beats(ids[count - 1])) continue;
+        int64_t place = held < count ? held++ : count - 1;
+        for (; place > 0 && beats(ids[place - 1]); --place) ids[place] = ids[place - 1];
+        ids[place] = static_cast<int32_t>(e);
+    }
+}
+
+void route_softmax(const RouteJob& job, int64_t first_token, int64_t last_token) {
+    for (int64_t t = first_token; t < last_token; ++t) {
+        const float* logits = job.logits + t * job.experts;
+        int32_t* ids = job.ids + t * job.chosen;
+        float* weights = job.weights + t * job.chosen;
+        choose(logits, job.experts, job.chosen, ids);
+        const Vec top = broadcast(logits[ids[0]]);
+        Vec sums = zero();
+        each_vector(job.experts, [&](int64_t i, int64_t n) {
+            const Vec weight = exp(sub(load_lanes(logits + i, n), top));
+            sums = add(sums, keep_lanes(weight, 0, n, 0.0f));
+        });
+        const float total = reduce_add(sums);
+        float chosen_sum = 0.0f;
+        for (int64_t k = 0; k < job.chosen; ++k) {
+            float lanes[kWidth];
+            store(lanes, exp(sub(broadcast(logits[ids[k]]), top)));
+            weights[k] = lanes[0] / total;
+            chosen_sum += weights[k];
+        }
+        const float divisor = chosen_sum > job.min_sum ? chosen_sum : job.min_sum;
+        for (int64_t k = 0; k < job.chosen; ++k)
+            weights[k] = (job.normalize ? weights[k] / divisor : weights[k]) * job.scale;
+    }
+}
+
+void silu_multiply(const float* gate, const float* up, int64_t count, float* out) {
+    each_vector(count, [&](int64_t i, int64_t n) {
+        const Vec x = load_lanes(gate + i, n);
+        const Vec silu = div(x, add(broadcast(1.0f), exp(sub(zero(), x))));
+        store_lanes(out + i, mul(silu, load_lanes(up + i, n)), n);
+    });
+}
+
+void combine(const CombineJob& job, int64_t first_token, int64_t last_token) {
+    for (int64_t t = first_token; t < last_token; ++t) {
+        const float* const* sources = job.sources + t * job.slots;
+        const float* residual = job.residual + t * job.width;
+        float* out = job.out + t * job.width;
+        each_vector(job.width, [&](int64_t i, int64_t n) {
+            Vec sum = load_lanes(sources[0] + i, n);
+            for (int64_t s = 1; s < job.slots; ++s) sum = add(sum, load_lanes(sources[s] + i, n));
+            store_lanes(out + i, add(load_lanes(residual + i, n), sum), n);
+        });
+    }
+}
+
+}  // namespace
+}  // namespace thermocline::THERMOCLINE_SET

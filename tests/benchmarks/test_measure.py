@@ -1,0 +1,76 @@
+"""Figures are summarised and kept as the tables say."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import measure
+from benchmarks.measure import ForeignLoad, Row, paired_ratios, spread, table, write_rows
+
+FACTS = {"commit": "abc", "cpu": "a, b"}
+
+
+def test_ratios_are_of_neighbours():
+    """Each ratio is of the two that were measured next to each other, and a missing one is an error."""
+    assert paired_ratios([2.0, 9.0], [1.0, 3.0]) == (2.0, 3.0)
+    with pytest.raises(ValueError, match="shorter"):
+        paired_ratios([1.0, 2.0], [1.0])
+
+
+def test_a_spread_names_median_and_extremes():
+    """The median is not the mean, and both ends are told."""
+    assert spread([1.0, 2.0, 30.0]) == "2.0 (1.0 to 30.0)"
+
+
+def test_a_table_lines_up():
+    """All lines are equally long, and the rule has as many columns as the header."""
+    lines = table(("name", "x"), [("a", "1"), ("longer", "100")]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert [line.count("|") for line in lines] == [3, 3, 3, 3]
+
+
+def test_rows_are_appended_under_one_header(tmp_path):
+    """A second run adds to the file; values, their order and the machine's facts come back."""
+    path = tmp_path / "new" / "rows.csv"
+    row = Row("b", "case", "us", "speed", "tokens/s", (3.0, 1.0, 2.0), "note, with comma")
+    write_rows(path, [row], FACTS)
+    write_rows(path, [row, row], FACTS)
+    with path.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 3
+    assert found[0]["median"] == "2"
+    assert found[0]["values"] == "3 1 2"
+    assert found[2]["note"] == "note, with comma"
+    assert found[2]["cpu"] == "a, b"
+
+
+def test_foreign_load_is_what_others_did(monkeypatch):
+    """Busy seconds of the machine without our own, over the time that passed; beyond a tenth, marked."""
+    clock, busy, own = (
+        iter([0.0, 4.0, 10.0, 14.0]),
+        iter([10.0, 16.0, 20.0, 24.2]),
+        iter([5, 9, 9, 13]),
+    )
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(measure, "_busy_s", lambda: next(busy))
+    monkeypatch.setattr(measure, "_own_s", lambda: float(next(own)))
+    with ForeignLoad() as load:
+        pass
+    assert load.cores == pytest.approx(0.5)
+    assert "DISTURBED" in str(load)
+    with ForeignLoad() as load:
+        pass
+    assert load.cores == pytest.approx(0.05)
+    assert "DISTURBED" not in str(load)
+
+
+def test_a_child_that_ended_counts_as_own():
+    """What a child process computed is in our sum after it ended."""
+    before = measure._own_s()
+    program = "import time\nwhile time.process_time() < 0.15: pass"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert measure._own_s() - before >= 0.14

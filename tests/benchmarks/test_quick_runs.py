@@ -1,0 +1,162 @@
+"""Every benchmark runs to its end on a tiny model, through the code that a real run takes."""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+
+import pytest
+
+from benchmarks import against_llama, loop_lag, memory, moe_layer, synthetic_model, type_table
+from benchmarks.bandwidth import BandwidthProbe
+from benchmarks.kernel_calls import DEFAULT_SET, supported_formats
+from benchmarks.sides import LlamaSettings, Work, every_setting, llama_python
+
+PYTHON = llama_python(None)
+
+
+def rows_of(path):
+    """The CSV's rows; each has a finite, positive median and says where it was taken."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for row in rows:
+        values = [float(value) for value in row["values"].split()]
+        assert math.isfinite(float(row["median"])), row
+        assert math.isclose(statistics.median(values), float(row["median"]), rel_tol=1e-4), row
+        assert row["cpu"], row
+        assert row["commit"], row
+        assert row["foreign_cores"], row
+    return rows
+
+
+@pytest.mark.slow
+def test_a_model_is_written(tmp_path, capsys):
+    """The generator's command writes the file and says how large it is."""
+    path = tmp_path / "tiny.gguf"
+    assert synthetic_model.main([str(path), "--quick"]) == 0
+    assert f"{path.stat().st_size} bytes" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_layer_is_timed_and_right(tmp_path, capsys):
+    """Every case is timed, and the layer's result is that of dequantised weights."""
+    out = tmp_path / "layer.csv"
+    assert moe_layer.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    assert {row["case"] for row in rows} == {"1 tokens", "4 tokens", "16 tokens"}
+    assert {row["side"] for row in rows} == {"1 threads", "2 threads"}
+    errors = [float(row["median"]) for row in rows if row["metric"] == "relative error"]
+    assert max(errors) < 0.02
+    assert "pass  relative error" in capsys.readouterr().out
+
+
+def test_a_broken_promise_of_a_layer_is_told():
+    """Falling time, a slower second thread and a large error each fail their check."""
+    fine = {(1, 1): [4.0], (1, 2): [2.0], (8, 1): [8.0], (8, 2): [4.0]}
+    error = {1: 0.001, 8: 0.001}
+    assert all(passed for _, passed in moe_layer.checks(fine, error, [1, 2]))
+    falling = fine | {(8, 2): [1.0]}
+    assert [p for _, p in moe_layer.checks(falling, error, [1, 2])] == [True, False, True, True]
+    slower = fine | {(1, 2): [5.0], (8, 2): [8.0]}
+    assert [p for _, p in moe_layer.checks(slower, error, [1, 2])] == [True, True, False, True]
+    wrong = {1: 0.013, 8: 0.013}
+    assert [p for _, p in moe_layer.checks(fine, wrong, [1, 2])] == [True, True, True, False]
+
+
+@pytest.mark.slow
+def test_every_type_is_in_the_table(tmp_path):
+    """Each supported type has both speeds and small errors, in the CSV and on the page."""
+    out, page = tmp_path / "types.csv", tmp_path / "types.md"
+    assert type_table.main(["--quick", "--out", str(out), "--markdown", str(page)]) == 0
+    rows = rows_of(out)
+    assert {row["case"] for row in rows} == set(supported_formats())
+    assert all(f"| {name} {DEFAULT_SET}" in page.read_text() for name in supported_formats())
+    assert max(float(row["median"]) for row in rows if row["metric"].endswith("error")) < 0.02
+
+
+@pytest.mark.slow
+def test_lag_and_idle_time_are_measured(tmp_path, capsys):
+    """The loop's lag has ticks, and both requirements get a verdict."""
+    out = tmp_path / "lag.csv"
+    assert loop_lag.main(["--quick", "--out", str(out)]) == 0
+    assert {row["metric"] for row in rows_of(out)} == {
+        "lag p50",
+        "lag p99",
+        "lag max",
+        "speed",
+        "idle",
+    }
+    text = capsys.readouterr().out
+    assert "event-loop lag p99" in text
+    assert "idle after the last token" in text
+
+
+@pytest.mark.slow
+def test_memory_is_measured_in_a_child(tmp_path, capsys):
+    """The child's opening time, peak of anonymous memory and speeds arrive here."""
+    out = tmp_path / "memory.csv"
+    assert memory.main(["--quick", "--out", str(out)]) == 0
+    found = {row["metric"]: float(row["median"]) for row in rows_of(out)}
+    assert 1 << 20 < found["anonymous memory, opened"] <= found["anonymous memory, peak"] * 1.01
+    assert found["prefill 55"] > 0
+    assert found["decode 8"] > 0
+    assert "anonymous memory under 1.5 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON is None, reason="no interpreter here can import llama_cpp")
+def test_both_sides_run_in_turn(tmp_path, capsys):
+    """Settings are tried, the best one meets thermocline, and every phase has a ratio per pair."""
+    out = tmp_path / "llama.csv"
+    assert against_llama.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    pairs = [row for row in rows if row["side"] == "ratio"]
+    assert {row["case"] for row in pairs} == {"prefill 16", "decode at 0", "decode at 32"}
+    assert all(len(row["values"].split()) == 2 for row in pairs)
+    assert "thermocline keeps" in capsys.readouterr().out
+
+
+class FakeFleet:
+    """Answers with a speed by setting and length, and notes what was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def run(self, phase, settings):
+        """Repacked weights are twice as slow; large batches are faster on long prompts."""
+        self.asked.append((phase.name, settings))
+        return (50.0 if settings.repack else 100.0) + settings.ubatch / 100
+
+
+def test_only_settings_that_can_matter_are_tried():
+    """No batch beyond the prompt, nothing again that was far behind, one batch size for decode."""
+    fleet = FakeFleet()
+    phases = [
+        against_llama.Phase("prefill 512", Work(512, 0), False),
+        against_llama.Phase("prefill 2048", Work(2048, 0), False),
+        against_llama.Phase("decode at 0", Work(1, 8), True),
+    ]
+    settings = every_setting((False, True), (512, 2048))
+    tuned = against_llama.tune(fleet, phases, settings, 2)
+    tried = {name: {(s.repack, s.ubatch) for s in speeds} for name, speeds in tuned.items()}
+    assert tried["prefill 512"] == {(False, 512), (True, 512)}
+    assert tried["prefill 2048"] == {(False, 512), (False, 2048)}
+    assert tried["decode at 0"] == {(False, 512), (True, 512)}
+    assert len(fleet.asked) == 2 * (4 + 4 + 4)
+    assert against_llama.best_settings(tuned)["prefill 2048"].ubatch == 2048
+
+
+def test_the_fastest_setting_is_chosen():
+    """One undisturbed run decides: others only ever make a run slower."""
+    first, second = LlamaSettings(False, False, 512), LlamaSettings(True, True, 512)
+    tuned = {"prefill 16": {first: [5.0, 5.0, 5.0], second: [1.0, 9.0, 1.0]}}
+    assert against_llama.best_settings(tuned) == {"prefill 16": second}
+
+
+def test_the_bandwidth_probe_says_how_it_measured():
+    """It gives a plausible rate, and names its way."""
+    probe = BandwidthProbe(1, 32 << 20)
+    assert probe.source in ("native", "compiled", "numpy (below the limit)")
+    assert 0.1 < probe.measure() < 10_000

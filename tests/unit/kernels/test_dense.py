@@ -1,0 +1,438 @@
+"""The dense kernels of every instruction set and their NumPy twin: one body of tests over all."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.support.compare import nmse
+from thermocline.kernels import _native
+from thermocline.kernels.cache_format import CacheShape, CacheType, read_cache, write_cache
+from thermocline.kernels.dense import NativeDense
+from thermocline.kernels.dense_contract import (
+    Attending,
+    Contributions,
+    HeadNorm,
+    LayerCache,
+    SoftmaxRule,
+    TokenRun,
+)
+from thermocline.kernels.dense_reference import ReferenceDense
+
+SETS = [name for name, usable in _native.instruction_sets() if usable]
+TYPES = list(CacheType)
+# Against double on the very numbers that the cache holds.
+ATTENTION_NMSE = {CacheType.F32: 1e-11, CacheType.F16: 1e-10, CacheType.BF16: 1e-10}
+
+
+@pytest.fixture(params=[*SETS, "reference"])
+def dense(request, monkeypatch):
+    """Each implementation, with output memory poisoned by NaN so that a hole shows."""
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(np, name, _poisoned(getattr(np, name)))
+    return (
+        ReferenceDense()
+        if request.param == "reference"
+        else NativeDense(_native.Core(request.param, 2))
+    )
+
+
+@pytest.fixture(params=SETS)
+def isa(request):
+    """Each instruction set of this machine."""
+    return request.param
+
+
+@pytest.fixture
+def native(isa):
+    """Its kernels."""
+    return NativeDense(_native.Core(isa, 2))
+
+
+def _poisoned(make):
+    def poisoned(*args, **kwargs):
+        out = make(*args, **kwargs)
+        if out.dtype.kind == "f":
+            out.fill(np.nan)
+        return out
+
+    return poisoned
+
+
+def normal(rng, *shape: int, scale: float = 1.0) -> np.ndarray:
+    return (rng.standard_normal(shape) * scale).astype(np.float32)
+
+
+def empty_cache(shape: CacheShape) -> LayerCache:
+    return LayerCache(
+        shape, np.zeros(shape.array_shape, np.uint8), np.zeros(shape.array_shape, np.uint8)
+    )
+
+
+def slots_of(table: np.ndarray, positions: np.ndarray, block_tokens: int) -> np.ndarray:
+    slots = table[positions // block_tokens] * block_tokens + positions % block_tokens
+    return slots.astype(np.int32)
+
+
+def filled_cache(rng, context: int, **sizes) -> tuple[LayerCache, np.ndarray]:
+    """A cache of `context` positions in scattered blocks, and the block table."""
+    needed = -(-context // sizes["block_tokens"])
+    table = rng.permutation(needed + 3)[:needed].astype(np.int32)
+    shape = CacheShape(num_blocks=needed + 3, **sizes)
+    cache = empty_cache(shape)
+    slots = slots_of(table, np.arange(context), shape.block_tokens)
+    k, v = (normal(rng, context, shape.kv_heads, shape.head_dim) for _ in range(2))
+    write_cache(shape, cache.keys, cache.values, slots, k, v)
+    return cache, table
+
+
+@pytest.mark.parametrize(
+    ("rows", "width"), [(1, 2048), (7, 80), (13, 5), (3, 16), (2, 4099), (0, 8)]
+)
+def test_rms_norm_is_the_formula(dense, rows, width):
+    """Close to the formula in double, for any width, with rows of very different size."""
+    rng = np.random.default_rng(width)
+    x = normal(rng, rows, width) * np.logspace(-18, 18, max(rows, 1))[:rows, None].astype(
+        np.float32
+    )
+    gain = normal(rng, width)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt(np.square(wide).mean(axis=1, keepdims=True) + 1e-6) * gain
+    np.testing.assert_allclose(dense.rms_norm(x, gain, 1e-6), expected, rtol=3e-7)
+
+
+def test_rope_angles_are_exact_at_large_positions(dense):
+    """A million positions in, an angle is still right to the last bit of a float."""
+    positions = np.array([0, 1, 4095, 1_000_003, 2**31 - 1], np.int32)
+    frequencies = 1e6 ** (-np.arange(0, 128, 2) / 128)
+    table = dense.rope_table(positions, frequencies, magnitude=1.25)
+    angles = positions[:, None].astype(np.float64) * frequencies
+    np.testing.assert_allclose(table.cosines, 1.25 * np.cos(angles), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(table.sines, 1.25 * np.sin(angles), rtol=1e-7, atol=1e-9)
+
+
+HEADS = [
+    # tokens, heads, kv_heads, head_dim, rotary_dims, block_tokens
+    (1, 8, 2, 64, 64, 16),
+    (37, 4, 4, 80, 80, 16),
+    (5, 4, 1, 96, 32, 1),
+    (19, 8, 2, 128, 128, 33),
+    (3, 2, 2, 256, 64, 16),
+]
+
+
+@pytest.mark.parametrize("cache_type", TYPES)
+@pytest.mark.parametrize("sizes", HEADS)
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_heads_are_normed_turned_and_stored(dense, cache_type, sizes, pairs, normed):
+    """Queries as in double; the cache holds the turned keys and the values, and nothing else changes."""
+    tokens, heads, kv_heads, head_dim, rotary_dims, block_tokens = sizes
+    if cache_type is CacheType.Q8_0 and head_dim % 32:
+        pytest.skip("Q8_0 needs a head_dim that 32 divides")
+    rng = np.random.default_rng(tokens)
+    cache = empty_cache(CacheShape(cache_type, 50, block_tokens, kv_heads, head_dim))
+    slots = rng.permutation(50 * block_tokens)[:tokens].astype(np.int32)
+    q = normal(rng, tokens, heads, head_dim, scale=3.0)
+    k, v = (normal(rng, tokens, kv_heads, head_dim, scale=3.0) for _ in range(2))
+    norm = HeadNorm(normal(rng, head_dim), normal(rng, head_dim), 1e-6)
+    if not normed:
+        norm = HeadNorm(None, None, 1e-6)
+    positions = (np.arange(tokens) + 100_000).astype(np.int32)
+    frequencies = 1e4 ** (-np.arange(0, rotary_dims, 2) / rotary_dims)
+    rope = dense.rope_table(positions, frequencies, pairs=pairs)
+
+    expected_q = turned_in_double(q, norm.q_gain, positions, frequencies, pairs)
+    expected_k = turned_in_double(k, norm.k_gain, positions, frequencies, pairs)
+    dense.prepare_heads(q, k, v, norm, rope, cache, slots)
+    assert nmse(q, expected_q) <= 1e-13
+    expected = empty_cache(cache.shape)
+    write_cache(
+        cache.shape, expected.keys, expected.values, slots, expected_k.astype(np.float32), v
+    )
+    found = read_cache(cache.shape, cache.keys, cache.values, slots)
+    wanted = read_cache(cache.shape, expected.keys, expected.values, slots)
+    # A key that lies near the middle of two stored numbers may go to either.
+    limits = {CacheType.F32: 1e-13, CacheType.F16: 1e-9, CacheType.BF16: 1e-7, CacheType.Q8_0: 1e-7}
+    assert nmse(found[0], wanted[0]) <= limits[cache_type]
+    np.testing.assert_array_equal(cache.values, expected.values)
+    rest = np.setdiff1d(np.arange(50 * block_tokens), slots).astype(np.int32)
+    assert not np.any(read_cache(cache.shape, cache.keys, cache.values, rest))
+
+
+def turned_in_double(x, gain, positions, frequencies, pairs) -> np.ndarray:
+    wide = x.astype(np.float64)
+    if gain is not None:
+        wide = wide / np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + 1e-6) * gain
+    turn = np.exp(1j * positions[:, None] * frequencies)[:, None, :]
+    half = len(frequencies)
+    first = np.arange(0, 2 * half, 2) if pairs else np.arange(half)
+    second = first + 1 if pairs else first + half
+    numbers = (wide[..., first] + 1j * wide[..., second]) * turn
+    wide[..., first], wide[..., second] = numbers.real, numbers.imag
+    return wide
+
+
+@pytest.mark.parametrize("cache_type", TYPES)
+def test_extreme_numbers_are_stored_alike(native, cache_type):
+    """Subnormal, huge and zero rows: every set packs the very bytes that the NumPy twin packs."""
+    rng = np.random.default_rng(3)
+    rows = [
+        normal(rng, 64) * np.float32(s) for s in (1e-40, 3e-8, 1e-5, 1.0, 3e4, 1e5, 1e8, 1e38, 0)
+    ]
+    rows += [(np.arange(64, dtype=np.float32) - 32) / 64 + 1, np.full(64, 65520, np.float32)]
+    x = np.array(rows, np.float32)[:, None, :]
+    slots = np.arange(len(x), dtype=np.int32)[::-1].copy()
+    shape = CacheShape(cache_type, 1, 33, 1, 64)
+    ours, twin = empty_cache(shape), empty_cache(shape)
+    nothing = native.rope_table(slots, np.zeros(0))
+    native.prepare_heads(x[:, :0], x, x, HeadNorm(None, None, 0.0), nothing, ours, slots)
+    with np.errstate(over="ignore"):
+        write_cache(shape, twin.keys, twin.values, slots, x, x)
+    np.testing.assert_array_equal(ours.keys, twin.keys)
+    np.testing.assert_array_equal(ours.values, twin.values)
+
+
+ATTENTION = [
+    # heads, kv_heads, head_dim, block_tokens, positions
+    (8, 1, 64, 16, [0]),
+    (4, 4, 80, 16, [0, 1, 2]),
+    (8, 2, 96, 1, [40, 41, 42, 43, 44]),
+    (6, 2, 128, 33, range(90, 127)),
+    (8, 8, 256, 16, [600, 601]),
+    (16, 2, 64, 16, range(1009, 1040)),
+    (10, 2, 128, 64, [1500]),
+    (24, 2, 64, 1024, [1100, 1101]),
+    (3, 3, 32, 16, [511, 512, 513]),
+]
+
+
+@pytest.mark.parametrize("cache_type", TYPES)
+@pytest.mark.parametrize("sizes", ATTENTION)
+@pytest.mark.parametrize(
+    "rule", [Attending(0.1), Attending(0.1, window=23), Attending(0.3, softcap=2.0)]
+)
+def test_attention_is_causal_softmax_over_the_cache(dense, cache_type, sizes, rule):
+    """Scattered blocks of any length, grouped heads, windows, softcaps, every type of cache."""
+    heads, kv_heads, head_dim, block_tokens, positions = sizes
+    if cache_type is CacheType.Q8_0 and head_dim % 32:
+        pytest.skip("Q8_0 needs a head_dim that 32 divides")
+    rng = np.random.default_rng(heads * head_dim)
+    positions = np.array(positions, np.int32)
+    cache, table = filled_cache(
+        rng,
+        int(positions[-1]) + 1,
+        type=cache_type,
+        block_tokens=block_tokens,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
+    q = normal(rng, len(positions), heads, head_dim)
+    ours = dense.attention(q, positions, [TokenRun(0, len(q), table)], cache, rule)
+    expected = naive_attention(q, positions, cache, table, rule)
+    limit = ATTENTION_NMSE.get(cache_type, 1e-10)
+    assert nmse(ours, expected) <= limit
+
+
+def naive_attention(q, positions, cache, table, rule) -> np.ndarray:
+    shape = cache.shape
+    group = q.shape[1] // shape.kv_heads
+    out = np.empty(q.shape, np.float64)
+    for t, position in enumerate(positions):
+        first = max(0, position + 1 - rule.window) if rule.window else 0
+        slots = slots_of(table, np.arange(first, position + 1), shape.block_tokens)
+        keys, values = read_cache(shape, cache.keys, cache.values, slots)
+        for h in range(q.shape[1]):
+            scores = keys[:, h // group].astype(np.float64) @ q[t, h] * rule.scale
+            if rule.softcap:
+                scores = rule.softcap * np.tanh(scores / rule.softcap)
+            weights = np.exp(scores - scores.max())
+            out[t, h] = weights / weights.sum() @ values[:, h // group]
+    return out
+
+
+@pytest.mark.parametrize("cache_type", TYPES)
+@pytest.mark.parametrize("rule", [Attending(0.1), Attending(0.1, 3.0, 300)])
+@pytest.mark.parametrize(("heads", "kv_heads", "block_tokens"), [(8, 1, 16), (6, 2, 16), (2, 2, 5)])
+def test_chunks_and_threads_change_no_bit(
+    native, isa, cache_type, rule, heads, kv_heads, block_tokens
+):
+    """A token alone, in pieces of any size, or among all, on one, two or seven threads."""
+    rng = np.random.default_rng(heads)
+    context, first = 1100, 900
+    cache, table = filled_cache(
+        rng, context, type=cache_type, block_tokens=block_tokens, kv_heads=kv_heads, head_dim=64
+    )
+    positions = np.arange(first, context, dtype=np.int32)
+    q = normal(rng, len(positions), heads, 64)
+
+    def attend(kernels: NativeDense, cuts: list[int]) -> np.ndarray:
+        parts = [
+            kernels.attention(
+                q[a:b].copy(), positions[a:b].copy(), [TokenRun(0, b - a, table)], cache, rule
+            )
+            for a, b in pairwise(cuts)
+        ]
+        return np.concatenate(parts)
+
+    whole = attend(native, [0, len(q)])
+    for threads in (1, 7):
+        kernels = NativeDense(_native.Core(isa, threads))
+        np.testing.assert_array_equal(attend(kernels, [0, len(q)]), whole)
+    np.testing.assert_array_equal(attend(native, [0, 1, 2, 3, 5, 12, 13, 64, 137, len(q)]), whole)
+    last = len(q) - 1
+    np.testing.assert_array_equal(attend(native, [last, len(q)]), whole[last:])
+
+
+def test_sequences_do_not_feel_each_other(dense):
+    """Several sequences of very different length in one call: each as if it were alone."""
+    rng = np.random.default_rng(11)
+    cache, table = filled_cache(
+        rng, 2000, type=CacheType.F16, block_tokens=16, kv_heads=2, head_dim=64
+    )
+    tables = [table, table[60:70].copy(), table[100:101].copy()]
+    positions = np.array([1998, 1999, 150, 0, 1, 2], np.int32)
+    q = normal(rng, len(positions), 4, 64)
+    spans = [(0, 2), (2, 1), (3, 3)]
+    rule = Attending(0.125)
+    runs = [TokenRun(a, n, t) for (a, n), t in zip(spans, tables, strict=True)]
+    together = dense.attention(q, positions, runs, cache, rule)
+    for run in runs:
+        rows = slice(run.start, run.start + run.length)
+        alone = dense.attention(
+            q[rows].copy(),
+            positions[rows].copy(),
+            [TokenRun(0, run.length, run.block_table)],
+            cache,
+            rule,
+        )
+        np.testing.assert_array_equal(together[rows], alone)
+
+
+def test_scores_far_apart_leave_the_best(dense):
+    """Keys whose scores differ by thousands: the best takes all, and nothing overflows."""
+    cache = empty_cache(CacheShape(CacheType.F32, 8, 16, 1, 16))
+    k = np.zeros((100, 1, 16), np.float32)
+    k[:, 0, 0] = np.linspace(-3e4, 3e4, 100)
+    v = np.arange(100, dtype=np.float32)[:, None, None] * np.ones((1, 1, 16), np.float32)
+    slots = np.arange(100, dtype=np.int32)
+    write_cache(cache.shape, cache.keys, cache.values, slots, k, v)
+    q = np.ones((2, 1, 16), np.float32)
+    q[1] = -1.0
+    table = np.arange(8, dtype=np.int32)
+    positions = np.array([98, 99], np.int32)
+    out = dense.attention(q, positions, [TokenRun(0, 2, table)], cache, Attending(1.0))
+    np.testing.assert_array_equal(out[:, 0, 0], np.array([98, 0], np.float32))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_lies_behind_a_token_does_not_reach_it(dense, poison):
+    """Cache memory that was never written, or is another's, may hold anything."""
+    rng = np.random.default_rng(5)
+    cache, table = filled_cache(
+        rng, 70, type=CacheType.F32, block_tokens=16, kv_heads=1, head_dim=32
+    )
+    q = normal(rng, 1, 8, 32)
+    positions = np.array([66], np.int32)
+    runs = [TokenRun(0, 1, table)]
+    clean = dense.attention(q, positions, runs, cache, Attending(0.2))
+    behind = slots_of(table, np.arange(67, 80), 16)
+    bad = np.full((13, 1, 32), poison, np.float32)
+    write_cache(cache.shape, cache.keys, cache.values, behind, bad, bad)
+    np.testing.assert_array_equal(dense.attention(q, positions, runs, cache, Attending(0.2)), clean)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "chosen"), [(1, 8, 8), (17, 128, 8), (3, 512, 32), (5, 61, 1)]
+)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_routing_is_softmax_then_the_best(dense, tokens, experts, chosen, normalize):
+    """Ids best first, weights as in double, for any number of experts."""
+    rng = np.random.default_rng(experts)
+    logits = normal(rng, tokens, experts, scale=4.0)
+    rule = SoftmaxRule(chosen, normalize, min_sum=6.1e-5, scale=2.5)
+    ids, weights = dense.route_softmax(logits, rule)
+    wide = np.exp(logits.astype(np.float64))
+    expected = np.take_along_axis(wide / wide.sum(axis=1, keepdims=True), ids, axis=1)
+    if normalize:
+        expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(ids, np.argsort(-logits, axis=1, kind="stable")[:, :chosen])
+    np.testing.assert_allclose(weights, expected * 2.5, rtol=1e-6)
+    assert ids.dtype == np.int32
+
+
+def test_equal_experts_are_taken_in_order_and_small_sums_are_clamped(dense):
+    """Ties go to the lower id; a token whose best experts are all but impossible is not blown up."""
+    logits = np.zeros((2, 40), np.float32)
+    logits[1, 39] = 50.0
+    logits[1, :39] = -50.0
+    ids, weights = dense.route_softmax(logits, SoftmaxRule(3, True, min_sum=0.5, scale=1.0))
+    np.testing.assert_array_equal(ids, [[0, 1, 2], [39, 0, 1]])
+    np.testing.assert_allclose(weights, [[0.05] * 3, [1.0, 0.0, 0.0]], atol=1e-7)
+
+
+@pytest.mark.parametrize("logits", [[np.nan] * 9, [-np.inf] * 8 + [1.0], [np.inf] + [0.0] * 8])
+def test_broken_logits_still_give_ids_in_range(native, logits):
+    """NaN and infinity make bad weights, never an expert that does not exist or is chosen twice."""
+    ids, _ = native.route_softmax(np.array([logits], np.float32), SoftmaxRule(4, True, 1e-5, 1.0))
+    assert len(set(ids[0])) == 4
+    assert ids.min() >= 0
+    assert ids.max() < 9
+
+
+@pytest.mark.parametrize(("tokens", "slots", "width"), [(1, 1, 5), (7, 8, 2048), (13, 3, 33)])
+def test_combine_adds_slots_in_order(dense, tokens, slots, width):
+    """To the bit residual + ((slot 0 + slot 1) + ...), however the slots are spread over tiers."""
+    rng = np.random.default_rng(tokens)
+    residual = normal(rng, tokens, width)
+    values = normal(rng, tokens, slots, width)
+    order = rng.permutation(tokens * slots).astype(np.int32)
+    cut = len(order) // 3
+    parts = [
+        Contributions(
+            ids // slots, ids % slots, np.ascontiguousarray(values[ids // slots, ids % slots])
+        )
+        for ids in (order[:cut], order[cut:])
+    ]
+    total = values[:, 0].copy()
+    for slot in range(1, slots):
+        total += values[:, slot]
+    np.testing.assert_array_equal(dense.combine(residual, parts, slots), residual + total)
+
+
+def test_combine_refuses_a_hole_and_a_double(native):
+    """A slot that nobody, or two, filled is our bug, and says so."""
+    residual, values = np.zeros((1, 4), np.float32), np.zeros((2, 4), np.float32)
+    zeros, both = np.zeros(2, np.int32), np.array([0, 1], np.int32)
+    native.combine(residual, [Contributions(zeros, both, values)], 2)
+    with pytest.raises(ValueError, match="exactly one"):
+        native.combine(residual, [Contributions(zeros, zeros, values)], 2)
+    with pytest.raises(ValueError, match="exactly one"):
+        native.combine(residual, [Contributions(zeros[:1], zeros[:1], values[:1])], 2)
+
+
+@pytest.mark.parametrize("block", [2**31 - 1, -1, 5])
+def test_the_core_refuses_what_lies_beyond_the_cache(native, block):
+    """A mistake of ours is a ValueError at the boundary, never a read out of bounds."""
+    rng = np.random.default_rng(1)
+    cache, table = filled_cache(rng, 8, type=CacheType.F32, block_tokens=4, kv_heads=1, head_dim=16)
+    q = np.zeros((1, 1, 16), np.float32)
+    broken = np.array([block, 0], np.int32)
+    rule = Attending(1.0)
+    with pytest.raises(ValueError, match="beyond the cache"):
+        native.attention(q, np.zeros(1, np.int32), [TokenRun(0, 1, broken)], cache, rule)
+    with pytest.raises(ValueError, match="beyond the block table"):
+        native.attention(q, np.array([8], np.int32), [TokenRun(0, 1, table)], cache, rule)
+    rope = native.rope_table(np.zeros(1, np.int32), np.zeros(8))
+    with pytest.raises(ValueError, match="slot lies beyond"):
+        native.prepare_heads(
+            q, q, q, HeadNorm(None, None, 0.0), rope, cache, np.array([block * 4 % 2**31], np.int32)
+        )
+
+
+def test_an_instruction_set_that_is_not_there_is_refused():
+    """Kernels of another machine are never called."""
+    with pytest.raises(ValueError, match="instruction set"):
+        _native.Core("vax", 1)

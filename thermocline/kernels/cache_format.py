@@ -1,0 +1,202 @@
+"""How the key-value cache lies in memory: types, shapes, and NumPy's way in and out of the bytes.
+
+One layer has an array of keys and one of values, each uint8 [blocks, kv_heads, bytes of a head's block].
+Values lie row after row, one row per token. Keys lie in groups of sixteen tokens (the last group of a
+block may be narrower), dimension by dimension: number (d, token) of a group of w tokens is number
+d * w + token. In Q8_0 each 32 dimensions of a group are w halves, then 32 * w bytes. Knows no request
+and no pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
+
+_GROUP_TOKENS = 16
+_QUANT_BLOCK = 32  # numbers that share a unit in Q8_0
+_QUANT_BYTES = 34  # a half and 32 bytes
+_MAX_HALF = np.float32(65504)
+
+
+class CacheType(IntEnum):
+    """What a cached number is. The values are ggml's type ids, which the compiled core knows."""
+
+    F32 = 0
+    F16 = 1
+    Q8_0 = 8
+    BF16 = 30
+
+    def row_bytes(self, head_dim: int) -> int:
+        """Return the bytes of one head's numbers of one token. Q8_0 needs a head_dim that 32 divides."""
+        if self is CacheType.Q8_0:
+            assert head_dim % _QUANT_BLOCK == 0, f"head_dim {head_dim} is no multiple of 32"
+            return head_dim // _QUANT_BLOCK * _QUANT_BYTES
+        return head_dim * (4 if self is CacheType.F32 else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """One layer's cache: type and sizes."""
+
+    type: CacheType
+    num_blocks: int
+    block_tokens: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one head's numbers of one token."""
+        return self.type.row_bytes(self.head_dim)
+
+    @property
+    def array_shape(self) -> tuple[int, int, int]:
+        """Shape of a layer's keys, and of its values, as bytes."""
+        return (self.num_blocks, self.kv_heads, self.block_tokens * self.row_bytes)
+
+
+def write_cache(
+    shape: CacheShape,
+    keys: ByteArray,
+    values: ByteArray,
+    slots: IntArray,
+    k: FloatArray,
+    v: FloatArray,
+) -> None:
+    """Store k and v [tokens, kv_heads, head_dim] in `slots` [tokens]."""
+    blocks, places = np.divmod(slots, shape.block_tokens)
+    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    rows[blocks, :, places] = _pack(shape.type, v)
+    packed = _pack(shape.type, k)
+    for group, first, width in _groups(shape, keys):
+        mine = (places >= first) & (places < first + width)
+        lanes = _spread(shape, group, width)
+        lanes[blocks[mine], :, places[mine] - first] = packed[mine]
+
+
+def read_cache(
+    shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return the keys and values in `slots`, each float32 [slots, kv_heads, head_dim]."""
+    blocks, places = np.divmod(slots, shape.block_tokens)
+    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    packed = np.empty((len(slots), shape.kv_heads, shape.row_bytes), np.uint8)
+    for group, first, width in _groups(shape, keys):
+        mine = (places >= first) & (places < first + width)
+        packed[mine] = _spread(shape, group, width)[blocks[mine], :, places[mine] - first]
+    return _unpack(shape.type, packed), _unpack(shape.type, rows[blocks, :, places])
+
+
+def _groups(shape: CacheShape, keys: ByteArray) -> Iterator[tuple[ByteArray, int, int]]:
+    """Yield (bytes [blocks, kv_heads, width * row_bytes], first place, width) of each group of keys."""
+    for first in range(0, shape.block_tokens, _GROUP_TOKENS):
+        width = min(_GROUP_TOKENS, shape.block_tokens - first)
+        start = first * shape.row_bytes
+        yield keys[:, :, start : start + width * shape.row_bytes], first, width
+
+
+class _Lanes:
+    """The packed rows of a group's tokens, read and written by [blocks, :, lanes]."""
+
+    def __init__(self, parts: list[tuple[ByteArray, slice]], row_bytes: int) -> None:
+        self._parts = parts
+        self._row_bytes = row_bytes
+
+    def __getitem__(self, key: tuple[IntArray, slice, IntArray]) -> ByteArray:
+        blocks, heads, lanes = key
+        kv_heads = self._parts[0][0].shape[1]
+        out = np.empty((len(blocks), kv_heads, self._row_bytes), np.uint8)
+        for view, columns in self._parts:
+            picked = view[blocks, heads, :, lanes]  # [tokens, kv_heads, numbers, bytes of one]
+            out[:, :, columns] = picked.reshape(*picked.shape[:2], columns.stop - columns.start)
+        return out
+
+    def __setitem__(self, key: tuple[IntArray, slice, IntArray], rows: ByteArray) -> None:
+        blocks, heads, lanes = key
+        for view, columns in self._parts:
+            part = rows[:, :, columns]
+            view[blocks, heads, :, lanes] = part.reshape(*part.shape[:2], *view.shape[2::2])
+
+
+def _spread(shape: CacheShape, group: ByteArray, width: int) -> _Lanes:
+    lead = group.shape[:2]
+    if shape.type is not CacheType.Q8_0:
+        number_bytes = shape.row_bytes // shape.head_dim
+        # A view of some columns stays a view when only its last axis is split.
+        view = _split_last(group, (shape.head_dim, width, number_bytes))
+        return _Lanes([(view, slice(0, shape.row_bytes))], shape.row_bytes)
+    assert group.ndim == len(lead) + 1
+    parts = []
+    for block in range(shape.head_dim // _QUANT_BLOCK):
+        start, column = block * _QUANT_BYTES * width, block * _QUANT_BYTES
+        units = group[:, :, start : start + 2 * width]
+        numbers = group[:, :, start + 2 * width : start + _QUANT_BYTES * width]
+        parts.append((_split_last(units, (1, width, 2)), slice(column, column + 2)))
+        parts.append(
+            (
+                _split_last(numbers, (_QUANT_BLOCK, width, 1)),
+                slice(column + 2, column + _QUANT_BYTES),
+            )
+        )
+    return _Lanes(parts, shape.row_bytes)
+
+
+def _split_last(array: ByteArray, shape: tuple[int, int, int]) -> ByteArray:
+    """Return a view of uint8 [..., a * b * c] as [..., a, b, c]."""
+    strides = (*array.strides[:-1], shape[1] * shape[2], shape[2], 1)
+    return np.lib.stride_tricks.as_strided(array, (*array.shape[:-1], *shape), strides)
+
+
+def _pack(cache_type: CacheType, x: FloatArray) -> ByteArray:
+    """Return uint8 [..., row_bytes] of float32 [..., head_dim]; halves saturate at 65504."""
+    match cache_type:
+        case CacheType.F32:
+            packed: ByteArray = np.ascontiguousarray(x, np.float32).view(np.uint8)
+            return packed
+        case CacheType.F16:
+            return np.clip(x, -_MAX_HALF, _MAX_HALF).astype(np.float16).view(np.uint8)
+        case CacheType.BF16:
+            bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+            rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+            return (
+                np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16).view(np.uint8)
+            )
+        case CacheType.Q8_0:
+            return _pack_q8_0(x)
+
+
+def _pack_q8_0(x: FloatArray) -> ByteArray:
+    blocks = x.reshape(*x.shape[:-1], -1, _QUANT_BLOCK)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    unit = np.minimum(largest / np.float32(127), _MAX_HALF).astype(np.float16)
+    rounded = unit.astype(np.float32)
+    inverse = np.divide(np.float32(1), rounded, out=np.zeros_like(rounded), where=rounded > 0)
+    numbers = np.rint(np.clip(blocks * inverse, -127, 127)).astype(np.int8)
+    packed = np.concatenate((unit.view(np.uint8), numbers.view(np.uint8)), axis=-1)
+    return packed.reshape(*x.shape[:-1], -1)
+
+
+def _unpack(cache_type: CacheType, packed: ByteArray) -> FloatArray:
+    """Return float32 [..., head_dim] of uint8 [..., row_bytes]."""
+    packed = np.ascontiguousarray(packed)
+    match cache_type:
+        case CacheType.F32:
+            return packed.view(np.float32)
+        case CacheType.F16:
+            return packed.view(np.float16).astype(np.float32)
+        case CacheType.BF16:
+            wide: FloatArray = (packed.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            return wide
+        case CacheType.Q8_0:
+            blocks = packed.reshape(*packed.shape[:-1], -1, _QUANT_BYTES)
+            unit = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+            numbers = np.ascontiguousarray(blocks[..., 2:]).view(np.int8).astype(np.float32)
+            return (unit * numbers).reshape(*packed.shape[:-1], -1)

@@ -1,0 +1,130 @@
+"""The native dense kernels of one instruction set: allocates outputs, calls the compiled core.
+
+The core releases the interpreter lock for the whole job, and checks shapes and ranges.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.kernels.dense_contract import RopeTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from thermocline.kernels._native import Core
+    from thermocline.kernels.contract import FloatArray, IntArray
+    from thermocline.kernels.dense_contract import (
+        Attending,
+        Contributions,
+        HeadNorm,
+        LayerCache,
+        SoftmaxRule,
+        TokenRun,
+    )
+
+
+class NativeDense:
+    """`DenseKernels` on the compiled core."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def __repr__(self) -> str:
+        return f"NativeDense({self._core.isa})"
+
+    def rms_norm(self, x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
+        """See `DenseKernels.rms_norm`."""
+        out = np.empty_like(x)
+        self._core.rms_norm(x, gain, epsilon, out)
+        return out
+
+    def rope_table(
+        self,
+        positions: IntArray,
+        frequencies: NDArray[np.float64],
+        *,
+        magnitude: float = 1.0,
+        pairs: bool = False,
+    ) -> RopeTable:
+        """See `DenseKernels.rope_table`."""
+        cosines = np.empty((len(positions), len(frequencies)), np.float32)
+        sines = np.empty_like(cosines)
+        self._core.rope_table(positions, frequencies, magnitude, cosines, sines)
+        return RopeTable(cosines, sines, pairs)
+
+    def prepare_heads(
+        self,
+        q: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        norm: HeadNorm,
+        rope: RopeTable,
+        cache: LayerCache,
+        slots: IntArray,
+    ) -> None:
+        """See `DenseKernels.prepare_heads`."""
+        self._core.prepare_heads(
+            q=q,
+            k=k,
+            v=v,
+            q_gain=norm.q_gain,
+            k_gain=norm.k_gain,
+            epsilon=norm.epsilon,
+            cosines=rope.cosines,
+            sines=rope.sines,
+            pairs=rope.pairs,
+            cache_type=int(cache.shape.type),
+            block_tokens=cache.shape.block_tokens,
+            keys=cache.keys,
+            values=cache.values,
+            slots=slots,
+        )
+
+    def attention(
+        self,
+        q: FloatArray,
+        positions: IntArray,
+        runs: Sequence[TokenRun],
+        cache: LayerCache,
+        rule: Attending,
+    ) -> FloatArray:
+        """See `DenseKernels.attention`."""
+        tables = [run.block_table for run in runs]
+        out = np.empty_like(q)
+        self._core.attention(
+            q=q,
+            positions=positions,
+            starts=np.array([*(run.start for run in runs), len(q)], np.int32),
+            block_tables=np.concatenate(tables) if len(tables) != 1 else tables[0],
+            table_starts=np.cumsum([0, *map(len, tables)], dtype=np.int32),
+            cache_type=int(cache.shape.type),
+            block_tokens=cache.shape.block_tokens,
+            keys=cache.keys,
+            values=cache.values,
+            scale=rule.scale,
+            softcap=rule.softcap,
+            window=rule.window,
+            out=out,
+        )
+        return out
+
+    def route_softmax(self, logits: FloatArray, rule: SoftmaxRule) -> tuple[IntArray, FloatArray]:
+        """See `DenseKernels.route_softmax`."""
+        ids = np.empty((len(logits), rule.chosen), np.int32)
+        weights = np.empty(ids.shape, np.float32)
+        self._core.route_softmax(logits, rule.normalize, rule.min_sum, rule.scale, ids, weights)
+        return ids, weights
+
+    def combine(
+        self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int
+    ) -> FloatArray:
+        """See `DenseKernels.combine`."""
+        out = np.empty_like(residual)
+        arrays = [(part.rows, part.slots, part.values) for part in parts]
+        self._core.combine(residual, arrays, num_slots, out)
+        return out

@@ -1,0 +1,160 @@
+"""What an implementation of a layer's parts other than products with weights must do.
+
+Norms, rotary embedding, the key-value cache, attention, routing, and the sum of expert outputs. All
+arrays are C-contiguous and results are new arrays unless a method says otherwise. A token's numbers
+depend on the implementation and on the token alone: never on which tokens are computed together, and
+never on the number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from thermocline.kernels.cache_format import CacheShape
+    from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's cached keys and values; see cache_format for where numbers lie.
+
+    keys, values: uint8, of shape.array_shape; valid while the pool lives.
+    """
+
+    shape: CacheShape
+    keys: ByteArray
+    values: ByteArray
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """One sequence's tokens of a chunk: rows [start, start + length), and the blocks that hold it.
+
+    Position p lies in slot block_table[p // block_tokens] * block_tokens + p % block_tokens.
+    """
+
+    start: int
+    length: int
+    block_table: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Rotary embedding of a chunk's tokens: cosines and sines, float32 [tokens, rotary_dims / 2].
+
+    pairs: dimension 2i turns with 2i + 1; else dimension i with i + rotary_dims / 2.
+    """
+
+    cosines: FloatArray
+    sines: FloatArray
+    pairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMS norm of each head of queries and of keys; gains are float32 [head_dim], None is no norm."""
+
+    q_gain: FloatArray | None
+    k_gain: FloatArray | None
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """What scores go through: scale, then softcap * tanh(score / softcap) unless softcap is 0.
+
+    window: a token sees only that many last positions, its own included; 0 is all of them.
+    """
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxRule:
+    """Softmax over all experts, then the best `chosen`; see `DenseKernels.route_softmax`."""
+
+    chosen: int
+    normalize: bool
+    min_sum: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contributions:
+    """One tier's expert outputs: values[i] belongs to token rows[i] and its slot slots[i]."""
+
+    rows: IntArray
+    slots: IntArray
+    values: FloatArray
+
+
+class DenseKernels(Protocol):
+    """One implementation. Every method blocks until done and may be called from several threads."""
+
+    def rms_norm(self, x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
+        """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis of x [rows, width]."""
+        ...
+
+    def rope_table(
+        self,
+        positions: IntArray,
+        frequencies: NDArray[np.float64],
+        *,
+        magnitude: float = 1.0,
+        pairs: bool = False,
+    ) -> RopeTable:
+        """Return cosines and sines of position * frequency, taken in double, times `magnitude`."""
+        ...
+
+    def prepare_heads(
+        self,
+        q: FloatArray,
+        k: FloatArray,
+        v: FloatArray,
+        norm: HeadNorm,
+        rope: RopeTable,
+        cache: LayerCache,
+        slots: IntArray,
+    ) -> None:
+        """Norm and turn q [tokens, heads, head_dim] in place; norm, turn and store k; store v.
+
+        k, v: [tokens, kv_heads, head_dim], unchanged; slots: [tokens], each at most once.
+        """
+        ...
+
+    def attention(
+        self,
+        q: FloatArray,
+        positions: IntArray,
+        runs: Sequence[TokenRun],
+        cache: LayerCache,
+        rule: Attending,
+    ) -> FloatArray:
+        """Return float32 [tokens, heads, head_dim]: causal attention of each sequence's tokens.
+
+        q: [tokens, heads, head_dim]; heads is a multiple of kv_heads, and query head h reads key head
+        h // (heads // kv_heads). The runs follow each other and cover q.
+        """
+        ...
+
+    def route_softmax(self, logits: FloatArray, rule: SoftmaxRule) -> tuple[IntArray, FloatArray]:
+        """Return (ids int32, weights float32), each [tokens, chosen]: best first, ties by lower id.
+
+        normalize: weights are divided by their sum, taken as at least min_sum. Then they are multiplied by scale.
+        """
+        ...
+
+    def combine(
+        self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int
+    ) -> FloatArray:
+        """Return residual + ((slot 0 + slot 1) + ...); every (token, slot) is in the parts once."""
+        ...
