@@ -107,8 +107,6 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Activation
                     int64_t first_row, int64_t tokens, const Panel& next, float* sums) {
     const GemmKernels& gemm = *compute.set.gemm;
     const Weight& weight = *panel.strips[0].weight;
-    FormatInfo info{};
-    format_info(weight.type_id, info);
     const auto row_of = [&](int64_t t) { return rows ? rows[t] : first_row + t; };
     const uint8_t** bases = scratch().bases.get<const uint8_t*>(tokens);
     const float** xs = reinterpret_cast<const float**>(bases);
@@ -126,6 +124,8 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Activation
         for (int s = 0; s < kStrips; ++s) {
             const Strip& from = panel.strips[s];
             const Weight& w = *from.weight;
+            FormatInfo info{};  // types of one form may differ in their blocks
+            format_info(w.type_id, info);
             const int64_t skip = column / info.block_elements * info.block_bytes;
             const Strip& then = next.strips[s];
             const int64_t coming = then.rows() > 0 ? then.rows() * then.weight->row_bytes : 0;
