@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz oracle golden stub demo-model sample-trace clean \
+.PHONY: demo test lint check install fuzz sanitize check-neon oracle golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory
 
 demo: $(VENV)/.installed-run
@@ -31,6 +31,14 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt scripts/install.sh $(NATI
 # 20,000 mutated model files; the test suite runs 2,000.
 fuzz: $(VENV)/.installed-dev
 	THERMOCLINE_FUZZ_FILES=20000 scripts/test.sh tests/unit/modelfile/test_fuzz.py --timeout 3000
+
+# The native code under the address, undefined-behaviour and thread sanitizers: some minutes.
+sanitize: $(VENV)/.installed-dev
+	scripts/sanitize.sh
+
+# The NEON kernels in an emulator, where a cross compiler is installed.
+check-neon:
+	scripts/check_neon.sh
 
 # Against transformers and llama.cpp, in an environment of their own.
 oracle:

@@ -155,7 +155,6 @@ def measure_pairs(
 ) -> list[Pairs]:
     """Run both sides in turn, all phases in each round; who begins changes with every round."""
     probe = BandwidthProbe(options.threads, options.bandwidth_bytes)
-    print(f"read bandwidth by: {probe.source}")
     ours: dict[str, list[float]] = {phase.name: [] for phase in phases}
     theirs: dict[str, list[float]] = {phase.name: [] for phase in phases}
     bandwidth: dict[str, list[float]] = {phase.name: [] for phase in phases}

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from thermocline import Engine, EngineConfig, SamplingParams
-from thermocline.config import MemoryConfig
+from thermocline.config import CpuConfig, MemoryConfig
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import read_spec
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 
 
 def engine_config(context_tokens: int, threads: int) -> EngineConfig:
-    """Return the settings of every benchmark. One request at a time needs one context.
-
-    The engine has no setting of threads: `threads` is what its peers get, and is checked to be what
-    this process may use.
-    """
-    del threads
-    return EngineConfig(memory=MemoryConfig(max_context_tokens=context_tokens, max_full_contexts=1))
+    """Return the settings of every benchmark. One request at a time needs one context."""
+    return EngineConfig(
+        memory=MemoryConfig(max_context_tokens=context_tokens, max_full_contexts=1),
+        cpu=CpuConfig(threads=threads),
+    )
 
 
 def random_prompt(vocab_size: int, num_tokens: int, seed: int) -> list[int]:

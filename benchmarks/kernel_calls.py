@@ -1,27 +1,31 @@
 """The kernels as the benchmarks call them: the only file here that knows their interface.
 
-Instruction sets are named as the kernels name them; "default" is whatever they choose by themselves.
+Instruction sets are named as the kernels name them.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from thermocline.kernels.contract import SUPPORTED_FORMATS, ExpertWeights, Weight
+from thermocline.kernels.contract import (
+    SUPPORTED_FORMATS,
+    ExpertGroup,
+    ExpertWeights,
+    ExpertWork,
+    Weight,
+)
 from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.native import load_native
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
     from thermocline.modelfile.formats import BlockFormat
-
-DEFAULT_SET: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class LayerWeights:
 
 def available_sets() -> tuple[str, ...]:
     """Return the instruction sets that this machine can run, the narrowest first."""
-    return (DEFAULT_SET,)
+    return tuple(name for name, usable in load_native().instruction_sets() if usable)
 
 
 def supported_formats() -> tuple[str, ...]:
@@ -63,10 +67,9 @@ def supported_formats() -> tuple[str, ...]:
     return tuple(sorted(SUPPORTED_FORMATS))
 
 
-def matmul(weight: Weight, x: FloatArray, isa: str) -> FloatArray:
+def matmul(weight: Weight, x: FloatArray, isa: str, threads: int) -> FloatArray:
     """Return x [tokens, cols] times the transposed weight, computed with instruction set `isa`."""
-    assert isa == DEFAULT_SET, isa
-    return _kernels().matmul(weight, x)
+    return _kernels(isa, threads).matmul(weight, x)
 
 
 def run_layer(
@@ -76,27 +79,19 @@ def run_layer(
 
     x: [tokens, hidden]; expert_ids, weights: [tokens, used].
     """
-    num_tokens, used = expert_ids.shape
     chosen = expert_ids.reshape(-1)
     order = np.argsort(chosen, kind="stable").astype(np.int32)
-    experts, starts = np.unique(chosen[order], return_index=True)
-    groups = np.split(order, starts[1:])
-    outputs = np.empty((num_tokens * used, layer.hidden), np.float32)
-
-    def compute(job: tuple[int, IntArray]) -> None:
-        index, places = job
-        scale = np.ascontiguousarray(weights.reshape(-1)[places])
-        rows = np.ascontiguousarray(places // used)
-        outputs[places] = _kernels().expert_ffn(layer.expert(index), x, rows, scale)
-
-    jobs = list(zip(experts.tolist(), groups, strict=True))
-    if threads == 1:
-        for job in jobs:
-            compute(job)
-    else:
-        list(_pool(threads).map(compute, jobs))
-    total: FloatArray = outputs.reshape(num_tokens, used, -1).sum(axis=1)
-    return total
+    experts, counts = np.unique(chosen, return_counts=True)
+    groups = tuple(
+        ExpertGroup(layer.expert(index), count)
+        for index, count in zip(experts.tolist(), counts.tolist(), strict=True)
+    )
+    scale = np.ascontiguousarray(weights.reshape(-1)[order], np.float32)
+    work = ExpertWork(groups, x, order // np.int32(expert_ids.shape[1]), scale)
+    pair_of = np.empty(len(order), np.int32)
+    pair_of[order] = np.arange(len(order), dtype=np.int32)
+    kernels = _kernels("auto", threads)
+    return kernels.expert_sum(work, pair_of.reshape(expert_ids.shape), np.zeros_like(x))
 
 
 def exact_layer(
@@ -126,10 +121,5 @@ def relative_error(found: FloatArray, exact: FloatArray) -> float:
 
 
 @cache
-def _kernels() -> NativeKernels:
-    return NativeKernels()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="benchmark")
+def _kernels(isa: str, threads: int) -> NativeKernels:
+    return NativeKernels(isa, threads)

@@ -71,19 +71,23 @@ def measure_type(format_name: str, options: argparse.Namespace) -> dict[str, Spe
     exact = (x.astype(np.float64) @ exact_rows(checked).astype(np.float64).T).astype(np.float32)
     found = {}
     for isa in available_sets():
-        one_error = relative_error(matmul(checked, row, isa), exact[:1])
-        found[isa] = Speed([], [], one_error, relative_error(matmul(checked, x, isa), exact))
+        one_error = relative_error(matmul(checked, row, isa, options.threads), exact[:1])
+        found[isa] = Speed(
+            [], [], one_error, relative_error(matmul(checked, x, isa, options.threads), exact)
+        )
     for _ in range(options.rounds):
         for isa, speed in found.items():
-            speed.one_row_gb_s.append(weight.nbytes * 1e-9 / _time(weight, row, isa))
+            speed.one_row_gb_s.append(
+                weight.nbytes * 1e-9 / _time(weight, row, isa, options.threads)
+            )
             flop = 2.0 * _BATCH * _COLS * batch_weight.rows
-            speed.batch_gflop_s.append(flop * 1e-9 / _time(batch_weight, x, isa))
+            speed.batch_gflop_s.append(flop * 1e-9 / _time(batch_weight, x, isa, options.threads))
     return found
 
 
-def _time(weight: Weight, x: FloatArray, isa: str) -> float:
+def _time(weight: Weight, x: FloatArray, isa: str, threads: int) -> float:
     start = time.perf_counter()
-    matmul(weight, x, isa)
+    matmul(weight, x, isa, threads)
     return time.perf_counter() - start
 
 

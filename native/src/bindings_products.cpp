@@ -198,12 +198,13 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
              "Multiply-adds done on every thread without touching memory; time it for the limit.");
     core.def("decode_rows", &decode_rows, nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("rows").noconvert(),
              nb::arg("out").noconvert(), "out[i] = row rows[i] of the weight `raw`, as float32.");
-    core.def("multiply_all", &multiply_all, nb::arg("weights"), nb::arg("x").noconvert(), nb::arg("outs"),
-             nb::arg("add").none() = nb::none(), nb::arg("prompt") = false, "outs[i] = x times the transposed weights[i] = (type, raw), plus `add`.");
-    core.def("expert_outputs", &expert_outputs, nb::arg("experts"), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
+    core.def("multiply_all", &multiply_all, nb::arg("weights").noconvert(), nb::arg("x").noconvert(),
+             nb::arg("outs").noconvert(), nb::arg("add").noconvert().none() = nb::none(), nb::arg("prompt") = false,
+             "outs[i] = x times the transposed weights[i] = (type, raw), plus `add`.");
+    core.def("expert_outputs", &expert_outputs, nb::arg("experts").noconvert(), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
              nb::arg("scale").noconvert(), nb::arg("out").noconvert(), nb::arg("prompt") = false,
              "out[pair] = scale * down(silu(gate(x[row])) * up(x[row])); experts are (gate, up, down, pairs).");
-    core.def("expert_sum", &expert_sum, nb::arg("experts"), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
+    core.def("expert_sum", &expert_sum, nb::arg("experts").noconvert(), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
              nb::arg("scale").noconvert(), nb::arg("pair_of").noconvert(), nb::arg("residual").noconvert(),
              nb::arg("out").noconvert(), nb::arg("prompt") = false, "The pairs' outputs added up per token in slot order, plus the residual.");
 }

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks import against_llama, loop_lag, memory, moe_layer, synthetic_model, type_table
 from benchmarks.bandwidth import BandwidthProbe
-from benchmarks.kernel_calls import DEFAULT_SET, supported_formats
+from benchmarks.kernel_calls import available_sets, supported_formats
 from benchmarks.sides import LlamaSettings, Work, every_setting, llama_python
+from benchmarks.synthetic_blocks import DRAWABLE
 
 PYTHON = llama_python(None)
 
@@ -71,8 +72,9 @@ def test_every_type_is_in_the_table(tmp_path):
     out, page = tmp_path / "types.csv", tmp_path / "types.md"
     assert type_table.main(["--quick", "--out", str(out), "--markdown", str(page)]) == 0
     rows = rows_of(out)
-    assert {row["case"] for row in rows} == set(supported_formats())
-    assert all(f"| {name} {DEFAULT_SET}" in page.read_text() for name in supported_formats())
+    assert {row["case"] for row in rows} == set(supported_formats()) & set(DRAWABLE)
+    named = [f"| {name} {isa}" for name in DRAWABLE for isa in available_sets()]
+    assert all(name in page.read_text() for name in named)
     assert max(float(row["median"]) for row in rows if row["metric"].endswith("error")) < 0.02
 
 
@@ -155,8 +157,6 @@ def test_the_fastest_setting_is_chosen():
     assert against_llama.best_settings(tuned) == {"prefill 16": second}
 
 
-def test_the_bandwidth_probe_says_how_it_measured():
-    """It gives a plausible rate, and names its way."""
-    probe = BandwidthProbe(1, 32 << 20)
-    assert probe.source in ("native", "compiled", "numpy (below the limit)")
-    assert 0.1 < probe.measure() < 10_000
+def test_the_bandwidth_probe_gives_a_plausible_rate():
+    """Gigabytes per second, not bytes and not zero."""
+    assert 0.1 < BandwidthProbe(1, 32 << 20).measure() < 10_000

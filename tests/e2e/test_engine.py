@@ -29,6 +29,7 @@ from thermocline.errors import (
     StageError,
 )
 from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.dense import NativeDense
 from thermocline.messages import FinishReason
 from thermocline.traces.chrome import read_chrome
 from thermocline.traces.lanes import Lane
@@ -253,17 +254,19 @@ class FailingKernels(NativeKernels):
         super().__init__()
         self._calls, self._fail_on = 0, fail_on
 
-    def expert_ffn(self, expert, x, rows, scale):
+    def expert_sum(self, work, pair_of, residual):
         self._calls += 1
         if self._calls == self._fail_on:
             raise MemoryError("no room, as told")
-        return super().expert_ffn(expert, x, rows, scale)
+        return super().expert_sum(work, pair_of, residual)
 
 
 @pytest.mark.parametrize("fail_on", [1, 3, 40])
 async def test_a_failing_stage_fails_its_request_and_the_next_one_runs(toy, monkeypatch, fail_on):
     """The error names stage, layer and cause; the engine stays usable and clean."""
-    monkeypatch.setattr("thermocline.assembly.NativeKernels", lambda: FailingKernels(fail_on))
+    monkeypatch.setattr(
+        "thermocline.assembly.NativeKernels", lambda *_, **__: FailingKernels(fail_on)
+    )
     async with Engine.open(toy) as engine:
         with pytest.raises(StageError, match=r"cold.*MemoryError: no room") as caught:
             await collect(engine, "hello", LONG)
@@ -276,8 +279,8 @@ async def test_broken_logits_fail_the_request_alone(toy, monkeypatch):
     """NaN from a damaged model is a typed error, not a token."""
     real = NativeKernels.matmul
 
-    def poisoned(self, weight, x):
-        out = real(self, weight, x)
+    def poisoned(self, weight, x, add=None):
+        out = real(self, weight, x, add)
         if weight.name == "output.weight":
             out[:] = np.nan
         return out
@@ -348,13 +351,13 @@ async def test_an_engine_that_was_never_opened_says_so(toy):
 async def test_the_engine_never_blocks_the_caller_s_loop(toy, monkeypatch):
     """A kernel that takes its time leaves the caller's loop free."""
     release = threading.Event()
-    real = NativeKernels.attention
+    real = NativeDense.attention
 
     def slow(self, *args, **kwargs):
         release.wait(5)
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(NativeKernels, "attention", slow)
+    monkeypatch.setattr(NativeDense, "attention", slow)
     async with Engine.open(toy) as engine:
         task = asyncio.create_task(collect(engine, "hello", SamplingParams(max_tokens=1)))
         async with asyncio.timeout(2):

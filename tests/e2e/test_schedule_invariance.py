@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.support.compare import assert_within
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import (
     Engine,
@@ -67,12 +68,13 @@ async def test_every_schedule_gives_the_same_bits(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
-async def test_reference_and_native_kernels_agree_to_the_bit(tmp_path, name):
-    """The slow twins give the same model, through a different split and chunk."""
+async def test_reference_and_native_kernels_agree(tmp_path, name):
+    """The slow twins give the same model, within rounding, through a different split and chunk."""
     path = write_toy_model(tmp_path / "toy.gguf", SHAPES[name])
     expected = await tokens_and_logits(path, config(0.0, 1024, trace=False), new_tokens=4)
     actual = await tokens_and_logits(
         path, config(0.5, 7, trace=False, kernels="reference"), new_tokens=4
     )
+    entry = "reference/float32" if name == "f32" else "reference/int8 activations"
     assert actual[0] == expected[0]
-    np.testing.assert_array_equal(actual[1], expected[1])
+    assert_within(expected[1], actual[1], entry)

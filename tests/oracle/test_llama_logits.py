@@ -10,7 +10,7 @@ pytest.importorskip("llama_cpp")
 
 from tests.oracle.llama_model import LlamaModel, write_float32_twin
 from tests.support.compare import assert_within
-from tests.support.engine_runs import prompt_logits
+from tests.support.engine_runs import EXACT_CACHE, prompt_logits
 from tests.support.oracle_cases import (
     ALL_CASES,
     BLOCK_CASES,
@@ -21,6 +21,7 @@ from tests.support.oracle_cases import (
     write_case,
 )
 from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline.config import EngineConfig
 from thermocline.engine import Engine
 
 pytestmark = pytest.mark.oracle
@@ -37,7 +38,9 @@ async def test_logits_agree_in_float32(tmp_path, case):
     """llama.cpp gives our logits when it gets the weights in float32, whatever format we compute from."""
     path = write_case(tmp_path / "model.gguf", case)
     wide = write_float32_twin(tmp_path / "float32.gguf", case, path)
-    async with Engine.open(path) as engine:
+    async with Engine.open(
+        path, EngineConfig(kernels=case.exact_kernels, memory=EXACT_CACHE)
+    ) as engine:
         with LlamaModel(wide) as llama:
             for length in PROMPT_LENGTHS:
                 ids = prompt_ids(length)
@@ -47,7 +50,7 @@ async def test_logits_agree_in_float32(tmp_path, case):
 
 @pytest.mark.parametrize("case", ALL_CHOSEN, ids=str)
 async def test_logits_agree_on_the_same_file(tmp_path, case):
-    """On the very same file, the logits differ by no more than llama.cpp's rounded activations explain."""
+    """On the very same file, the logits differ by no more than rounded activations explain."""
     path = write_case(tmp_path / "model.gguf", case)
     ids = prompt_ids(LONGEST_PROMPT)
     async with Engine.open(path) as engine:

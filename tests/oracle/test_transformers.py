@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from tests.oracle.hf_model import HfModel
 from tests.support.compare import assert_within
-from tests.support.engine_runs import greedy_tokens, prompt_logits
+from tests.support.engine_runs import EXACT_CACHE, greedy_tokens, prompt_logits
 from tests.support.oracle_cases import (
     ALL_CASES,
     ANSWER_TOKENS,
@@ -28,7 +28,10 @@ from thermocline.engine import Engine
 
 pytestmark = pytest.mark.oracle
 
-KERNELS = ("native", "reference")
+# Native kernels round the activations of quantised products; test_golden_logits.py has those.
+EXACT_RUNS = [(case, "reference") for case in ALL_CASES] + [
+    (case, "native") for case in ALL_CASES if case.exact_kernels == "native"
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +49,11 @@ def opened(tmp_path_factory):
     return open_case
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("case", ALL_CASES, ids=str)
+@pytest.mark.parametrize(("case", "kernels"), EXACT_RUNS, ids=str)
 async def test_logits_agree(opened, case, kernels):
     """The logits after every token of prompts of every length are transformers'."""
     path, oracle = opened(case)
-    async with Engine.open(path, EngineConfig(kernels=kernels)) as engine:
+    async with Engine.open(path, EngineConfig(kernels=kernels, memory=EXACT_CACHE)) as engine:
         for length in PROMPT_LENGTHS:
             ids = prompt_ids(length)
             ours = await prompt_logits(engine, ids)
@@ -68,7 +70,7 @@ async def test_greedy_answers_are_identical(opened, case, length):
 @pytest.mark.parametrize("case", HALF_CASES + BLOCK_CASES, ids=str)
 async def test_greedy_answers_from_rounded_weights_are_identical(opened, case):
     """Token for token the same answer from every other weight format."""
-    await _same_answer(*opened(case), LONGEST_PROMPT, "native")
+    await _same_answer(*opened(case), LONGEST_PROMPT, case.exact_kernels)
 
 
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=str)
@@ -80,7 +82,7 @@ async def test_greedy_answers_of_the_reference_are_identical(opened, case):
 async def _same_answer(path, oracle, length, kernels):
     expected, least_lead = oracle.greedy(prompt_ids(length), ANSWER_TOKENS)
     assert least_lead > MIN_LEAD, "two tokens are too close to compare: give the case another seed"
-    async with Engine.open(path, EngineConfig(kernels=kernels)) as engine:
+    async with Engine.open(path, EngineConfig(kernels=kernels, memory=EXACT_CACHE)) as engine:
         assert await greedy_tokens(engine, prompt_ids(length), ANSWER_TOKENS) == expected
 
 
@@ -91,6 +93,7 @@ async def test_neither_chunks_nor_the_split_matter(opened, chunk_tokens, hot_fra
     case = FLOAT_CASES[0]
     path, oracle = opened(case)
     config = EngineConfig(
+        memory=EXACT_CACHE,
         scheduler=SchedulerConfig(prefill_chunk_tokens=chunk_tokens),
         placement=PlacementConfig(hot_device="cpu", hot_fraction=hot_fraction),
     )
@@ -103,7 +106,9 @@ async def test_neither_chunks_nor_the_split_matter(opened, chunk_tokens, hot_fra
 async def test_the_demo_model_agrees():
     """The packaged model gives transformers' logits and answer, token for token, on prose."""
     oracle = HfModel(DEMO_MODEL_PATH)
-    async with Engine.open(DEMO_MODEL_PATH) as engine:
+    async with Engine.open(
+        DEMO_MODEL_PATH, EngineConfig(kernels="reference", memory=EXACT_CACHE)
+    ) as engine:
         text = DEMO_HELD_TEXT_PATH.read_text(encoding="utf-8")
         ids = (await engine.encode(text, parse_special=False))[:256]
         assert_within(await prompt_logits(engine, ids), oracle.logits(ids), "transformers/mixed")

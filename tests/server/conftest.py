@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
-from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.dense import NativeDense
 
 SPELLED = "é€😀"
 
@@ -67,12 +67,12 @@ class Gate:
 def gate(monkeypatch):
     """A gate in front of the engine's attention; open at the end in any case."""
     gate = Gate()
-    real = NativeKernels.attention
+    real = NativeDense.attention
 
     def held(self, *args, **kwargs):
         gate.wait()
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(NativeKernels, "attention", held)
+    monkeypatch.setattr(NativeDense, "attention", held)
     yield gate
     gate.open()

@@ -112,7 +112,7 @@ async def test_a_stream_without_silence_has_no_pings(toy):
 @pytest.mark.parametrize("fail_on", [1, 40])
 async def test_a_failure_in_a_stream_is_its_terminal_event(toy, monkeypatch, fail_on):
     """Before the first event it is a plain 500; after it an error event, and no [DONE]."""
-    real = NativeKernels.expert_ffn
+    real = NativeKernels.expert_sum
     calls = 0
 
     def failing(self, *args):
@@ -122,7 +122,7 @@ async def test_a_failure_in_a_stream_is_its_terminal_event(toy, monkeypatch, fai
             raise MemoryError("no room, as told")
         return real(self, *args)
 
-    monkeypatch.setattr(NativeKernels, "expert_ffn", failing)
+    monkeypatch.setattr(NativeKernels, "expert_sum", failing)
     async with live(toy) as server:
         fields = {"messages": HELLO, "stream": True, "max_tokens": 100, "ignore_eos": True}
         async with server.client.post(CHAT, json=fields) as response:
@@ -145,7 +145,7 @@ async def test_a_failure_in_a_prompt_after_the_stream_opened_is_an_event(toy, ga
     def failing(self, *args):
         raise MemoryError("no room, as told")
 
-    monkeypatch.setattr(NativeKernels, "expert_ffn", failing)
+    monkeypatch.setattr(NativeKernels, "expert_sum", failing)
     async with live(toy, open_after_s=0.0) as server:
         reader, writer = await server.connect(TEXT, stream=True, **ENDLESS)
         assert b" 200 " in await reader.readline()

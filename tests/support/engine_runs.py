@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.config import MemoryConfig
 from thermocline.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.engine import Engine
+
+
+# Oracles hold keys and values in float32; the default rounds them to halves.
+EXACT_CACHE = MemoryConfig(kv_type="f32")
 
 
 async def greedy_tokens(engine: Engine, prompt: Sequence[int], count: int) -> list[int]:

@@ -44,6 +44,11 @@ class OracleCase:
     shape: ToyShape
     format: str = "F32"
 
+    @property
+    def exact_kernels(self) -> str:
+        """Kernels that compute from these weights without rounding the activations."""
+        return "native" if self.format in ("F32", "F16", "BF16") else "reference"
+
     def __str__(self) -> str:
         return self.name
 

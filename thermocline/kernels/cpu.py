@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # Long enough to be timed, short enough not to heat the machine.
 _LIMIT_SECONDS = 0.05
+_MAX_THREADS = 1024  # that the core takes
 
 
 def best_instruction_set(native: ModuleType) -> str:
@@ -48,10 +49,10 @@ def checked_instruction_set(native: ModuleType, wanted: str) -> str:
     """
     if wanted == "auto":
         return best_instruction_set(native)
-    if wanted in native.emulated_sets():
-        return wanted
     sets = dict(native.instruction_sets())
     usable = ", ".join(["auto", *(name for name, available in sets.items() if available)])
+    if wanted not in sets and wanted in native.emulated_sets():
+        return wanted
     if wanted not in sets:
         raise ConfigError(f"--cpu-isa is {wanted!r}, which this build does not have: use {usable}")
     if not sets[wanted]:
@@ -62,6 +63,14 @@ def checked_instruction_set(native: ModuleType, wanted: str) -> str:
 def default_threads() -> int:
     """Return the number of processors that this process may use."""
     return max(len(os.sched_getaffinity(0)), 1)
+
+
+def checked_threads(wanted: int | None) -> int:
+    """Return `wanted`, or one thread per processor. Raises ConfigError for what makes no sense."""
+    threads = default_threads() if wanted is None else wanted
+    if not 1 <= threads <= _MAX_THREADS:
+        raise ConfigError(f"--cpu-threads is {threads}: use 1 to {_MAX_THREADS}")
+    return threads
 
 
 class NativeKernels:
@@ -77,7 +86,7 @@ class NativeKernels:
         self._codebooks: set[str] = set()
         self._core = native.Core(
             checked_instruction_set(native, isa),
-            default_threads() if threads is None else threads,
+            checked_threads(threads),
             pin,
         )
         self.dense = NativeDense(self._core)

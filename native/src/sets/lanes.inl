@@ -16,6 +16,7 @@ inline Floats set_floats(float x) { return {_mm512_set1_ps(x)}; }
 inline Floats load_floats(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store_floats(float* p, Floats a) { _mm512_storeu_ps(p, a.v); }
 inline Floats multiply(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Floats add(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Floats subtract(Floats a, Floats b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Floats add_product(Floats sum, Floats a, Floats b) { return {_mm512_fmadd_ps(a.v, b.v, sum.v)}; }
 inline Floats subtract_product(Floats sum, Floats a, Floats b) {
@@ -63,6 +64,9 @@ inline void store_floats(float* p, Floats a) {
 }
 inline Floats multiply(Floats a, Floats b) {
     return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+inline Floats add(Floats a, Floats b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
 }
 inline Floats subtract(Floats a, Floats b) {
     return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
@@ -166,6 +170,9 @@ inline void store_floats(float* p, const Floats& a) {
 inline Floats multiply(const Floats& a, const Floats& b) {
     return {THERMOCLINE_EACH4([&](int i) { return vmulq_f32(a.v[i], b.v[i]); })};
 }
+inline Floats add(const Floats& a, const Floats& b) {
+    return {THERMOCLINE_EACH4([&](int i) { return vaddq_f32(a.v[i], b.v[i]); })};
+}
 inline Floats subtract(const Floats& a, const Floats& b) {
     return {THERMOCLINE_EACH4([&](int i) { return vsubq_f32(a.v[i], b.v[i]); })};
 }
@@ -188,8 +195,10 @@ inline Ints round_to_ints(const Floats& a) {
 inline float largest(const Floats& a) {
     return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.v[0], a.v[1]), vmaxq_f32(a.v[2], a.v[3])));
 }
-inline float total(const Floats& a) {
-    return vaddvq_f32(vaddq_f32(vaddq_f32(a.v[0], a.v[1]), vaddq_f32(a.v[2], a.v[3])));
+inline float total(const Floats& a) {  // folded 8, 4, 2, 1, as everywhere
+    const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
+    const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
 inline int32_t total(const Ints& a) {
     return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
@@ -237,6 +246,9 @@ inline Floats load_floats(const float* p) { return each<Floats>([&](int i) { ret
 inline void store_floats(float* p, const Floats& a) { __builtin_memcpy(p, a.v, sizeof a.v); }
 inline Floats multiply(const Floats& a, const Floats& b) {
     return each<Floats>([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline Floats add(const Floats& a, const Floats& b) {
+    return each<Floats>([&](int i) { return a.v[i] + b.v[i]; });
 }
 inline Floats subtract(const Floats& a, const Floats& b) {
     return each<Floats>([&](int i) { return a.v[i] - b.v[i]; });

@@ -30,8 +30,10 @@ void quantize_group(const float* x, int8_t* a, float& scale, int32_t& sum) {
         const Floats down = set_floats(top / static_cast<float>(step));
         Floats error = zero_floats();
         for (int i = 0; i < Vectors; ++i) {
-            const Floats off = subtract_product(v[i], to_floats(round_to_ints(multiply(v[i], up))), down);
-            error = add_product(error, off, off);
+            // Not fused: every instruction set must find the same errors, or near ties would be decided
+            // differently and the same token would be rounded in two ways.
+            const Floats off = subtract(v[i], multiply(to_floats(round_to_ints(multiply(v[i], up))), down));
+            error = add(error, multiply(off, off));
         }
         const float found = total(error);
         if (best == 0 || found < least) {

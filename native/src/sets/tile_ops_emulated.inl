@@ -29,26 +29,6 @@ inline __m512i pick_third_bytes(__m512i rest, __m512i index, __m512i bytes) {
     return _mm512_mask_mov_epi8(rest, 0x4444444444444444u, pick_bytes(index, bytes));
 }
 
-// Sums are rounded to nearest even, subnormal numbers are zeros on the way in and out, nothing traps.
-// The barriers keep the arithmetic, all of it on memory, between the two changes of the mode.
-class TileArithmetic {
-   public:
-    TileArithmetic() : before_(_mm_getcsr()) {
-        constexpr unsigned kMaskAll = 0x1f80, kZeroOut = 0x8000, kZeroIn = 0x0040;
-        _mm_setcsr(kMaskAll | kZeroOut | kZeroIn);
-        asm volatile("" ::: "memory");
-    }
-    ~TileArithmetic() {
-        asm volatile("" ::: "memory");
-        _mm_setcsr(before_);
-    }
-    TileArithmetic(const TileArithmetic&) = delete;
-    TileArithmetic& operator=(const TileArithmetic&) = delete;
-
-   private:
-    unsigned before_;
-};
-
 class Tiles {
    public:
     template <int Register>
@@ -64,9 +44,14 @@ class Tiles {
         __builtin_memcpy(to, rows_[Register], sizeof rows_[Register]);
     }
     // Even and odd columns are added up apart, each in the order of the columns, then joined, then added.
+    // Sums are rounded to nearest even, subnormal numbers are zeros on the way in and out, nothing traps. The
+    // barriers keep the arithmetic, all of it on memory, between the two changes of the mode.
     template <int Sums, int Left, int Right>
     void add_product() {
-        const TileArithmetic mode;
+        constexpr unsigned kMaskAll = 0x1f80, kZeroOut = 0x8000, kZeroIn = 0x0040;
+        const unsigned before = _mm_getcsr();
+        _mm_setcsr(kMaskAll | kZeroOut | kZeroIn);
+        asm volatile("" ::: "memory");
         const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
         for (int m = 0; m < 16; ++m) {
             __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
@@ -81,6 +66,8 @@ class Tiles {
             void* c = rows_[Sums][m];
             _mm512_store_ps(c, _mm512_add_ps(_mm512_load_ps(c), _mm512_add_ps(even, odd)));
         }
+        asm volatile("" ::: "memory");
+        _mm_setcsr(before);
     }
 
    private:

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.kquants import dequantize, quantize
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
-from thermocline.kernels.cpu import load_native
+from thermocline.kernels.native import load_native
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 # The instruction sets of this build that this machine has.

@@ -1,0 +1,232 @@
+// Compares every instruction set that this machine has with the portable one, on random data of every
+// type; exits with 1 where they differ. Needs no Python, so that it runs under an emulator and under
+// sanitizers as well.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "thermocline/codebooks.h"
+#include "thermocline/matmul.h"
+#include "thermocline/unpack.h"
+
+using namespace thermocline;
+
+namespace {
+
+constexpr int kTypes[] = {kF32, kF16, kBF16, 2,  3,  6,  7,  8,  10, 11, 12, 13, 14,
+                          16,   17,   18,    19, 20, 21, 22, 23, 29, 34, 35, 39, 40};
+constexpr double kProductTolerance = 1e-9;  // NMSE; sums are fused or not, and single ones may cancel
+constexpr double kExpertTolerance = 1e-6;    // a last bit may move an inner activation by one step
+
+std::mt19937 g_random(1);
+int g_failures = 0;
+
+void expect(bool holds, const char* set, int type_id, const std::string& what) {
+    if (holds) return;
+    ++g_failures;
+    std::printf("FAIL %s, type %d: %s\n", set, type_id, what.c_str());
+}
+
+// Any entries that the types can have will do.
+void publish_codebooks() {
+    const struct { int type_id, size, largest; } books[] = {{16, 256 * 8, 63}, {17, 512 * 8, 63}, {22, 1024 * 8, 63},
+                                                            {18, 256 * 4, 63}, {21, 512 * 4, 15}, {19, 2048 * 8, 16}};
+    for (const auto& book : books) {
+        std::vector<uint8_t> bytes(static_cast<size_t>(book.size));
+        for (auto& byte : bytes) byte = static_cast<uint8_t>(g_random() % static_cast<unsigned>(book.largest + 1));
+        expect(set_codebook(book.type_id, bytes.data(), book.size), "codebook", book.type_id, "refused");
+    }
+}
+
+std::vector<float> normal(int64_t count) {
+    std::normal_distribution<float> draw;
+    std::vector<float> values(static_cast<size_t>(count));
+    for (auto& value : values) value = draw(g_random);
+    return values;
+}
+
+struct Matrix {
+    std::vector<uint8_t> bytes;
+    Weight weight;
+};
+
+// Random bytes, block by block, that decode to numbers neither tiny nor huge.
+Matrix random_matrix(int type_id, int64_t rows, int64_t cols) {
+    const GemmKernels& portable = *find_kernel_set("portable")->set->gemm;
+    FormatInfo info{};
+    format_info(type_id, info);
+    const int64_t step = info.block_elements, row_bytes = cols / step * info.block_bytes;
+    Matrix m{std::vector<uint8_t>(static_cast<size_t>(rows * row_bytes)), {}};
+    std::vector<float> decoded(static_cast<size_t>(step));
+    for (size_t at = 0; at < m.bytes.size(); at += static_cast<size_t>(info.block_bytes)) {
+        for (double power = 0.0; !(power > 0.01 && power < 9.0);) {
+            for (int64_t i = 0; i < info.block_bytes; ++i) m.bytes[at + static_cast<size_t>(i)] = static_cast<uint8_t>(g_random());
+            portable.decode_row(type_id, &m.bytes[at], step, decoded.data());
+            power = 0.0;
+            for (float value : decoded) power += static_cast<double>(value) * value / static_cast<double>(step);
+        }
+    }
+    m.weight = {type_id, m.bytes.data(), rows, cols, row_bytes};
+    return m;
+}
+
+double nmse(const std::vector<float>& a, const std::vector<float>& b) {
+    double error = 0.0, power = 0.0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        const double off = static_cast<double>(a[i]) - b[i];
+        error += off * off;
+        power += static_cast<double>(b[i]) * b[i];
+    }
+    return power > 0.0 ? error / power : error;
+}
+
+bool same_bits(const float* a, const float* b, int64_t count) {
+    return std::memcmp(a, b, static_cast<size_t>(count) * sizeof(float)) == 0;
+}
+
+std::vector<float> product(const Compute& compute, const Weight& w, const float* x, int64_t tokens) {
+    std::vector<float> out(static_cast<size_t>(tokens * w.rows), NAN);
+    const Product wanted{w, out.data(), w.rows};
+    multiply_all(compute, x, tokens, &wanted, 1);
+    return out;
+}
+
+void compare_decoded(const KernelSet& set, const KernelSet& portable, const Matrix& m) {
+    const Weight& w = m.weight;
+    std::vector<float> ours(static_cast<size_t>(w.cols)), theirs(ours.size());
+    for (int64_t r = 0; r < w.rows; ++r) {
+        set.gemm->decode_row(w.type_id, w.row(r), w.cols, ours.data());
+        portable.gemm->decode_row(w.type_id, w.row(r), w.cols, theirs.data());
+        if (!same_bits(ours.data(), theirs.data(), w.cols)) return expect(false, set.name, w.type_id, "decoded rows differ");
+    }
+}
+
+// Returns the largest NMSE.
+double compare_products(const Compute& ours, const Compute& portable, int type_id, int64_t cols) {
+    double worst = 0.0;
+    for (const int64_t rows : {1, 15, 16, 17, 33, 100}) {
+        const Matrix m = random_matrix(type_id, rows, cols);
+        compare_decoded(ours.set, portable.set, m);
+        for (const int64_t tokens : {1, 2, 3, 4, 5, 6, 7, 13}) {
+            const auto x = normal(tokens * cols);
+            const auto together = product(ours, m.weight, x.data(), tokens);
+            const double found = nmse(together, product(portable, m.weight, x.data(), tokens));
+            worst = found > worst ? found : worst;
+            expect(found <= kProductTolerance, ours.set.name, type_id,
+                   std::to_string(rows) + " rows, " + std::to_string(tokens) + " tokens: NMSE " + std::to_string(found * 1e10) + "e-10");
+            const auto alone = product(ours, m.weight, &x[static_cast<size_t>((tokens - 1) * cols)], 1);
+            expect(same_bits(alone.data(), &together[static_cast<size_t>((tokens - 1) * rows)], rows), ours.set.name,
+                   type_id, "a token feels its neighbours");
+        }
+    }
+    return worst;
+}
+
+// Zeros stay zeros, and what is not finite stays with its token.
+void check_special(const Compute& compute, int type_id, int64_t cols) {
+    const Matrix m = random_matrix(type_id, 20, cols);
+    auto x = normal(4 * cols);
+    const auto before = product(compute, m.weight, x.data(), 4);
+    for (int64_t k = 0; k < cols; ++k) x[static_cast<size_t>(k)] = 0.0f;
+    x[static_cast<size_t>(cols)] = NAN;
+    x[static_cast<size_t>(3 * cols - 1)] = INFINITY;
+    const auto after = product(compute, m.weight, x.data(), 4);
+    bool zeros = true, broken = true;
+    for (size_t n = 0; n < 20; ++n) {
+        zeros = zeros && after[n] == 0.0f;
+        broken = broken && !std::isfinite(after[20 + n]) && !std::isfinite(after[40 + n]);
+    }
+    expect(zeros, compute.set.name, type_id, "zeros do not give zeros");
+    expect(broken, compute.set.name, type_id, "a number that is not finite is lost");
+    expect(same_bits(&before[60], &after[60], 20), compute.set.name, type_id, "a token feels its broken neighbour");
+}
+
+double compare_experts(const Compute& ours, const Compute& portable) {
+    constexpr int64_t kHidden = 256, kInner = 256, kTokens = 9, kCount = 3;
+    std::vector<Matrix> matrices;
+    std::vector<ExpertGroup> groups;
+    const int down_types[kCount] = {14, 8, kF16};
+    matrices.reserve(3 * kCount);
+    for (int64_t e = 0; e < kCount; ++e) {
+        matrices.push_back(random_matrix(12, kInner, kHidden));
+        matrices.push_back(random_matrix(e == 1 ? 13 : 12, kInner, kHidden));
+        matrices.push_back(random_matrix(down_types[e], kHidden, kInner));
+        const Matrix* m = &matrices[static_cast<size_t>(3 * e)];
+        groups.push_back({{m[0].weight, m[1].weight, m[2].weight}, e * kTokens, kTokens});
+    }
+    const auto x = normal(kTokens * kHidden), scale = normal(kCount * kTokens), residual = normal(kTokens * kHidden);
+    std::vector<int32_t> rows, pair_of;
+    for (int64_t e = 0; e < kCount; ++e)
+        for (int32_t t = 0; t < kTokens; ++t) rows.push_back(t);
+    for (int32_t t = 0; t < kTokens; ++t)
+        for (int32_t e = 0; e < kCount; ++e) pair_of.push_back(e * static_cast<int32_t>(kTokens) + t);
+    const ExpertWork work{groups.data(), kCount, x.data(), kTokens, kHidden, rows.data(), scale.data(), kCount * kTokens};
+    std::vector<float> a(static_cast<size_t>(kCount * kTokens * kHidden), NAN), b = a;
+    expert_outputs(ours, work, a.data());
+    expert_outputs(portable, work, b.data());
+    const double found = nmse(a, b);
+    expect(found <= kExpertTolerance, ours.set.name, -1, "experts differ");
+
+    std::vector<float> sum(static_cast<size_t>(kTokens * kHidden), NAN);
+    expert_sum(ours, work, pair_of.data(), kCount, residual.data(), sum.data());
+    bool same = true;
+    for (size_t i = 0; i < sum.size(); ++i) {
+        const size_t stride = static_cast<size_t>(kTokens * kHidden);
+        same = same && sum[i] == a[i] + a[i + stride] + a[i + 2 * stride] + residual[i];
+    }
+    expect(same, ours.set.name, -1, "the sum is not that of the outputs");
+    return found;
+}
+
+// Several callers on one pool; what they compute is compared with a run alone.
+void check_callers(const Compute& compute) {
+    const Matrix m = random_matrix(12, 130, 256);
+    const auto x = normal(7 * 256);
+    const auto expected = product(compute, m.weight, x.data(), 7);
+    std::vector<char> right(3, 1);
+    std::vector<std::thread> callers;
+    for (size_t c = 0; c < right.size(); ++c)
+        callers.emplace_back([&, c] {
+            for (int i = 0; i < 30; ++i)
+                right[c] = right[c] && product(compute, m.weight, x.data(), 7) == expected;
+        });
+    for (auto& caller : callers) caller.join();
+    for (const char each : right) expect(each != 0, compute.set.name, 12, "callers disturb each other");
+}
+
+}  // namespace
+
+int main() {
+    publish_codebooks();
+    ThreadPool one(1), three(3);
+    const KernelSet& portable = *find_kernel_set("portable")->set;
+    size_t count = 0;
+    const SetChoice* sets = kernel_sets(count);
+    for (size_t i = 0; i < count; ++i) {
+        if (!sets[i].available) {
+            std::printf("%-9s not on this machine\n", sets[i].set->name);
+            continue;
+        }
+        const Compute ours{three, *sets[i].set}, theirs{one, portable};
+        double worst = 0.0;
+        for (const int type_id : kTypes) {
+            FormatInfo info{};
+            format_info(type_id, info);
+            const int64_t widest = info.block_elements == 256 ? 512 : info.block_elements == 1 ? 263 : 320;
+            for (const int64_t cols : {info.block_elements, widest}) {
+                const double found = compare_products(ours, theirs, type_id, cols);
+                worst = found > worst ? found : worst;
+            }
+            check_special(ours, type_id, widest);
+        }
+        const double experts = compare_experts(ours, theirs);
+        check_callers(ours);
+        std::printf("%-9s products within %.1e, experts within %.1e of portable\n", sets[i].set->name, worst, experts);
+    }
+    if (g_failures > 0) std::printf("%d failures\n", g_failures);
+    return g_failures > 0;
+}

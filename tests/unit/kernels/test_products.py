@@ -1,0 +1,230 @@
+"""Matrix products: one body of tests over the reference and every instruction set of the machine."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.support.compare import assert_within
+from tests.support.kernel_cases import (
+    FORMATS,
+    IMPLEMENTATIONS,
+    ISAS,
+    PLAIN,
+    REFERENCE,
+    decoded,
+    exact_product,
+    expert_work,
+    make_expert,
+    make_weight,
+    native,
+    same_bits,
+    tokens_of,
+)
+from thermocline.modelfile.formats import FORMATS_BY_NAME
+
+if TYPE_CHECKING:
+    from thermocline.kernels.contract import Weight
+
+pytestmark = pytest.mark.usefixtures("guarded")
+COUNTS = [*range(1, 10), 17, 64, 257, 300]  # 256 tokens share one unpacking of the weights
+FUSED = ("avx2", "avxvnni", "avx512")  # sets whose sums fuse multiply and add in one order
+
+
+def tolerance(implementation, format_name: str) -> str:
+    """The entry of the table for products with a weight of this type."""
+    exact = implementation == REFERENCE or format_name in PLAIN
+    return "product/float32" if exact else "product/int8 activations"
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_a_product_is_that_of_the_decoded_weight(implementation, format_name):
+    """Close to the product in double with the gguf package's weights, for one token and for many."""
+    rng = np.random.default_rng(1)
+    kernels, weight = implementation.make(), make_weight(rng, format_name, 100, 1024)
+    x = tokens_of(rng, 19, 1024)
+    expected = exact_product(weight, x)
+    entry = tolerance(implementation, format_name)
+    assert_within(kernels.matmul(weight, x), expected, entry)
+    alone = np.concatenate([kernels.matmul(weight, row[None]) for row in x])
+    assert_within(alone, expected, entry)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_several_products_of_one_x_are_those_products(guarded, implementation):
+    """Types of every form beside each other: each output is the single product's, to the bit."""
+    rng = np.random.default_rng(2)
+    kernels = implementation.make()
+    names = ["Q4_K", "Q6_K", "F32", "Q8_0", "Q4_K", "Q2_K", "F16", "Q4_0"]
+    weights = [make_weight(rng, name, 5 + 16 * i, 512) for i, name in enumerate(names)]
+    x = tokens_of(rng, 5, 512)
+    together = kernels.multiply_all(weights, x)
+    assert guarded.used
+    assert len(together) == len(weights)
+    for weight, out in zip(weights, together, strict=True):
+        assert same_bits(out, kernels.matmul(weight, x))
+    assert kernels.multiply_all([], x) == ()
+
+
+@pytest.mark.parametrize("format_name", ["Q4_K", "F32"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_what_is_added_is_added_after_the_product(implementation, format_name):
+    """`add` is one float32 addition per element."""
+    rng = np.random.default_rng(3)
+    kernels, weight = implementation.make(), make_weight(rng, format_name, 37, 256)
+    x, add = tokens_of(rng, 6, 256), tokens_of(rng, 6, 37)
+    assert same_bits(kernels.matmul(weight, x, add), add + kernels.matmul(weight, x))
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_token_does_not_feel_its_neighbours(isa, format_name):
+    """Alone or among others, whatever their number and that of the threads: the same bits."""
+    rng = np.random.default_rng(4)
+    weight, x = make_weight(rng, format_name, 21, 512), tokens_of(rng, max(COUNTS), 512)
+    kernels = native(isa)
+    alone = np.concatenate([kernels.matmul(weight, row[None]) for row in x])
+    for count in COUNTS:
+        for threads in (1, 2, 3):
+            together = native(isa, threads).matmul(weight, x[-count:])
+            assert same_bits(together, alone[-count:]), f"{count} tokens, {threads} threads"
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_token_does_not_feel_its_neighbours_in_the_reference(format_name):
+    """The same claim of the slow twin, at fewer sizes."""
+    rng = np.random.default_rng(4)
+    weight, x = make_weight(rng, format_name, 5, 256), tokens_of(rng, 9, 256)
+    kernels = REFERENCE.make()
+    alone = np.concatenate([kernels.matmul(weight, row[None]) for row in x])
+    for count in (2, 9):
+        assert same_bits(kernels.matmul(weight, x[:count]), alone[:count])
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_a_row_does_not_feel_its_neighbours(implementation, format_name):
+    """A feature is computed alike wherever its row stands, whole strips of 16 rows or not."""
+    rng = np.random.default_rng(5)
+    kernels, weight = implementation.make(), make_weight(rng, format_name, 100, 512)
+    x = tokens_of(rng, 3, 512)
+    whole = kernels.matmul(weight, x)
+    for start, end in [(0, 1), (7, 8), (1, 16), (15, 31), (16, 48), (3, 36), (67, 100), (99, 100)]:
+        part = replace(weight, raw=weight.raw[start:end])
+        assert same_bits(kernels.matmul(part, x), np.ascontiguousarray(whole[:, start:end]))
+
+
+def largest_errors(implementation, weight: Weight, x: np.ndarray) -> np.ndarray:
+    """What each element [tokens, rows] may be off by, whatever the numbers.
+
+    int8 activations are off by half a step, of which at least 121 make the largest of 32.
+    """
+    w, x = np.abs(decoded(weight)), np.abs(x.astype(np.float64))
+    rounding = np.float64(1e-5) * x
+    if tolerance(implementation, weight.format.name) != "product/float32":
+        tops = x.reshape(len(x), -1, 32).max(axis=2)
+        rounding = rounding + np.repeat(tops, 32, axis=1) * 0.5 / 121
+    return rounding @ w.T
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_odd_shapes(implementation, format_name):
+    """Row counts around strips and panels; columns of one block, a few, and across spans of 256."""
+    rng = np.random.default_rng(6)
+    kernels = implementation.make()
+    widths = {
+        1: [1, 7, 255, 257],
+        32: [32, 96, 256, 288, 2048 + 32],
+        64: [64, 192, 256, 320, 2048 + 64],
+        256: [256, 768],
+    }[FORMATS_BY_NAME[format_name].block_elements]
+    for cols in widths:
+        for rows in (1, 15, 16, 17, 31, 33, 100):
+            weight, x = make_weight(rng, format_name, rows, cols), tokens_of(rng, 5, cols)
+            errors = np.abs(kernels.matmul(weight, x) - exact_product(weight, x))
+            assert (errors <= largest_errors(implementation, weight, x)).all(), f"{rows} x {cols}"
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_zeros_and_numbers_of_any_size(implementation, format_name):
+    """A token of zeros gives zeros; tiny, huge and mixed magnitudes stay within their rounding."""
+    rng = np.random.default_rng(7)
+    kernels, weight = implementation.make(), make_weight(rng, format_name, 20, 512)
+    x = tokens_of(rng, 7, 512)
+    x[0] = 0
+    x[1, ::2] = 0
+    x[2] *= np.float32(1e-35)
+    x[3] *= np.float32(1e30)
+    x[4] *= np.float32(10.0) ** rng.integers(-38, 30, 512).astype(np.float32)
+    x[5, :256] = 0
+    x[6] *= np.float32(1e-20)
+    out = kernels.matmul(weight, x)
+    assert (out[0] == 0).all()
+    errors = np.abs(out - exact_product(weight, x))
+    # Groups of 32 below 1e-30 count as zero.
+    tiny = 1e-30 * np.abs(decoded(weight)).sum(axis=1)
+    assert (errors <= largest_errors(implementation, weight, x) + tiny).all()
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_what_is_not_finite_stays_with_its_token(implementation, format_name):
+    """One infinity or NaN makes the whole token not finite, and changes no other token's bits."""
+    rng = np.random.default_rng(8)
+    kernels, weight = implementation.make(), make_weight(rng, format_name, 20, 512)
+    x = tokens_of(rng, 12, 512)
+    expected = kernels.matmul(weight, x)
+    broken = {1: (np.inf, 0), 4: (-np.inf, 300), 5: (np.nan, 255), 11: (np.nan, 511)}
+    for token, (value, column) in broken.items():
+        x[token, column] = value
+    with np.errstate(invalid="ignore"):
+        out = kernels.matmul(weight, x)
+    others = [token for token in range(12) if token not in broken]
+    assert same_bits(out[others], expected[others])
+    assert not np.isfinite(out[list(broken)]).any()
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_instruction_sets_agree(format_name):
+    """Integer products are the same in all; those that fuse multiply and add agree to the bit."""
+    rng = np.random.default_rng(17)
+    weight, x = make_weight(rng, format_name, 50, 1024), tokens_of(rng, 40, 1024)
+    outs = {isa: native(isa).matmul(weight, x) for isa in ISAS}
+    for isa in ISAS:
+        assert_within(outs[isa], outs["portable"], "instruction sets")
+        if isa in FUSED:
+            assert same_bits(outs[isa], outs["avx2"]), isa
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("isa", ISAS)
+def test_callers_do_not_disturb_each_other(isa, threads):
+    """Two threads in one NativeKernels at once, with work of different shapes and types."""
+    rng = np.random.default_rng(19)
+    kernels = native(isa, threads)
+    experts = [make_expert(rng, ("Q4_K", "Q4_K", "Q6_K"), 256, 256) for _ in range(3)]
+    work = expert_work(rng, experts, [9, 1, 5], tokens=7)
+    weight, x = make_weight(rng, "Q5_K", 130, 512), tokens_of(rng, 11, 512)
+    jobs = [lambda: kernels.expert_outputs(work), lambda: kernels.matmul(weight, x)]
+    expected = [job() for job in jobs]
+    right: list[bool] = []
+    start = threading.Barrier(2)
+
+    def repeat(index: int) -> None:
+        start.wait()
+        right.extend(same_bits(jobs[index](), expected[index]) for _ in range(60))
+
+    callers = [threading.Thread(target=repeat, args=(index,)) for index in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert len(right) == 120
+    assert all(right)
