@@ -22,6 +22,8 @@ using RawExpert = std::tuple<RawWeight, RawWeight, RawWeight, int64_t>;  // gate
 
 Weight make_weight(const RawWeight& raw) { return python::make_weight(std::get<0>(raw), std::get<1>(raw)); }
 
+Form form_of(bool prompt) { return prompt ? Form::Prompt : Form::Decode; }
+
 void decode_rows(Core& core, int type_id, const Bytes& raw, const In<int32_t, 1>& rows, const Out<2>& out) {
     const Weight w = python::make_weight(type_id, raw);
     const auto count = static_cast<int64_t>(rows.shape(0));
@@ -37,7 +39,7 @@ void decode_rows(Core& core, int type_id, const Bytes& raw, const In<int32_t, 1>
 }
 
 void multiply_all(Core& core, const std::vector<RawWeight>& weights, const In<float, 2>& x,
-                  const std::vector<Out<2>>& outs, const std::optional<In<float, 2>>& add) {
+                  const std::vector<Out<2>>& outs, const std::optional<In<float, 2>>& add, bool prompt) {
     require(weights.size() == outs.size(), "one output per weight");
     require(!add || weights.size() == 1, "only a single product is added to");
     std::vector<Product> products;
@@ -54,8 +56,8 @@ void multiply_all(Core& core, const std::vector<RawWeight>& weights, const In<fl
         products[0].add = add->data();
     }
     const nb::gil_scoped_release unlocked;
-    thermocline::multiply_all(core.compute(), x.data(), static_cast<int64_t>(x.shape(0)), products.data(),
-                              static_cast<int>(products.size()));
+    thermocline::multiply_all(core.compute(), form_of(prompt), x.data(), static_cast<int64_t>(x.shape(0)),
+                              products.data(), static_cast<int>(products.size()));
 }
 
 // Checked shapes of one call; keeps the groups alive for its length.
@@ -89,16 +91,16 @@ struct CheckedWork {
 };
 
 void expert_outputs(Core& core, const std::vector<RawExpert>& experts, const In<float, 2>& x,
-                    const In<int32_t, 1>& rows, const In<float, 1>& scale, const Out<2>& out) {
+                    const In<int32_t, 1>& rows, const In<float, 1>& scale, const Out<2>& out, bool prompt) {
     const CheckedWork checked(experts, x, rows, scale);
     require(out.shape(0) == rows.shape(0) && out.shape(1) == x.shape(1), "out must be [pairs, hidden]");
     const nb::gil_scoped_release unlocked;
-    thermocline::expert_outputs(core.compute(), checked.work, out.data());
+    thermocline::expert_outputs(core.compute(), form_of(prompt), checked.work, out.data());
 }
 
 void expert_sum(Core& core, const std::vector<RawExpert>& experts, const In<float, 2>& x,
                 const In<int32_t, 1>& rows, const In<float, 1>& scale, const In<int32_t, 2>& pair_of,
-                const In<float, 2>& residual, const Out<2>& out) {
+                const In<float, 2>& residual, const Out<2>& out, bool prompt) {
     const CheckedWork checked(experts, x, rows, scale);
     for (int axis = 0; axis < 2; ++axis)
         require(out.shape(axis) == x.shape(axis) && residual.shape(axis) == x.shape(axis),
@@ -108,7 +110,8 @@ void expert_sum(Core& core, const std::vector<RawExpert>& experts, const In<floa
     for (int64_t i = 0; i < checked.work.tokens * slots; ++i)
         require(pair_of.data()[i] >= 0 && pair_of.data()[i] < checked.work.pairs, "pair out of range");
     const nb::gil_scoped_release unlocked;
-    thermocline::expert_sum(core.compute(), checked.work, pair_of.data(), slots, residual.data(), out.data());
+    thermocline::expert_sum(core.compute(), form_of(prompt), checked.work, pair_of.data(), slots, residual.data(),
+                            out.data());
 }
 
 UnpackInfo quantised_block(int type_id) {
@@ -164,7 +167,17 @@ std::vector<std::tuple<std::string, bool>> instruction_sets() {
     size_t count = 0;
     const SetChoice* sets = kernel_sets(count);
     std::vector<std::tuple<std::string, bool>> found;
-    for (size_t i = 0; i < count; ++i) found.emplace_back(sets[i].set.name, sets[i].available);
+    for (size_t i = 0; i < count; ++i)
+        if (!sets[i].emulated) found.emplace_back(sets[i].set.name, sets[i].available);
+    return found;
+}
+
+std::vector<std::string> emulated_sets() {
+    size_t count = 0;
+    const SetChoice* sets = kernel_sets(count);
+    std::vector<std::string> found;
+    for (size_t i = 0; i < count; ++i)
+        if (sets[i].emulated && sets[i].available) found.emplace_back(sets[i].set.name);
     return found;
 }
 
@@ -172,6 +185,7 @@ std::vector<std::tuple<std::string, bool>> instruction_sets() {
 
 void bind_products(nb::module_& m, nb::class_<Core>& core) {
     m.def("instruction_sets", &instruction_sets, "Name of each set of the build, narrowest first, and whether this machine has it.");
+    m.def("emulated_sets", &emulated_sets, "Sets that this machine can run only in the manner of a test: exact and slow.");
     m.def("set_codebook", &set_codebook, nb::arg("type_id"), nb::arg("table").noconvert(),
           "Give a type its codebook, once per process.");
     m.def("unpack_info", &type_facts, nb::arg("type_id"),
@@ -185,13 +199,14 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
     core.def("decode_rows", &decode_rows, nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("rows").noconvert(),
              nb::arg("out").noconvert(), "out[i] = row rows[i] of the weight `raw`, as float32.");
     core.def("multiply_all", &multiply_all, nb::arg("weights").noconvert(), nb::arg("x").noconvert(),
-             nb::arg("outs").noconvert(), nb::arg("add").noconvert().none() = nb::none(), "outs[i] = x times the transposed weights[i] = (type, raw), plus `add`.");
+             nb::arg("outs").noconvert(), nb::arg("add").noconvert().none() = nb::none(), nb::arg("prompt") = false,
+             "outs[i] = x times the transposed weights[i] = (type, raw), plus `add`.");
     core.def("expert_outputs", &expert_outputs, nb::arg("experts").noconvert(), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
-             nb::arg("scale").noconvert(), nb::arg("out").noconvert(),
+             nb::arg("scale").noconvert(), nb::arg("out").noconvert(), nb::arg("prompt") = false,
              "out[pair] = scale * down(silu(gate(x[row])) * up(x[row])); experts are (gate, up, down, pairs).");
     core.def("expert_sum", &expert_sum, nb::arg("experts").noconvert(), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
              nb::arg("scale").noconvert(), nb::arg("pair_of").noconvert(), nb::arg("residual").noconvert(),
-             nb::arg("out").noconvert(), "The pairs' outputs added up per token in slot order, plus the residual.");
+             nb::arg("out").noconvert(), nb::arg("prompt") = false, "The pairs' outputs added up per token in slot order, plus the residual.");
 }
 
 }  // namespace thermocline::python

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "amx_permission.h"
+
 namespace thermocline {
 
 namespace portable { extern const GemmKernels gemm_kernels; }
@@ -9,6 +11,8 @@ namespace portable { extern const GemmKernels gemm_kernels; }
 namespace avx2 { extern const GemmKernels gemm_kernels; }
 namespace avxvnni { extern const GemmKernels gemm_kernels; }
 namespace avx512 { extern const GemmKernels gemm_kernels; }
+namespace amx { extern const TileKernels tile_kernels; }
+namespace amx_emulated { extern const TileKernels tile_kernels; }
 #elif defined(__aarch64__)
 namespace neon { extern const GemmKernels gemm_kernels; }
 #endif
@@ -25,6 +29,7 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
 }
+bool has_amx() { return has_avx512() && has_bf16_tiles() && ask_for_tiles(); }
 #endif
 
 }  // namespace
@@ -36,6 +41,11 @@ const SetChoice* kernel_sets(size_t& count) {
         {{"avx2", &avx2::gemm_kernels, &avx2::dense_kernels}, has_avx2()},
         {{"avxvnni", &avxvnni::gemm_kernels, &avx2::dense_kernels}, has_avxvnni()},
         {{"avx512", &avx512::gemm_kernels, &avx512::dense_kernels}, has_avx512()},
+        // Tiles are for prompts; all else is what AVX-512 does.
+        {{"amx", &avx512::gemm_kernels, &avx512::dense_kernels, &amx::tile_kernels}, has_amx()},
+        {{"amx_emulated", &avx512::gemm_kernels, &avx512::dense_kernels, &amx_emulated::tile_kernels},
+         has_avx512(),
+         true},
 #elif defined(__aarch64__)
         {{"neon", &neon::gemm_kernels, &neon::dense_kernels}, true},
 #endif

@@ -3,11 +3,10 @@
 #include "thermocline/matmul.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <vector>
 
+#include "scratch.h"
 #include "thermocline/unpack.h"
 
 namespace thermocline {
@@ -15,28 +14,6 @@ namespace {
 
 // Tokens that share one unpacking of a panel; their sums stay in the second-level cache.
 constexpr int64_t kTokenRange = 256;
-
-// Memory that a thread keeps and enlarges; what it held before is forgotten.
-class Scratch {
-   public:
-    template <typename T>
-    T* get(int64_t count) {
-        const auto bytes = static_cast<size_t>(count) * sizeof(T);
-        if (bytes > size_) {
-            const size_t wanted = std::max<size_t>((bytes + 4095) / 4096 * 4096, size_ + size_ / 2);
-            memory_.reset(::operator new(wanted, std::align_val_t{64}));
-            size_ = wanted;
-        }
-        return static_cast<T*>(memory_.get());
-    }
-
-   private:
-    struct Free {
-        void operator()(void* p) const { ::operator delete(p, std::align_val_t{64}); }
-    };
-    std::unique_ptr<void, Free> memory_;
-    size_t size_ = 0;
-};
 
 bool is_plain(int type_id) { return type_id == kF32 || type_id == kF16 || type_id == kBF16; }
 
@@ -130,8 +107,6 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Activation
                     int64_t first_row, int64_t tokens, const Panel& next, float* sums) {
     const GemmKernels& gemm = *compute.set.gemm;
     const Weight& weight = *panel.strips[0].weight;
-    FormatInfo info{};
-    format_info(weight.type_id, info);
     const auto row_of = [&](int64_t t) { return rows ? rows[t] : first_row + t; };
     const uint8_t** bases = scratch().bases.get<const uint8_t*>(tokens);
     const float** xs = reinterpret_cast<const float**>(bases);
@@ -149,6 +124,8 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Activation
         for (int s = 0; s < kStrips; ++s) {
             const Strip& from = panel.strips[s];
             const Weight& w = *from.weight;
+            FormatInfo info{};  // types of one form may differ in their blocks
+            format_info(w.type_id, info);
             const int64_t skip = column / info.block_elements * info.block_bytes;
             const Strip& then = next.strips[s];
             const int64_t coming = then.rows() > 0 ? then.rows() * then.weight->row_bytes : 0;

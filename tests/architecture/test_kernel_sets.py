@@ -11,41 +11,42 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).parents[2] / "native"
+# Each file of a set exports one table, named after the source that it includes.
 FILES = sorted(path.stem for path in (NATIVE / "src" / "sets").glob("*.cpp"))
 SETS = [name for name in FILES if not name.startswith("dense_")]
+TABLES = {"set.inl": "gemm_kernels", "dense.inl": "dense_kernels", "tile_set.inl": "tile_kernels"}
 CMAKE = (NATIVE / "CMakeLists.txt").read_text()
 # Headers whose inline functions the linker would merge, and with them the instructions of one set.
 HARMLESS_HEADERS = {"cstddef", "cstdint", "cstring", "immintrin.h", "arm_neon.h"}
 
 
+def set_and_table(stem: str) -> tuple[str, str]:
+    """The set that a file belongs to, and the table that it exports."""
+    text = (NATIVE / "src" / "sets" / f"{stem}.cpp").read_text()
+    (source,) = re.findall(r'^#include "(?:sets/)?(\w+\.inl)"$', text, re.MULTILINE)
+    (name,) = re.findall(r"^#define THERMOCLINE_SET (\w+)$", text, re.MULTILINE)
+    return name, TABLES[source]
+
+
 def test_every_set_is_built_and_offered():
-    """A set without a build rule, or without an entry in isa.cpp, is dead code."""
+    """A set without a build rule, or a table without an entry in isa.cpp, is dead code."""
     offered = (NATIVE / "src" / "isa.cpp").read_text()
-    assert SETS
-    for name in SETS:
-        assert re.search(rf"add_kernel_set\({name}\b", CMAKE), name
-        assert re.search(rf"&{name}::gemm_kernels", offered), name
     built = set(re.findall(r"add_kernel_set\((\w+)\b(?! name)", CMAKE)) - {"name"}
     assert built == set(SETS)
-    assert set(re.findall(r"&(\w+)::gemm_kernels", offered)) == set(SETS)
-    dense = {name.removeprefix("dense_") for name in FILES} - set(SETS)
-    assert not dense, "dense kernels of a set that is not there"
-    used = set(re.findall(r"&(\w+)::dense_kernels", offered))
-    assert used == {name.removeprefix("dense_") for name in FILES if name.startswith("dense_")}
+    used = set(re.findall(r"&(\w+)::(\w+_kernels)", offered))
+    assert used == {set_and_table(stem) for stem in FILES}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_set_is_named_like_its_file(name):
-    """The file of a set defines the namespace of the same name and includes the kernels."""
-    text = (NATIVE / "src" / "sets" / f"{name}.cpp").read_text()
-    own = name.removeprefix("dense_")
-    assert re.search(rf"^#define THERMOCLINE_SET {own}$", text, re.MULTILINE)
-    assert ('#include "dense.inl"' if name != own else '#include "sets/set.inl"') in text
+@pytest.mark.parametrize("stem", FILES)
+def test_a_set_is_named_like_its_file(stem):
+    """The file of a set defines the namespace of the same name and includes one source of kernels."""
+    name, table = set_and_table(stem)
+    assert stem == (f"dense_{name}" if table == "dense_kernels" else name)
 
 
 def test_kernel_sources_include_nothing_that_the_linker_merges():
     """Of the standard library, only headers without function templates."""
-    for path in (NATIVE / "src" / "sets").glob("*.[ih]*"):
+    for path in (NATIVE / "src" / "sets").glob("*.inl"):
         included = set(re.findall(r"^#include <([^>]+)>", path.read_text(), re.MULTILINE))
         assert included <= HARMLESS_HEADERS, path.name
 
@@ -87,8 +88,6 @@ def test_a_set_shares_nothing_but_its_table(tmp_path):
             capture_output=True,
             text=True,
         ).stdout
-        name = path.name.partition(".")[0]
+        name, table = set_and_table(path.name.partition(".")[0])
         symbols = [line.split()[-1] for line in listed.splitlines()]
-        own = name.removeprefix("dense_")
-        table = "12gemm_kernels" if name == own else "13dense_kernels"
-        assert symbols == [f"_ZN11thermocline{len(own)}{own}{table}E"], path.name
+        assert symbols == [f"_ZN11thermocline{len(name)}{name}{len(table)}{table}E"], path.name

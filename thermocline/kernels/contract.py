@@ -95,6 +95,9 @@ class Kernels(Protocol):
     """One implementation of a layer's work: products here, the rest in `dense`. All arrays are C-contiguous; outputs are new.
 
     Every method blocks until done and may be called from several threads at once.
+
+    prompt: all of x's tokens belong to prompts. An implementation may have another arithmetic for them;
+    within each of the two a token's result depends on nothing else.
     """
 
     @property
@@ -111,19 +114,25 @@ class Kernels(Protocol):
         """Return float32 [len(rows), cols]: the rows of `weight`, decoded. rows < weight.rows."""
         ...
 
-    def multiply_all(self, weights: Sequence[Weight], x: FloatArray) -> tuple[FloatArray, ...]:
+    def multiply_all(
+        self, weights: Sequence[Weight], x: FloatArray, *, prompt: bool = False
+    ) -> tuple[FloatArray, ...]:
         """Return x [tokens, cols] times each transposed weight: float32 [tokens, weight.rows] each."""
         ...
 
-    def matmul(self, weight: Weight, x: FloatArray, add: FloatArray | None = None) -> FloatArray:
+    def matmul(
+        self, weight: Weight, x: FloatArray, add: FloatArray | None = None, *, prompt: bool = False
+    ) -> FloatArray:
         """Return float32 [tokens, weight.rows] = x times the transposed weight, plus `add` if given."""
         ...
 
-    def expert_outputs(self, work: ExpertWork) -> FloatArray:
+    def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         """Return float32 [pairs, hidden]: scale * down(silu(gate(x[row])) * up(x[row])) of each pair."""
         ...
 
-    def expert_sum(self, work: ExpertWork, pair_of: IntArray, residual: FloatArray) -> FloatArray:
+    def expert_sum(
+        self, work: ExpertWork, pair_of: IntArray, residual: FloatArray, *, prompt: bool = False
+    ) -> FloatArray:
         """Return float32 [tokens, hidden]: residual + ((slot 0 + slot 1) + ...) of expert_outputs.
 
         pair_of: int32 [tokens, slots], which pair each slot is; residual: [tokens, hidden].

@@ -43,11 +43,16 @@ def best_instruction_set(native: ModuleType) -> str:
 
 
 def checked_instruction_set(native: ModuleType, wanted: str) -> str:
-    """Return `wanted`, or the widest for "auto". Raises ConfigError for what cannot run here."""
+    """Return `wanted`, or the widest for "auto". Raises ConfigError for what cannot run here.
+
+    An emulated set, which is for tests, must be asked for by name and is recommended to nobody.
+    """
     if wanted == "auto":
         return best_instruction_set(native)
     sets = dict(native.instruction_sets())
     usable = ", ".join(["auto", *(name for name, available in sets.items() if available)])
+    if wanted not in sets and wanted in native.emulated_sets():
+        return wanted
     if wanted not in sets:
         raise ConfigError(f"--cpu-isa is {wanted!r}, which this build does not have: use {usable}")
     if not sets[wanted]:
@@ -71,7 +76,7 @@ def checked_threads(wanted: int | None) -> int:
 class NativeKernels:
     """`Kernels` on the compiled core: one instruction set, one pool of threads.
 
-    isa: a name of `_native.instruction_sets()`, or "auto" for the widest; threads: None for one per
+    isa: a name of `_native.instruction_sets()`, or "auto" for the widest one; threads: None for one per
     processor; pin: bind each to a processor. Raises ConfigError or NativeModuleError.
     """
 
@@ -121,29 +126,37 @@ class NativeKernels:
         self._core.decode_rows(*self._raw(weight), rows, out)
         return out
 
-    def multiply_all(self, weights: Sequence[Weight], x: FloatArray) -> tuple[FloatArray, ...]:
+    def multiply_all(
+        self, weights: Sequence[Weight], x: FloatArray, *, prompt: bool = False
+    ) -> tuple[FloatArray, ...]:
         """See `Kernels.multiply_all`."""
         outs = [np.empty((x.shape[0], weight.rows), np.float32) for weight in weights]
-        self._core.multiply_all([self._raw(weight) for weight in weights], x, outs)
+        self._core.multiply_all([self._raw(weight) for weight in weights], x, outs, prompt=prompt)
         return tuple(outs)
 
-    def matmul(self, weight: Weight, x: FloatArray, add: FloatArray | None = None) -> FloatArray:
+    def matmul(
+        self, weight: Weight, x: FloatArray, add: FloatArray | None = None, *, prompt: bool = False
+    ) -> FloatArray:
         """See `Kernels.matmul`."""
         out = np.empty((x.shape[0], weight.rows), np.float32)
-        self._core.multiply_all([self._raw(weight)], x, [out], add)
+        self._core.multiply_all([self._raw(weight)], x, [out], add, prompt)
         return out
 
-    def expert_outputs(self, work: ExpertWork) -> FloatArray:
+    def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         """See `Kernels.expert_outputs`."""
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)
-        self._core.expert_outputs(self._raw_experts(work), work.x, work.rows, work.scale, out)
+        self._core.expert_outputs(
+            self._raw_experts(work), work.x, work.rows, work.scale, out, prompt
+        )
         return out
 
-    def expert_sum(self, work: ExpertWork, pair_of: IntArray, residual: FloatArray) -> FloatArray:
+    def expert_sum(
+        self, work: ExpertWork, pair_of: IntArray, residual: FloatArray, *, prompt: bool = False
+    ) -> FloatArray:
         """See `Kernels.expert_sum`."""
         out = np.empty_like(residual)
         self._core.expert_sum(
-            self._raw_experts(work), work.x, work.rows, work.scale, pair_of, residual, out
+            self._raw_experts(work), work.x, work.rows, work.scale, pair_of, residual, out, prompt
         )
         return out
 

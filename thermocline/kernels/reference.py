@@ -60,7 +60,10 @@ def ordered_dot(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 class ReferenceKernels:
-    """`Kernels` in NumPy: exact, slow, and the judge of every other implementation."""
+    """`Kernels` in NumPy: exact, slow, and the judge of every other implementation.
+
+    Prompts have no arithmetic of their own here.
+    """
 
     @cached_property
     def dense(self) -> ReferenceDense:
@@ -76,11 +79,15 @@ class ReferenceKernels:
         """See `Kernels.decode_rows`."""
         return decode_blocks(weight.raw[rows], weight.format.type_id)
 
-    def multiply_all(self, weights: Sequence[Weight], x: FloatArray) -> tuple[FloatArray, ...]:
+    def multiply_all(
+        self, weights: Sequence[Weight], x: FloatArray, *, prompt: bool = False
+    ) -> tuple[FloatArray, ...]:
         """See `Kernels.multiply_all`."""
         return tuple(self.matmul(weight, x) for weight in weights)
 
-    def matmul(self, weight: Weight, x: FloatArray, add: FloatArray | None = None) -> FloatArray:
+    def matmul(
+        self, weight: Weight, x: FloatArray, add: FloatArray | None = None, *, prompt: bool = False
+    ) -> FloatArray:
         """See `Kernels.matmul`."""
         decoded = decode_blocks(weight.raw, weight.format.type_id)  # [rows, cols]
         out = np.empty((x.shape[0], weight.rows), np.float32)
@@ -88,7 +95,7 @@ class ReferenceKernels:
             out[token] = ordered_dot(decoded, row)
         return out if add is None else add + out
 
-    def expert_outputs(self, work: ExpertWork) -> FloatArray:
+    def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         """See `Kernels.expert_outputs`."""
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)
         start = 0
@@ -99,7 +106,9 @@ class ReferenceKernels:
             start += group.num_pairs
         return out
 
-    def expert_sum(self, work: ExpertWork, pair_of: IntArray, residual: FloatArray) -> FloatArray:
+    def expert_sum(
+        self, work: ExpertWork, pair_of: IntArray, residual: FloatArray, *, prompt: bool = False
+    ) -> FloatArray:
         """See `Kernels.expert_sum`."""
         outputs = self.expert_outputs(work)
         total = outputs[pair_of[:, 0]]

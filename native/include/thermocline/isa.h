@@ -5,6 +5,7 @@
 
 #include "thermocline/dense_kernels.h"
 #include "thermocline/gemm_kernels.h"
+#include "thermocline/tile_kernels.h"
 
 namespace thermocline {
 
@@ -12,12 +13,15 @@ struct KernelSet {
     const char* name;
     const GemmKernels* gemm;
     const DenseKernels* dense;
+    const TileKernels* tiles = nullptr;  // for prompts; nullptr where the set has no matrix tiles
 };
 
-// Narrowest first. `available`: the processor and the operating system have it.
+// Narrowest first. `available`: the processor and the operating system have it. `emulated`: it computes what
+// another set would, slowly, for tests; nobody is to pick it by himself.
 struct SetChoice {
     KernelSet set;
     bool available;
+    bool emulated = false;
 };
 
 // Every set of this build, and how many there are.

@@ -8,6 +8,11 @@
 
 namespace thermocline {
 
+// The arithmetic of a product. They differ only in sets that have tiles: there Prompt takes weights and
+// activations in bfloat16 (F32 and F16 weights stay in float32), Decode takes integer dot products. Within a
+// form a token's result depends on nothing but the token, the weights and the instruction set.
+enum class Form { Decode, Prompt };
+
 // out[t * out_stride + n] = sum_k x[t, k] * w[n, k] (+ add[t * out_stride + n])
 struct Product {
     Weight weight;
@@ -18,6 +23,8 @@ struct Product {
 
 // Several products of one x [tokens, cols]; x is quantised once per form that their types need.
 void multiply_all(const Compute& compute, const float* x, int64_t tokens, const Product* products, int count);
+void multiply_all(const Compute& compute, Form form, const float* x, int64_t tokens, const Product* products,
+                  int count);
 
 struct ExpertWeights {
     Weight gate;  // [intermediate, hidden]
@@ -45,10 +52,13 @@ struct ExpertWork {
 
 // out[pair] = scale * down(silu(gate(x[row])) * up(x[row])), float32 [pairs, hidden].
 void expert_outputs(const Compute& compute, const ExpertWork& work, float* out);
+void expert_outputs(const Compute& compute, Form form, const ExpertWork& work, float* out);
 
 // out[t] = residual[t] + ((slot 0 + slot 1) + ...), float32 [tokens, hidden]; pair_of [tokens, slots] says
 // which pair each slot is. Equal to the bit to adding up expert_outputs in that order.
 void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* pair_of, int64_t slots,
+                const float* residual, float* out);
+void expert_sum(const Compute& compute, Form form, const ExpertWork& work, const int32_t* pair_of, int64_t slots,
                 const float* residual, float* out);
 
 }  // namespace thermocline

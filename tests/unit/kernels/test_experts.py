@@ -93,6 +93,16 @@ def test_experts_of_odd_sizes_and_of_types_that_differ(implementation, formats, 
     assert nmse(out, expected) <= (1e-10 if implementation == REFERENCE else 1e-3)
 
 
+@pytest.mark.parametrize("formats", [("Q4_K", "Q5_K", "Q6_K"), ("F32", "F16", "F32")], ids=str)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_gate_and_up_of_one_form_but_different_blocks(implementation, formats):
+    """Types that share an arithmetic have rows and blocks of their own sizes, over several spans."""
+    rng = np.random.default_rng(16)
+    work = expert_work(rng, [make_expert(rng, formats, 768, 256)], [9], tokens=5)
+    out, expected = implementation.make().expert_outputs(work), exact_outputs(work)
+    assert nmse(out, expected) <= (1e-10 if implementation == REFERENCE else 1e-3)
+
+
 def random_weight(rng, format_name: str, rows: int, cols: int) -> Weight:
     """Any type; scaled so that a gate of normal tokens is of order one."""
     if format_name in PLAIN:

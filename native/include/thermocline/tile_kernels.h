@@ -1,0 +1,94 @@
+// What an instruction set with matrix tiles offers to prompts: products in bfloat16 with float32 sums.
+//
+// Weights are the left operand: 16 rows by 32 decoded columns are a tile as they lie in the file. Tokens
+// are the right operand, packed once and used for many rows. A product adds 32 columns to 16 x 16 sums;
+// an element of them depends on its row and its token alone, and the steps are added in the order of the
+// columns, so that a sum does not depend on what is computed beside it.
+#pragma once
+
+#include <cstdint>
+
+#include "thermocline/formats.h"
+#include "thermocline/gemm_kernels.h"
+#include "thermocline/unpack.h"
+
+namespace thermocline {
+
+constexpr int kTileTokens = 16;   // tokens of a right tile and of a tile of sums
+constexpr int kTileColumns = 32;  // columns that one product adds
+constexpr int kPanelTiles = kSpan / kTileColumns;
+
+inline constexpr int64_t tiles_of(int64_t columns) { return (columns + kTileColumns - 1) / kTileColumns; }
+
+// bfloat16 as raw words.
+struct alignas(64) LeftTile {
+    uint16_t w[kStripRows][kTileColumns];
+};
+struct alignas(64) RightTile {
+    uint16_t pair[kTileColumns / 2][kTileTokens][2];  // two columns of a token lie together
+};
+struct alignas(64) SumTile {
+    float v[kStripRows][kTileTokens];
+};
+
+// A weight matrix of a type that tiles are made from, and how its rows are unpacked.
+struct TileMatrix {
+    const Weight* weight;
+    UnpackInfo info;
+    UnpackFn unpack;  // nullptr for BF16
+};
+
+// Up to 16 rows of a matrix; the missing ones are taken as zero.
+struct TileStrip {
+    const TileMatrix* matrix = nullptr;
+    int64_t row = 0;
+    int rows = 0;
+};
+
+// Two strips of equal columns, which are multiplied together.
+struct StripPair {
+    TileStrip strip[kStrips];
+};
+
+// Bytes of a file that will be needed soon.
+struct ComingBytes {
+    const uint8_t* from = nullptr;
+    int64_t bytes = 0;
+};
+
+// Decoded weights of a strip pair and one span of columns: those in use, and those being decoded.
+struct TilePanels {
+    LeftTile tile[2][kStrips][kPanelTiles];
+    int current = 0;
+};
+
+// Products of one strip pair with all tokens of a run.
+struct TileStep {
+    StripPair here;              // its first span is what panels.tile[current] holds
+    const StripPair* next;       // its first span is decoded on the way; may be nullptr
+    ComingBytes coming[kStrips]; // asked for on the way
+    int64_t cols;
+    const RightTile* right;      // [token tiles][tiles_of(cols)]
+    int64_t token_tiles;
+    SumTile* sums;               // [token tiles][kStrips], set
+};
+
+struct TileKernels {
+    // A thread that multiplies does so between these two.
+    void (*begin)();
+    void (*end)();
+    // Rounds up to 16 tokens' x[cols] into out[tiles_of(cols)]; missing tokens and columns become zero.
+    void (*pack_tokens)(const float* const* x, int tokens, int64_t cols, RightTile* out);
+    // Decodes the first span of a run's first strip pair.
+    void (*start)(const StripPair& first, int64_t cols, TilePanels& panels);
+    void (*multiply)(const TileStep& step, TilePanels& panels);
+    // Half of a right tile, from sums of 16 gate and 16 up rows: silu(gate) * up.
+    void (*pack_inner)(const SumTile& gate, const SumTile& up, int half, RightTile& out);
+    // out[token * stride + row] = scale[token] * sums[row][token], for 16 rows and `tokens` tokens.
+    void (*turn)(const SumTile& sums, int tokens, const float* scale, float* out, int64_t stride);
+    // out[i] = residual[i] + ((pairs[slot 0][i] + pairs[slot 1][i]) + ...), for `width` of the rows.
+    void (*add_slots)(const float* pairs, int64_t stride, const int32_t* slot_pairs, int64_t slots,
+                      const float* residual, int64_t width, float* out);
+};
+
+}  // namespace thermocline

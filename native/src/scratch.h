@@ -1,0 +1,34 @@
+// Memory for what a job needs on the way.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace thermocline {
+
+// Memory that a thread keeps and enlarges; what it held before is forgotten.
+class Scratch {
+   public:
+    template <typename T>
+    T* get(int64_t count) {
+        const auto bytes = static_cast<size_t>(count) * sizeof(T);
+        if (bytes > size_) {
+            const size_t wanted = std::max<size_t>((bytes + 4095) / 4096 * 4096, size_ + size_ / 2);
+            memory_.reset(::operator new(wanted, std::align_val_t{64}));
+            size_ = wanted;
+        }
+        return static_cast<T*>(memory_.get());
+    }
+
+   private:
+    struct Free {
+        void operator()(void* p) const { ::operator delete(p, std::align_val_t{64}); }
+    };
+    std::unique_ptr<void, Free> memory_;
+    size_t size_ = 0;
+};
+
+}  // namespace thermocline

@@ -1,0 +1,58 @@
+// Tokens on their way into right tiles and sums on their way out.
+
+// 16 rows of 16 four-byte units, rows and columns exchanged.
+inline void turn16(const void* src, void* dst) {
+    for (int part = 0; part < 4; ++part)
+        transpose16(static_cast<const uint8_t*>(src) + 16 * part, 64, static_cast<uint8_t*>(dst) + 256 * part);
+}
+
+inline __mmask16 first_lanes(int64_t count) {
+    return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
+}
+
+void pack_tokens(const float* const* x, int tokens, int64_t cols, RightTile* out) {
+    alignas(64) uint16_t flat[kTileTokens][kTileColumns] = {};
+    for (int64_t k = 0; k < cols; k += kTileColumns, ++out) {
+        const __mmask16 low = first_lanes(cols - k), high = first_lanes(cols - k - 16);
+        for (int t = 0; t < tokens; ++t)
+            _mm512_store_si512(flat[t], to_bf16(_mm512_maskz_loadu_ps(low, x[t] + k),
+                                                _mm512_maskz_loadu_ps(high, x[t] + k + 16)));
+        turn16(flat, out->pair);
+    }
+}
+
+inline Vec silu_times(Vec gate, Vec up) {
+    const Vec decay = exp(sub(zero(), gate));
+    return mul(div(gate, add(broadcast(1.0f), decay)), up);
+}
+
+void pack_inner(const SumTile& gate, const SumTile& up, int half, RightTile& out) {
+    const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                           23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    for (int i = 0; i < kStripRows / 2; ++i) {
+        const auto row = [&](int r) { return silu_times(_mm512_load_ps(gate.v[r]), _mm512_load_ps(up.v[r])); };
+        _mm512_store_si512(out.pair[half * (kStripRows / 2) + i],
+                           _mm512_permutexvar_epi16(weave, to_bf16(row(2 * i), row(2 * i + 1))));
+    }
+}
+
+void turn(const SumTile& sums, int tokens, const float* scale, float* out, int64_t stride) {
+    alignas(64) float turned[kTileTokens][kStripRows];
+    turn16(sums.v, turned);
+    for (int t = 0; t < tokens; ++t) {
+        const __m512 row = _mm512_load_ps(turned[t]);
+        _mm512_storeu_ps(out + t * stride,
+                         scale == nullptr ? row : _mm512_mul_ps(_mm512_set1_ps(scale[t]), row));
+    }
+}
+
+void add_slots(const float* pairs, int64_t stride, const int32_t* slot_pairs, int64_t slots, const float* residual,
+               int64_t width, float* out) {
+    for (int64_t i = 0; i < width; i += 16) {
+        const __mmask16 here = first_lanes(width - i);
+        __m512 total = _mm512_maskz_loadu_ps(here, pairs + slot_pairs[0] * stride + i);
+        for (int64_t slot = 1; slot < slots; ++slot)
+            total = _mm512_add_ps(total, _mm512_maskz_loadu_ps(here, pairs + slot_pairs[slot] * stride + i));
+        _mm512_mask_storeu_ps(out + i, here, _mm512_add_ps(total, _mm512_maskz_loadu_ps(here, residual + i)));
+    }
+}
