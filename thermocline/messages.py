@@ -82,6 +82,11 @@ class Chunk:
         return len(self.token_ids)
 
     @property
+    def is_prompt(self) -> bool:
+        """Whether the tokens are a prompt's, whose products may have an arithmetic of their own."""
+        return any(segment.kind is SegmentKind.PROMPT for segment in self.segments)
+
+    @property
     def requests(self) -> tuple[RequestId, ...]:
         """The requests that have tokens in this chunk."""
         return tuple(segment.request for segment in self.segments)

@@ -139,7 +139,8 @@ class CpuExpertCompute:
     def _outputs(
         self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray, slots: IntArray
     ) -> FloatArray:
-        return self._kernels.expert_outputs(self._expert_work(work, batches, rows))
+        expert_work = self._expert_work(work, batches, rows)
+        return self._kernels.expert_outputs(expert_work, prompt=work.chunk.is_prompt)
 
     def _sum(
         self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray, slots: IntArray
@@ -147,7 +148,9 @@ class CpuExpertCompute:
         pair_of = np.empty(work.routing.expert_ids.shape, np.int32)
         pair_of[rows, slots] = np.arange(len(rows), dtype=np.int32)
         expert_work = self._expert_work(work, batches, rows)
-        return self._kernels.expert_sum(expert_work, pair_of, work.residual)
+        return self._kernels.expert_sum(
+            expert_work, pair_of, work.residual, prompt=work.chunk.is_prompt
+        )
 
     def _expert_work(
         self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray

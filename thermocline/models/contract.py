@@ -37,6 +37,9 @@ class Model(Protocol):
         """Return the experts' input [T, D] and who goes where, from the residual stream [T, D]."""
         ...
 
-    def head(self, x: FloatArray) -> FloatArray:
-        """Return logits float32 [rows, V] from the final residual stream [rows, D]."""
+    def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
+        """Return logits float32 [rows, V] from the final residual stream [rows, D].
+
+        prompt: the rows are a prompt's.
+        """
         ...

@@ -85,7 +85,9 @@ def attend(  # noqa: PLR0913 - an attention layer has these parts
     """Return x [T, D] plus attention over it; appends the chunk's keys and values to `pool`."""
     num_tokens, dense, cache = len(x), kernels.dense, pool.layer(layer)
     normed = dense.rms_norm(x, weights.norm, shape.rms_epsilon)
-    q, k, v = kernels.multiply_all((weights.q, weights.k, weights.v), normed)
+    q, k, v = kernels.multiply_all(
+        (weights.q, weights.k, weights.v), normed, prompt=chunk.is_prompt
+    )
     q = q.reshape(num_tokens, shape.num_heads, shape.head_dim)
     k = k.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
     v = v.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
@@ -93,4 +95,6 @@ def attend(  # noqa: PLR0913 - an attention layer has these parts
     dense.prepare_heads(q, k, v, norm, rotary.at(chunk.positions), cache, chunk.kv_slots)
     runs = [TokenRun(run.start, run.length, run.block_table) for run in chunk.segments]
     attended = dense.attention(q, chunk.positions, runs, cache, Attending(shape.scale))
-    return kernels.matmul(weights.output, attended.reshape(num_tokens, -1), add=x)
+    return kernels.matmul(
+        weights.output, attended.reshape(num_tokens, -1), add=x, prompt=chunk.is_prompt
+    )

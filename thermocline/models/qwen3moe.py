@@ -102,10 +102,10 @@ class Qwen3Moe:
         logits = self._kernels.matmul(weights.router, normed)
         return normed, route(self._kernels.dense, logits, self.spec.router)
 
-    def head(self, x: FloatArray) -> FloatArray:
+    def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         """See `Model.head`."""
         normed = self._kernels.dense.rms_norm(x, self._output_norm, self.spec.rms_epsilon)
-        return self._kernels.matmul(self._output, normed)
+        return self._kernels.matmul(self._output, normed, prompt=prompt)
 
 
 def _read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> _Layer:

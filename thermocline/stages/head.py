@@ -34,4 +34,4 @@ class HeadStage:
         rows = hidden.x[hidden.chunk.logits_rows]
         if len(rows) == 0:
             return np.empty((0, self._model.spec.vocab_size), np.float32)
-        return self._model.head(rows)
+        return self._model.head(rows, prompt=hidden.chunk.is_prompt)
