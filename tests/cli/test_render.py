@@ -22,6 +22,7 @@ FOOTPRINT = Footprint(
     token_bytes=3 << 30,
     num_parameters=10**10,
     num_active_parameters=10**9,
+    num_output_parameters=0,
     formats=(),
 )
 

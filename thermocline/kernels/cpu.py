@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.contract import (
         ByteArray,
+        ExpertWeights,
         ExpertWork,
         FloatArray,
         IntArray,
@@ -84,6 +85,7 @@ class NativeKernels:
         native = load_native()
         self._native = native
         self._codebooks: set[str] = set()
+        self._experts: dict[int, tuple[ExpertWeights, tuple[Any, ...]]] = {}
         self._core = native.Core(
             checked_instruction_set(native, isa),
             checked_threads(threads),
@@ -168,12 +170,12 @@ class NativeKernels:
         return weight.format.type_id, weight.raw
 
     def _raw_experts(self, work: ExpertWork) -> list[tuple[Any, ...]]:
-        return [
-            (
-                self._raw(group.weights.gate),
-                self._raw(group.weights.up),
-                self._raw(group.weights.down),
-                group.num_pairs,
-            )
-            for group in work.groups
-        ]
+        return [(*self._raw_expert(group.weights), group.num_pairs) for group in work.groups]
+
+    def _raw_expert(self, weights: ExpertWeights) -> tuple[Any, ...]:
+        # Held together with the key, so that the identity stays that expert's.
+        known = self._experts.get(id(weights))
+        if known is None:
+            raw = (self._raw(weights.gate), self._raw(weights.up), self._raw(weights.down))
+            known = self._experts[id(weights)] = (weights, raw)
+        return known[1]
