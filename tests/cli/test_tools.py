@@ -127,3 +127,14 @@ def test_perplexity_refuses_what_is_no_text(toy, invoke, tmp_path, content, name
     assert result.exit_code == 1
     assert named in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_bench_says_how_near_the_limits_are(toy, invoke):
+    """Native kernels print a roofline per phase, in the table and in the JSON."""
+    arguments = ("bench", toy, "-p", "8", "-n", "4", "-r", "1", "--threads", "1")
+    report = json.loads(invoke(*arguments, "--json").stdout)
+    assert [load["phase"] for load in report["roofline"]] == ["prefill", "decode"]
+    assert all(load["memory"] > 0 and load["compute"] > 0 for load in report["roofline"])
+    assert report["kernels"].endswith("x 1")
+    page = invoke(*arguments).stdout
+    assert "decode roofline" in page

@@ -115,12 +115,12 @@ async def test_a_failure_in_a_stream_is_its_terminal_event(toy, monkeypatch, fai
     real = NativeKernels.expert_sum
     calls = 0
 
-    def failing(self, *args):
+    def failing(self, *args, **kwargs):
         nonlocal calls
         calls += 1
         if calls == fail_on:
             raise MemoryError("no room, as told")
-        return real(self, *args)
+        return real(self, *args, **kwargs)
 
     monkeypatch.setattr(NativeKernels, "expert_sum", failing)
     async with live(toy) as server:
@@ -142,7 +142,7 @@ async def test_a_failure_in_a_stream_is_its_terminal_event(toy, monkeypatch, fai
 async def test_a_failure_in_a_prompt_after_the_stream_opened_is_an_event(toy, gate, monkeypatch):
     """A stream that was opened by waiting ends with the error, not with silence."""
 
-    def failing(self, *args):
+    def failing(self, *args, **kwargs):
         raise MemoryError("no room, as told")
 
     monkeypatch.setattr(NativeKernels, "expert_sum", failing)
