@@ -33,6 +33,8 @@ int64_t resident_pages(In<uint8_t, 1> mapping, In<int64_t, 1> offsets) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    // A process may end with an engine open, a daemon thread holding its kernels: no fault to report to users.
+    nb::set_leak_warnings(false);
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/cpu.py names the one that it needs.
