@@ -65,7 +65,7 @@ async def test_an_unscaled_router_agrees(tmp_path, scale):
     metadata = {"qwen3moe.expert_weights_scale": scale}
     path = write_toy_model(tmp_path / "model.gguf", ToyShape(seed=41), metadata=metadata)
     ids = prompt_ids(LONGEST_PROMPT)
-    async with Engine.open(path) as engine:
+    async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
         ours = await prompt_logits(engine, ids)
     with LlamaModel(path) as llama:
         assert_within(ours, llama.logits(ids), "llama.cpp/F32")
@@ -79,7 +79,7 @@ async def test_a_missing_expert_width_agrees(tmp_path):
     assert content.count(key) == 1
     path.write_bytes(content.replace(key, b"qwen3moe.nothing_that_is_ever_asked"))
     ids = prompt_ids(LONGEST_PROMPT)
-    async with Engine.open(path) as engine:
+    async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
         ours = await prompt_logits(engine, ids)
     with LlamaModel(path) as llama:
         assert_within(ours, llama.logits(ids), "llama.cpp/F32")

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 from tests.oracle.llama_model import LlamaModel, write_float32_twin
+from tests.support.engine_runs import EXACT_CACHE
 from tests.support.oracle_cases import ALL_CASES, prompt_ids, write_case
 from thermocline.config import EngineConfig
 from thermocline.demo import DEMO_HELD_TEXT_PATH, DEMO_MODEL_PATH
@@ -60,7 +61,9 @@ async def test_toy_models_agree(tmp_path, name):
     path = write_case(tmp_path / "model.gguf", case)
     wide = write_float32_twin(tmp_path / "float32.gguf", case, path)
     token_ids = prompt_ids(450)
-    async with Engine.open(path, EngineConfig(kernels=case.exact_kernels)) as engine:
+    async with Engine.open(
+        path, EngineConfig(kernels=case.exact_kernels, memory=EXACT_CACHE)
+    ) as engine:
         ours = await perplexity(engine, token_ids, 128)
     with LlamaModel(wide) as llama:
         theirs = _llama_perplexity(llama, token_ids, 128)
