@@ -101,6 +101,29 @@ ThreadScratch& scratch() {
     return mine;
 }
 
+// sums[t][32] = the panel's rows times the tokens at `bases`, row by row: where the set has that form for the
+// types and so few tokens, and the strips are whole.
+bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Activations& act, const uint8_t* const* bases,
+                   int64_t tokens, const Panel& next, float* sums) {
+    if (act.plain || act.cols % kSpan != 0) return false;
+    RowsFn kernels[kStrips];
+    for (int s = 0; s < kStrips; ++s) {
+        const Strip& strip = panel.strips[s];
+        kernels[s] = strip.rows() == kStripRows ? gemm.find_rows(strip.weight->type_id, act.form.group, tokens) : nullptr;
+        if (strip.rows() > 0 && !kernels[s]) return false;
+    }
+    for (int s = 0; s < kStrips; ++s) {
+        if (!kernels[s]) continue;
+        const Strip &strip = panel.strips[s], &then = next.strips[s];
+        const bool more = then.rows() == kStripRows;
+        const Weight& w = *strip.weight;
+        kernels[s]({w.row(strip.row), w.row_bytes, kStripRows, w.cols, more ? then.weight->row(then.row) : nullptr,
+                    more ? kStripRows * then.weight->row_bytes : 0},
+                   bases, act.layout, sums + s * kStripRows);
+    }
+    return true;
+}
+
 // sums[t][32] = the panel's rows times `tokens` tokens: those in `rows`, or from `first_row` on. While it
 // works it asks for the bytes of `next`, which will probably come after it.
 void multiply_panel(const Compute& compute, const Panel& panel, const Activations& act, const int32_t* rows,
@@ -115,6 +138,7 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Activation
             xs[t] = act.x + row_of(t) * act.cols;
         else
             bases[t] = act.token(row_of(t));
+    if (multiply_rows(gemm, panel, act, bases, tokens, next, sums)) return;
     const int64_t spans = (weight.cols + kSpan - 1) / kSpan;
     auto& quant = *scratch().panel.get<QuantPanel>(
         (sizeof(FloatPanel) + sizeof(QuantPanel) - 1) / sizeof(QuantPanel));

@@ -15,7 +15,7 @@ namespace thermocline {
 namespace {
 
 // Longer than the gap between two jobs of a layer (measured: 10 to 60 us), far below a token's time.
-constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kSpin = std::chrono::microseconds(2000);
 
 inline void relax() {
 #if defined(__x86_64__)

@@ -63,6 +63,11 @@ struct PackSource {
     int64_t ahead_bytes;
 };
 
+// c[t][0 .. 16) = 16 whole rows (`from.count` columns, a multiple of kSpan) times `tokens` tokens, straight
+// from the file's bytes; c[t] begins kPanelRows floats after c[t - 1]. Equal to the bit to pack and multiply.
+using RowsFn = void (*)(const PackSource& from, const uint8_t* const* bases, const ActivationLayout& layout,
+                        float* c);
+
 struct GemmKernels {
     // Rounds one token's x[cols] to int8 with a scale per group; cols is a multiple of the group.
     void (*quantize)(const float* x, int64_t cols, const QuantForm& form, const ActivationLayout& layout,
@@ -78,6 +83,8 @@ struct GemmKernels {
     void (*pack_float)(int type_id, const PackSource& from, int strip, FloatPanel& panel);
     void (*multiply_float)(const FloatPanel& panel, int64_t count, const float* const* x, int64_t tokens,
                            bool first, float* c);
+    // For a few tokens; nullptr where the type (in groups of so many columns) has none.
+    RowsFn (*find_rows)(int type_id, int group, int64_t tokens);
     // How a block type is unpacked; nullptr where unpack_info has nothing.
     UnpackFn (*find_unpack)(int type_id);
     // One row of a matrix as float32, rounded as the format's definition says.

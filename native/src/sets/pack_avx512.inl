@@ -22,7 +22,8 @@ inline void store_group32(float (*to)[kStripRows], int group, int index, __m512 
 }
 
 // Q4_K and Q5_K begin alike: d, dmin, then 8 scales and 8 minima of six bits in 12 bytes.
-inline void pack_k_header(const RowPointers& rows, int group, int strip, QuantPanel& panel) {
+inline void k_header(const RowPointers& rows, int group, float (*scale_of)[kStripRows],
+                     float (*minimum_of)[kStripRows]) {
     __m512i words[4];
     transpose16(rows, 0, words);
     const __m512 d = halves_to_floats(words[0]);
@@ -37,13 +38,13 @@ inline void pack_k_header(const RowPointers& rows, int group, int strip, QuantPa
     for (int g = 0; g < 8; ++g) {
         const __m512 scale = _mm512_cvtepi32_ps(byte_of(scales[g / 4], g % 4));
         const __m512 minimum = _mm512_cvtepi32_ps(byte_of(minima[g / 4], g % 4));
-        store_group32(panel.scale[strip], group, g, _mm512_mul_ps(d, scale));
-        store_group32(panel.minimum[strip], group, g, _mm512_mul_ps(dmin, minimum));
+        store_group32(scale_of, group, g, _mm512_mul_ps(d, scale));
+        store_group32(minimum_of, group, g, _mm512_mul_ps(dmin, minimum));
     }
 }
 
 void pack_q4_k(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
-    pack_k_header(rows, group, strip, panel);
+    k_header(rows, group, panel.scale[strip], panel.minimum[strip]);
 #pragma GCC unroll 8
     for (int column = 0; column < 8; ++column) {  // 16 bytes hold 16 low and 16 high nibbles
         __m512i bytes[4];
@@ -58,7 +59,7 @@ void pack_q4_k(const RowPointers& rows, const Ahead& ahead, int group, int strip
 }
 
 void pack_q5_k(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
-    pack_k_header(rows, group, strip, panel);
+    k_header(rows, group, panel.scale[strip], panel.minimum[strip]);
     __m512i high[8];
     transpose16(rows, 16, high);
     transpose16(rows, 32, high + 4);
@@ -87,15 +88,19 @@ inline __m512 row_halves(const RowPointers& rows, int64_t at) {
     return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(halves)));
 }
 
-void pack_q6_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+inline void q6_k_scales(const RowPointers& rows, float (*scale_of)[kStripRows]) {
     const __m512 d = row_halves(rows, 208);
     __m512i words[4];
     transpose16(rows, 192, words);
     for (int g = 0; g < 16; ++g) {
         const __m512i signed_scale = _mm512_srai_epi32(
             _mm512_slli_epi32(words[g / 4], static_cast<unsigned>(24 - 8 * (g % 4))), 24);
-        _mm512_store_ps(panel.scale[strip][g], _mm512_mul_ps(d, _mm512_cvtepi32_ps(signed_scale)));
+        _mm512_store_ps(scale_of[g], _mm512_mul_ps(d, _mm512_cvtepi32_ps(signed_scale)));
     }
+}
+
+void pack_q6_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+    q6_k_scales(rows, panel.scale[strip]);
     const __m512i pair = _mm512_set1_epi8(0x30);
 #pragma GCC unroll 4
     for (int column = 0; column < 4; ++column) {  // 16 of the 64 bytes of high bit pairs
@@ -119,12 +124,17 @@ void pack_q6_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPane
     }
 }
 
+inline void q8_0_scales(const RowPointers& rows, int64_t count, int group, float (*scale_of)[kStripRows]) {
+    for (int64_t block = 0; block < count / 32; ++block)
+        store_group32(scale_of, group, static_cast<int>(block), row_halves(rows, block * 34));
+}
+
 void pack_q8_0(const RowPointers& rows, const Ahead& ahead, int64_t count, int group, int strip,
                QuantPanel& panel) {
+    q8_0_scales(rows, count, group, panel.scale[strip]);
     const __m512i sign = _mm512_set1_epi8(-128);
     for (int64_t block = 0; block < count / 32; ++block) {
         ahead.ask(block, count / 32);
-        store_group32(panel.scale[strip], group, static_cast<int>(block), row_halves(rows, block * 34));
         for (int part = 0; part < 2; ++part) {
             __m512i bytes[4];
             transpose16(rows, block * 34 + 2 + 16 * part, bytes);

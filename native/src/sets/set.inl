@@ -27,11 +27,16 @@ namespace {
 #endif
 #include "sets/quantize.inl"
 #include "sets/gemm.inl"
+#if defined(__AVX512F__)
+#include "sets/rows_avx512.inl"
+#else
+RowsFn find_rows(int, int, int64_t) { return nullptr; }
+#endif
 
 }  // namespace
 
 extern const GemmKernels gemm_kernels;
 const GemmKernels gemm_kernels = {quantize,     pack,        multiply_panel, pack_float,
-                                  multiply_float_panel, find_unpack, decode_row};
+                                  multiply_float_panel, find_rows, find_unpack, decode_row};
 
 }  // namespace thermocline::THERMOCLINE_SET
