@@ -6,7 +6,7 @@ Instruction sets are named as the kernels name them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +15,10 @@ from gguf.quants import dequantize
 
 from thermocline.kernels.contract import (
     SUPPORTED_FORMATS,
-    ExpertGroup,
-    ExpertWeights,
+    ExpertStack,
     ExpertWork,
     Weight,
+    WeightStack,
 )
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.native import load_native
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from thermocline.modelfile.formats import BlockFormat
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerWeights:
     """All experts of one layer.
 
@@ -42,19 +42,20 @@ class LayerWeights:
     hidden: int
     intermediate: int
 
-    def expert(self, index: int) -> ExpertWeights:
-        """Return one expert's matrices."""
+    @cached_property
+    def stack(self) -> ExpertStack:
+        """The experts as the kernels take them."""
         gate, up, down = self.formats
-        return ExpertWeights(
-            Weight("gate", gate, self.gate[index], self.hidden),
-            Weight("up", up, self.up[index], self.hidden),
-            Weight("down", down, self.down[index], self.intermediate),
+        return ExpertStack(
+            WeightStack("gate", gate, self.gate, self.hidden),
+            WeightStack("up", up, self.up, self.hidden),
+            WeightStack("down", down, self.down, self.intermediate),
         )
 
     @property
     def expert_bytes(self) -> int:
         """Bytes of one expert."""
-        return self.expert(0).nbytes
+        return self.stack[0].nbytes
 
 
 def available_sets() -> tuple[str, ...]:
@@ -82,12 +83,11 @@ def run_layer(
     chosen = expert_ids.reshape(-1)
     order = np.argsort(chosen, kind="stable").astype(np.int32)
     experts, counts = np.unique(chosen, return_counts=True)
-    groups = tuple(
-        ExpertGroup(layer.expert(index), count)
-        for index, count in zip(experts.tolist(), counts.tolist(), strict=True)
-    )
     scale = np.ascontiguousarray(weights.reshape(-1)[order], np.float32)
-    work = ExpertWork(groups, x, order // np.int32(expert_ids.shape[1]), scale)
+    rows = order // np.int32(expert_ids.shape[1])
+    work = ExpertWork(
+        layer.stack, experts.astype(np.int32), counts.astype(np.int32), x, rows, scale
+    )
     pair_of = np.empty(len(order), np.int32)
     pair_of[order] = np.arange(len(order), dtype=np.int32)
     kernels = _kernels("auto", threads)
@@ -101,7 +101,7 @@ def exact_layer(
     out = np.zeros(x.shape, np.float64)
     for token, (ids, scales) in enumerate(zip(expert_ids, weights, strict=True)):
         for index, scale in zip(ids.tolist(), scales.tolist(), strict=True):
-            expert = layer.expert(index)
+            expert = layer.stack[index]
             gate = exact_rows(expert.gate) @ x[token].astype(np.float64)
             up = exact_rows(expert.up) @ x[token].astype(np.float64)
             out[token] += scale * (exact_rows(expert.down) @ (gate / (1 + np.exp(-gate)) * up))

@@ -220,9 +220,10 @@ class Engine:
             return None
         layers = parts.model.expert_layers
         sample, nbytes = [], 0
-        for raw in (stack for layer in layers for stack in layer.stacks):
-            sample.append(raw)
-            nbytes += raw.nbytes
+        stacks = (layer.stack for layer in layers)
+        for part in (part for stack in stacks for part in (stack.gate, stack.up, stack.down)):
+            sample.append(part.raw)
+            nbytes += part.raw.nbytes
             if nbytes >= _LIMIT_SAMPLE_BYTES:
                 break
         return await asyncio.to_thread(parts.kernels.measure_limits, sample)

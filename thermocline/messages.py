@@ -110,13 +110,15 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertBatch:
-    """All tokens of a chunk that chose one expert.
+class TierWork:
+    """One tier's share of a chunk's layer: its pairs (token, slot), sorted by expert, then by token.
 
-    rows, slots: int32 [n], the token row and its slot (0..K-1); weights: float32 [n].
+    experts, counts: int32 [n], the experts, ascending, and how many pairs chose each; rows, slots: int32
+    [pairs], the token row and its slot (0..K-1); weights: float32 [pairs].
     """
 
-    key: ExpertKey
+    experts: IntArray
+    counts: IntArray
     rows: IntArray
     slots: IntArray
     weights: FloatArray
@@ -127,7 +129,7 @@ class LayerWork:
     """What the router decided for one chunk and layer.
 
     residual: float32 [T, D], to which the expert sum is added; x: float32 [T, D], the normalised
-    input of the experts. batches holds each tier's work, only for tiers that have any.
+    input of the experts. shares holds each tier's work, only for tiers that have any.
     """
 
     chunk: Chunk
@@ -135,12 +137,12 @@ class LayerWork:
     residual: FloatArray
     x: FloatArray
     routing: Routing
-    batches: Mapping[Tier, tuple[ExpertBatch, ...]]
+    shares: Mapping[Tier, TierWork]
 
     @property
     def expects(self) -> frozenset[Tier]:
         """The tiers whose partial sums the combine needs."""
-        return frozenset(self.batches)
+        return frozenset(self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +195,10 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchHint:
-    """Experts whose bytes will be read soon."""
+    """Experts of one layer whose bytes will be read soon. experts: int32 [n]."""
 
-    keys: tuple[ExpertKey, ...]
+    layer: LayerIndex
+    experts: IntArray
 
 
 StageMessage: TypeAlias = Chunk | Hidden | LayerWork | TierResult | Joined | StepResult

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "thermocline/codebooks.h"
 #include "thermocline/compute.h"
@@ -27,16 +28,63 @@ inline void require(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(what);
 }
 
-inline Weight make_weight(int type_id, const Bytes& raw) {
+inline Weight make_weight(int type_id, const uint8_t* data, int64_t rows, int64_t row_bytes) {
     FormatInfo info{};
     if (!format_info(type_id, info))
         throw std::invalid_argument("tensor type " + std::to_string(type_id) + " is not computed from");
     require(!codebook_missing(type_id), "this type needs its codebook first");
-    const auto row_bytes = static_cast<int64_t>(raw.shape(1));
     require(row_bytes % info.block_bytes == 0, "a row is not a whole number of blocks");
-    return {type_id, raw.data(), static_cast<int64_t>(raw.shape(0)),
-            row_bytes / info.block_bytes * info.block_elements, row_bytes};
+    return {type_id, data, rows, row_bytes / info.block_bytes * info.block_elements, row_bytes};
 }
+
+inline Weight make_weight(int type_id, const Bytes& raw) {
+    return make_weight(type_id, raw.data(), static_cast<int64_t>(raw.shape(0)), static_cast<int64_t>(raw.shape(1)));
+}
+
+// A weight as Python hands it over once: checked, and its bytes kept alive.
+class Matrix {
+   public:
+    Matrix(int type_id, Bytes raw) : raw_(std::move(raw)), weight_(make_weight(type_id, raw_)) {}
+
+    const Weight& weight() const { return weight_; }
+
+   private:
+    Bytes raw_;
+    Weight weight_;
+};
+
+// The same of the matrices of all experts of a layer: uint8 [experts, rows, bytes of a row].
+class MatrixStack {
+   public:
+    MatrixStack(int type_id, In<uint8_t, 3> raw)
+        : raw_(std::move(raw)),
+          weight_(make_weight(type_id, raw_.data(), static_cast<int64_t>(raw_.shape(1)),
+                              static_cast<int64_t>(raw_.shape(2)))) {}
+
+    int64_t size() const { return static_cast<int64_t>(raw_.shape(0)); }
+    int64_t rows() const { return weight_.rows; }
+    int64_t cols() const { return weight_.cols; }
+    Weight operator[](int64_t index) const {
+        Weight weight = weight_;
+        weight.data += index * weight.rows * weight.row_bytes;
+        return weight;
+    }
+
+   private:
+    In<uint8_t, 3> raw_;
+    Weight weight_;  // of the first
+};
+
+// Gate and up [experts, intermediate, hidden], down [experts, hidden, intermediate].
+struct Experts {
+    MatrixStack gate, up, down;
+
+    Experts(MatrixStack g, MatrixStack u, MatrixStack d) : gate(std::move(g)), up(std::move(u)), down(std::move(d)) {
+        require(gate.size() == up.size() && gate.size() == down.size(), "numbers of experts differ");
+        require(gate.cols() == up.cols() && gate.cols() == down.rows(), "hidden sizes differ");
+        require(gate.rows() == up.rows() && gate.rows() == down.cols(), "intermediate sizes differ");
+    }
+};
 
 // The threads and the instruction set that jobs run on; owned by Python.
 class Core {

@@ -17,15 +17,10 @@
 namespace thermocline::python {
 namespace {
 
-using RawWeight = std::tuple<int, Bytes>;
-using RawExpert = std::tuple<RawWeight, RawWeight, RawWeight, int64_t>;  // gate, up, down, pairs
-
-Weight make_weight(const RawWeight& raw) { return python::make_weight(std::get<0>(raw), std::get<1>(raw)); }
-
 Form form_of(bool prompt) { return prompt ? Form::Prompt : Form::Decode; }
 
-void decode_rows(Core& core, int type_id, const Bytes& raw, const In<int32_t, 1>& rows, const Out<2>& out) {
-    const Weight w = python::make_weight(type_id, raw);
+void decode_rows(Core& core, const Matrix& matrix, const In<int32_t, 1>& rows, const Out<2>& out) {
+    const Weight& w = matrix.weight();
     const auto count = static_cast<int64_t>(rows.shape(0));
     require(out.shape(0) == rows.shape(0) && static_cast<int64_t>(out.shape(1)) == w.cols,
             "out must be [number of rows, columns]");
@@ -38,13 +33,14 @@ void decode_rows(Core& core, int type_id, const Bytes& raw, const In<int32_t, 1>
     });
 }
 
-void multiply_all(Core& core, const std::vector<RawWeight>& weights, const In<float, 2>& x,
+void multiply_all(Core& core, const std::vector<const Matrix*>& weights, const In<float, 2>& x,
                   const std::vector<Out<2>>& outs, const std::optional<In<float, 2>>& add, bool prompt) {
     require(weights.size() == outs.size(), "one output per weight");
     require(!add || weights.size() == 1, "only a single product is added to");
     std::vector<Product> products;
     for (size_t i = 0; i < weights.size(); ++i) {
-        const Weight w = make_weight(weights[i]);
+        require(weights[i] != nullptr, "a weight is missing");
+        const Weight& w = weights[i]->weight();
         require(static_cast<int64_t>(x.shape(1)) == w.cols, "x must be [tokens, columns of the weight]");
         require(outs[i].shape(0) == x.shape(0) && static_cast<int64_t>(outs[i].shape(1)) == w.rows,
                 "out must be [tokens, rows of the weight]");
@@ -65,20 +61,18 @@ struct CheckedWork {
     std::vector<ExpertGroup> groups;
     ExpertWork work{};
 
-    CheckedWork(const std::vector<RawExpert>& experts, const In<float, 2>& x, const In<int32_t, 1>& rows,
-                const In<float, 1>& scale) {
+    CheckedWork(const Experts& of, const In<int32_t, 1>& experts, const In<int32_t, 1>& counts, const In<float, 2>& x,
+                const In<int32_t, 1>& rows, const In<float, 1>& scale) {
         const auto hidden = static_cast<int64_t>(x.shape(1)), tokens = static_cast<int64_t>(x.shape(0));
         const auto pairs = static_cast<int64_t>(rows.shape(0));
+        require(of.gate.cols() == hidden, "hidden sizes differ");
+        require(experts.shape(0) == counts.shape(0), "one count per expert");
         int64_t first = 0;
-        for (const RawExpert& raw : experts) {
-            const ExpertWeights w{make_weight(std::get<0>(raw)), make_weight(std::get<1>(raw)),
-                                  make_weight(std::get<2>(raw))};
-            const int64_t count = std::get<3>(raw);
-            require(w.gate.cols == hidden && w.up.cols == hidden && w.down.rows == hidden, "hidden sizes differ");
-            require(w.gate.rows == w.up.rows && w.gate.rows == w.down.cols, "intermediate sizes differ");
-            require(groups.empty() || groups[0].weights.gate.rows == w.gate.rows, "intermediate sizes differ");
+        for (size_t i = 0; i < experts.shape(0); ++i) {
+            const int64_t expert = experts.data()[i], count = counts.data()[i];
+            require(expert >= 0 && expert < of.gate.size(), "expert id out of range");
             require(count >= 0 && count <= pairs - first, "more pairs than rows");
-            if (count > 0) groups.push_back({w, first, count});
+            if (count > 0) groups.push_back({{of.gate[expert], of.up[expert], of.down[expert]}, first, count});
             first += count;
         }
         require(first == pairs, "fewer pairs than rows");
@@ -90,18 +84,19 @@ struct CheckedWork {
     }
 };
 
-void expert_outputs(Core& core, const std::vector<RawExpert>& experts, const In<float, 2>& x,
-                    const In<int32_t, 1>& rows, const In<float, 1>& scale, const Out<2>& out, bool prompt) {
-    const CheckedWork checked(experts, x, rows, scale);
+void expert_outputs(Core& core, const Experts& of, const In<int32_t, 1>& experts, const In<int32_t, 1>& counts,
+                    const In<float, 2>& x, const In<int32_t, 1>& rows, const In<float, 1>& scale, const Out<2>& out,
+                    bool prompt) {
+    const CheckedWork checked(of, experts, counts, x, rows, scale);
     require(out.shape(0) == rows.shape(0) && out.shape(1) == x.shape(1), "out must be [pairs, hidden]");
     const nb::gil_scoped_release unlocked;
     thermocline::expert_outputs(core.compute(), form_of(prompt), checked.work, out.data());
 }
 
-void expert_sum(Core& core, const std::vector<RawExpert>& experts, const In<float, 2>& x,
-                const In<int32_t, 1>& rows, const In<float, 1>& scale, const In<int32_t, 2>& pair_of,
-                const In<float, 2>& residual, const Out<2>& out, bool prompt) {
-    const CheckedWork checked(experts, x, rows, scale);
+void expert_sum(Core& core, const Experts& of, const In<int32_t, 1>& experts, const In<int32_t, 1>& counts,
+                const In<float, 2>& x, const In<int32_t, 1>& rows, const In<float, 1>& scale,
+                const In<int32_t, 2>& pair_of, const In<float, 2>& residual, const Out<2>& out, bool prompt) {
+    const CheckedWork checked(of, experts, counts, x, rows, scale);
     for (int axis = 0; axis < 2; ++axis)
         require(out.shape(axis) == x.shape(axis) && residual.shape(axis) == x.shape(axis),
                 "x, residual and out must have one shape");
@@ -184,6 +179,12 @@ std::vector<std::string> emulated_sets() {
 }  // namespace
 
 void bind_products(nb::module_& m, nb::class_<Core>& core) {
+    nb::class_<Matrix>(m, "Matrix", "A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive.")
+        .def(nb::init<int, Bytes>(), nb::arg("type_id"), nb::arg("raw").noconvert());
+    nb::class_<MatrixStack>(m, "MatrixStack", "One matrix per expert: uint8 [experts, rows, bytes of a row].")
+        .def(nb::init<int, In<uint8_t, 3>>(), nb::arg("type_id"), nb::arg("raw").noconvert());
+    nb::class_<Experts>(m, "Experts", "The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, intermediate].")
+        .def(nb::init<MatrixStack, MatrixStack, MatrixStack>(), nb::arg("gate"), nb::arg("up"), nb::arg("down"));
     m.def("instruction_sets", &instruction_sets, "Name of each set of the build, narrowest first, and whether this machine has it.");
     m.def("emulated_sets", &emulated_sets, "Sets that this machine can run only in the manner of a test: exact and slow.");
     m.def("set_codebook", &set_codebook, nb::arg("type_id"), nb::arg("table").noconvert(),
@@ -196,17 +197,19 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
     core.def("read_all", &read_all, nb::arg("bytes").noconvert(), "Read every byte once, with all threads; a checksum.");
     core.def("multiply_in_cache", &multiply_in_cache, nb::arg("rounds"),
              "Multiply-adds done on every thread without touching memory; time it for the limit.");
-    core.def("decode_rows", &decode_rows, nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("rows").noconvert(),
-             nb::arg("out").noconvert(), "out[i] = row rows[i] of the weight `raw`, as float32.");
-    core.def("multiply_all", &multiply_all, nb::arg("weights").noconvert(), nb::arg("x").noconvert(),
+    core.def("decode_rows", &decode_rows, nb::arg("weight"), nb::arg("rows").noconvert(), nb::arg("out").noconvert(),
+             "out[i] = row rows[i] of the weight, as float32.");
+    core.def("multiply_all", &multiply_all, nb::arg("weights"), nb::arg("x").noconvert(),
              nb::arg("outs").noconvert(), nb::arg("add").noconvert().none() = nb::none(), nb::arg("prompt") = false,
-             "outs[i] = x times the transposed weights[i] = (type, raw), plus `add`.");
-    core.def("expert_outputs", &expert_outputs, nb::arg("experts").noconvert(), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
+             "outs[i] = x times the transposed weights[i], plus `add`.");
+    core.def("expert_outputs", &expert_outputs, nb::arg("of"), nb::arg("experts").noconvert(),
+             nb::arg("counts").noconvert(), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
              nb::arg("scale").noconvert(), nb::arg("out").noconvert(), nb::arg("prompt") = false,
-             "out[pair] = scale * down(silu(gate(x[row])) * up(x[row])); experts are (gate, up, down, pairs).");
-    core.def("expert_sum", &expert_sum, nb::arg("experts").noconvert(), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
-             nb::arg("scale").noconvert(), nb::arg("pair_of").noconvert(), nb::arg("residual").noconvert(),
-             nb::arg("out").noconvert(), nb::arg("prompt") = false, "The pairs' outputs added up per token in slot order, plus the residual.");
+             "out[pair] = scale * down(silu(gate(x[row])) * up(x[row])); counts[i] pairs chose experts[i].");
+    core.def("expert_sum", &expert_sum, nb::arg("of"), nb::arg("experts").noconvert(), nb::arg("counts").noconvert(),
+             nb::arg("x").noconvert(), nb::arg("rows").noconvert(), nb::arg("scale").noconvert(),
+             nb::arg("pair_of").noconvert(), nb::arg("residual").noconvert(), nb::arg("out").noconvert(),
+             nb::arg("prompt") = false, "The pairs' outputs added up per token in slot order, plus the residual.");
 }
 
 }  // namespace thermocline::python

@@ -1,9 +1,7 @@
 // Chooses the arithmetic: by form, instruction set and the types of an element's own weights, and by nothing
 // that is computed beside it.
-#include <algorithm>
 #include <vector>
 
-#include "scratch.h"
 #include "tile_matmul.h"
 
 namespace thermocline {
@@ -11,13 +9,11 @@ namespace {
 
 bool on_tiles(const Compute& compute, Form form) { return form == Form::Prompt && compute.set.tiles != nullptr; }
 
-bool tiles_take(const ExpertGroup& group) {
-    const ExpertWeights& w = group.weights;
+// The experts of a layer share their types.
+bool on_tiles(const Compute& compute, Form form, const ExpertWork& work) {
+    if (!on_tiles(compute, form) || work.num_groups == 0) return false;
+    const ExpertWeights& w = work.groups[0].weights;
     return tiles::takes(w.gate.type_id) && tiles::takes(w.up.type_id) && tiles::takes(w.down.type_id);
-}
-
-int64_t count_on_tiles(const ExpertWork& work) {
-    return std::count_if(work.groups, work.groups + work.num_groups, tiles_take);
 }
 
 }  // namespace
@@ -36,37 +32,18 @@ void multiply_all(const Compute& compute, Form form, const float* x, int64_t tok
 }
 
 void expert_outputs(const Compute& compute, Form form, const ExpertWork& work, float* out) {
-    if (!on_tiles(compute, form)) {
+    if (on_tiles(compute, form, work))
+        tiles::expert_outputs(compute, work, out);
+    else
         expert_outputs(compute, work, out);
-        return;
-    }
-    std::vector<ExpertGroup> groups(work.groups, work.groups + work.num_groups);
-    const auto middle = std::stable_partition(groups.begin(), groups.end(), tiles_take);
-    ExpertWork part = work;
-    part.groups = groups.data();
-    part.num_groups = middle - groups.begin();
-    tiles::expert_outputs(compute, part, out);
-    part.groups += part.num_groups;
-    part.num_groups = groups.end() - middle;
-    expert_outputs(compute, part, out);
 }
 
 void expert_sum(const Compute& compute, Form form, const ExpertWork& work, const int32_t* pair_of, int64_t slots,
                 const float* residual, float* out) {
-    const int64_t in_tiles = on_tiles(compute, form) ? count_on_tiles(work) : 0;
-    if (in_tiles == 0) {
-        expert_sum(compute, work, pair_of, slots, residual, out);
-    } else if (in_tiles == work.num_groups) {
+    if (on_tiles(compute, form, work))
         tiles::expert_sum(compute, work, pair_of, slots, residual, out);
-    } else {  // experts of different types in one layer, which files hardly have
-        Scratch memory;
-        auto* outputs = memory.get<float>(work.pairs * work.hidden);
-        expert_outputs(compute, form, work, outputs);
-        compute.pool.for_each(work.tokens, [&](int64_t t) {
-            compute.set.tiles->add_slots(outputs, work.hidden, pair_of + t * slots, slots, residual + t * work.hidden,
-                                         work.hidden, out + t * work.hidden);
-        });
-    }
+    else
+        expert_sum(compute, work, pair_of, slots, residual, out);
 }
 
 }  // namespace thermocline

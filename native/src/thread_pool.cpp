@@ -14,8 +14,9 @@
 namespace thermocline {
 namespace {
 
-// Longer than the gap between two jobs of a layer (measured: 10 to 60 us), far below a token's time.
-constexpr auto kSpin = std::chrono::microseconds(2000);
+// Longer than the gap between two jobs, also that between two tokens (measured: 10 us to 1.5 ms): a worker that
+// sleeps takes 50 us and more to come back, which at 100 us of spinning cost decoding a tenth of its speed.
+constexpr auto kSpin = std::chrono::milliseconds(2);
 
 inline void relax() {
 #if defined(__x86_64__)

@@ -43,23 +43,12 @@ def make_work(
     routing = Routing(ids, np.ascontiguousarray(weights))
     mask = np.array([expert in hot for expert in range(int(ids.max()) + 1)])
     x = np.random.default_rng(1).standard_normal((len(ids), hidden)).astype(np.float32)
-    return LayerWork(
-        chunk, LayerIndex(layer), x, x, routing, dispatch(LayerIndex(layer), routing, mask)
-    )
+    return LayerWork(chunk, LayerIndex(layer), x, x, routing, dispatch(routing, mask))
 
 
 def partial_sum(work: LayerWork, tier: Tier) -> PartialSum:
     """Return what a compute would: here, expert e turns x into x * (e + 1)."""
-    batches = work.batches[tier]
-    values = [
-        work.x[batch.rows] * np.float32(batch.key.expert + 1) * batch.weights[:, None]
-        for batch in batches
-    ]
-    return PartialSum(
-        work.chunk,
-        work.layer,
-        tier,
-        np.concatenate([batch.rows for batch in batches]),
-        np.concatenate([batch.slots for batch in batches]),
-        np.concatenate(values),
-    )
+    share = work.shares[tier]
+    factors = (np.repeat(share.experts, share.counts) + 1).astype(np.float32) * share.weights
+    values = work.x[share.rows] * factors[:, None]
+    return PartialSum(work.chunk, work.layer, tier, share.rows, share.slots, values)

@@ -5,6 +5,7 @@ Knows the kernels' interface and no kernel.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,10 +14,11 @@ import numpy as np
 from scripts.kquants import dequantize, quantize
 from thermocline.kernels.contract import (
     SUPPORTED_FORMATS,
-    ExpertGroup,
+    ExpertStack,
     ExpertWeights,
     ExpertWork,
     Weight,
+    WeightStack,
 )
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.native import load_native
@@ -155,6 +157,23 @@ def make_expert(
     )
 
 
+def stacked(experts: Sequence[ExpertWeights]) -> ExpertStack:
+    """Return experts of the same types as the stack that a file holds."""
+
+    def stack(weights: list[Weight]) -> WeightStack:
+        assert len({weight.format for weight in weights}) == 1, (
+            "a layer's experts share their types"
+        )
+        raw = np.stack([weight.raw for weight in weights])
+        return WeightStack("w", weights[0].format, raw, weights[0].cols)
+
+    return ExpertStack(
+        stack([expert.gate for expert in experts]),
+        stack([expert.up for expert in experts]),
+        stack([expert.down for expert in experts]),
+    )
+
+
 def expert_work(
     rng, experts: Sequence[ExpertWeights], pair_counts: Sequence[int], tokens: int
 ) -> ExpertWork:
@@ -162,7 +181,9 @@ def expert_work(
     pairs = sum(pair_counts)
     hidden = experts[0].gate.cols
     return ExpertWork(
-        tuple(ExpertGroup(e, n) for e, n in zip(experts, pair_counts, strict=True)),
+        stacked(experts),
+        np.arange(len(experts), dtype=np.int32),
+        np.array(pair_counts, np.int32),
         tokens_of(rng, tokens, hidden),
         rng.integers(0, tokens, pairs).astype(np.int32),
         rng.uniform(0.1, 1.0, pairs).astype(np.float32),
@@ -180,19 +201,19 @@ def routed_work(
     counts = np.bincount(chosen.reshape(-1), minlength=len(experts))
     work = expert_work(rng, experts, counts.tolist(), tokens)
     rows = (order // slots).astype(np.int32)
-    return ExpertWork(work.groups, work.x, rows, work.scale), pair_of.reshape(tokens, slots)
+    return replace(work, rows=rows), pair_of.reshape(tokens, slots)
 
 
 def exact_outputs(work: ExpertWork) -> np.ndarray:
     """Return scale * down(silu(gate(x[row])) * up(x[row])) in double: [pairs, hidden]."""
     outs, start = [], 0
-    for group in work.groups:
-        pairs = slice(start, start + group.num_pairs)
-        start += group.num_pairs
+    for expert, count in zip(work.experts.tolist(), work.counts.tolist(), strict=True):
+        pairs, weights = slice(start, start + count), work.stack[expert]
+        start += count
         x = work.x[work.rows[pairs]]
-        gate = exact_product(group.weights.gate, x)
-        inner = gate / (1 + np.exp(-gate)) * exact_product(group.weights.up, x)
-        outs.append(inner @ decoded(group.weights.down).T * work.scale[pairs, None])
+        gate = exact_product(weights.gate, x)
+        inner = gate / (1 + np.exp(-gate)) * exact_product(weights.up, x)
+        outs.append(inner @ decoded(weights.down).T * work.scale[pairs, None])
     return np.concatenate(outs)
 
 

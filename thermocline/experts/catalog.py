@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.kernels.contract import ExpertWeights
-    from thermocline.messages import ExpertKey
+    from thermocline.kernels.contract import ExpertStack, ExpertWeights
+    from thermocline.messages import ExpertKey, LayerIndex
     from thermocline.models.weights import StackedExperts
 
 
@@ -36,7 +36,7 @@ class ExpertCatalog:
     @property
     def num_experts(self) -> int:
         """Experts per layer."""
-        return len(self._layers[0].experts) if self._layers else 0
+        return len(self._layers[0].stack) if self._layers else 0
 
     @property
     def total_bytes(self) -> int:
@@ -45,7 +45,11 @@ class ExpertCatalog:
 
     def weights(self, key: ExpertKey) -> ExpertWeights:
         """Return views of the mapped bytes of one expert."""
-        return self._layers[key.layer].experts[key.expert]
+        return self._layers[key.layer].stack[key.expert]
+
+    def stack(self, layer: LayerIndex) -> ExpertStack:
+        """Return views of the mapped bytes of all experts of a layer."""
+        return self._layers[layer].stack
 
     def spans(self, key: ExpertKey) -> tuple[ByteSpan, ...]:
         """Return gate, up and down of one expert as ranges of the file, in reading order."""

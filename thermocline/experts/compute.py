@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from thermocline.kernels.contract import ExpertGroup, ExpertWork
-from thermocline.messages import ExpertKey, LayerSum, PartialSum
+from thermocline.kernels.contract import ExpertWork
+from thermocline.messages import LayerSum, PartialSum
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from thermocline.experts.catalog import ExpertCatalog
-    from thermocline.kernels.contract import FloatArray, IntArray, Kernels
+    from thermocline.kernels.contract import FloatArray, Kernels
     from thermocline.kernels.lane import LaneThread
     from thermocline.messages import (
-        ExpertBatch,
         ExpertIndex,
         LayerIndex,
         LayerWork,
         Tier,
         TierResult,
+        TierWork,
     )
 
 _SPAN_OF_TIER = {"hot": Name.HOT, "cold": Name.COLD}
@@ -58,8 +58,8 @@ class ExpertCompute(Protocol):
         """Return float32 [n, D]: the weighted output of each of n experts for one token x [D]."""
         ...
 
-    async def compute_batch(self, work: LayerWork, batches: tuple[ExpertBatch, ...]) -> TierResult:
-        """Return the weighted outputs of every (token, slot) in `batches` of `work`.
+    async def compute_share(self, work: LayerWork, share: TierWork) -> TierResult:
+        """Return the weighted outputs of every (token, slot) in `share`, a part of `work`.
 
         When that is every slot of the layer, the result may be the layer's sum.
         """
@@ -103,26 +103,23 @@ class CpuExpertCompute:
         weights: FloatArray,
     ) -> FloatArray:
         """See `ExpertCompute.compute`."""
-        keys = tuple(ExpertKey(layer, expert) for expert in experts)
-        job = partial(self._single, keys, x.reshape(1, -1), weights)
+        job = partial(self._single, layer, experts, x.reshape(1, -1), weights)
         return await self._lane.run(_SPAN_OF_TIER[self.tier], job, {"layer": layer})
 
-    async def compute_batch(self, work: LayerWork, batches: tuple[ExpertBatch, ...]) -> TierResult:
-        """See `ExpertCompute.compute_batch`."""
-        rows = np.concatenate([batch.rows for batch in batches])
-        slots = np.concatenate([batch.slots for batch in batches])
-        is_whole = len(rows) == work.routing.expert_ids.size
-        job = partial(self._sum if is_whole else self._outputs, work, batches, rows, slots)
+    async def compute_share(self, work: LayerWork, share: TierWork) -> TierResult:
+        """See `ExpertCompute.compute_share`."""
+        is_whole = len(share.rows) == work.routing.expert_ids.size
+        job = partial(self._sum if is_whole else self._outputs, work, share)
         args = {
             "layer": work.layer,
             "chunk": work.chunk.id,
             "tokens": work.chunk.num_tokens,
-            "experts": len(batches),
+            "experts": len(share.experts),
         }
         values = await self._lane.run(_SPAN_OF_TIER[self.tier], job, args)
         if is_whole:
             return LayerSum(work.chunk, work.layer, self.tier, values)
-        return PartialSum(work.chunk, work.layer, self.tier, rows, slots, values)
+        return PartialSum(work.chunk, work.layer, self.tier, share.rows, share.slots, values)
 
     def close(self) -> None:
         """See `ExpertCompute.close`."""
@@ -130,33 +127,29 @@ class CpuExpertCompute:
         self._lane.close()
 
     def _single(
-        self, keys: tuple[ExpertKey, ...], x: FloatArray, weights: FloatArray
+        self,
+        layer: LayerIndex,
+        experts: tuple[ExpertIndex, ...],
+        x: FloatArray,
+        weights: FloatArray,
     ) -> FloatArray:
-        groups = tuple(ExpertGroup(self._catalog.weights(key), 1) for key in keys)
-        rows: IntArray = np.zeros(len(keys), np.int32)
-        return self._kernels.expert_outputs(ExpertWork(groups, x, rows, weights))
+        ids = np.array(experts, np.int32)
+        ones, rows = np.ones(len(ids), np.int32), np.zeros(len(ids), np.int32)
+        work = ExpertWork(self._catalog.stack(layer), ids, ones, x, rows, weights)
+        return self._kernels.expert_outputs(work)
 
-    def _outputs(
-        self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray, slots: IntArray
-    ) -> FloatArray:
-        expert_work = self._expert_work(work, batches, rows)
+    def _outputs(self, work: LayerWork, share: TierWork) -> FloatArray:
+        expert_work = self._expert_work(work, share)
         return self._kernels.expert_outputs(expert_work, prompt=work.chunk.is_prompt)
 
-    def _sum(
-        self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray, slots: IntArray
-    ) -> FloatArray:
+    def _sum(self, work: LayerWork, share: TierWork) -> FloatArray:
         pair_of = np.empty(work.routing.expert_ids.shape, np.int32)
-        pair_of[rows, slots] = np.arange(len(rows), dtype=np.int32)
-        expert_work = self._expert_work(work, batches, rows)
+        pair_of[share.rows, share.slots] = np.arange(len(share.rows), dtype=np.int32)
+        expert_work = self._expert_work(work, share)
         return self._kernels.expert_sum(
             expert_work, pair_of, work.residual, prompt=work.chunk.is_prompt
         )
 
-    def _expert_work(
-        self, work: LayerWork, batches: tuple[ExpertBatch, ...], rows: IntArray
-    ) -> ExpertWork:
-        groups = tuple(
-            ExpertGroup(self._catalog.weights(batch.key), len(batch.rows)) for batch in batches
-        )
-        scale = np.concatenate([batch.weights for batch in batches])
-        return ExpertWork(groups, work.x, rows, scale)
+    def _expert_work(self, work: LayerWork, share: TierWork) -> ExpertWork:
+        stack = self._catalog.stack(work.layer)
+        return ExpertWork(stack, share.experts, share.counts, work.x, share.rows, share.weights)

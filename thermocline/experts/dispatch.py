@@ -1,66 +1,69 @@
-"""Turns routing into work per expert, split by tier. Pure; the work is O(unique experts)."""
+"""Turns routing into work per tier, its pairs grouped by expert. Pure."""
 
 from __future__ import annotations
 
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.messages import ExpertBatch, ExpertIndex, ExpertKey, Tier
+from thermocline.messages import Tier, TierWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from thermocline.messages import LayerIndex, Routing
+    from thermocline.messages import IntArray, Routing
 
 
-def dispatch(
-    layer: LayerIndex, routing: Routing, hot_mask: NDArray[np.bool_]
-) -> Mapping[Tier, tuple[ExpertBatch, ...]]:
-    """Return each tier's batches, one per expert that any token chose, ascending by expert.
+def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, TierWork]:
+    """Return each tier's share of a layer. A tier without work has no entry.
 
-    hot_mask: bool [E]. A tier without work has no entry. Rows ascend within a batch.
+    hot_mask: bool [E].
     """
-    if len(routing.expert_ids) == 1:
-        return _dispatch_one(layer, routing, hot_mask)
     num_tokens, num_used = routing.expert_ids.shape
-    flat = routing.expert_ids.reshape(-1)
-    order = np.argsort(flat, kind="stable")  # pairs (token, slot) grouped by expert
-    experts, starts = np.unique(flat[order], return_index=True)
-    bounds = np.append(starts, num_tokens * num_used)
+    chosen = routing.expert_ids.reshape(-1)
+    order = np.argsort(chosen, kind="stable")  # pairs (token, slot) grouped by expert
+    ordered = chosen[order]
+    hot = hot_mask[ordered]
+    num_hot = int(np.count_nonzero(hot))
     weights = routing.weights.reshape(-1)
-    batches: dict[Tier, list[ExpertBatch]] = {}
-    for index, expert in enumerate(experts.tolist()):
-        pairs = order[bounds[index] : bounds[index + 1]]
-        batch = ExpertBatch(
-            ExpertKey(layer, ExpertIndex(expert)),
-            rows=(pairs // num_used).astype(np.int32),
-            slots=(pairs % num_used).astype(np.int32),
-            weights=weights[pairs],
-        )
-        batches.setdefault(Tier.HOT if hot_mask[expert] else Tier.COLD, []).append(batch)
-    return MappingProxyType({tier: tuple(found) for tier, found in batches.items()})
+    if num_hot == 0:
+        shares = {Tier.COLD: _share(order, ordered, weights, num_tokens, num_used)}
+    elif num_hot == len(order):
+        shares = {Tier.HOT: _share(order, ordered, weights, num_tokens, num_used)}
+    else:
+        shares = {
+            tier: _share(order[mine], ordered[mine], weights, num_tokens, num_used)
+            for tier, mine in ((Tier.HOT, hot), (Tier.COLD, ~hot))
+        }
+    return MappingProxyType(shares)
 
 
-def _dispatch_one(
-    layer: LayerIndex, routing: Routing, hot_mask: NDArray[np.bool_]
-) -> Mapping[Tier, tuple[ExpertBatch, ...]]:
-    """Return the batches of a single token: the same, without sorting arrays."""
-    experts = routing.expert_ids[0].tolist()
-    weights = routing.weights[0]
-    rows = np.zeros(1, np.int32)
-    slots = np.arange(len(experts), dtype=np.int32)
-    batches: dict[Tier, list[ExpertBatch]] = {}
-    for slot in sorted(range(len(experts)), key=experts.__getitem__):
-        expert = experts[slot]
-        batch = ExpertBatch(
-            ExpertKey(layer, ExpertIndex(expert)),
-            rows,
-            slots[slot : slot + 1],
-            weights[slot : slot + 1],
-        )
-        batches.setdefault(Tier.HOT if hot_mask[expert] else Tier.COLD, []).append(batch)
-    return MappingProxyType({tier: tuple(found) for tier, found in batches.items()})
+def _share(
+    pairs: NDArray[np.intp],
+    experts: IntArray,
+    weights: NDArray[np.float32],
+    num_tokens: int,
+    num_used: int,
+) -> TierWork:
+    """pairs: int [n], token * num_used + slot, grouped by `experts` int32 [n]."""
+    if num_tokens == 1:  # no expert twice
+        ones, zeros = _ones_and_zeros(len(pairs))
+        return TierWork(experts, ones, zeros, pairs.astype(np.int32), weights[pairs])
+    first = np.flatnonzero(np.diff(experts, prepend=-1))
+    counts = np.diff(first, append=len(experts)).astype(np.int32)
+    rows, slots = np.divmod(pairs, num_used)
+    return TierWork(
+        experts[first], counts, rows.astype(np.int32), slots.astype(np.int32), weights[pairs]
+    )
+
+
+@cache
+def _ones_and_zeros(length: int) -> tuple[IntArray, IntArray]:
+    both = np.ones(length, np.int32), np.zeros(length, np.int32)
+    for array in both:
+        array.flags.writeable = False
+    return both

@@ -20,6 +20,9 @@ class ExpertHeat:
 
     def record(self, layer: LayerIndex, routing: Routing) -> None:
         """Count one chunk's choices of one layer."""
+        if len(routing.expert_ids) == 1:  # no expert twice
+            self._counts[layer, routing.expert_ids[0]] += 1
+            return
         num_experts = self._counts.shape[1]
         self._counts[layer] += np.bincount(routing.expert_ids.reshape(-1), minlength=num_experts)
 

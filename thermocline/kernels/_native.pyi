@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 5
+interface: int = 6
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -35,18 +35,18 @@ class Core:
         Multiply-adds done on every thread without touching memory; time it for the limit.
         """
 
-    def decode_rows(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
-        """out[i] = row rows[i] of the weight `raw`, as float32."""
+    def decode_rows(self, weight: Matrix, rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """out[i] = row rows[i] of the weight, as float32."""
 
-    def multiply_all(self, weights: Sequence[tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], outs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], add: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, prompt: bool = False) -> None:
-        """outs[i] = x times the transposed weights[i] = (type, raw), plus `add`."""
+    def multiply_all(self, weights: Sequence[Matrix], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], outs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], add: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, prompt: bool = False) -> None:
+        """outs[i] = x times the transposed weights[i], plus `add`."""
 
-    def expert_outputs(self, experts: Sequence[tuple[tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], int]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], prompt: bool = False) -> None:
+    def expert_outputs(self, of: Experts, experts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], prompt: bool = False) -> None:
         """
-        out[pair] = scale * down(silu(gate(x[row])) * up(x[row])); experts are (gate, up, down, pairs).
+        out[pair] = scale * down(silu(gate(x[row])) * up(x[row])); counts[i] pairs chose experts[i].
         """
 
-    def expert_sum(self, experts: Sequence[tuple[tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], tuple[int, Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]], int]], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], pair_of: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], residual: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], prompt: bool = False) -> None:
+    def expert_sum(self, of: Experts, experts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], pair_of: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], residual: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], prompt: bool = False) -> None:
         """
         The pairs' outputs added up per token in slot order, plus the residual.
         """
@@ -74,6 +74,25 @@ class Core:
         """
         out = residual + ((slot 0 + slot 1) + ...), from (rows, slots, values) parts.
         """
+
+class Matrix:
+    """
+    A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive.
+    """
+
+    def __init__(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+class MatrixStack:
+    """One matrix per expert: uint8 [experts, rows, bytes of a row]."""
+
+    def __init__(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu', writable=False)]) -> None: ...
+
+class Experts:
+    """
+    The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, intermediate].
+    """
+
+    def __init__(self, gate: MatrixStack, up: MatrixStack, down: MatrixStack) -> None: ...
 
 def instruction_sets() -> list[tuple[str, bool]]:
     """

@@ -70,22 +70,56 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertGroup:
-    """One expert and how many pairs (token, slot) chose it."""
+class WeightStack:
+    """One matrix per expert, as they lie in the file.
 
-    weights: ExpertWeights
-    num_pairs: int
+    raw: uint8 [experts, rows, bytes of a row], a view of the mapped file.
+    """
+
+    name: str
+    format: BlockFormat
+    raw: ByteArray
+    cols: int
+
+    def __len__(self) -> int:
+        return int(self.raw.shape[0])
+
+    def __getitem__(self, expert: int) -> Weight:
+        return Weight(f"{self.name}[{expert}]", self.format, self.raw[expert], self.cols)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """The experts of one layer: gate and up [E, intermediate, hidden], down [E, hidden, intermediate]."""
+
+    gate: WeightStack
+    up: WeightStack
+    down: WeightStack
+
+    def __len__(self) -> int:
+        return len(self.gate)
+
+    def __getitem__(self, expert: int) -> ExpertWeights:
+        return ExpertWeights(self.gate[expert], self.up[expert], self.down[expert])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts."""
+        return self.gate.raw.nbytes + self.up.raw.nbytes + self.down.raw.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWork:
-    """What one layer's experts compute: pairs (token, slot), sorted by expert.
+    """What some experts of one layer compute: pairs (token, slot), sorted by expert.
 
-    x: float32 [tokens, hidden]; rows: int32 [pairs], the token of each pair; scale: float32 [pairs], its
-    routing weight. The first groups[0].num_pairs pairs chose the first group's expert, and so on.
+    experts, counts: int32 [n], each expert and how many pairs chose it; x: float32 [tokens, hidden]; rows:
+    int32 [pairs], the token of each pair; scale: float32 [pairs], its routing weight. The first counts[0]
+    pairs chose experts[0], and so on.
     """
 
-    groups: tuple[ExpertGroup, ...]
+    stack: ExpertStack
+    experts: IntArray
+    counts: IntArray
     x: FloatArray
     rows: IntArray
     scale: FloatArray

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
+    from thermocline.kernels._native import Experts, Matrix
     from thermocline.kernels.contract import (
         ByteArray,
-        ExpertWeights,
+        ExpertStack,
         ExpertWork,
         FloatArray,
         IntArray,
         Weight,
     )
+    from thermocline.modelfile.formats import BlockFormat
 
 
 # Long enough to be timed, short enough not to heat the machine.
@@ -85,7 +87,9 @@ class NativeKernels:
         native = load_native()
         self._native = native
         self._codebooks: set[str] = set()
-        self._experts: dict[int, tuple[ExpertWeights, tuple[Any, ...]]] = {}
+        # What the core was handed, by identity, and held so that the identity stays that weight's.
+        self._matrices: dict[int, tuple[Weight, Matrix]] = {}
+        self._stacks: dict[int, tuple[ExpertStack, Experts]] = {}
         self._core = native.Core(
             checked_instruction_set(native, isa),
             checked_threads(threads),
@@ -125,7 +129,7 @@ class NativeKernels:
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         """See `Kernels.decode_rows`."""
         out = np.empty((len(rows), weight.cols), np.float32)
-        self._core.decode_rows(*self._raw(weight), rows, out)
+        self._core.decode_rows(self._matrix(weight), rows, out)
         return out
 
     def multiply_all(
@@ -133,7 +137,7 @@ class NativeKernels:
     ) -> tuple[FloatArray, ...]:
         """See `Kernels.multiply_all`."""
         outs = [np.empty((x.shape[0], weight.rows), np.float32) for weight in weights]
-        self._core.multiply_all([self._raw(weight) for weight in weights], x, outs, prompt=prompt)
+        self._core.multiply_all([self._matrix(weight) for weight in weights], x, outs, None, prompt)
         return tuple(outs)
 
     def matmul(
@@ -141,14 +145,15 @@ class NativeKernels:
     ) -> FloatArray:
         """See `Kernels.matmul`."""
         out = np.empty((x.shape[0], weight.rows), np.float32)
-        self._core.multiply_all([self._raw(weight)], x, [out], add, prompt)
+        self._core.multiply_all([self._matrix(weight)], x, [out], add, prompt)
         return out
 
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         """See `Kernels.expert_outputs`."""
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)
+        stack = self._stack(work.stack)
         self._core.expert_outputs(
-            self._raw_experts(work), work.x, work.rows, work.scale, out, prompt
+            stack, work.experts, work.counts, work.x, work.rows, work.scale, out, prompt
         )
         return out
 
@@ -157,25 +162,40 @@ class NativeKernels:
     ) -> FloatArray:
         """See `Kernels.expert_sum`."""
         out = np.empty_like(residual)
+        stack = self._stack(work.stack)
         self._core.expert_sum(
-            self._raw_experts(work), work.x, work.rows, work.scale, pair_of, residual, out, prompt
+            stack,
+            work.experts,
+            work.counts,
+            work.x,
+            work.rows,
+            work.scale,
+            pair_of,
+            residual,
+            out,
+            prompt,
         )
         return out
 
-    def _raw(self, weight: Weight) -> tuple[int, ByteArray]:
-        format_name = weight.format.name
-        if format_name in CODEBOOK_SHAPES and format_name not in self._codebooks:
-            self._native.set_codebook(weight.format.type_id, codebook_table(format_name))
-            self._codebooks.add(format_name)
-        return weight.format.type_id, weight.raw
-
-    def _raw_experts(self, work: ExpertWork) -> list[tuple[Any, ...]]:
-        return [(*self._raw_expert(group.weights), group.num_pairs) for group in work.groups]
-
-    def _raw_expert(self, weights: ExpertWeights) -> tuple[Any, ...]:
-        # Held together with the key, so that the identity stays that expert's.
-        known = self._experts.get(id(weights))
+    def _matrix(self, weight: Weight) -> Matrix:
+        known = self._matrices.get(id(weight))
         if known is None:
-            raw = (self._raw(weights.gate), self._raw(weights.up), self._raw(weights.down))
-            known = self._experts[id(weights)] = (weights, raw)
+            matrix = self._native.Matrix(self._type_id(weight.format), weight.raw)
+            known = self._matrices[id(weight)] = (weight, matrix)
         return known[1]
+
+    def _stack(self, stack: ExpertStack) -> Experts:
+        known = self._stacks.get(id(stack))
+        if known is None:
+            parts = [
+                self._native.MatrixStack(self._type_id(part.format), part.raw)
+                for part in (stack.gate, stack.up, stack.down)
+            ]
+            known = self._stacks[id(stack)] = (stack, self._native.Experts(*parts))
+        return known[1]
+
+    def _type_id(self, block: BlockFormat) -> int:
+        if block.name in CODEBOOK_SHAPES and block.name not in self._codebooks:
+            self._native.set_codebook(block.type_id, codebook_table(block.name))
+            self._codebooks.add(block.name)
+        return block.type_id

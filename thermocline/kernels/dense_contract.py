@@ -33,16 +33,26 @@ class LayerCache:
     values: ByteArray
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRun:
+class TokenRun(Protocol):
     """One sequence's tokens of a chunk: rows [start, start + length), and the blocks that hold it.
 
     Position p lies in slot block_table[p // block_tokens] * block_tokens + p % block_tokens.
     """
 
-    start: int
-    length: int
-    block_table: IntArray
+    @property
+    def start(self) -> int:
+        """The first row."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Number of rows."""
+        ...
+
+    @property
+    def block_table(self) -> IntArray:
+        """The cache's blocks, int32."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +152,8 @@ class DenseKernels(Protocol):
         """Return float32 [tokens, heads, head_dim]: causal attention of each sequence's tokens.
 
         q: [tokens, heads, head_dim]; heads is a multiple of kv_heads, and query head h reads key head
-        h // (heads // kv_heads). The runs follow each other and cover q.
+        h // (heads // kv_heads). The runs follow each other and cover q;
+        a sequence that was given once must not change.
         """
         ...
 

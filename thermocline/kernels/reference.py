@@ -99,11 +99,11 @@ class ReferenceKernels:
         """See `Kernels.expert_outputs`."""
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)
         start = 0
-        for group in work.groups:
-            pairs = slice(start, start + group.num_pairs)
-            inner = self._inner(group.weights, work.x[work.rows[pairs]])
-            out[pairs] = self.matmul(group.weights.down, inner) * work.scale[pairs, None]
-            start += group.num_pairs
+        for expert, count in zip(work.experts.tolist(), work.counts.tolist(), strict=True):
+            pairs, weights = slice(start, start + count), work.stack[expert]
+            inner = self._inner(weights, work.x[work.rows[pairs]])
+            out[pairs] = self.matmul(weights.down, inner) * work.scale[pairs, None]
+            start += count
         return out
 
     def expert_sum(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.kernels.dense_contract import Attending, HeadNorm, RopeTable, TokenRun
+from thermocline.kernels.dense_contract import Attending, HeadNorm, RopeTable
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray, Kernels, Weight
@@ -33,9 +33,18 @@ class RotaryTable:
         self._dense = dense
         self._frequencies = base ** (-np.arange(0, num_dims, 2, dtype=np.float64) / num_dims)
         self._rows = dense.rope_table(np.zeros(0, np.int32), self._frequencies)
+        self._last: tuple[IntArray, RopeTable] | None = None
 
     def at(self, positions: IntArray) -> RopeTable:
-        """Return the rows [tokens, num_dims / 2] of these positions."""
+        """Return the rows [tokens, num_dims / 2] of these positions.
+
+        Every layer of a chunk asks with the same array, which must not change in between.
+        """
+        if self._last is None or self._last[0] is not positions:
+            self._last = positions, self._look_up(positions)
+        return self._last[1]
+
+    def _look_up(self, positions: IntArray) -> RopeTable:
         known = len(self._rows.cosines)
         needed = int(positions.max(initial=-1)) + 1
         if needed > known:
@@ -93,8 +102,7 @@ def attend(  # noqa: PLR0913 - an attention layer has these parts
     v = v.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
     norm = HeadNorm(weights.q_norm, weights.k_norm, shape.rms_epsilon)
     dense.prepare_heads(q, k, v, norm, rotary.at(chunk.positions), cache, chunk.kv_slots)
-    runs = [TokenRun(run.start, run.length, run.block_table) for run in chunk.segments]
-    attended = dense.attention(q, chunk.positions, runs, cache, Attending(shape.scale))
+    attended = dense.attention(q, chunk.positions, chunk.segments, cache, Attending(shape.scale))
     return kernels.matmul(
         weights.output, attended.reshape(num_tokens, -1), add=x, prompt=chunk.is_prompt
     )

@@ -14,10 +14,10 @@ import numpy as np
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.contract import (
     SUPPORTED_FORMATS,
-    ByteArray,
-    ExpertWeights,
+    ExpertStack,
     FloatArray,
     Weight,
+    WeightStack,
 )
 from thermocline.kernels.reference import decode_blocks
 
@@ -28,19 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """The experts of one layer: gate and up [E, intermediate, hidden], down [E, hidden, intermediate]."""
+    """The experts of one layer, and where in the file they are."""
 
-    gate: TensorInfo
-    up: TensorInfo
-    down: TensorInfo
-    experts: tuple[ExpertWeights, ...]
-    stacks: tuple[ByteArray, ByteArray, ByteArray]
-    """The bytes of gate, up and down, uint8 [E, rows, bytes of a row]: views of the map."""
-
-    @property
-    def tensors(self) -> tuple[TensorInfo, TensorInfo, TensorInfo]:
-        """The three tensors in the order in which an expert reads them."""
-        return (self.gate, self.up, self.down)
+    stack: ExpertStack
+    tensors: tuple[TensorInfo, TensorInfo, TensorInfo]
+    """Where gate, up and down lie, in the order in which an expert reads them."""
 
 
 class WeightMap:
@@ -79,18 +71,11 @@ class WeightMap:
             self._checked(name, (num_experts, *shape))
             for name, shape in zip(names, shapes, strict=True)
         ]
-        views = [self._file.view(name) for name in names]
-        experts = tuple(
-            ExpertWeights(
-                *(
-                    Weight(f"{name}[{e}]", info.format, view[e], shape[1])
-                    for name, info, view, shape in zip(names, infos, views, shapes, strict=True)
-                )
-            )
-            for e in range(num_experts)
+        gate, up, down = (
+            WeightStack(name, info.format, self._file.view(name), shape[1])
+            for name, info, shape in zip(names, infos, shapes, strict=True)
         )
-        gate, up, down = infos
-        return StackedExperts(gate, up, down, experts, (views[0], views[1], views[2]))
+        return StackedExperts(ExpertStack(gate, up, down), (infos[0], infos[1], infos[2]))
 
     def finish(self) -> None:
         """Refuse the file if it has tensors that nobody asked for: they would change the result."""

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thermocline.messages import ExpertKey
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
@@ -110,18 +111,19 @@ class PrefetchGovernor:
                     self._total_needless += 1
                     self._quiet_until_s = time.monotonic() + _QUIET_S
                     continue
-                nbytes = sum(self._advisor.will_need(self._catalog.spans(key)) for key in hint.keys)
+                keys = [ExpertKey(hint.layer, expert) for expert in hint.experts.tolist()]
+                nbytes = sum(self._advisor.will_need(self._catalog.spans(key)) for key in keys)
             except OSError:
                 self._total_refused += 1
                 continue
-            self._total_experts += len(hint.keys)
+            self._total_experts += len(keys)
             self._total_bytes += nbytes
             self._recorder.span(
                 Lane.PAGECACHE,
                 Name.ADVISE,
                 start_ns,
                 self._recorder.now_ns(),
-                {"experts": len(hint.keys), "bytes": nbytes},
+                {"experts": len(keys), "bytes": nbytes},
             )
 
     def _take(self) -> PrefetchHint | None:

@@ -19,4 +19,4 @@ class HotStage:
 
     async def __call__(self, work: LayerWork) -> TierResult:
         """Compute this tier's share of the layer."""
-        return await self._compute.compute_batch(work, work.batches[Tier.HOT])
+        return await self._compute.compute_share(work, work.shares[Tier.HOT])

@@ -19,6 +19,6 @@ class PrefetchStage:
 
     async def __call__(self, work: LayerWork) -> None:
         """Offer the hint without waiting."""
-        cold = work.batches.get(Tier.COLD, ())
-        if cold:
-            self._governor.offer_nowait(PrefetchHint(tuple(batch.key for batch in cold)))
+        cold = work.shares.get(Tier.COLD)
+        if cold is not None:
+            self._governor.offer_nowait(PrefetchHint(work.layer, cold.experts))

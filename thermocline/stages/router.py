@@ -1,4 +1,4 @@
-"""Chooses each token's experts and groups tokens by expert and tier."""
+"""Chooses each token's experts and groups tokens by tier and expert."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class RouterStage:
     def _route(self, hidden: Hidden) -> LayerWork:
         normed, routing = self._model.route(hidden.layer, hidden.x)
         self._heat.record(hidden.layer, routing)
-        batches = dispatch(hidden.layer, routing, self._hot_masks[hidden.layer])
-        return LayerWork(hidden.chunk, hidden.layer, hidden.x, normed, routing, batches)
+        shares = dispatch(routing, self._hot_masks[hidden.layer])
+        return LayerWork(hidden.chunk, hidden.layer, hidden.x, normed, routing, shares)

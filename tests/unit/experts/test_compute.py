@@ -1,4 +1,4 @@
-"""The one interface of expert compute: single and batch agree, whoever computes, and its life ends."""
+"""The one interface of expert compute: single and share agree, whoever computes, and its life ends."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def make_work(num_tokens: int) -> LayerWork:
     x = rng.standard_normal((num_tokens, 256)).astype(np.float32)
     ids = np.stack([rng.permutation(8)[:3] for _ in range(num_tokens)]).astype(np.int32)
     routing = Routing(ids, rng.random((num_tokens, 3)).astype(np.float32))
-    batches = dispatch(LAYER, routing, np.zeros(8, bool))
-    return LayerWork(make_chunk(num_tokens=num_tokens), LAYER, x, x, routing, batches)
+    shares = dispatch(routing, np.zeros(8, bool))
+    return LayerWork(make_chunk(num_tokens=num_tokens), LAYER, x, x, routing, shares)
 
 
-async def test_single_and_batch_give_the_same_bits(compute):
+async def test_single_and_share_give_the_same_bits(compute):
     """A token computed alone equals the token in a batch of 9, slot by slot, and their sum."""
     work = make_work(9)
-    total = await compute.compute_batch(work, work.batches[Tier.COLD])
+    total = await compute.compute_share(work, work.shares[Tier.COLD])
     assert isinstance(total, LayerSum)
     for token in range(9):
         experts = tuple(ExpertIndex(int(e)) for e in work.routing.expert_ids[token])
@@ -66,12 +66,12 @@ async def test_single_and_batch_give_the_same_bits(compute):
         np.testing.assert_array_equal(total.x[token], expected)
 
 
-async def test_parts_of_the_batches_add_up_to_the_whole(compute):
-    """Splitting the work between two calls changes no bit: any placement may do so."""
+async def test_parts_of_the_layer_add_up_to_the_whole(compute):
+    """Splitting the layer between two calls changes no bit: any placement may do so."""
     work = make_work(7)
-    batches = work.batches[Tier.COLD]
-    whole = await compute.compute_batch(work, batches)
-    parts = [await compute.compute_batch(work, part) for part in (batches[:2], batches[2:])]
+    whole = await compute.compute_share(work, work.shares[Tier.COLD])
+    shares = dispatch(work.routing, np.arange(8) < 3).values()
+    parts = [await compute.compute_share(work, share) for share in shares]
     assert all(isinstance(part, PartialSum) for part in parts)
     contributions = [Contributions(part.rows, part.slots, part.values) for part in parts]
     joined = ReferenceKernels().dense.combine(work.residual, contributions, 3)
@@ -85,4 +85,4 @@ async def test_after_close_it_says_so(compute):
     compute.close()
     assert not compute.healthy()
     with pytest.raises(EngineClosedError):
-        await compute.compute_batch(make_work(1), make_work(1).batches[Tier.COLD])
+        await compute.compute_share(make_work(1), make_work(1).shares[Tier.COLD])

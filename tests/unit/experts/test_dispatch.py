@@ -1,4 +1,4 @@
-"""Dispatch: every (token, slot) lands in exactly one batch, grouped by expert, of the right tier."""
+"""Dispatch: every (token, slot) lands in exactly one share, grouped by expert, of the right tier."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.experts.dispatch import dispatch
-from thermocline.messages import LayerIndex, Routing, Tier
+from thermocline.messages import Routing, Tier
 
 
 def random_routing(rng, tokens: int, used: int, experts: int) -> Routing:
@@ -24,21 +24,25 @@ def random_routing(rng, tokens: int, used: int, experts: int) -> Routing:
     data=st.data(),
 )
 def test_every_pair_is_dispatched_once(seed, tokens, experts, data):
-    """The batches are a partition of the routing, ascending by expert, weights included."""
+    """The shares are a partition of the routing, ascending by expert, weights included."""
     used = data.draw(st.integers(1, experts))
     rng = np.random.default_rng(seed)
     routing = random_routing(rng, tokens, used, experts)
     hot_mask = rng.random(experts) < 0.5
     seen = np.zeros((tokens, used), int)
-    for tier, batches in dispatch(LayerIndex(3), routing, hot_mask).items():
-        keys = [batch.key.expert for batch in batches]
-        assert keys == sorted(set(keys)), "one batch per expert, ascending"
-        for batch in batches:
-            assert batch.key.layer == 3
-            assert hot_mask[batch.key.expert] == (tier is Tier.HOT)
-            assert (routing.expert_ids[batch.rows, batch.slots] == batch.key.expert).all()
-            np.testing.assert_array_equal(batch.weights, routing.weights[batch.rows, batch.slots])
-            seen[batch.rows, batch.slots] += 1
+    for tier, share in dispatch(routing, hot_mask).items():
+        keys = share.experts.tolist()
+        assert keys == sorted(set(keys)), "each expert once, ascending"
+        assert (share.counts > 0).all()
+        assert (hot_mask[share.experts] == (tier is Tier.HOT)).all()
+        chosen = np.repeat(share.experts, share.counts)
+        np.testing.assert_array_equal(routing.expert_ids[share.rows, share.slots], chosen)
+        np.testing.assert_array_equal(share.weights, routing.weights[share.rows, share.slots])
+        order = chosen.astype(np.int64) * tokens + share.rows
+        assert (np.diff(order) > 0).all(), "rows ascend within an expert"
+        arrays = (share.experts, share.counts, share.rows, share.slots)
+        assert all(array.dtype == np.int32 and array.flags.c_contiguous for array in arrays)
+        seen[share.rows, share.slots] += 1
     assert (seen == 1).all()
 
 
@@ -48,4 +52,4 @@ def test_every_pair_is_dispatched_once(seed, tokens, experts, data):
 def test_a_tier_without_work_has_no_entry(mask, tiers):
     """The combine waits only for tiers that are there."""
     routing = Routing(np.array([[0, 1]], np.int32), np.ones((1, 2), np.float32))
-    assert set(dispatch(LayerIndex(0), routing, np.array(mask, bool))) == tiers
+    assert set(dispatch(routing, np.array(mask, bool))) == tiers

@@ -13,9 +13,10 @@ from tests.support.kernel_cases import (
     make_weight,
     native,
     normal_weight,
+    stacked,
 )
 from thermocline.errors import ConfigError
-from thermocline.kernels.contract import ExpertGroup, ExpertWork
+from thermocline.kernels.contract import ExpertWork, Weight
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.native import load_native
 
@@ -103,7 +104,8 @@ def test_outputs_must_fit():
     """The core itself checks the outputs that its Python side allocates."""
     core = load_native().Core(ISA, 1)
     weight = make_weight(np.random.default_rng(3), "Q8_0", 4, 64)
-    raw, x = (weight.format.type_id, weight.raw), np.zeros((2, 64), np.float32)
+    raw = load_native().Matrix(weight.format.type_id, weight.raw)
+    x = np.zeros((2, 64), np.float32)
     for shape in [(2, 3), (1, 4), (4, 2)]:
         with pytest.raises(ValueError, match="out must be"):
             core.multiply_all([raw], x, [np.zeros(shape, np.float32)])
@@ -113,7 +115,7 @@ def test_outputs_must_fit():
     with pytest.raises(ValueError, match="single product"):
         core.multiply_all([raw, raw], x, [out, out], out)
     with pytest.raises(ValueError, match="out must be"):
-        core.decode_rows(*raw, np.zeros(2, np.int32), np.zeros((1, 64), np.float32))
+        core.decode_rows(raw, np.zeros(2, np.int32), np.zeros((1, 64), np.float32))
     read_only = np.zeros((2, 4), np.float32)
     read_only.flags.writeable = False
     for unfit in (read_only, np.zeros((2, 4)), np.zeros((2, 8), np.float32)[:, ::2]):
@@ -124,26 +126,27 @@ def test_outputs_must_fit():
 def broken_works(work: ExpertWork) -> dict[str, ExpertWork]:
     """Works that contradict themselves in one point each."""
     rng = np.random.default_rng(4)
-    group = work.groups[0]
-    expert, hidden, inner = group.weights, 64, 64
+    hidden, inner, stack = 64, 64, work.stack
 
-    def with_expert(**parts) -> ExpertWork:
-        return replace(work, groups=(ExpertGroup(replace(expert, **parts), 3),))
+    def with_weights(**parts: Weight) -> ExpertWork:
+        return replace(work, stack=stacked([replace(stack[0], **parts)]))
 
-    wider = make_expert(rng, ("Q8_0",) * 3, hidden, inner + 32)
+    def with_counts(experts: list[int], counts: list[int]) -> ExpertWork:
+        return replace(work, experts=np.array(experts, np.int32), counts=np.array(counts, np.int32))
+
+    two = stacked([stack[0], stack[0]])
     return {
-        "gate of another hidden size": with_expert(gate=normal_weight(rng, "Q8_0", inner, 32)),
-        "up of another inner size": with_expert(up=normal_weight(rng, "Q8_0", 32, hidden)),
-        "down of another hidden size": with_expert(down=normal_weight(rng, "Q8_0", 32, inner)),
-        "down of another inner size": with_expert(down=normal_weight(rng, "Q8_0", hidden, 32)),
-        "experts of two inner sizes": replace(
-            work, groups=(ExpertGroup(expert, 2), ExpertGroup(wider, 1))
-        ),
-        "more pairs than rows": replace(work, groups=(ExpertGroup(expert, 4),)),
-        "fewer pairs than rows": replace(work, groups=(ExpertGroup(expert, 2),)),
-        "a negative number of pairs": replace(
-            work, groups=(ExpertGroup(expert, -1), ExpertGroup(expert, 4))
-        ),
+        "gate of another hidden size": with_weights(gate=normal_weight(rng, "Q8_0", inner, 32)),
+        "up of another inner size": with_weights(up=normal_weight(rng, "Q8_0", 32, hidden)),
+        "down of another hidden size": with_weights(down=normal_weight(rng, "Q8_0", 32, inner)),
+        "down of another inner size": with_weights(down=normal_weight(rng, "Q8_0", hidden, 32)),
+        "two gates for one expert": replace(work, stack=replace(stack, gate=two.gate)),
+        "more pairs than rows": with_counts([0], [4]),
+        "fewer pairs than rows": with_counts([0], [2]),
+        "a negative number of pairs": with_counts([0, 0], [-1, 4]),
+        "an expert that is not there": with_counts([1], [3]),
+        "an expert below zero": with_counts([-1], [3]),
+        "an expert without a count": with_counts([0, 0], [3]),
         "a row beyond x": replace(work, rows=np.array([0, 1, 2], np.int32)),
         "a negative row": replace(work, rows=np.array([0, 1, -1], np.int32)),
         "a scale too few": replace(work, scale=work.scale[:2]),
@@ -193,7 +196,9 @@ def test_no_tokens_and_no_pairs_are_no_mistake(weight, work):
     """Empty work gives empty results."""
     assert native(ISA).matmul(weight, np.zeros((0, 64), np.float32)).shape == (0, 4)
     nothing = ExpertWork(
-        (ExpertGroup(work.groups[0].weights, 0),),
+        work.stack,
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int32),
         np.zeros((0, 64), np.float32),
         np.zeros(0, np.int32),
         np.zeros(0, np.float32),

@@ -17,14 +17,19 @@ from thermocline.kernels.dense_contract import (
     HeadNorm,
     LayerCache,
     SoftmaxRule,
-    TokenRun,
 )
 from thermocline.kernels.dense_reference import ReferenceDense
+from thermocline.messages import RequestId, Segment, SegmentKind
 
 SETS = [name for name, usable in _native.instruction_sets() if usable]
 TYPES = list(CacheType)
 # Against double on the very numbers that the cache holds.
 ATTENTION_NMSE = {CacheType.F32: 1e-11, CacheType.F16: 1e-10, CacheType.BF16: 1e-10}
+
+
+def token_run(start: int, length: int, block_table: np.ndarray) -> Segment:
+    """Rows of a chunk that belong to one sequence."""
+    return Segment(RequestId(1), start, length, SegmentKind.PROMPT, block_table)
 
 
 @pytest.fixture(params=[*SETS, "reference"])
@@ -230,7 +235,7 @@ def test_attention_is_causal_softmax_over_the_cache(dense, cache_type, sizes, ru
         head_dim=head_dim,
     )
     q = normal(rng, len(positions), heads, head_dim)
-    ours = dense.attention(q, positions, [TokenRun(0, len(q), table)], cache, rule)
+    ours = dense.attention(q, positions, [token_run(0, len(q), table)], cache, rule)
     expected = naive_attention(q, positions, cache, table, rule)
     limit = ATTENTION_NMSE.get(cache_type, 1e-10)
     assert nmse(ours, expected) <= limit
@@ -271,7 +276,7 @@ def test_chunks_and_threads_change_no_bit(
     def attend(kernels: NativeDense, cuts: list[int]) -> np.ndarray:
         parts = [
             kernels.attention(
-                q[a:b].copy(), positions[a:b].copy(), [TokenRun(0, b - a, table)], cache, rule
+                q[a:b].copy(), positions[a:b].copy(), [token_run(0, b - a, table)], cache, rule
             )
             for a, b in pairwise(cuts)
         ]
@@ -297,14 +302,14 @@ def test_sequences_do_not_feel_each_other(dense):
     q = normal(rng, len(positions), 4, 64)
     spans = [(0, 2), (2, 1), (3, 3)]
     rule = Attending(0.125)
-    runs = [TokenRun(a, n, t) for (a, n), t in zip(spans, tables, strict=True)]
+    runs = [token_run(a, n, t) for (a, n), t in zip(spans, tables, strict=True)]
     together = dense.attention(q, positions, runs, cache, rule)
     for run in runs:
         rows = slice(run.start, run.start + run.length)
         alone = dense.attention(
             q[rows].copy(),
             positions[rows].copy(),
-            [TokenRun(0, run.length, run.block_table)],
+            [token_run(0, run.length, run.block_table)],
             cache,
             rule,
         )
@@ -323,7 +328,7 @@ def test_scores_far_apart_leave_the_best(dense):
     q[1] = -1.0
     table = np.arange(8, dtype=np.int32)
     positions = np.array([98, 99], np.int32)
-    out = dense.attention(q, positions, [TokenRun(0, 2, table)], cache, Attending(1.0))
+    out = dense.attention(q, positions, [token_run(0, 2, table)], cache, Attending(1.0))
     np.testing.assert_array_equal(out[:, 0, 0], np.array([98, 0], np.float32))
 
 
@@ -336,7 +341,7 @@ def test_what_lies_behind_a_token_does_not_reach_it(dense, poison):
     )
     q = normal(rng, 1, 8, 32)
     positions = np.array([66], np.int32)
-    runs = [TokenRun(0, 1, table)]
+    runs = [token_run(0, 1, table)]
     clean = dense.attention(q, positions, runs, cache, Attending(0.2))
     behind = slots_of(table, np.arange(67, 80), 16)
     bad = np.full((13, 1, 32), poison, np.float32)
@@ -422,9 +427,9 @@ def test_the_core_refuses_what_lies_beyond_the_cache(native, block):
     broken = np.array([block, 0], np.int32)
     rule = Attending(1.0)
     with pytest.raises(ValueError, match="beyond the cache"):
-        native.attention(q, np.zeros(1, np.int32), [TokenRun(0, 1, broken)], cache, rule)
+        native.attention(q, np.zeros(1, np.int32), [token_run(0, 1, broken)], cache, rule)
     with pytest.raises(ValueError, match="beyond the block table"):
-        native.attention(q, np.array([8], np.int32), [TokenRun(0, 1, table)], cache, rule)
+        native.attention(q, np.array([8], np.int32), [token_run(0, 1, table)], cache, rule)
     rope = native.rope_table(np.zeros(1, np.int32), np.zeros(8))
     with pytest.raises(ValueError, match="slot lies beyond"):
         native.prepare_heads(

@@ -23,15 +23,23 @@ from tests.support.kernel_cases import (
     normal_weight,
     routed_work,
     same_bits,
+    stacked,
     tokens_of,
 )
-from thermocline.kernels.contract import ExpertGroup, ExpertWeights, ExpertWork
+from thermocline.kernels.contract import ExpertWeights, ExpertWork
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import Weight
 
 pytestmark = pytest.mark.usefixtures("guarded")
-MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "F16", "BF16"), ("Q5_K", "Q4_0", "Q8_0"), ("F32",) * 3]
+MIXED = [
+    ("Q4_K", "Q4_K", "Q6_K"),
+    ("Q8_0", "F16", "BF16"),
+    ("Q5_K", "Q4_0", "Q8_0"),
+    ("F32",) * 3,
+    ("Q6_K", "Q5_K", "Q4_K"),
+    ("Q8_0", "Q8_0", "Q5_K"),
+]
 
 
 @cache
@@ -112,28 +120,33 @@ def random_weight(rng, format_name: str, rows: int, cols: int) -> Weight:
 
 def alone(kernels, work: ExpertWork) -> np.ndarray:
     """Each pair in a call of its own."""
-    outs, pair = [], 0
-    for group in work.groups:
-        for _ in range(group.num_pairs):
-            one = ExpertWork(
-                (ExpertGroup(group.weights, 1),),
-                work.x[work.rows[[pair]]],
-                np.zeros(1, np.int32),
-                work.scale[[pair]],
+    chosen = np.repeat(work.experts, work.counts)
+    return np.concatenate(
+        [
+            kernels.expert_outputs(
+                replace(
+                    work,
+                    experts=chosen[[pair]],
+                    counts=np.ones(1, np.int32),
+                    x=work.x[work.rows[[pair]]],
+                    rows=np.zeros(1, np.int32),
+                    scale=work.scale[[pair]],
+                )
             )
-            outs.append(kernels.expert_outputs(one))
-            pair += 1
-    return np.concatenate(outs)
+            for pair in range(len(chosen))
+        ]
+    )
 
 
 @pytest.mark.parametrize("formats", MIXED, ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
 def test_a_pair_does_not_feel_its_neighbours(implementation, formats):
-    """Each pair alone gives the bits that it has among others of many experts of other types."""
+    """Each pair alone gives the bits that it has among others of many experts."""
     rng = np.random.default_rng(12)
-    first, last = experts_of(formats, 2)
-    experts = [first, make_expert(rng, ("Q6_K", "Q5_K", "Q4_K"), 256, 512), last]
-    kernels, work = implementation.make(), expert_work(rng, experts, [7, 5, 1], tokens=4)
+    kernels, work = (
+        implementation.make(),
+        expert_work(rng, experts_of(formats, 4), [7, 5, 2, 1], tokens=4),
+    )
     assert same_bits(kernels.expert_outputs(work), alone(kernels, work))
 
 
@@ -154,7 +167,9 @@ def test_gates_far_out_are_finite(implementation):
     expert = make_expert(rng, ("F32",) * 3, 32, 32)
     row = expert.gate.raw.view(np.float32)[0]
     work = ExpertWork(
-        (ExpertGroup(expert, 2),),
+        stacked([expert]),
+        np.zeros(1, np.int32),
+        np.array([2], np.int32),
         np.stack([row * 1000, row * -1000]).astype(np.float32),
         np.array([0, 1], np.int32),
         np.ones(2, np.float32),
@@ -163,11 +178,12 @@ def test_gates_far_out_are_finite(implementation):
         assert np.isfinite(implementation.make().expert_outputs(work)).all()
 
 
+@pytest.mark.parametrize("formats", MIXED[:3], ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-def test_the_sum_adds_the_outputs_in_slot_order(implementation):
+def test_the_sum_adds_the_outputs_in_slot_order(implementation, formats):
     """expert_sum is residual + ((slot 0 + slot 1) + ...) of expert_outputs, to the bit."""
     rng = np.random.default_rng(15)
-    experts = [*experts_of(MIXED[0], 2), *experts_of(MIXED[1], 2), *experts_of(MIXED[2], 1)]
+    experts = experts_of(formats, 4)
     kernels = implementation.make()
     for tokens in (1, 2, 3, 9) if implementation == REFERENCE else (1, 2, 3, 9, 64, 257, 300):
         for slots in (1, 3):

@@ -5,6 +5,7 @@ Weights and activations are rounded to bfloat16, products are added in float32.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,11 @@ import numpy as np
 import pytest
 
 from scripts.kquants import LARGEST_INPUT, dequantize, quantize
+from tests.support.kernel_cases import stacked
 from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES
 from thermocline.kernels.contract import (
     SUPPORTED_FORMATS,
-    ExpertGroup,
     ExpertWeights,
     ExpertWork,
     Weight,
@@ -246,7 +247,7 @@ class Layer:
 
     def __init__(
         self,
-        formats: Sequence[tuple[str, str, str]],
+        formats: tuple[str, str, str],
         counts: Sequence[int],
         hidden: int = 256,
         intermediate: int = 256,
@@ -254,28 +255,32 @@ class Layer:
     ) -> None:
         rng = np.random.default_rng(9)
         self.x = tokens_of(rng, tokens, hidden)
-        groups = []
-        for (gate, up, down), count in zip(formats, counts, strict=True):
-            weights = expert((gate, up, down), hidden, intermediate, len(groups))
-            groups.append(ExpertGroup(weights, count))
+        experts = [expert(formats, hidden, intermediate, e) for e in range(len(counts))]
         pairs = sum(counts)
         self.rows = rng.integers(0, tokens, pairs).astype(np.int32)
         self.scale = (rng.random(pairs) + 0.1).astype(np.float32)
-        self.work = ExpertWork(tuple(groups), self.x, self.rows, self.scale)
+        self.work = ExpertWork(
+            stacked(experts),
+            np.arange(len(counts), dtype=np.int32),
+            np.array(counts, np.int32),
+            self.x,
+            self.rows,
+            self.scale,
+        )
 
     def exact(self) -> np.ndarray:
         """[pairs, hidden] in double."""
         out, start = [], 0
-        for group in self.work.groups:
-            pairs = slice(start, start + group.num_pairs)
+        for index, count in enumerate(self.work.counts.tolist()):
+            pairs, weights = slice(start, start + count), self.work.stack[index]
             x = self.x[self.rows[pairs]].astype(np.float64)
             gate, up, down = (
                 decoded(part).astype(np.float64)
-                for part in (group.weights.gate, group.weights.up, group.weights.down)
+                for part in (weights.gate, weights.up, weights.down)
             )
             g = x @ gate.T
             out.append((g / (1 + np.exp(-g)) * (x @ up.T)) @ down.T * self.scale[pairs, None])
-            start += group.num_pairs
+            start += count
         return np.concatenate(out)
 
 
@@ -285,7 +290,7 @@ Q4_Q6 = ("Q4_K", "Q4_K", "Q6_K")
 @pytest.mark.parametrize("counts", [[1], [16, 17], [40, 3, 0, 33], [300, 1], [128, 129]])
 def test_experts_are_near_the_formula(kernels, counts):
     """Relative error of scale * down(silu(gate x) * up x), at most 0.006."""
-    layer = Layer([Q4_Q6] * len(counts), counts)
+    layer = Layer(Q4_Q6, counts)
     exact = layer.exact()
     assert np.sqrt(nmse(kernels.expert_outputs(layer.work, prompt=True), exact)) < 0.006
 
@@ -299,14 +304,14 @@ def test_experts_of_any_types_and_widths(kernels, formats, hidden, intermediate)
     """Gate, up and down of different types, widths that no panel divides."""
     if intermediate % 256 and formats[2] == "Q6_K":
         pytest.skip("not a row of this type")
-    layer = Layer([formats], [23], hidden, intermediate)
+    layer = Layer(formats, [23], hidden, intermediate)
     assert np.sqrt(nmse(kernels.expert_outputs(layer.work, prompt=True), layer.exact())) < 0.006
 
 
 @pytest.mark.parametrize(("hidden", "intermediate"), [(40, 17), (33, 48), (100, 80), (7, 5)])
 def test_experts_of_odd_sizes(kernels, hidden, intermediate):
     """BF16 experts whose sizes no tile divides."""
-    layer = Layer([("BF16",) * 3] * 2, [9, 20], hidden, intermediate)
+    layer = Layer(("BF16",) * 3, [9, 20], hidden, intermediate)
     assert np.sqrt(nmse(kernels.expert_outputs(layer.work, prompt=True), layer.exact())) < 0.008
 
 
@@ -316,7 +321,7 @@ def slots_of(rng, tokens: int, pairs: int, slots: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "formats",
-    [[Q4_Q6] * 3, [Q4_Q6, ("F32", "F16", "F32"), Q4_Q6], [("F16",) * 3] * 3],
+    [Q4_Q6, ("Q4_K", "F16", "Q6_K"), ("F16",) * 3],
     ids=["tiles", "mixed", "float32"],
 )
 @pytest.mark.parametrize("hidden", [256, 512])
@@ -336,25 +341,16 @@ def test_the_sum_is_that_of_the_outputs_in_slot_order(kernels, formats, hidden):
 @pytest.mark.parametrize("count", [1, 5, 16, 31, 40])
 def test_a_pair_does_not_feel_its_neighbours(isa, count):
     """An expert's pairs, cut anywhere, computed by any number of threads, are the same to the bit."""
-    layer = Layer([Q4_Q6], [257])
+    layer = Layer(Q4_Q6, [257])
     whole = NativeKernels(isa, 3).expert_outputs(layer.work, prompt=True)
-    part = ExpertWork(
-        (ExpertGroup(layer.work.groups[0].weights, count),),
-        layer.x,
-        layer.rows[257 - count :].copy(),
-        layer.scale[257 - count :].copy(),
+    part = replace(
+        layer.work,
+        counts=np.array([count], np.int32),
+        rows=layer.rows[257 - count :].copy(),
+        scale=layer.scale[257 - count :].copy(),
     )
     alone = NativeKernels(isa, 1).expert_outputs(part, prompt=True)
     np.testing.assert_array_equal(alone, whole[257 - count :])
-
-
-def test_other_experts_types_do_not_matter(kernels):
-    """An expert on tiles stays there beside one in float32, and the other way round."""
-    mixed = Layer([Q4_Q6, ("F32",) * 3], [20, 30])
-    together = kernels.expert_outputs(mixed.work, prompt=True)
-    for group, pairs in zip(mixed.work.groups, (slice(0, 20), slice(20, 50)), strict=True):
-        work = ExpertWork((group,), mixed.x, mixed.rows[pairs].copy(), mixed.scale[pairs].copy())
-        np.testing.assert_array_equal(kernels.expert_outputs(work, prompt=True), together[pairs])
 
 
 def test_extreme_gates_give_their_limits(kernels):
@@ -366,7 +362,8 @@ def test_extreme_gates_give_their_limits(kernels):
     x = np.zeros((4, 32), np.float32)
     x[:, 0] = [-1000.0, -90.0, 0.0, 1000.0]
     rows, scale = np.arange(4, dtype=np.int32), np.ones(4, np.float32)
-    work = ExpertWork((ExpertGroup(ExpertWeights(gate, up, down), 4),), x, rows, scale)
+    stack, counts = stacked([ExpertWeights(gate, up, down)]), np.array([4], np.int32)
+    work = ExpertWork(stack, np.zeros(1, np.int32), counts, x, rows, scale)
     out = kernels.expert_outputs(work, prompt=True)[:, 0]
     np.testing.assert_allclose(out, [0.0, 0.0, 0.0, 1e6], rtol=5e-3, atol=1e-6)
 
@@ -384,7 +381,7 @@ def test_decoding_is_the_arithmetic_of_avx512(isa, name):
 
 def test_experts_decode_with_the_arithmetic_of_avx512(isa):
     """The same for experts and their sum."""
-    layer = Layer([Q4_Q6] * 2, [3, 20])
+    layer = Layer(Q4_Q6, [3, 20])
     rng = np.random.default_rng(12)
     pair_of, residual = slots_of(rng, 40, 23, 2), tokens_of(rng, 40, 256)
     tiles, plain = NativeKernels(isa, 2), NativeKernels("avx512", 2)

@@ -128,7 +128,8 @@ def test_weights_are_views_of_the_file(tmp_path):
         mapping = file.mapping(0)
         low = mapping.ctypes.data
         for layer in model.expert_layers:
-            for expert in layer.experts:
+            for index in range(len(layer.stack)):
+                expert = layer.stack[index]
                 for weight in (expert.gate, expert.up, expert.down):
                     assert low <= weight.raw.ctypes.data < low + mapping.nbytes
                     assert not weight.raw.flags.owndata

@@ -50,6 +50,10 @@ def test_spans_are_the_very_bytes_that_compute_reads(opened):
                 assert stored == weight.raw.tobytes()
 
 
+def hint(layer: int, expert: int) -> PrefetchHint:
+    return PrefetchHint(LayerIndex(layer), np.array([expert], np.int32))
+
+
 def resident_share(mapping: np.ndarray, start: int, end: int) -> float:
     """Return the share of the pages of mapping[start:end] that are in memory, by mincore."""
     address = mapping.ctypes.data
@@ -129,7 +133,7 @@ def test_the_governor_outlives_a_refusal(opened):
 
     governor = PrefetchGovernor(catalog, Refusing(), NullRecorder())
     for expert in (0, 1):
-        governor.offer_nowait(PrefetchHint((key(0, expert),)))
+        governor.offer_nowait(hint(0, expert))
     while governor.statistics().total_experts < 1:
         threading.Event().wait(0.001)
     governor.close()
@@ -162,10 +166,10 @@ def test_the_oldest_hints_are_dropped_when_the_kernel_is_slow(opened):
     _, catalog = opened
     advisor, recorder = SlowAdvisor(), MemoryRecorder(64)
     governor = PrefetchGovernor(catalog, advisor, recorder, max_hints=2)
-    governor.offer_nowait(PrefetchHint((key(0, 0),)))
+    governor.offer_nowait(hint(0, 0))
     assert advisor.entered.wait(5)
     for expert in range(1, 6):
-        governor.offer_nowait(PrefetchHint((key(0, expert),)))
+        governor.offer_nowait(hint(0, expert))
     advisor.release.set()
     while governor.statistics().total_experts < 3:
         threading.Event().wait(0.001)
@@ -196,10 +200,10 @@ def test_experts_in_memory_need_no_advice(opened):
     recorder = MemoryRecorder(64)
     governor = PrefetchGovernor(catalog, PageAdvisor(file), recorder, probe=probe)
     for _ in range(50):
-        governor.offer_nowait(PrefetchHint((key(0, 0),)))
+        governor.offer_nowait(hint(0, 0))
     while governor.statistics().total_needless == 0:
         threading.Event().wait(0.001)
-    governor.offer_nowait(PrefetchHint((key(0, 0),)))
+    governor.offer_nowait(hint(0, 0))
     governor.close()
     statistics = governor.statistics()
     assert (statistics.total_bytes, statistics.total_experts) == (0, 0)
