@@ -93,7 +93,7 @@ struct Panel {
 };
 
 struct ThreadScratch {
-    Scratch panel, sums, bases;
+    Scratch panel, sums, bases[2];
 };
 
 ThreadScratch& scratch() {
@@ -101,15 +101,36 @@ ThreadScratch& scratch() {
     return mine;
 }
 
+// Where an item's tokens lie: those in `rows`, or from `first` on.
+struct Tokens {
+    const Activations* act;
+    int64_t count;
+    const uint8_t** bases;  // of quantised activations
+    const float** xs;       // of plain ones; the same memory
+
+    // Of an item that takes two kinds of activations, the second has `which` 1.
+    Tokens(const Activations& of, const int32_t* rows, int64_t first, int64_t n, int which = 0)
+        : act(&of), count(n), bases(scratch().bases[which].get<const uint8_t*>(n)),
+          xs(reinterpret_cast<const float**>(bases)) {
+        for (int64_t t = 0; t < n; ++t) {
+            const int64_t row = rows ? rows[t] : first + t;
+            if (of.plain)
+                xs[t] = of.x + row * of.cols;
+            else
+                bases[t] = of.token(row);
+        }
+    }
+};
+
 // sums[t][32] = the panel's rows times the tokens at `bases`, row by row: where the set has that form for the
 // types and so few tokens, and the strips are whole.
-bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Activations& act, const uint8_t* const* bases,
-                   int64_t tokens, const Panel& next, float* sums) {
+bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
+    const Activations& act = *of.act;
     if (act.plain || act.cols % kSpan != 0) return false;
     RowsFn kernels[kStrips];
     for (int s = 0; s < kStrips; ++s) {
         const Strip& strip = panel.strips[s];
-        kernels[s] = strip.rows() == kStripRows ? gemm.find_rows(strip.weight->type_id, act.form.group, tokens) : nullptr;
+        kernels[s] = strip.rows() == kStripRows ? gemm.find_rows(strip.weight->type_id, act.form.group, of.count) : nullptr;
         if (strip.rows() > 0 && !kernels[s]) return false;
     }
     for (int s = 0; s < kStrips; ++s) {
@@ -119,26 +140,19 @@ bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Activation
         const Weight& w = *strip.weight;
         kernels[s]({w.row(strip.row), w.row_bytes, kStripRows, w.cols, more ? then.weight->row(then.row) : nullptr,
                     more ? kStripRows * then.weight->row_bytes : 0},
-                   bases, act.layout, sums + s * kStripRows);
+                   of.bases, act.layout, sums + s * kStripRows);
     }
     return true;
 }
 
-// sums[t][32] = the panel's rows times `tokens` tokens: those in `rows`, or from `first_row` on. While it
-// works it asks for the bytes of `next`, which will probably come after it.
-void multiply_panel(const Compute& compute, const Panel& panel, const Activations& act, const int32_t* rows,
-                    int64_t first_row, int64_t tokens, const Panel& next, float* sums) {
+// sums[t][32] = the panel's rows times the tokens. While it works it asks for the bytes of `next`, which will
+// probably come after it.
+void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
     const GemmKernels& gemm = *compute.set.gemm;
     const Weight& weight = *panel.strips[0].weight;
-    const auto row_of = [&](int64_t t) { return rows ? rows[t] : first_row + t; };
-    const uint8_t** bases = scratch().bases.get<const uint8_t*>(tokens);
-    const float** xs = reinterpret_cast<const float**>(bases);
-    for (int64_t t = 0; t < tokens; ++t)
-        if (act.plain)
-            xs[t] = act.x + row_of(t) * act.cols;
-        else
-            bases[t] = act.token(row_of(t));
-    if (multiply_rows(gemm, panel, act, bases, tokens, next, sums)) return;
+    const Activations& act = *of.act;
+    const int64_t tokens = of.count;
+    if (multiply_rows(gemm, panel, of, next, sums)) return;
     const int64_t spans = (weight.cols + kSpan - 1) / kSpan;
     auto& quant = *scratch().panel.get<QuantPanel>(
         (sizeof(FloatPanel) + sizeof(QuantPanel) - 1) / sizeof(QuantPanel));
@@ -166,11 +180,9 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Activation
                 gemm.pack(w.type_id, source, act.form.group, s, quant);
         }
         if (act.plain)
-            for (int64_t t = 0; t < tokens; ++t) xs[t] += span == 0 ? 0 : kSpan;
-        if (act.plain)
-            gemm.multiply_float(plain, count, xs, tokens, span == 0, sums);
+            gemm.multiply_float(plain, count, column, of.xs, tokens, span == 0, sums);
         else
-            gemm.multiply(quant, act.form, count, column, bases, act.layout, tokens, span == 0, sums);
+            gemm.multiply(quant, act.form, count, column, of.bases, act.layout, tokens, span == 0, sums);
     }
 }
 
@@ -218,6 +230,7 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
         const Place place = place_of(item);
         const Product& product = *place.part->product;
         const int64_t n = std::min(kTokenRange, tokens - place.first);
+        const Tokens of(*place.part->act, nullptr, place.first, n);
         float* sums = scratch().sums.get<float>(n * kPanelRows);
         for (int64_t panel = place.start; panel < place.end; ++panel) {
             const int64_t row = panel * kPanelRows;
@@ -228,8 +241,7 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
                 const Place then = place_of(likely);
                 next = Panel::of(then.part->product->weight, then.start * kPanelRows);
             }
-            multiply_panel(compute, Panel::of(product.weight, row), *place.part->act, nullptr, place.first, n, next,
-                           sums);
+            multiply_panel(compute, Panel::of(product.weight, row), of, next, sums);
             const int64_t width = std::min<int64_t>(kPanelRows, product.weight.rows - row);
             for (int64_t t = 0; t < n; ++t) {
                 const int64_t at = (place.first + t) * product.out_stride + row;
@@ -271,6 +283,8 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
         const Item& item = items[static_cast<size_t>(index)];
         const ExpertWeights& w = item.group->weights;
         const int32_t* rows = work.rows + item.first;
+        const Tokens gate_tokens(*item.gate, rows, 0, item.count);
+        const Tokens up_tokens = item.gate == item.up ? gate_tokens : Tokens(*item.up, rows, 0, item.count, 1);
         float* sums = scratch().sums.get<float>(2 * item.count * kPanelRows);
         for (int64_t strip = item.strip; strip < item.strip + item.strips; ++strip) {
             const int64_t row = strip * kStripRows;
@@ -283,13 +297,13 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
             }
             float* up_sums = sums;
             if (item.gate == item.up) {
-                multiply_panel(compute, Panel::of(w.gate, w.up, row), *item.gate, rows, 0, item.count, next, sums);
+                multiply_panel(compute, Panel::of(w.gate, w.up, row), gate_tokens, next, sums);
             } else {  // two types: each by itself, with nothing in its other strip
                 up_sums = sums + item.count * kPanelRows;
                 const Panel gate{{{&w.gate, row}, {&w.gate, w.gate.rows}}};
                 const Panel up{{{&w.up, w.up.rows}, {&w.up, row}}};
-                multiply_panel(compute, gate, *item.gate, rows, 0, item.count, {}, sums);
-                multiply_panel(compute, up, *item.up, rows, 0, item.count, {}, up_sums);
+                multiply_panel(compute, gate, gate_tokens, {}, sums);
+                multiply_panel(compute, up, up_tokens, {}, up_sums);
             }
             const int64_t width = std::min<int64_t>(kStripRows, intermediate - row);
             for (int64_t t = 0; t < item.count; ++t)
@@ -333,8 +347,8 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
         const Item& item = items[static_cast<size_t>(index)];
         const int64_t width = std::min<int64_t>(kPanelRows, work.hidden - item.row);
         float* sums = scratch().sums.get<float>(item.count * kPanelRows);
-        multiply_panel(compute, Panel::of(work.groups[item.group].weights.down, item.row),
-                       *inner.per_group[static_cast<size_t>(item.group)], nullptr, item.first, item.count, {}, sums);
+        const Tokens of(*inner.per_group[static_cast<size_t>(item.group)], nullptr, item.first, item.count);
+        multiply_panel(compute, Panel::of(work.groups[item.group].weights.down, item.row), of, {}, sums);
         for (int64_t i = 0; i < item.count; ++i) {
             const int64_t pair = item.first + i;
             float* to = out + pair * work.hidden + item.row;
@@ -361,21 +375,13 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
                 next = Panel::of(work.groups[0].weights.down, likely * kPanelRows);
             for (int64_t first = 0; first < group.count; first += kTokenRange) {
                 const int64_t pair = group.first + first, count = std::min(kTokenRange, group.count - first);
-                multiply_panel(compute, Panel::of(group.weights.down, row), *inner.per_group[static_cast<size_t>(g)],
-                               nullptr, pair, count, next, sums + pair * kPanelRows);
+                const Tokens of(*inner.per_group[static_cast<size_t>(g)], nullptr, pair, count);
+                multiply_panel(compute, Panel::of(group.weights.down, row), of, next, sums + pair * kPanelRows);
             }
         }
         for (int64_t t = 0; t < work.tokens; ++t) {
-            float total[kPanelRows];
-            for (int64_t slot = 0; slot < slots; ++slot) {
-                const int64_t pair = pair_of[t * slots + slot];
-                const float scale = work.scale[pair];
-                const float* from = sums + pair * kPanelRows;
-                for (int64_t i = 0; i < kPanelRows; ++i)
-                    total[i] = slot == 0 ? scale * from[i] : total[i] + scale * from[i];
-            }
             const int64_t at = t * work.hidden + row;
-            for (int64_t i = 0; i < width; ++i) out[at + i] = total[i] + residual[at + i];
+            compute.set.gemm->add_slots(sums, work.scale, pair_of + t * slots, slots, residual + at, width, out + at);
         }
     });
 }

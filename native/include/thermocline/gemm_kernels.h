@@ -81,8 +81,12 @@ struct GemmKernels {
                      bool first, float* c);
     // The same for F32, F16 and BF16 weights, with float activations.
     void (*pack_float)(int type_id, const PackSource& from, int strip, FloatPanel& panel);
-    void (*multiply_float)(const FloatPanel& panel, int64_t count, const float* const* x, int64_t tokens,
-                           bool first, float* c);
+    void (*multiply_float)(const FloatPanel& panel, int64_t count, int64_t column, const float* const* x,
+                           int64_t tokens, bool first, float* c);
+    // out[i] = residual[i] + ((scales[pairs[0]] * sums[pairs[0]][i] + scales[pairs[1]] * sums[pairs[1]][i]) + ...)
+    // for i < width <= 32, over `slots` pairs; sums [pair][32].
+    void (*add_slots)(const float* sums, const float* scales, const int32_t* pairs, int64_t slots,
+                      const float* residual, int64_t width, float* out);
     // For a few tokens; nullptr where the type (in groups of so many columns) has none.
     RowsFn (*find_rows)(int type_id, int group, int64_t tokens);
     // How a block type is unpacked; nullptr where unpack_info has nothing.

@@ -93,8 +93,8 @@ void multiply_panel(const QuantPanel& panel, const QuantForm& form, int64_t coun
 }
 
 template <int Tokens>
-void multiply_float_block(const FloatPanel& panel, int strip, int64_t count, const float* const* x, bool first,
-                          float* c) {
+void multiply_float_block(const FloatPanel& panel, int strip, int64_t count, int64_t column,
+                          const float* const* x, bool first, float* c) {
     Floats sums[Tokens][kStripBlock];
     for (int t = 0; t < Tokens; ++t)
         for (int s = 0; s < kStripBlock; ++s)
@@ -102,14 +102,14 @@ void multiply_float_block(const FloatPanel& panel, int strip, int64_t count, con
     for (int64_t k = 0; k < count; ++k)
         for (int s = 0; s < kStripBlock; ++s) {
             const Floats w = load_floats(panel.w[strip + s][k]);
-            for (int t = 0; t < Tokens; ++t) sums[t][s] = add_product(sums[t][s], w, set_floats(x[t][k]));
+            for (int t = 0; t < Tokens; ++t) sums[t][s] = add_product(sums[t][s], w, set_floats(x[t][column + k]));
         }
     for (int t = 0; t < Tokens; ++t)
         for (int s = 0; s < kStripBlock; ++s)
             store_floats(c + t * kPanelRows + (strip + s) * kStripRows, sums[t][s]);
 }
 
-using MultiplyFloatBlock = void (*)(const FloatPanel&, int, int64_t, const float* const*, bool, float*);
+using MultiplyFloatBlock = void (*)(const FloatPanel&, int, int64_t, int64_t, const float* const*, bool, float*);
 
 template <int Tokens = kTokenBlock>
 MultiplyFloatBlock pick_float_tail(int64_t tokens) {
@@ -120,11 +120,31 @@ MultiplyFloatBlock pick_float_tail(int64_t tokens) {
     }
 }
 
-void multiply_float_panel(const FloatPanel& panel, int64_t count, const float* const* x, int64_t tokens,
-                          bool first, float* c) {
+void multiply_float_panel(const FloatPanel& panel, int64_t count, int64_t column, const float* const* x,
+                          int64_t tokens, bool first, float* c) {
     for (int64_t t = 0; t < tokens; t += kTokenBlock) {
         const MultiplyFloatBlock block = pick_float_tail(tokens - t);
         for (int strip = 0; strip < kStrips; strip += kStripBlock)
-            block(panel, strip, count, x + t, first, c + t * kPanelRows);
+            block(panel, strip, count, column, x + t, first, c + t * kPanelRows);
+    }
+}
+
+void add_slots(const float* sums, const float* scales, const int32_t* pairs, int64_t slots, const float* residual,
+               int64_t width, float* out) {
+    alignas(64) float last[kPanelRows];
+    for (int part = 0; part < kStrips; ++part) {
+        const auto weighted = [&](int64_t slot) {
+            const int64_t pair = pairs[slot];
+            return multiply(set_floats(scales[pair]), load_floats(sums + pair * kPanelRows + part * kStripRows));
+        };
+        Floats total = weighted(0);
+        for (int64_t slot = 1; slot < slots; ++slot) total = add(total, weighted(slot));
+        const int64_t at = part * kStripRows;
+        if (at + kStripRows <= width) {
+            store_floats(out + at, add(total, load_floats(residual + at)));
+        } else {
+            store_floats(last, total);
+            for (int64_t i = at; i < width; ++i) out[i] = last[i - at] + residual[i];
+        }
     }
 }

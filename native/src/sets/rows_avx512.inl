@@ -186,30 +186,24 @@ THERMOCLINE_FORCED void turn_pairs(const __m512i* rows, __m512i* group) {
     }
 }
 
-// Asks for bytes that will be needed soon. Only so many lines can be on their way to a core, and it must never
-// wait for one with nothing else asked for, so every step of the work asks for its share.
-struct Asking {
-    const uint8_t* at;
-    int64_t per_step, after;  // lines
-
-    Asking(const PackSource& from, int64_t spans)
-        : at(from.ahead) {
-        constexpr int64_t kSteps = kStripRows / 2, kAfter = 3;  // the second half of a span is worth 3 steps
-        const int64_t lines = from.ahead ? from.ahead_bytes / 64 : 0, steps = (kSteps + kAfter) * spans;
-        per_step = (lines + steps / 2) / steps;
-        after = (lines - per_step * kSteps * spans + spans - 1) / spans;
-    }
-    THERMOCLINE_FORCED void ask(int64_t lines) {
-        for (; lines > 0; --lines, at += 64) __builtin_prefetch(at, 0, 2);
-    }
-};
-
 template <int TypeId, int Group, int Tokens>
 struct Rows {
     using Format = RowFormat<TypeId>;
     static constexpr int kSums = kSpan / Group;        // registers of sums per span
     static constexpr int64_t kSpans = 8 / Tokens;      // spans whose sums are kept at a time
     using Sums = __m512i[Tokens][kSpans][kSums];
+
+    // Lines that come, one strip of the same shape ahead. Only so many can be on their way to a core, and it must
+    // never wait for one with nothing else asked for: so every pair of rows asks for its share, and the second
+    // half of a span, which takes as long as three pairs, for the rest.
+    static constexpr int kLines = (kStripRows * Format::kBytes + 63) / 64;
+    static constexpr int kPairLines = (kLines + 5) / 11, kRestLines = kLines - kPairLines * (kStripRows / 2);
+    template <int Lines>
+    static THERMOCLINE_FORCED const uint8_t* ask(const uint8_t* at) {
+#pragma GCC unroll 32
+        for (int i = 0; i < Lines; ++i) __builtin_prefetch(at + 64 * i, 0, 2);
+        return at + 64 * Lines;
+    }
 
     // Sums of two rows of a span.
     static THERMOCLINE_FORCED void add_up(const uint8_t* p, int64_t row_bytes, const uint8_t* const* x, int64_t s,
@@ -262,7 +256,7 @@ struct Rows {
         const int64_t all = from.count / kSpan;
         __m512 totals[Tokens];
         for (int t = 0; t < Tokens; ++t) totals[t] = _mm512_setzero_ps();
-        Asking asking(from, all);
+        const uint8_t* coming = from.ahead ? from.ahead : from.src;
         for (int64_t first = 0; first < all; first += kSpans) {
             const int64_t spans = all - first < kSpans ? all - first : kSpans;
             const uint8_t* x[Tokens];
@@ -276,14 +270,14 @@ struct Rows {
             for (int pair = 0; pair < kStripRows / 2; ++pair) {
                 const uint8_t* p = from.src + 2 * pair * from.row_bytes + first * Format::kBytes;
                 for (int64_t s = 0; s < spans; ++s, p += Format::kBytes) {
-                    asking.ask(asking.per_step);
+                    coming = ask<kPairLines>(coming);
                     const uint8_t* at[Tokens];
                     for (int t = 0; t < Tokens; ++t) at[t] = x[t] + s * kSpan;
                     add_up(p, from.row_bytes, at, s, pair, sums);
                 }
             }
             for (int64_t s = 0; s < spans; ++s) {
-                asking.ask(asking.after);
+                coming = ask<kRestLines>(coming);
                 alignas(64) float scale[kMaxGroups][kStripRows], minimum[kMaxGroups][kStripRows];
                 Format::scales(RowPointers(from.src + (first + s) * Format::kBytes, from.row_bytes), Group, scale,
                                minimum);

@@ -37,6 +37,6 @@ RowsFn find_rows(int, int, int64_t) { return nullptr; }
 
 extern const GemmKernels gemm_kernels;
 const GemmKernels gemm_kernels = {quantize,     pack,        multiply_panel, pack_float,
-                                  multiply_float_panel, find_rows, find_unpack, decode_row};
+                                  multiply_float_panel, add_slots, find_rows, find_unpack, decode_row};
 
 }  // namespace thermocline::THERMOCLINE_SET
