@@ -95,7 +95,7 @@ class SchedulerConfig:
     """How requests become chunks."""
 
     prefill_chunk_tokens: int = setting(
-        256, "--prefill-chunk", "Prompt tokens that walk through the layers together."
+        512, "--prefill-chunk", "Prompt tokens that walk through the layers together."
     )
     max_requests: int = setting(
         64, "--max-requests", "Requests accepted at a time, running and waiting; one more is busy."
