@@ -157,23 +157,29 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
     auto& quant = *scratch().panel.get<QuantPanel>(
         (sizeof(FloatPanel) + sizeof(QuantPanel) - 1) / sizeof(QuantPanel));
     auto& plain = *reinterpret_cast<FloatPanel*>(&quant);
+    // Divided once: a division takes as long as several products.
+    int64_t span_bytes[kStrips];
+    const uint8_t *ahead[kStrips] = {}, *end[kStrips] = {};
+    int64_t share[kStrips] = {};  // of a span, in bytes
+    for (int s = 0; s < kStrips; ++s) {
+        FormatInfo info{};  // types of one form may differ in their blocks
+        format_info(panel.strips[s].weight->type_id, info);
+        span_bytes[s] = kSpan / info.block_elements * info.block_bytes;
+        const Strip& then = next.strips[s];
+        if (then.rows() == 0) continue;
+        const int64_t bytes = then.rows() * then.weight->row_bytes;
+        ahead[s] = then.weight->row(then.row);
+        end[s] = ahead[s] + bytes;
+        share[s] = (bytes / spans + 63) / 64 * 64;
+    }
     for (int64_t span = 0; span < spans; ++span) {
         const int64_t column = span * kSpan, count = std::min<int64_t>(kSpan, weight.cols - column);
         for (int s = 0; s < kStrips; ++s) {
             const Strip& from = panel.strips[s];
             const Weight& w = *from.weight;
-            FormatInfo info{};  // types of one form may differ in their blocks
-            format_info(w.type_id, info);
-            const int64_t skip = column / info.block_elements * info.block_bytes;
-            const Strip& then = next.strips[s];
-            const int64_t coming = then.rows() > 0 ? then.rows() * then.weight->row_bytes : 0;
-            const int64_t begin = coming * span / spans / 64 * 64;
-            const PackSource source{w.data + from.row * w.row_bytes + skip,
-                                    w.row_bytes,
-                                    from.rows(),
-                                    count,
-                                    coming > 0 ? then.weight->row(then.row) + begin : nullptr,
-                                    coming * (span + 1) / spans - begin};
+            const int64_t asked = std::min<int64_t>(share[s], end[s] - ahead[s]);
+            const PackSource source{w.row(from.row) + span * span_bytes[s], w.row_bytes, from.rows(), count, ahead[s], asked};
+            ahead[s] += asked;
             if (act.plain)
                 gemm.pack_float(w.type_id, source, s, plain);
             else

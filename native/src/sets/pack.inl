@@ -26,7 +26,7 @@ void pack_any(int type_id, const PackSource& from, int group, int strip, QuantPa
     const UnpackFn unpack = find_unpack(type_id);
     UnpackedStrip rest;
     for (int r = 0; r < from.rows; ++r) {
-        ahead.ask(r, from.rows);
+        ahead.ask(r, kStripRows);
         unpack(from.src + r * from.row_bytes, count, rest.q[r], rest.scale[r], rest.minimum[r]);
     }
     for (int r = from.rows; r < kStripRows; ++r) {  // a scale of zero makes a missing row's product zero

@@ -134,7 +134,7 @@ void pack_q8_0(const RowPointers& rows, const Ahead& ahead, int64_t count, int g
     q8_0_scales(rows, count, group, panel.scale[strip]);
     const __m512i sign = _mm512_set1_epi8(-128);
     for (int64_t block = 0; block < count / 32; ++block) {
-        ahead.ask(block, count / 32);
+        ahead.ask(block, kSpan / 32);
         for (int part = 0; part < 2; ++part) {
             __m512i bytes[4];
             transpose16(rows, block * 34 + 2 + 16 * part, bytes);
