@@ -130,7 +130,7 @@ bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of
     RowsFn kernels[kStrips];
     for (int s = 0; s < kStrips; ++s) {
         const Strip& strip = panel.strips[s];
-        kernels[s] = strip.rows() == kStripRows ? gemm.find_rows(strip.weight->type_id, act.form.group, of.count) : nullptr;
+        kernels[s] = strip.rows() == kStripRows ? gemm.find_rows(strip.weight->type_id, act.form, of.count) : nullptr;
         if (strip.rows() > 0 && !kernels[s]) return false;
     }
     for (int s = 0; s < kStrips; ++s) {
@@ -138,7 +138,7 @@ bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of
         const Strip &strip = panel.strips[s], &then = next.strips[s];
         const bool more = then.rows() == kStripRows;
         const Weight& w = *strip.weight;
-        kernels[s]({w.row(strip.row), w.row_bytes, kStripRows, w.cols, more ? then.weight->row(then.row) : nullptr,
+        kernels[s](w.type_id, act.form, {w.row(strip.row), w.row_bytes, kStripRows, w.cols, more ? then.weight->row(then.row) : nullptr,
                     more ? kStripRows * then.weight->row_bytes : 0},
                    of.bases, act.layout, sums + s * kStripRows);
     }

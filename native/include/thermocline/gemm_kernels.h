@@ -63,10 +63,10 @@ struct PackSource {
     int64_t ahead_bytes;
 };
 
-// c[t][0 .. 16) = 16 whole rows (`from.count` columns, a multiple of kSpan) times `tokens` tokens, straight
-// from the file's bytes; c[t] begins kPanelRows floats after c[t - 1]. Equal to the bit to pack and multiply.
-using RowsFn = void (*)(const PackSource& from, const uint8_t* const* bases, const ActivationLayout& layout,
-                        float* c);
+// c[t][0 .. 16) = 16 whole rows (`from.count` columns, a multiple of kSpan) times some tokens, straight from the
+// file's bytes; c[t] begins kPanelRows floats after c[t - 1]. Equal to the bit to pack and multiply.
+using RowsFn = void (*)(int type_id, const QuantForm& form, const PackSource& from, const uint8_t* const* bases,
+                        const ActivationLayout& layout, float* c);
 
 struct GemmKernels {
     // Rounds one token's x[cols] to int8 with a scale per group; cols is a multiple of the group.
@@ -87,8 +87,8 @@ struct GemmKernels {
     // for i < width <= 32, over `slots` pairs; sums [pair][32].
     void (*add_slots)(const float* sums, const float* scales, const int32_t* pairs, int64_t slots,
                       const float* residual, int64_t width, float* out);
-    // For a few tokens; nullptr where the type (in groups of so many columns) has none.
-    RowsFn (*find_rows)(int type_id, int group, int64_t tokens);
+    // For a few tokens; nullptr where the set has none for so many.
+    RowsFn (*find_rows)(int type_id, const QuantForm& form, int64_t tokens);
     // How a block type is unpacked; nullptr where unpack_info has nothing.
     UnpackFn (*find_unpack)(int type_id);
     // One row of a matrix as float32, rounded as the format's definition says.

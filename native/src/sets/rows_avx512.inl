@@ -249,8 +249,8 @@ struct Rows {
             turn_pairs(sums, dots);
     }
 
-    static void multiply(const PackSource& from, const uint8_t* const* bases, const ActivationLayout& layout,
-                         float* c) {
+    static void multiply(int, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
+                         const ActivationLayout& layout, float* c) {
         Sums sums;
         alignas(64) uint8_t turned[Format::kNibbles ? Tokens : 1][kSpans][kSpan];
         const int64_t all = from.count / kSpan;
@@ -314,13 +314,14 @@ RowsFn rows_of(int64_t tokens) {
     }
 }
 
-RowsFn find_rows(int type_id, int group, int64_t tokens) {
+RowsFn find_rows(int type_id, const QuantForm& form, int64_t tokens) {
+    const int group = form.group;
     switch (type_id) {
         case 8: return group == 32 ? rows_of<8, 32>(tokens) : rows_of<8, 16>(tokens);
         case 12: return group == 32 ? rows_of<12, 32>(tokens) : rows_of<12, 16>(tokens);
         case 13: return group == 32 ? rows_of<13, 32>(tokens) : rows_of<13, 16>(tokens);
         case 14: return rows_of<14, 16>(tokens);
-        default: return nullptr;
+        default: return find_any_rows(form, tokens);
     }
 }
 

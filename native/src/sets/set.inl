@@ -27,10 +27,19 @@ namespace {
 #endif
 #include "sets/quantize.inl"
 #include "sets/gemm.inl"
+#if defined(__AVX2__)
+#include "sets/rows.inl"
+#endif
 #if defined(__AVX512F__)
 #include "sets/rows_avx512.inl"
 #else
-RowsFn find_rows(int, int, int64_t) { return nullptr; }
+RowsFn find_rows(int, const QuantForm& form, int64_t tokens) {
+#if defined(__AVX2__)
+    return find_any_rows(form, tokens);
+#else
+    return static_cast<void>(form), static_cast<void>(tokens), nullptr;
+#endif
+}
 #endif
 
 }  // namespace

@@ -86,13 +86,30 @@ def test_what_is_added_is_added_after_the_product(implementation, format_name):
 def test_a_token_does_not_feel_its_neighbours(isa, format_name):
     """Alone or among others, whatever their number and that of the threads: the same bits."""
     rng = np.random.default_rng(4)
-    weight, x = make_weight(rng, format_name, 21, 512), tokens_of(rng, max(COUNTS), 512)
+    weight, x = make_weight(rng, format_name, 53, 512), tokens_of(rng, max(COUNTS), 512)
     kernels = native(isa)
     alone = np.concatenate([kernels.matmul(weight, row[None]) for row in x])
     for count in COUNTS:
         for threads in (1, 2, 3):
             together = native(isa, threads).matmul(weight, x[-count:])
             assert same_bits(together, alone[-count:]), f"{count} tokens, {threads} threads"
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_one_and_two_tokens_have_the_bits_of_many(isa, format_name):
+    """Whole strips and long rows, which one or two tokens may go through in another order."""
+    rng = np.random.default_rng(17)
+    for cols in (256, 1280, 2816):
+        weight, x = make_weight(rng, format_name, 64, cols), tokens_of(rng, 7, cols)
+        for threads in (1, 3):
+            kernels = native(isa, threads)
+            many = kernels.matmul(weight, x)
+            for count in (1, 2):
+                for start in (0, 5):
+                    few = kernels.matmul(weight, x[start : start + count])
+                    expected = np.ascontiguousarray(many[start : start + count])
+                    assert same_bits(few, expected), f"{cols} columns, {count} tokens"
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

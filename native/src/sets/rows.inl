@@ -1,0 +1,142 @@
+// Products of a strip's rows with one or two tokens, for any type: a row's columns are unpacked into the nearest
+// cache and multiplied there, with columns as lanes. As in rows_avx512.inl, whose types have forms of their own, the
+// sums are integers and the floating-point part is that of the panel form: the results are equal to the bit.
+
+// sums[g] = sum over columns 16g .. 16g + 15 of the span of (q - kEightBitShift, if it needs eight bits) * x.
+#if defined(__AVX512F__)
+
+inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+
+template <bool SevenBits>
+inline void sums_of_16(const uint8_t* q, const uint8_t* x, int32_t* sums) {
+    __m512i fours[4];
+    for (int i = 0; i < 4; ++i)
+        fours[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_load_si512(q + 64 * i),
+                                       _mm512_loadu_si512(x + 64 * i));
+    const auto pairs = [](__m512i a, __m512i b) {
+        return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    };
+    const __m512i ab = pairs(fours[0], fours[1]), cd = pairs(fours[2], fours[3]);
+    const __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    // Lane 4j + i is the sum of group 4i + j.
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    _mm512_store_si512(sums, _mm512_permutexvar_epi32(order, all));
+}
+
+#else
+
+inline Ints load_ints(const int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
+
+template <bool SevenBits>
+inline void sums_of_16(const uint8_t* q, const uint8_t* x, int32_t* sums) {
+    __m256i fours[8];
+    for (int i = 0; i < 8; ++i) {
+        const __m256i w = _mm256_load_si256(reinterpret_cast<const __m256i*>(q + 32 * i));
+        const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 32 * i));
+#if defined(__AVXVNNI__)
+        fours[i] = _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), w, a);
+#else
+        fours[i] = dot4<SevenBits>(_mm256_setzero_si256(), w, a);
+#endif
+    }
+    for (int half = 0; half < 2; ++half) {  // each register holds two groups, one per 128 bits
+        const __m256i* f = fours + 4 * half;
+        const __m256i all = _mm256_hadd_epi32(_mm256_hadd_epi32(f[0], f[1]), _mm256_hadd_epi32(f[2], f[3]));
+        // Lanes 0 to 3 are groups 0, 2, 4, 6 of this half, lanes 4 to 7 the odd ones.
+        const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(sums + 8 * half), _mm256_permutevar8x32_epi32(all, order));
+    }
+}
+
+#endif
+
+// A name that the struct's own `multiply` does not hide.
+inline Floats product(Floats a, Floats b) { return multiply(a, b); }
+
+template <int Tokens, int Group, bool Minimum, bool SevenBits>
+struct AnyRows {
+    static constexpr int kSpans = 4;  // whose sums and scales are kept at a time
+    static constexpr int kSums = kSpan / Group;
+
+    struct alignas(64) Kept {
+        int32_t sums[Tokens][kSpans][kStripRows][kMaxGroups];
+        float scale[kSpans][kStripRows][kMaxGroups], minimum[kSpans][kStripRows][kMaxGroups];
+    };
+
+    // 16 rows of 16 four-byte numbers, turned.
+    template <typename T>
+    static void turn(const T (&rows)[kStripRows][kMaxGroups], T (&to)[kMaxGroups][kStripRows]) {
+        for (int g = 0; g < kMaxGroups; g += 4)
+            transpose16(reinterpret_cast<const uint8_t*>(&rows[0][g]), sizeof rows[0],
+                        reinterpret_cast<uint8_t*>(to[g]));
+    }
+
+    static void multiply(int type_id, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
+                         const ActivationLayout& layout, float* c) {
+        const UnpackFn unpack = find_unpack(type_id);
+        const int64_t all = from.count / kSpan, span_bytes = from.row_bytes / all;
+        Kept kept;
+        Floats totals[Tokens];
+        for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
+        const uint8_t* asked = from.ahead;  // of what comes, each step asks for as many bytes as it reads
+        const uint8_t* wanted = from.ahead;
+        const int64_t step_bytes = from.ahead_bytes > 0 ? span_bytes : 0;
+        for (int64_t first = 0; first < all; first += kSpans) {
+            const int64_t spans = all - first < kSpans ? all - first : kSpans;
+            for (int r = 0; r < kStripRows; ++r) {
+                for (int64_t s = 0; s < spans; ++s) {
+                    for (wanted += step_bytes; asked < wanted; asked += 64) __builtin_prefetch(asked, 0, 2);
+                    alignas(64) uint8_t q[kSpan];
+                    unpack(from.src + r * from.row_bytes + (first + s) * span_bytes, kSpan, q, kept.scale[s][r],
+                           kept.minimum[s][r]);
+                    for (int t = 0; t < Tokens; ++t)
+                        sums_of_16<SevenBits>(q, bases[t] + (first + s) * kSpan, kept.sums[t][s][r]);
+                }
+            }
+            for (int64_t s = 0; s < spans; ++s) {
+                alignas(64) float scale[kMaxGroups][kStripRows], minimum[kMaxGroups][kStripRows];
+                turn(kept.scale[s], scale);
+                if constexpr (Minimum) turn(kept.minimum[s], minimum);
+                for (int t = 0; t < Tokens; ++t) {
+                    alignas(64) int32_t dots[kMaxGroups][kStripRows];
+                    turn(kept.sums[t][s], dots);
+                    const uint8_t* numbers = bases[t] + (first + s) * kSums * 4;
+                    const auto* start = reinterpret_cast<const int32_t*>(numbers + layout.start);
+                    const auto* a = reinterpret_cast<const float*>(numbers + layout.scale);
+                    const auto* sum = reinterpret_cast<const float*>(numbers + layout.sum);
+                    for (int g = 0; g < kSums; ++g) {
+                        const int at = g * (Group / kGroupMin);
+                        Ints dot = add(load_ints(dots[at]), set_ints(start[g]));
+                        if constexpr (Group == 32) dot = add(dot, load_ints(dots[at + 1]));
+                        totals[t] = add_product(totals[t], to_floats(dot),
+                                                product(load_floats(scale[at]), set_floats(a[g])));
+                        if constexpr (Minimum)
+                            totals[t] = subtract_product(totals[t], load_floats(minimum[at]), set_floats(sum[g]));
+                    }
+                }
+            }
+        }
+        for (int t = 0; t < Tokens; ++t) store_floats(c + t * kPanelRows, totals[t]);
+    }
+};
+
+template <int Tokens>
+RowsFn any_rows(const QuantForm& form) {
+    switch ((form.group == 32 ? 4 : 0) + (form.has_minimum ? 2 : 0) + (form.seven_bits ? 1 : 0)) {
+        case 0: return AnyRows<Tokens, 16, false, false>::multiply;
+        case 1: return AnyRows<Tokens, 16, false, true>::multiply;
+        case 2: return AnyRows<Tokens, 16, true, false>::multiply;
+        case 3: return AnyRows<Tokens, 16, true, true>::multiply;
+        case 4: return AnyRows<Tokens, 32, false, false>::multiply;
+        case 5: return AnyRows<Tokens, 32, false, true>::multiply;
+        case 6: return AnyRows<Tokens, 32, true, false>::multiply;
+        default: return AnyRows<Tokens, 32, true, true>::multiply;
+    }
+}
+
+RowsFn find_any_rows(const QuantForm& form, int64_t tokens) {
+    return tokens == 1 ? any_rows<1>(form) : tokens == 2 ? any_rows<2>(form) : nullptr;
+}
