@@ -98,9 +98,8 @@ def test_the_threads_end_with_their_core(used, pin):
     if used:
         weight = make_weight(np.random.default_rng(4), "Q8_0", 96, 64)
         out = np.zeros((2, 96), np.float32)
-        core.multiply_all(
-            [(weight.format.type_id, weight.raw)], np.ones((2, 64), np.float32), [out]
-        )
+        matrix = load_native().Matrix(weight.format.type_id, weight.raw)
+        core.multiply_all([matrix], np.ones((2, 64), np.float32), [out])
         assert out.any()
     del core
     assert wait_until(lambda: not kernel_threads() - before)
