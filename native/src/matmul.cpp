@@ -130,17 +130,20 @@ bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of
     RowsFn kernels[kStrips];
     for (int s = 0; s < kStrips; ++s) {
         const Strip& strip = panel.strips[s];
-        kernels[s] = strip.rows() == kStripRows ? gemm.find_rows(strip.weight->type_id, act.form, of.count) : nullptr;
+        kernels[s] = nullptr;
+        if (strip.rows() == kStripRows) kernels[s] = gemm.find_rows(strip.weight->type_id, act.form, of.count);
         if (strip.rows() > 0 && !kernels[s]) return false;
     }
     for (int s = 0; s < kStrips; ++s) {
         if (!kernels[s]) continue;
         const Strip &strip = panel.strips[s], &then = next.strips[s];
-        const bool more = then.rows() == kStripRows;
         const Weight& w = *strip.weight;
-        kernels[s](w.type_id, act.form, {w.row(strip.row), w.row_bytes, kStripRows, w.cols, more ? then.weight->row(then.row) : nullptr,
-                    more ? kStripRows * then.weight->row_bytes : 0},
-                   of.bases, act.layout, sums + s * kStripRows);
+        PackSource source{w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0};
+        if (then.rows() == kStripRows) {
+            source.ahead = then.weight->row(then.row);
+            source.ahead_bytes = kStripRows * then.weight->row_bytes;
+        }
+        kernels[s](w.type_id, act.form, source, of.bases, act.layout, sums + s * kStripRows);
     }
     return true;
 }
@@ -178,7 +181,8 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
             const Strip& from = panel.strips[s];
             const Weight& w = *from.weight;
             const int64_t asked = std::min<int64_t>(share[s], end[s] - ahead[s]);
-            const PackSource source{w.row(from.row) + span * span_bytes[s], w.row_bytes, from.rows(), count, ahead[s], asked};
+            const PackSource source{w.row(from.row) + span * span_bytes[s], w.row_bytes, from.rows(), count,
+                                    ahead[s], asked};
             ahead[s] += asked;
             if (act.plain)
                 gemm.pack_float(w.type_id, source, s, plain);

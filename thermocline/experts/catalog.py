@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.kernels.contract import ExpertStack, ExpertWeights
+    from thermocline.kernels.contract import ExpertStack
     from thermocline.messages import ExpertKey, LayerIndex
     from thermocline.models.weights import StackedExperts
 
@@ -23,7 +23,7 @@ class ByteSpan:
 
 
 class ExpertCatalog:
-    """Looks up an expert's weights and the three byte ranges that computing it reads."""
+    """Looks up a layer's experts, and the three byte ranges that computing one of them reads."""
 
     def __init__(self, layers: Sequence[StackedExperts]) -> None:
         self._layers = tuple(layers)
@@ -42,10 +42,6 @@ class ExpertCatalog:
     def total_bytes(self) -> int:
         """Bytes of all routed experts."""
         return sum(info.nbytes for layer in self._layers for info in layer.tensors)
-
-    def weights(self, key: ExpertKey) -> ExpertWeights:
-        """Return views of the mapped bytes of one expert."""
-        return self._layers[key.layer].stack[key.expert]
 
     def stack(self, layer: LayerIndex) -> ExpertStack:
         """Return views of the mapped bytes of all experts of a layer."""

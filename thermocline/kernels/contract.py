@@ -102,11 +102,6 @@ class ExpertStack:
     def __getitem__(self, expert: int) -> ExpertWeights:
         return ExpertWeights(self.gate[expert], self.up[expert], self.down[expert])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all experts."""
-        return self.gate.raw.nbytes + self.up.raw.nbytes + self.down.raw.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class ExpertWork:
@@ -126,7 +121,9 @@ class ExpertWork:
 
 
 class Kernels(Protocol):
-    """One implementation of a layer's work: products here, the rest in `dense`. All arrays are C-contiguous; outputs are new.
+    """One implementation of a layer's work: products here, the rest in `dense`.
+
+    All arrays are C-contiguous; outputs are new.
 
     Every method blocks until done and may be called from several threads at once.
 

@@ -41,9 +41,7 @@ void pack_any(int type_id, const PackSource& from, int group, int strip, QuantPa
     for (int which = 0; which < (info.has_minimum ? 2 : 1); ++which) {
         const float* from = which == 0 ? rest.scale[0] : rest.minimum[0];
         float(*to)[kStripRows] = which == 0 ? panel.scale[strip] : panel.minimum[strip];
-        for (int g = 0; g < kMaxGroups; g += 4)
-            transpose16(reinterpret_cast<const uint8_t*>(from + g), sizeof rest.scale[0],
-                        reinterpret_cast<uint8_t*>(turned[g]));
+        turn16(from, turned);
         for (int g = 0; g < count / group; ++g) store_floats(to[g], load_floats(turned[g * step]));
     }
 }

@@ -2,10 +2,29 @@
 // cache and multiplied there, with columns as lanes. As in rows_avx512.inl, whose types have forms of their own, the
 // sums are integers and the floating-point part is that of the panel form: the results are equal to the bit.
 
+#define THERMOCLINE_FORCED inline __attribute__((always_inline))
+
 // sums[g] = sum over columns 16g .. 16g + 15 of the span of (q - kEightBitShift, if it needs eight bits) * x.
 #if defined(__AVX512F__)
 
 inline Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
+
+// Sums of two neighbours each: within 128 bits, two of `a`, then two of `b`. Numbers of up to 16 bits, their
+// sign included, are added by one instruction.
+template <int Bits>
+THERMOCLINE_FORCED __m512i add_pairs(__m512i a, __m512i b) {
+    if constexpr (Bits <= 16) return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
+    const __m512 x = _mm512_castsi512_ps(a), y = _mm512_castsi512_ps(b);
+    return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
+                            _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
+}
+// The four numbers of each 128 bits added up: within 128 bits, of a, b, c and d.
+template <int Bits>
+THERMOCLINE_FORCED __m512i add_fours(const __m512i (&of)[4]) {
+    return add_pairs<Bits + 1>(add_pairs<Bits>(of[0], of[1]), add_pairs<Bits>(of[2], of[3]));
+}
+// Bits, with a sign, of the sum of four products of a weight of `bits` and an activation of at most 127.
+constexpr int dot_bits(int bits) { return bits + 7 + 2 + 1; }
 
 template <bool SevenBits>
 inline void sums_of_16(const uint8_t* q, const uint8_t* x, int32_t* sums) {
@@ -13,14 +32,9 @@ inline void sums_of_16(const uint8_t* q, const uint8_t* x, int32_t* sums) {
     for (int i = 0; i < 4; ++i)
         fours[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_load_si512(q + 64 * i),
                                        _mm512_loadu_si512(x + 64 * i));
-    const auto pairs = [](__m512i a, __m512i b) {
-        return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    };
-    const __m512i ab = pairs(fours[0], fours[1]), cd = pairs(fours[2], fours[3]);
-    const __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
     // Lane 4j + i is the sum of group 4i + j.
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-    _mm512_store_si512(sums, _mm512_permutexvar_epi32(order, all));
+    _mm512_store_si512(sums, _mm512_permutexvar_epi32(order, add_fours<dot_bits(SevenBits ? 7 : 8)>(fours)));
 }
 
 #else
@@ -53,26 +67,34 @@ inline void sums_of_16(const uint8_t* q, const uint8_t* x, int32_t* sums) {
 
 #endif
 
-// A name that the struct's own `multiply` does not hide.
-inline Floats product(Floats a, Floats b) { return multiply(a, b); }
+// What the groups of a span, from the row's `first_group` on, add to a strip's totals: in the order of the panel
+// form. dot_of(g) is the integer sum of group g without its start; its scale and minimum are number Step * g.
+template <int Groups, int Step, bool Minimum, typename DotOf>
+THERMOCLINE_FORCED Floats add_span(Floats total, const DotOf& dot_of, const float (*scale)[kStripRows],
+                                   const float (*minimum)[kStripRows], const uint8_t* token,
+                                   const ActivationLayout& layout, int64_t first_group) {
+    const uint8_t* numbers = token + 4 * first_group;
+    const auto* start = reinterpret_cast<const int32_t*>(numbers + layout.start);
+    const auto* a = reinterpret_cast<const float*>(numbers + layout.scale);
+    const auto* sum = reinterpret_cast<const float*>(numbers + layout.sum);
+#pragma GCC unroll 16
+    for (int g = 0; g < Groups; ++g) {
+        const Ints dot = add(dot_of(g), set_ints(start[g]));
+        total = add_product(total, to_floats(dot), multiply(load_floats(scale[Step * g]), set_floats(a[g])));
+        if constexpr (Minimum) total = subtract_product(total, load_floats(minimum[Step * g]), set_floats(sum[g]));
+    }
+    return total;
+}
 
 template <int Tokens, int Group, bool Minimum, bool SevenBits>
 struct AnyRows {
-    static constexpr int kSpans = 4;  // whose sums and scales are kept at a time
-    static constexpr int kSums = kSpan / Group;
+    static constexpr int kSpans = 4 / Tokens;  // whose sums and scales are kept at a time, in the nearest cache
+    static constexpr int kSums = kSpan / Group, kStep = Group / kGroupMin;
 
     struct alignas(64) Kept {
         int32_t sums[Tokens][kSpans][kStripRows][kMaxGroups];
         float scale[kSpans][kStripRows][kMaxGroups], minimum[kSpans][kStripRows][kMaxGroups];
     };
-
-    // 16 rows of 16 four-byte numbers, turned.
-    template <typename T>
-    static void turn(const T (&rows)[kStripRows][kMaxGroups], T (&to)[kMaxGroups][kStripRows]) {
-        for (int g = 0; g < kMaxGroups; g += 4)
-            transpose16(reinterpret_cast<const uint8_t*>(&rows[0][g]), sizeof rows[0],
-                        reinterpret_cast<uint8_t*>(to[g]));
-    }
 
     static void multiply(int type_id, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
                          const ActivationLayout& layout, float* c) {
@@ -87,35 +109,32 @@ struct AnyRows {
         for (int64_t first = 0; first < all; first += kSpans) {
             const int64_t spans = all - first < kSpans ? all - first : kSpans;
             for (int r = 0; r < kStripRows; ++r) {
+                // Read only after as much again was written: bytes on their way to the cache can be read back
+                // at once only in the pieces in which they were written.
+                alignas(64) uint8_t q[kSpans][kSpan];
                 for (int64_t s = 0; s < spans; ++s) {
                     for (wanted += step_bytes; asked < wanted; asked += 64) __builtin_prefetch(asked, 0, 2);
-                    alignas(64) uint8_t q[kSpan];
-                    unpack(from.src + r * from.row_bytes + (first + s) * span_bytes, kSpan, q, kept.scale[s][r],
+                    unpack(from.src + r * from.row_bytes + (first + s) * span_bytes, kSpan, q[s], kept.scale[s][r],
                            kept.minimum[s][r]);
-                    for (int t = 0; t < Tokens; ++t)
-                        sums_of_16<SevenBits>(q, bases[t] + (first + s) * kSpan, kept.sums[t][s][r]);
                 }
+                for (int64_t s = 0; s < spans; ++s)
+                    for (int t = 0; t < Tokens; ++t)
+                        sums_of_16<SevenBits>(q[s], bases[t] + (first + s) * kSpan, kept.sums[t][s][r]);
             }
             for (int64_t s = 0; s < spans; ++s) {
                 alignas(64) float scale[kMaxGroups][kStripRows], minimum[kMaxGroups][kStripRows];
-                turn(kept.scale[s], scale);
-                if constexpr (Minimum) turn(kept.minimum[s], minimum);
+                turn16(kept.scale[s], scale);
+                if constexpr (Minimum) turn16(kept.minimum[s], minimum);
                 for (int t = 0; t < Tokens; ++t) {
                     alignas(64) int32_t dots[kMaxGroups][kStripRows];
-                    turn(kept.sums[t][s], dots);
-                    const uint8_t* numbers = bases[t] + (first + s) * kSums * 4;
-                    const auto* start = reinterpret_cast<const int32_t*>(numbers + layout.start);
-                    const auto* a = reinterpret_cast<const float*>(numbers + layout.scale);
-                    const auto* sum = reinterpret_cast<const float*>(numbers + layout.sum);
-                    for (int g = 0; g < kSums; ++g) {
-                        const int at = g * (Group / kGroupMin);
-                        Ints dot = add(load_ints(dots[at]), set_ints(start[g]));
-                        if constexpr (Group == 32) dot = add(dot, load_ints(dots[at + 1]));
-                        totals[t] = add_product(totals[t], to_floats(dot),
-                                                product(load_floats(scale[at]), set_floats(a[g])));
-                        if constexpr (Minimum)
-                            totals[t] = subtract_product(totals[t], load_floats(minimum[at]), set_floats(sum[g]));
-                    }
+                    turn16(kept.sums[t][s], dots);
+                    const auto dot_of = [&](int g) {
+                        const Ints dot = load_ints(dots[kStep * g]);
+                        if constexpr (kStep == 1) return dot;
+                        else return add(dot, load_ints(dots[kStep * g + 1]));
+                    };
+                    totals[t] = add_span<kSums, kStep, Minimum>(totals[t], dot_of, scale, minimum, bases[t], layout,
+                                                                (first + s) * kSums);
                 }
             }
         }

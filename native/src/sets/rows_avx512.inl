@@ -3,8 +3,6 @@
 // are integers, which add up to the same in any order. They are then turned so that rows are lanes, and the
 // floating-point part is that of the panel form, operation for operation: the results are equal to the bit.
 
-#define THERMOCLINE_FORCED inline __attribute__((always_inline))
-
 THERMOCLINE_FORCED __m512i both_halves(const uint8_t* p) {
     return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
@@ -18,23 +16,6 @@ THERMOCLINE_FORCED __m512i or_masked(__m512i a, __m512i b, __m512i mask) {
 THERMOCLINE_FORCED __m512i dots_of(__m512i sum, __m512i q, const uint8_t* x) {
     return _mm512_dpbusd_epi32(sum, q, _mm512_loadu_si512(x));
 }
-
-// Sums of two neighbours each: within 128 bits, two of `a`, then two of `b`. Numbers of up to 16 bits, their
-// sign included, are added by one instruction.
-template <int Bits>
-THERMOCLINE_FORCED __m512i add_pairs(__m512i a, __m512i b) {
-    if constexpr (Bits <= 16) return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
-    const __m512 x = _mm512_castsi512_ps(a), y = _mm512_castsi512_ps(b);
-    return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
-                            _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
-}
-// The four numbers of each 128 bits added up: within 128 bits, of a, b, c and d.
-template <int Bits>
-THERMOCLINE_FORCED __m512i add_fours(const __m512i (&of)[4]) {
-    return add_pairs<Bits + 1>(add_pairs<Bits>(of[0], of[1]), add_pairs<Bits>(of[2], of[3]));
-}
-// Bits, with a sign, of the sum of four products of a weight of `bits` and an activation of at most 127.
-constexpr int dot_bits(int bits) { return bits + 7 + 2 + 1; }
 
 // The 16 bytes of a 128-bit lane of Q4_K hold half of one group of 32 in their low nibbles and half of the next
 // in their high ones. Both are wanted side by side; the high ones stay where they are, 16 times too large.
@@ -139,7 +120,7 @@ struct RowFormat<8> {  // Q8_0, eight blocks
 
 // Groups of 16, a row each, in the order of the format.
 template <bool Nibbles>
-THERMOCLINE_FORCED void turn16(const __m512i* rows, __m512i* group) {
+THERMOCLINE_FORCED void turn_sixteens(const __m512i* rows, __m512i* group) {
     const RowPointers from(reinterpret_cast<const uint8_t*>(rows), 64);
     for (int j = 0; j < 4; ++j) {
         __m512i four[4];
@@ -193,9 +174,10 @@ struct Rows {
     static constexpr int64_t kSpans = 8 / Tokens;      // spans whose sums are kept at a time
     using Sums = __m512i[Tokens][kSpans][kSums];
 
-    // Lines that come, one strip of the same shape ahead. Only so many can be on their way to a core, and it must
-    // never wait for one with nothing else asked for: so every pair of rows asks for its share, and the second
-    // half of a span, which takes as long as three pairs, for the rest.
+    // Lines that come, one strip of the same shape ahead (where it is of another, what is asked for is just less
+    // useful). Only so many can be on their way to a core, and it must never wait for one with nothing else asked
+    // for: so every pair of rows asks for its share, and the second half of a span, which takes as long as three
+    // pairs, for the rest.
     static constexpr int kLines = (kStripRows * Format::kBytes + 63) / 64;
     static constexpr int kPairLines = (kLines + 5) / 11, kRestLines = kLines - kPairLines * (kStripRows / 2);
     template <int Lines>
@@ -242,7 +224,7 @@ struct Rows {
 
     static THERMOCLINE_FORCED void turn(const __m512i* sums, __m512i* dots) {
         if constexpr (Group == 16)
-            turn16<Format::kNibbles>(sums, dots);
+            turn_sixteens<Format::kNibbles>(sums, dots);
         else if constexpr (Format::kNibbles)
             turn_halves(sums, dots);
         else
@@ -254,8 +236,8 @@ struct Rows {
         Sums sums;
         alignas(64) uint8_t turned[Format::kNibbles ? Tokens : 1][kSpans][kSpan];
         const int64_t all = from.count / kSpan;
-        __m512 totals[Tokens];
-        for (int t = 0; t < Tokens; ++t) totals[t] = _mm512_setzero_ps();
+        Floats totals[Tokens];
+        for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
         const uint8_t* coming = from.ahead ? from.ahead : from.src;
         for (int64_t first = 0; first < all; first += kSpans) {
             const int64_t spans = all - first < kSpans ? all - first : kSpans;
@@ -284,23 +266,13 @@ struct Rows {
                 for (int t = 0; t < Tokens; ++t) {
                     __m512i dots[kSums];
                     turn(sums[t][s], dots);
-                    const uint8_t* numbers = bases[t] + (first + s) * kSums * 4;
-                    const auto* start = reinterpret_cast<const int32_t*>(numbers + layout.start);
-                    const auto* a = reinterpret_cast<const float*>(numbers + layout.scale);
-                    const auto* sum = reinterpret_cast<const float*>(numbers + layout.sum);
-#pragma GCC unroll 16
-                    for (int g = 0; g < kSums; ++g) {
-                        const __m512i dot = _mm512_add_epi32(dots[g], _mm512_set1_epi32(start[g]));
-                        const __m512 both = _mm512_mul_ps(_mm512_load_ps(scale[g]), _mm512_set1_ps(a[g]));
-                        totals[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, totals[t]);
-                        if constexpr (Format::kMinimum)
-                            totals[t] = _mm512_fnmadd_ps(_mm512_load_ps(minimum[g]), _mm512_set1_ps(sum[g]),
-                                                         totals[t]);
-                    }
+                    totals[t] = add_span<kSums, 1, Format::kMinimum>(
+                        totals[t], [&](int g) { return Ints{dots[g]}; }, scale, minimum, bases[t], layout,
+                        (first + s) * kSums);
                 }
             }
         }
-        for (int t = 0; t < Tokens; ++t) _mm512_storeu_ps(c + t * kPanelRows, totals[t]);
+        for (int t = 0; t < Tokens; ++t) store_floats(c + t * kPanelRows, totals[t]);
     }
 };
 
@@ -324,5 +296,3 @@ RowsFn find_rows(int type_id, const QuantForm& form, int64_t tokens) {
         default: return find_any_rows(form, tokens);
     }
 }
-
-#undef THERMOCLINE_FORCED

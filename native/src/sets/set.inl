@@ -37,10 +37,14 @@ RowsFn find_rows(int, const QuantForm& form, int64_t tokens) {
 #if defined(__AVX2__)
     return find_any_rows(form, tokens);
 #else
-    return static_cast<void>(form), static_cast<void>(tokens), nullptr;
+    static_cast<void>(form);
+    static_cast<void>(tokens);
+    return nullptr;
 #endif
 }
 #endif
+
+#undef THERMOCLINE_FORCED
 
 }  // namespace
 

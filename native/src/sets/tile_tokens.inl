@@ -1,11 +1,5 @@
 // Tokens on their way into right tiles and sums on their way out.
 
-// 16 rows of 16 four-byte units, rows and columns exchanged.
-inline void turn16(const void* src, void* dst) {
-    for (int part = 0; part < 4; ++part)
-        transpose16(static_cast<const uint8_t*>(src) + 16 * part, 64, static_cast<uint8_t*>(dst) + 256 * part);
-}
-
 inline __mmask16 first_lanes(int64_t count) {
     return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }

@@ -72,3 +72,9 @@ inline void transpose16(const uint8_t* src, int64_t stride, uint8_t* dst) {
 }
 
 #endif
+
+// 16 rows of 16 four-byte units, rows and columns exchanged.
+inline void turn16(const void* src, void* dst) {
+    for (int part = 0; part < 4; ++part)
+        transpose16(static_cast<const uint8_t*>(src) + 16 * part, 64, static_cast<uint8_t*>(dst) + 256 * part);
+}

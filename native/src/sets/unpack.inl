@@ -39,8 +39,7 @@ void q4_0(const uint8_t* src, int64_t count, uint8_t* q, float* scale, float*) {
 
 void q4_1(const uint8_t* src, int64_t count, uint8_t* q, float* scale, float* minimum) {
     for (int64_t k = 0; k < count; k += 32, src += 20, q += 32, scale += 2, minimum += 2) {
-        scale[0] = scale[1] = half_at(src);
-        minimum[0] = minimum[1] = -half_at(src + 2);
+        scale_and_minimum(src, scale, minimum);
         nibbles16(src + 4, q);
     }
 }
@@ -54,8 +53,7 @@ void q5_0(const uint8_t* src, int64_t count, uint8_t* q, float* scale, float*) {
 
 void q5_1(const uint8_t* src, int64_t count, uint8_t* q, float* scale, float* minimum) {
     for (int64_t k = 0; k < count; k += 32, src += 24, q += 32, scale += 2, minimum += 2) {
-        scale[0] = scale[1] = half_at(src);
-        minimum[0] = minimum[1] = -half_at(src + 2);
+        scale_and_minimum(src, scale, minimum);
         five_bits32(src + 4, src + 8, q);
     }
 }

@@ -9,10 +9,16 @@ namespace unpacking {
 
 // q[32] = offset plus magnitudes, minus where the bit of `signs` is set.
 THERMOCLINE_INLINE void store_signed32(uint64_t offset, const Run32& magnitudes, uint32_t signs, uint8_t* q) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    const __m256i start = _mm256_set1_epi64x(static_cast<int64_t>(offset * kEach));
+    const auto x = reinterpret_cast<__m256i>(magnitudes);
+    run32(q) = reinterpret_cast<Run32>(_mm256_mask_sub_epi8(_mm256_add_epi8(start, x), signs, start, x));
+#else
     Run32 minus;
     bits_to_masks(signs, minus);
     // No byte carries into the next: magnitudes are below 64, and not above the offset.
     run32(q) = offset * kEach + magnitudes - ((magnitudes & minus) << 1);
+#endif
 }
 
 // The 28 low bits of `word` are four times seven signs; the eighth of each makes their number even.
@@ -130,7 +136,7 @@ void iq3_s(const uint8_t* src, int64_t count, uint8_t* q, float* scale, float*) 
 
 // An eighth of a step up, or down where bit 0 of `down` is set; entries hold 8 * (value + 1).
 THERMOCLINE_INLINE uint64_t eighths_plus_9(uint64_t entry, uint32_t down) {
-    return entry + (down & 1u ? 0 : 2 * kEach);
+    return entry + ((static_cast<uint64_t>(down & 1u) - 1) & (2 * kEach));  // no branch: the bits are random
 }
 
 // d, 32 bytes of index, then per 32 columns a word: four times three index bits, scale, direction.
@@ -157,14 +163,12 @@ void iq1_s(const uint8_t* src, int64_t count, uint8_t* q, float* scale, float*) 
 void iq1_m(const uint8_t* src, int64_t count, uint8_t* q, float* scale, float*) {
     const uint8_t* grid = codebook(29);
     for (int64_t k = 0; k < count; k += 256, src += 56, scale += 16) {
-        uint32_t words[4], d_bits = 0;
-        for (int j = 0; j < 4; ++j) {
-            words[j] = load<uint16_t>(src + 48 + 2 * j);
-            d_bits |= (words[j] >> 12) << (4 * j);
-        }
+        const auto words = load<uint64_t>(src + 48);
+        const uint64_t d_bits = (words >> 12 & 0xf) | (words >> 24 & 0xf0) | (words >> 36 & 0xf00) |
+                                (words >> 48 & 0xf000);
         const float d = half(static_cast<uint16_t>(d_bits));
         for (int j = 0; j < 16; ++j) {
-            const uint32_t multiple = 2 * ((words[j / 4] >> (3 * (j % 4))) & 7u) + 1;
+            const auto multiple = static_cast<int>(2 * ((words >> (16 * (j / 4) + 3 * (j % 4))) & 7u) + 1);
             scale[j] = d * static_cast<float>(multiple) * 0.125f;
         }
         for (int j = 0; j < 8; ++j, q += 32) {

@@ -59,6 +59,18 @@ THERMOCLINE_INLINE float half(uint16_t bits) {
 
 THERMOCLINE_INLINE float half_at(const uint8_t* p) { return half(load<uint16_t>(p)); }
 
+// Two halves: scale[0] = scale[1] = the first, minimum[0] = minimum[1] = minus the second.
+THERMOCLINE_INLINE void scale_and_minimum(const uint8_t* p, float* scale, float* minimum) {
+#if defined(__F16C__)
+    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(load<int32_t>(p)));
+    _mm_storel_pi(reinterpret_cast<__m64*>(scale), _mm_moveldup_ps(both));
+    _mm_storel_pi(reinterpret_cast<__m64*>(minimum), _mm_xor_ps(_mm_movehdup_ps(both), _mm_set1_ps(-0.0f)));
+#else
+    scale[0] = scale[1] = half_at(p);
+    minimum[0] = minimum[1] = -half_at(p + 2);
+#endif
+}
+
 // out[j] = d * x[j].
 THERMOCLINE_INLINE void times16(float d, const Sixteen& x, float* out) {
 #if defined(__AVX2__)

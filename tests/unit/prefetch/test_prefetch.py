@@ -43,7 +43,7 @@ def test_spans_are_the_very_bytes_that_compute_reads(opened):
     file, catalog = opened
     for layer in range(2):
         for expert in (0, 3, 7):
-            weights = catalog.weights(key(layer, expert))
+            weights = catalog.stack(LayerIndex(layer))[expert]
             spans = catalog.spans(key(layer, expert))
             for weight, span in zip((weights.gate, weights.up, weights.down), spans, strict=True):
                 stored = bytes(file.mapping(span.shard)[span.start : span.end])
