@@ -179,14 +179,20 @@ std::vector<std::string> emulated_sets() {
 }  // namespace
 
 void bind_products(nb::module_& m, nb::class_<Core>& core) {
-    nb::class_<Matrix>(m, "Matrix", "A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive.")
+    nb::class_<Matrix>(m, "Matrix",
+          "A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive.")
         .def(nb::init<int, Bytes>(), nb::arg("type_id"), nb::arg("raw").noconvert());
-    nb::class_<MatrixStack>(m, "MatrixStack", "One matrix per expert: uint8 [experts, rows, bytes of a row].")
+    nb::class_<MatrixStack>(m, "MatrixStack",
+          "One matrix per expert: uint8 [experts, rows, bytes of a row].")
         .def(nb::init<int, In<uint8_t, 3>>(), nb::arg("type_id"), nb::arg("raw").noconvert());
-    nb::class_<Experts>(m, "Experts", "The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, intermediate].")
+    nb::class_<Experts>(m, "Experts",
+          "The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, "
+          "intermediate].")
         .def(nb::init<MatrixStack, MatrixStack, MatrixStack>(), nb::arg("gate"), nb::arg("up"), nb::arg("down"));
-    m.def("instruction_sets", &instruction_sets, "Name of each set of the build, narrowest first, and whether this machine has it.");
-    m.def("emulated_sets", &emulated_sets, "Sets that this machine can run only in the manner of a test: exact and slow.");
+    m.def("instruction_sets", &instruction_sets,
+          "Name of each set of the build, narrowest first, and whether this machine has it.");
+    m.def("emulated_sets", &emulated_sets,
+          "Sets that this machine can run only in the manner of a test: exact and slow.");
     m.def("set_codebook", &set_codebook, nb::arg("type_id"), nb::arg("table").noconvert(),
           "Give a type its codebook, once per process.");
     m.def("unpack_info", &type_facts, nb::arg("type_id"),
@@ -194,7 +200,8 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
     core.def("unpack", &unpack, nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("q").noconvert(),
              nb::arg("scale").noconvert(), nb::arg("minimum").noconvert(),
              "raw as scale * (q - offset) - minimum; minimum is left alone where the type has none.");
-    core.def("read_all", &read_all, nb::arg("bytes").noconvert(), "Read every byte once, with all threads; a checksum.");
+    core.def("read_all", &read_all, nb::arg("bytes").noconvert(),
+             "Read every byte once, with all threads; a checksum.");
     core.def("multiply_in_cache", &multiply_in_cache, nb::arg("rounds"),
              "Multiply-adds done on every thread without touching memory; time it for the limit.");
     core.def("decode_rows", &decode_rows, nb::arg("weight"), nb::arg("rows").noconvert(), nb::arg("out").noconvert(),

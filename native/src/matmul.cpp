@@ -391,7 +391,8 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
         }
         for (int64_t t = 0; t < work.tokens; ++t) {
             const int64_t at = t * work.hidden + row;
-            compute.set.gemm->add_slots(sums, work.scale, pair_of + t * slots, slots, residual + at, width, out + at);
+            compute.set.gemm->add_slots(sums, kPanelRows, work.scale, pair_of + t * slots, slots, residual + at,
+                                        width, out + at);
         }
     });
 }

@@ -155,14 +155,15 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
         run(kernels, steps, layer.intermediate, step_at, [&](int64_t i, const SumTile* sums) {
             const Range& range = layer.ranges[static_cast<size_t>(i / height)];
             for (int64_t t = 0; t < range.count; t += kTileTokens)
-                for (int s = 0; s < kStrips; ++s, ++sums)
-                    kernels.turn(*sums, static_cast<int>(std::min<int64_t>(kTileTokens, range.count - t)),
-                                 work.scale + range.first + t,
-                                 outputs + (range.first + t) * block + i % height * kPanelRows + s * kStripRows, block);
+                for (int s = 0; s < kStrips; ++s, ++sums) {
+                    const auto tokens = static_cast<int>(std::min<int64_t>(kTileTokens, range.count - t));
+                    const int64_t column = i % height * kPanelRows + s * kStripRows;
+                    kernels.turn(*sums, tokens, nullptr, outputs + (range.first + t) * block + column, block);
+                }
         });
         for (int64_t t = 0; t < work.tokens; ++t)
-            kernels.add_slots(outputs, block, pair_of + t * slots, slots, residual + t * work.hidden + row, width,
-                              out + t * work.hidden + row);
+            compute.set.gemm->add_slots(outputs, block, work.scale, pair_of + t * slots, slots,
+                                        residual + t * work.hidden + row, width, out + t * work.hidden + row);
     });
 }
 

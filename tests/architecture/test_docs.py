@@ -21,7 +21,8 @@ def test_every_module_has_its_line():
     }
     assert listed == files
     listed = set(re.findall(r"^\| `([\w/.]+)`", native, re.MULTILINE))
-    sources = [*(ROOT / "native").rglob("*.h"), *(ROOT / "native").rglob("*.cpp")]
+    native_files = (ROOT / "native").rglob("*.*")
+    sources = [path for path in native_files if path.suffix in {".h", ".cpp", ".inl"}]
     assert listed == {str(path.relative_to(ROOT / "native")) for path in sources}
 
 

@@ -84,8 +84,9 @@ struct GemmKernels {
     void (*multiply_float)(const FloatPanel& panel, int64_t count, int64_t column, const float* const* x,
                            int64_t tokens, bool first, float* c);
     // out[i] = residual[i] + ((scales[pairs[0]] * sums[pairs[0]][i] + scales[pairs[1]] * sums[pairs[1]][i]) + ...)
-    // for i < width <= 32, over `slots` pairs; sums [pair][32].
-    void (*add_slots)(const float* sums, const float* scales, const int32_t* pairs, int64_t slots,
+    // for i < width, over `slots` pairs; sums[pair][i] is at sums + pair * stride + i, and sums may be read up to
+    // the next multiple of 16.
+    void (*add_slots)(const float* sums, int64_t stride, const float* scales, const int32_t* pairs, int64_t slots,
                       const float* residual, int64_t width, float* out);
     // For a few tokens; nullptr where the set has none for so many.
     RowsFn (*find_rows)(int type_id, const QuantForm& form, int64_t tokens);

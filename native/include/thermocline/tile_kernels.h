@@ -86,9 +86,6 @@ struct TileKernels {
     void (*pack_inner)(const SumTile& gate, const SumTile& up, int half, RightTile& out);
     // out[token * stride + row] = scale[token] * sums[row][token], for 16 rows and `tokens` tokens.
     void (*turn)(const SumTile& sums, int tokens, const float* scale, float* out, int64_t stride);
-    // out[i] = residual[i] + ((pairs[slot 0][i] + pairs[slot 1][i]) + ...), for `width` of the rows.
-    void (*add_slots)(const float* pairs, int64_t stride, const int32_t* slot_pairs, int64_t slots,
-                      const float* residual, int64_t width, float* out);
 };
 
 }  // namespace thermocline

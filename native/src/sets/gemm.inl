@@ -129,20 +129,19 @@ void multiply_float_panel(const FloatPanel& panel, int64_t count, int64_t column
     }
 }
 
-void add_slots(const float* sums, const float* scales, const int32_t* pairs, int64_t slots, const float* residual,
-               int64_t width, float* out) {
-    alignas(64) float last[kPanelRows];
-    for (int part = 0; part < kStrips; ++part) {
+void add_slots(const float* sums, int64_t stride, const float* scales, const int32_t* pairs, int64_t slots,
+               const float* residual, int64_t width, float* out) {
+    for (int64_t at = 0; at < width; at += kStripRows) {
         const auto weighted = [&](int64_t slot) {
             const int64_t pair = pairs[slot];
-            return multiply(set_floats(scales[pair]), load_floats(sums + pair * kPanelRows + part * kStripRows));
+            return multiply(set_floats(scales[pair]), load_floats(sums + pair * stride + at));
         };
         Floats total = weighted(0);
         for (int64_t slot = 1; slot < slots; ++slot) total = add(total, weighted(slot));
-        const int64_t at = part * kStripRows;
         if (at + kStripRows <= width) {
             store_floats(out + at, add(total, load_floats(residual + at)));
         } else {
+            alignas(64) float last[kStripRows];
             store_floats(last, total);
             for (int64_t i = at; i < width; ++i) out[i] = last[i - at] + residual[i];
         }

@@ -131,8 +131,10 @@ THERMOCLINE_FORCED void turn_sixteens(const __m512i* rows, __m512i* group) {
 
 // Of every second register: 128-bit lane j to part[j].
 THERMOCLINE_FORCED void turn_lanes(const __m512i* rows, __m512i* part) {
-    const __m512i ab01 = _mm512_shuffle_i64x2(rows[0], rows[2], 0x44), ab23 = _mm512_shuffle_i64x2(rows[0], rows[2], 0xee);
-    const __m512i cd01 = _mm512_shuffle_i64x2(rows[4], rows[6], 0x44), cd23 = _mm512_shuffle_i64x2(rows[4], rows[6], 0xee);
+    const __m512i ab01 = _mm512_shuffle_i64x2(rows[0], rows[2], 0x44);
+    const __m512i ab23 = _mm512_shuffle_i64x2(rows[0], rows[2], 0xee);
+    const __m512i cd01 = _mm512_shuffle_i64x2(rows[4], rows[6], 0x44);
+    const __m512i cd23 = _mm512_shuffle_i64x2(rows[4], rows[6], 0xee);
     part[0] = _mm512_shuffle_i64x2(ab01, cd01, 0x88);
     part[1] = _mm512_shuffle_i64x2(ab01, cd01, 0xdd);
     part[2] = _mm512_shuffle_i64x2(ab23, cd23, 0x88);

@@ -46,7 +46,8 @@ inline Vec polynomial(const float (&coefficients)[N], Vec x) {
 }
 
 // 2^x with a relative error below 1.5e-7; 0 for -infinity; exactly 1 for 0;
-// subnormal results may be 0, and those above 2^127.5 infinite. Minimax on [-1/2, 1/2] after taking the whole part away exactly.
+// subnormal results may be 0, and those above 2^127.5 infinite. Minimax on [-1/2, 1/2] after taking the
+// whole part away exactly.
 inline Vec exp2(Vec x) {
     constexpr float kTerms[] = {0.693147182f,   0.240226477f,   0.0555033237f,
                                 0.00961843785f, 0.00133989006f, 0.000153533416f};

@@ -26,6 +26,6 @@ namespace {
 
 extern const TileKernels tile_kernels;
 const TileKernels tile_kernels = {begin_tiles,   end_tiles,  pack_tokens, start_run,
-                                  multiply_pair, pack_inner, turn,        add_slots};
+                                  multiply_pair, pack_inner, turn};
 
 }  // namespace thermocline::THERMOCLINE_SET

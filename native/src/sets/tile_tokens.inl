@@ -39,14 +39,3 @@ void turn(const SumTile& sums, int tokens, const float* scale, float* out, int64
                          scale == nullptr ? row : _mm512_mul_ps(_mm512_set1_ps(scale[t]), row));
     }
 }
-
-void add_slots(const float* pairs, int64_t stride, const int32_t* slot_pairs, int64_t slots, const float* residual,
-               int64_t width, float* out) {
-    for (int64_t i = 0; i < width; i += 16) {
-        const __mmask16 here = first_lanes(width - i);
-        __m512 total = _mm512_maskz_loadu_ps(here, pairs + slot_pairs[0] * stride + i);
-        for (int64_t slot = 1; slot < slots; ++slot)
-            total = _mm512_add_ps(total, _mm512_maskz_loadu_ps(here, pairs + slot_pairs[slot] * stride + i));
-        _mm512_mask_storeu_ps(out + i, here, _mm512_add_ps(total, _mm512_maskz_loadu_ps(here, residual + i)));
-    }
-}
