@@ -56,7 +56,7 @@ struct Matrix {
 
 // Random bytes, block by block, that decode to numbers neither tiny nor huge.
 Matrix random_matrix(int type_id, int64_t rows, int64_t cols) {
-    const GemmKernels& portable = *find_kernel_set("portable")->set->gemm;
+    const GemmKernels& portable = *find_kernel_set("portable")->set.gemm;
     FormatInfo info{};
     format_info(type_id, info);
     const int64_t step = info.block_elements, row_bytes = cols / step * info.block_bytes;
@@ -203,15 +203,15 @@ void check_callers(const Compute& compute) {
 int main() {
     publish_codebooks();
     ThreadPool one(1), three(3);
-    const KernelSet& portable = *find_kernel_set("portable")->set;
+    const KernelSet& portable = find_kernel_set("portable")->set;
     size_t count = 0;
     const SetChoice* sets = kernel_sets(count);
     for (size_t i = 0; i < count; ++i) {
         if (!sets[i].available) {
-            std::printf("%-9s not on this machine\n", sets[i].set->name);
+            std::printf("%-9s not on this machine\n", sets[i].set.name);
             continue;
         }
-        const Compute ours{three, *sets[i].set}, theirs{one, portable};
+        const Compute ours{three, sets[i].set}, theirs{one, portable};
         double worst = 0.0;
         for (const int type_id : kTypes) {
             FormatInfo info{};
@@ -225,7 +225,7 @@ int main() {
         }
         const double experts = compare_experts(ours, theirs);
         check_callers(ours);
-        std::printf("%-9s products within %.1e, experts within %.1e of portable\n", sets[i].set->name, worst, experts);
+        std::printf("%-9s products within %.1e, experts within %.1e of portable\n", sets[i].set.name, worst, experts);
     }
     if (g_failures > 0) std::printf("%d failures\n", g_failures);
     return g_failures > 0;
