@@ -24,7 +24,7 @@ from thermocline.kv.pool import KVPool
 from thermocline.messages import Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
-from thermocline.pipeline.graph import moe_graph
+from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
@@ -37,6 +37,7 @@ from thermocline.stages.combine import CombineStage
 from thermocline.stages.embed import EmbedStage
 from thermocline.stages.head import HeadStage
 from thermocline.stages.hot import HotStage
+from thermocline.stages.layer import LayerStage
 from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.router import RouterStage
 from thermocline.text.chat_template import ChatTemplate
@@ -48,6 +49,7 @@ from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from typing import Any
 
     from thermocline.config import EngineConfig
@@ -181,7 +183,11 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         governor = PrefetchGovernor(catalog, PageAdvisor(file), recorder, probe=probe)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor)
-    runner = Runner(moe_graph(stages, spec.num_layers, _CREDITS), recorder)
+    shortcut = None
+    if model.has_whole_layers and not is_split:
+        stage = LayerStage(model, pool, heat, trunk)
+        shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
+    runner = Runner(moe_graph(stages, spec.num_layers, _CREDITS, shortcut), recorder)
     scheduler = Scheduler(config.scheduler, allocator, max_context_tokens)
     return EngineParts(
         model=model,
@@ -197,6 +203,11 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         template=template,
         resources=owned,
     )
+
+
+def _nothing_to_hint(governor: PrefetchGovernor | None) -> Callable[[], bool]:
+    """Whether a layer's parts may run in one: hints are made between them."""
+    return (lambda: True) if governor is None else (lambda: governor.is_quiet)
 
 
 def _kernels(config: EngineConfig) -> Kernels:

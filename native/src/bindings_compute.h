@@ -95,6 +95,14 @@ class Core {
     Dense dense() { return {*set_->dense, pool_}; }
     std::string isa() const { return set_->name; }
     int threads() const { return pool_.threads(); }
+    ThreadPool& pool() { return pool_; }
+    int64_t timeline_capacity() const { return timeline_capacity_; }
+    void start_timeline(int64_t capacity) {
+        require(timeline_capacity_ == 0 && capacity >= 1, "a timeline starts once, with room for a job");
+        pool_.start_timeline(capacity);
+        timeline_capacity_ = capacity;
+    }
+    void mark(int64_t mark) { pool_.mark(mark); }
 
    private:
     static int checked(int threads) {
@@ -110,9 +118,11 @@ class Core {
 
     const KernelSet* set_;
     ThreadPool pool_;
+    int64_t timeline_capacity_ = 0;
 };
 
 void bind_products(nb::module_& m, nb::class_<Core>& core);
 void bind_dense(nb::class_<Core>& core);
+void bind_layer(nb::module_& m, nb::class_<Core>& core);
 
 }  // namespace thermocline::python

@@ -1,5 +1,5 @@
 // What Python sees of the dense kernels: checks shapes and ranges, then runs a job without the GIL.
-#include "bindings_compute.h"
+#include "bindings_checks.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -18,43 +18,6 @@ namespace tc = thermocline;
 
 namespace thermocline::python {
 namespace {
-
-template <typename T, int N>
-using Write = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-
-template <typename Array>
-int64_t size(const Array& array, size_t axis) {
-    return static_cast<int64_t>(array.shape(axis));
-}
-
-void require_below(const int32_t* values, int64_t count, int64_t limit, const char* what) {
-    for (int64_t i = 0; i < count; ++i) require(values[i] >= 0 && values[i] < limit, what);
-}
-
-template <typename Array>
-tc::CacheShape cache_shape(int type, int64_t block_tokens, int64_t head_dim, const Array& keys,
-                                  const Array& values) {
-    tc::CacheShape cache{tc::CacheType::F32, size(keys, 0), block_tokens, size(keys, 1), head_dim};
-    require(tc::cache_type(type, cache.type), "no such cache type");
-    require(block_tokens > 0, "block_tokens must be positive");
-    require(head_dim > 0 && head_dim <= tc::kMaxHeadDim, "head_dim out of range");
-    require(cache.type != tc::CacheType::Q8_0 || head_dim % 32 == 0,
-            "a Q8_0 cache needs a head_dim that 32 divides");
-    require(cache.kv_heads > 0, "the cache has no heads");
-    for (size_t axis = 0; axis < 3; ++axis)
-        require(keys.shape(axis) == values.shape(axis), "keys and values must have one shape");
-    require(size(keys, 2) == block_tokens * tc::cache_row_bytes(cache.type, head_dim),
-            "the cache must be [blocks, kv_heads, bytes of a head's block]");
-    return cache;
-}
-
-void require_spans(const In<int32_t, 1>& starts, int64_t end) {
-    require(size(starts, 0) >= 1 && starts.data()[0] == 0, "starts must begin with 0");
-    for (int64_t i = 1; i < size(starts, 0); ++i)
-        require(starts.data()[i] >= starts.data()[i - 1], "starts must not fall");
-    require(starts.data()[size(starts, 0) - 1] == end, "starts must end with the number of entries");
-}
-
 
 void rms_norm(Core& core, In<float, 2> x, In<float, 1> gain, float epsilon, Write<float, 2> out) {
     require(size(gain, 0) == size(x, 1), "gain must have one entry per column");
@@ -112,8 +75,7 @@ void prepare_heads(Core& core, Write<float, 3> q, In<float, 3> k, In<float, 3> v
     tc::prepare_heads(core.dense(), job);
 }
 
-// Sequence s has tokens [starts[s], starts[s + 1]) and the blocks
-// block_tables[table_starts[s]:table_starts[s + 1]].
+// For starts, block_tables and table_starts see require_sequences.
 void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> starts,
                In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type,
                int64_t block_tokens, In<uint8_t, 3> keys, In<uint8_t, 3> values, float scale,
@@ -125,18 +87,12 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
         require(size(q, axis) == size(out, axis), "q and out must have one shape");
     require(size(positions, 0) == size(q, 0), "positions must have one entry per token");
     require(window >= 0 && softcap >= 0.0f, "window and softcap must not be negative");
-    require_spans(starts, size(q, 0));
-    require_spans(table_starts, size(block_tables, 0));
-    require(size(table_starts, 0) == size(starts, 0), "starts and table_starts differ in length");
-    require_below(block_tables.data(), size(block_tables, 0), cache.num_blocks,
-                  "a block lies beyond the cache");
+    require_sequences(cache, positions, starts, block_tables, table_starts);
     std::vector<tc::AttentionJob> jobs;
     for (int64_t s = 0; s < sequences; ++s) {
         const int64_t first = starts.data()[s], tokens = starts.data()[s + 1] - first;
-        const int64_t table = table_starts.data()[s], blocks = table_starts.data()[s + 1] - table;
+        const int64_t table = table_starts.data()[s];
         if (tokens == 0) continue;
-        require_below(positions.data() + first, tokens, blocks * block_tokens,
-                      "a position lies beyond the block table");
         jobs.push_back({q.data() + first * row, positions.data() + first, tokens, heads, cache,
                         keys.data(), values.data(), block_tables.data() + table, scale, softcap,
                         window, out.data() + first * row});

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -17,6 +18,11 @@ namespace {
 // Longer than the gap between two jobs, also that between two tokens (measured: 10 us to 1.5 ms): a worker that
 // sleeps takes 50 us and more to come back, which at 100 us of spinning cost decoding a tenth of its speed.
 constexpr auto kSpin = std::chrono::milliseconds(2);
+
+inline int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -59,12 +65,26 @@ struct ThreadPool::State {
     std::atomic<bool> stop{false};
     std::vector<std::thread> workers;
 
-    void work() {
+    // Per thread; written by it during a job, read by whoever holds `jobs`.
+    std::vector<std::vector<PoolSpan>> timeline;
+    size_t timeline_capacity = 0;
+    int64_t mark = 0;
+
+    void note(int index, int64_t begin) {
+        auto& spans = timeline[static_cast<size_t>(index)];
+        if (spans.size() < timeline_capacity) spans.push_back({begin, now_ns(), mark});
+    }
+
+    void work(int index) {
+        const int64_t begin = timeline_capacity > 0 ? now_ns() : 0;
+        bool worked = false;
         for (;;) {
             const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
-            if (item >= items) return;
+            if (item >= items) break;
             body(context, item);
+            worked = true;
         }
+        if (worked && timeline_capacity > 0) note(index, begin);
     }
 
     void wait_for_change(uint32_t seen) {
@@ -78,14 +98,14 @@ struct ThreadPool::State {
         }
     }
 
-    void live() {
+    void live(int index) {
         uint32_t seen = 0;
         for (;;) {
             wait_for_change(seen);
             seen = ticket.load(std::memory_order_acquire);
             if (stop.load(std::memory_order_acquire)) return;
             inside.fetch_add(1, std::memory_order_seq_cst);
-            if (open.load(std::memory_order_seq_cst)) work();
+            if (open.load(std::memory_order_seq_cst)) work(index);
             inside.fetch_sub(1, std::memory_order_release);
         }
     }
@@ -96,7 +116,7 @@ ThreadPool::ThreadPool(int threads, bool pin) : state_(std::make_unique<State>()
     for (int n = 1; n < threads; ++n)
         state_->workers.emplace_back([state = state_.get(), n, pin] {
             if (pin) pin_to_nth_allowed(n);
-            state->live();
+            state->live(n);
         });
 }
 
@@ -114,7 +134,9 @@ void ThreadPool::run(int64_t items, void (*body)(void*, int64_t), void* context)
     State& s = *state_;
     const std::lock_guard<std::mutex> one_job(s.jobs);
     if (s.threads == 1 || items == 1) {
+        const int64_t begin = s.timeline_capacity > 0 ? now_ns() : 0;
         for (int64_t item = 0; item < items; ++item) body(context, item);
+        if (s.timeline_capacity > 0) s.note(0, begin);
         return;
     }
     s.body = body;
@@ -124,13 +146,37 @@ void ThreadPool::run(int64_t items, void (*body)(void*, int64_t), void* context)
     s.open.store(true, std::memory_order_seq_cst);
     s.ticket.fetch_add(1, std::memory_order_release);
     s.ticket.notify_all();
-    s.work();
+    s.work(0);
     s.open.store(false, std::memory_order_seq_cst);
     // Whoever came in before the door closed may still be on its last item.
     for (int spins = 0; s.inside.load(std::memory_order_seq_cst) != 0; ++spins) {
         relax();
         if (spins > 20000) std::this_thread::yield();
     }
+}
+
+void ThreadPool::start_timeline(int64_t capacity) {
+    State& s = *state_;
+    const std::lock_guard<std::mutex> no_job(s.jobs);
+    s.timeline.resize(static_cast<size_t>(s.threads));
+    for (auto& spans : s.timeline) spans.reserve(static_cast<size_t>(capacity));
+    s.timeline_capacity = static_cast<size_t>(capacity);
+}
+
+void ThreadPool::mark(int64_t mark) {
+    const std::lock_guard<std::mutex> no_job(state_->jobs);
+    state_->mark = mark;
+}
+
+int64_t ThreadPool::take(int index, PoolSpan* out) {
+    State& s = *state_;
+    const std::lock_guard<std::mutex> no_job(s.jobs);
+    if (s.timeline_capacity == 0) return 0;
+    auto& spans = s.timeline[static_cast<size_t>(index)];
+    std::copy(spans.begin(), spans.end(), out);
+    const auto count = static_cast<int64_t>(spans.size());
+    spans.clear();
+    return count;
 }
 
 }  // namespace thermocline

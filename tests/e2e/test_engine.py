@@ -255,11 +255,18 @@ class FailingKernels(NativeKernels):
         super().__init__()
         self._calls, self._fail_on = 0, fail_on
 
-    def expert_sum(self, *args, **kwargs):
+    def _count(self):
         self._calls += 1
         if self._calls == self._fail_on:
             raise MemoryError("no room, as told")
+
+    def expert_sum(self, *args, **kwargs):
+        self._count()
         return super().expert_sum(*args, **kwargs)
+
+    def whole_layer(self, *args, **kwargs):
+        self._count()
+        return super().whole_layer(*args, **kwargs)
 
 
 @pytest.mark.parametrize("fail_on", [1, 3, 40])
@@ -269,7 +276,7 @@ async def test_a_failing_stage_fails_its_request_and_the_next_one_runs(toy, monk
         "thermocline.assembly.NativeKernels", lambda *_, **__: FailingKernels(fail_on)
     )
     async with Engine.open(toy) as engine:
-        with pytest.raises(StageError, match=r"cold.*MemoryError: no room") as caught:
+        with pytest.raises(StageError, match=r"(cold|layer).*MemoryError: no room") as caught:
             await collect(engine, "hello", LONG)
         assert caught.value.layer in (0, 1)
         assert await collect(engine, "hello", SamplingParams(max_tokens=3))

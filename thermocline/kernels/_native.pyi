@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 6
+interface: int = 7
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -75,6 +75,24 @@ class Core:
         out = residual + ((slot 0 + slot 1) + ...), from (rows, slots, values) parts.
         """
 
+    def run_layer(self, layer: LayerWeights, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cosines: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], sines: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pairs: bool, starts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], block_tables: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], table_starts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cache_type: int, block_tokens: int, head_dim: int, keys: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], prompt: bool) -> None:
+        """
+        Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2.
+        """
+
+    def start_timeline(self, capacity: int) -> None:
+        """
+        Note what each thread works on, up to `capacity` jobs between two calls of take_timeline.
+        """
+
+    def mark(self, mark: int) -> None:
+        """What the jobs from here on are called on the timeline."""
+
+    def take_timeline(self, thread: int, out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> int:
+        """
+        Rows of begin and end (ns of CLOCK_MONOTONIC) and mark to out [capacity, 3]; returns their number.
+        """
+
 class Matrix:
     """
     A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive.
@@ -111,6 +129,11 @@ def unpack_info(type_id: int) -> tuple[int, int, bool, bool, int, int]:
     """
     (offset, group, has_minimum, seven_bits, block_elements, block_bytes) of a quantised type.
     """
+
+class LayerWeights:
+    """The weights of a layer, for run_layer."""
+
+    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q: Matrix, k: Matrix, v: Matrix, output: Matrix, q_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, attention_scale: float, router_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], router: Matrix, chosen: int, normalize: bool, min_sum: float, scale: float, experts: Experts) -> None: ...
 
 def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """How many of the pages that hold these bytes are in memory, or -errno."""

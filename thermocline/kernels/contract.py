@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.kernels.dense_contract import DenseKernels
+    from thermocline.kernels.whole_layer import WholeLayer
     from thermocline.modelfile.formats import BlockFormat
 
 FloatArray = NDArray[np.float32]
@@ -139,6 +140,11 @@ class Kernels(Protocol):
     @property
     def dense(self) -> DenseKernels:
         """The layer's parts that are not products with weights."""
+        ...
+
+    @property
+    def whole_layer(self) -> WholeLayer | None:
+        """A layer as one job; None where there is no such thing."""
         ...
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:

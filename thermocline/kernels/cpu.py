@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from thermocline.kernels._native import Experts, Matrix
+    from thermocline.kernels._native import Experts, LayerWeights, Matrix
     from thermocline.kernels.contract import (
         ByteArray,
         ExpertStack,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         IntArray,
         Weight,
     )
+    from thermocline.kernels.whole_layer import LayerInput, LayerParts
     from thermocline.modelfile.formats import BlockFormat
 
 
@@ -90,6 +91,7 @@ class NativeKernels:
         # What the core was handed, by identity, and held so that the identity stays that weight's.
         self._matrices: dict[int, tuple[Weight, Matrix]] = {}
         self._stacks: dict[int, tuple[ExpertStack, Experts]] = {}
+        self._layers: dict[int, tuple[LayerParts, LayerWeights]] = {}
         self._core = native.Core(
             checked_instruction_set(native, isa),
             checked_threads(threads),
@@ -176,6 +178,62 @@ class NativeKernels:
             prompt,
         )
         return out
+
+    def whole_layer(
+        self, parts: LayerParts, given: LayerInput
+    ) -> tuple[FloatArray, IntArray, FloatArray]:
+        """See `Kernels.whole_layer`."""
+        out = np.empty_like(given.x)
+        ids = np.empty((len(given.x), parts.rule.chosen), np.int32)
+        weights = np.empty(ids.shape, np.float32)
+        starts, block_tables, table_starts = self.dense.run_tables(given.runs)
+        shape = given.cache.shape
+        self._core.run_layer(
+            self._layer(parts),
+            given.x,
+            given.positions,
+            given.slots,
+            given.rope.cosines,
+            given.rope.sines,
+            given.rope.pairs,
+            starts,
+            block_tables,
+            table_starts,
+            int(shape.type),
+            shape.block_tokens,
+            shape.head_dim,
+            given.cache.keys,
+            given.cache.values,
+            out,
+            ids,
+            weights,
+            given.is_prompt,
+        )
+        return out, ids, weights
+
+    def _layer(self, parts: LayerParts) -> LayerWeights:
+        known = self._layers.get(id(parts))
+        if known is None:
+            layer = self._native.LayerWeights(
+                norm=parts.norm,
+                q=self._matrix(parts.q),
+                k=self._matrix(parts.k),
+                v=self._matrix(parts.v),
+                output=self._matrix(parts.output),
+                q_gain=parts.head_norm.q_gain,
+                k_gain=parts.head_norm.k_gain,
+                epsilon=parts.head_norm.epsilon,
+                attention_scale=parts.attention_scale,
+                router_norm=parts.router_norm,
+                router=self._matrix(parts.router),
+                chosen=parts.rule.chosen,
+                normalize=parts.rule.normalize,
+                min_sum=parts.rule.min_sum,
+                scale=parts.rule.scale,
+                experts=self._stack(parts.experts),
+            )
+            known = self._layers[id(parts)] = (parts, layer)
+        return known[1]
 
     def _matrix(self, weight: Weight) -> Matrix:
         known = self._matrices.get(id(weight))

@@ -32,7 +32,6 @@ _RunTables: TypeAlias = "tuple[IntArray, IntArray, IntArray]"
 
 
 def _run_tables(runs: Sequence[TokenRun]) -> _RunTables:
-    """Return where runs begin (and the last ends), their blocks one after another, and where those begin."""
     tables = [run.block_table for run in runs]
     end = runs[-1].start + runs[-1].length if runs else 0
     return (
@@ -109,10 +108,7 @@ class NativeDense:
         rule: Attending,
     ) -> FloatArray:
         """See `DenseKernels.attention`."""
-        known = self._known_runs
-        if known is None or known[0] is not runs:  # every layer of a chunk asks with the same ones
-            known = self._known_runs = runs, _run_tables(runs)
-        starts, block_tables, table_starts = known[1]
+        starts, block_tables, table_starts = self.run_tables(runs)
         out = np.empty_like(q)
         self._core.attention(
             q=q,
@@ -130,6 +126,13 @@ class NativeDense:
             out=out,
         )
         return out
+
+    def run_tables(self, runs: Sequence[TokenRun]) -> tuple[IntArray, IntArray, IntArray]:
+        """Return where runs begin (and the last ends), their blocks in a row, and where those begin."""
+        known = self._known_runs
+        if known is None or known[0] is not runs:  # every layer of a chunk asks with the same ones
+            known = self._known_runs = runs, _run_tables(runs)
+        return known[1]
 
     def route_softmax(self, logits: FloatArray, rule: SoftmaxRule) -> tuple[IntArray, FloatArray]:
         """See `DenseKernels.route_softmax`."""

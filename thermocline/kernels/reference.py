@@ -75,6 +75,11 @@ class ReferenceKernels:
         """Short name for reports."""
         return "reference"
 
+    @property
+    def whole_layer(self) -> None:
+        """See `Kernels.whole_layer`: the parts apart are the judge."""
+        return
+
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         """See `Kernels.decode_rows`."""
         return decode_blocks(weight.raw[rows], weight.format.type_id)

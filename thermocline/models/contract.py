@@ -37,6 +37,19 @@ class Model(Protocol):
         """Return the experts' input [T, D] and who goes where, from the residual stream [T, D]."""
         ...
 
+    @property
+    def has_whole_layers(self) -> bool:
+        """Whether `layer` can be called: the kernels compute a layer as one job."""
+        ...
+
+    def layer(
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool
+    ) -> tuple[FloatArray, Routing]:
+        """Return the residual stream [T, D] after the layer, and who went where: `attend`, `route` and
+        the experts in one, to the bit.
+        """
+        ...
+
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         """Return logits float32 [rows, V] from the final residual stream [rows, D].
 

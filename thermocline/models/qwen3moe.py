@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thermocline.kernels.dense_contract import HeadNorm
+from thermocline.kernels.whole_layer import LayerInput, LayerParts
+from thermocline.messages import Routing
 from thermocline.models.layers import (
     AttentionShape,
     AttentionWeights,
@@ -12,14 +15,14 @@ from thermocline.models.layers import (
     attend,
 )
 from thermocline.models.metadata import SpecReader
-from thermocline.models.routing import route
+from thermocline.models.routing import route, softmax_rule
 from thermocline.models.spec import ModelSpec, RouterRule
 from thermocline.models.weights import StackedExperts, WeightMap
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray, Kernels, Weight
     from thermocline.kv.pool import KVPool
-    from thermocline.messages import Chunk, LayerIndex, Routing
+    from thermocline.messages import Chunk, LayerIndex
     from thermocline.modelfile.reader import ModelFile
 
 
@@ -60,6 +63,7 @@ class _Layer:
     ffn_norm: FloatArray
     router: Weight
     experts: StackedExperts
+    parts: LayerParts
 
 
 class Qwen3Moe:
@@ -102,6 +106,29 @@ class Qwen3Moe:
         logits = self._kernels.matmul(weights.router, normed)
         return normed, route(self._kernels.dense, logits, self.spec.router)
 
+    @property
+    def has_whole_layers(self) -> bool:
+        """See `Model.has_whole_layers`."""
+        return self._kernels.whole_layer is not None
+
+    def layer(
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool
+    ) -> tuple[FloatArray, Routing]:
+        """See `Model.layer`."""
+        whole_layer = self._kernels.whole_layer
+        assert whole_layer is not None, "has_whole_layers says whether this may be called"
+        given = LayerInput(
+            x,
+            chunk.positions,
+            chunk.kv_slots,
+            self._rotary.at(chunk.positions),
+            chunk.segments,
+            pool.layer(layer),
+            chunk.is_prompt,
+        )
+        out, expert_ids, weights = whole_layer(self._layers[layer].parts, given)
+        return out, Routing(expert_ids, weights)
+
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         """See `Model.head`."""
         normed = self._kernels.dense.rms_norm(x, self._output_norm, self.spec.rms_epsilon)
@@ -121,11 +148,22 @@ def _read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> _Layer:
         q_norm=weights.vector(prefix + "attn_q_norm.weight", head_dim),
         k_norm=weights.vector(prefix + "attn_k_norm.weight", head_dim),
     )
-    return _Layer(
-        attention,
-        ffn_norm=weights.vector(prefix + "ffn_norm.weight", hidden),
-        router=weights.matrix(prefix + "ffn_gate_inp.weight", spec.router.num_experts, hidden),
-        experts=weights.experts(
-            prefix, spec.router.num_experts, spec.expert_intermediate_size, hidden
-        ),
+    ffn_norm = weights.vector(prefix + "ffn_norm.weight", hidden)
+    router = weights.matrix(prefix + "ffn_gate_inp.weight", spec.router.num_experts, hidden)
+    experts = weights.experts(
+        prefix, spec.router.num_experts, spec.expert_intermediate_size, hidden
     )
+    parts = LayerParts(
+        norm=attention.norm,
+        q=attention.q,
+        k=attention.k,
+        v=attention.v,
+        output=attention.output,
+        head_norm=HeadNorm(attention.q_norm, attention.k_norm, spec.rms_epsilon),
+        attention_scale=spec.attention_scale,
+        router_norm=ffn_norm,
+        router=router,
+        rule=softmax_rule(spec.router),
+        experts=experts.stack,
+    )
+    return _Layer(attention, ffn_norm, router, experts, parts)

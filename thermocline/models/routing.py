@@ -21,5 +21,9 @@ def route(dense: DenseKernels, logits: FloatArray, rule: RouterRule) -> Routing:
 
     logits: float32 [T, E].
     """
-    softmax = SoftmaxRule(rule.num_experts_used, rule.normalize_top_k, _MIN_WEIGHT_SUM, rule.scale)
-    return Routing(*dense.route_softmax(logits, softmax))
+    return Routing(*dense.route_softmax(logits, softmax_rule(rule)))
+
+
+def softmax_rule(rule: RouterRule) -> SoftmaxRule:
+    """Return the rule as kernels take it."""
+    return SoftmaxRule(rule.num_experts_used, rule.normalize_top_k, _MIN_WEIGHT_SUM, rule.scale)

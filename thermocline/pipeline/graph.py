@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from thermocline.messages import StageMessage
-    from thermocline.stages.contract import AnyStage
+    from thermocline.stages.contract import AnyStage, Stage
 
 RESULTS = "results"
 """Name of the sink in which the head's results end."""
@@ -35,6 +35,18 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortcut:
+    """A stage that takes Hidden before one layer to Hidden before the next, instead of the ring's stages.
+
+    usable: asked per chunk; False when something must happen between a layer's parts.
+    """
+
+    stage: Stage[Hidden, Hidden]
+    num_layers: int
+    usable: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """Stages by name, the edges, and how many chunks may be in flight (`credits`).
 
@@ -46,6 +58,8 @@ class Graph:
     joins: frozenset[str]
     source: str
     credits: int
+    shortcut: Shortcut | None = None
+    """For a walk only."""
 
     @property
     def has_branches(self) -> bool:
@@ -82,7 +96,12 @@ class Graph:
         return "\n".join(lines)
 
 
-def moe_graph(stages: Mapping[str, AnyStage], num_layers: int, num_credits: int) -> Graph:
+def moe_graph(
+    stages: Mapping[str, AnyStage],
+    num_layers: int,
+    num_credits: int,
+    shortcut: Shortcut | None = None,
+) -> Graph:
     """Return the ring of a mixture-of-experts model.
 
     `stages` holds embed, attend, router, cold, combine and head, and may hold hot and prefetch.
@@ -109,7 +128,7 @@ def moe_graph(stages: Mapping[str, AnyStage], num_layers: int, num_credits: int)
     if "prefetch" in stages:
         # First of the router's edges: the hint should leave before the compute starts.
         edges.insert(2, Edge("router", "prefetch", _expects(Tier.COLD), lossy=True))
-    return Graph(stages, tuple(edges), frozenset({"combine"}), "embed", num_credits)
+    return Graph(stages, tuple(edges), frozenset({"combine"}), "embed", num_credits, shortcut)
 
 
 def _always(message: StageMessage) -> bool:

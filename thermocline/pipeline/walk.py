@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from thermocline.messages import LayerSum, LayerWork, PartialSum, StepResult
+from thermocline.messages import Hidden, LayerSum, LayerWork, PartialSum, StepResult
 from thermocline.pipeline.graph import RESULTS
 from thermocline.pipeline.join import Join
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from thermocline.messages import Chunk, StageMessage
-    from thermocline.pipeline.graph import Edge, Graph
+    from thermocline.pipeline.graph import Edge, Graph, Shortcut
+    from thermocline.stages.contract import Stage
 
 
 class WalkError(Exception):
@@ -43,6 +44,9 @@ class Walk:
 
     def run(self, chunk: Chunk) -> StepResult:
         """Return the end of the chunk's walk. Blocks; raises WalkError from what a stage raised."""
+        shortcut = self._graph.shortcut
+        if shortcut is not None and shortcut.usable():
+            return self._run_layers(chunk, shortcut)
         joins = {name: Join() for name in self._graph.joins}
         pending: deque[tuple[str, StageMessage]] = deque([(self._graph.source, chunk)])
         while pending:
@@ -54,7 +58,7 @@ class Walk:
                 if joined is None:
                     continue
                 message = joined
-            output = self._step(name, message)
+            output = self._step(name, self._graph.stages[name], message)
             if output is None:
                 continue
             for edge in self._outgoing[name]:
@@ -66,9 +70,22 @@ class Walk:
                 pending.append((edge.target, output))
         raise AssertionError("the walk ended before the graph did")
 
-    def _step(self, name: str, message: StageMessage) -> StageMessage | None:
+    def _run_layers(self, chunk: Chunk, shortcut: Shortcut) -> StepResult:
+        stages = self._graph.stages
+        message = self._step("embed", stages["embed"], chunk)
+        for _ in range(shortcut.num_layers):
+            assert isinstance(message, Hidden)
+            message = self._step("layer", shortcut.stage, message)
+        assert isinstance(message, Hidden)
+        result = self._step("head", stages["head"], message)
+        assert isinstance(result, StepResult)
+        return result
+
+    def _step(
+        self, name: str, stage: Stage[Any, Any], message: StageMessage
+    ) -> StageMessage | None:
         try:
-            return _finish(self._graph.stages[name](message))
+            return _finish(stage(message))
         except Exception as error:
             raise WalkError(name, message, error) from error
 

@@ -71,9 +71,14 @@ class PrefetchGovernor:
     def __repr__(self) -> str:
         return f"PrefetchGovernor({self.statistics()})"
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether hints are ignored for now: all was in memory when last looked at."""
+        return time.monotonic() < self._quiet_until_s
+
     def offer_nowait(self, hint: PrefetchHint) -> None:
         """Queue a hint; drops the oldest one instead of waiting."""
-        if time.monotonic() < self._quiet_until_s:
+        if self.is_quiet:
             self._total_hints += 1
             self._total_needless += 1
             return

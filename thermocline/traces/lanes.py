@@ -30,6 +30,7 @@ class Name(StrEnum):
     """What a span, instant, flow or asynchronous span can be called."""
 
     EMBED = "embed"
+    LAYER = "layer"
     ATTEND = "attend"
     ROUTER = "router"
     PREFETCH = "prefetch"

@@ -7,6 +7,11 @@
 
 namespace thermocline {
 
+// What one thread did for one job: nanoseconds of CLOCK_MONOTONIC, and the mark that was set then.
+struct PoolSpan {
+    int64_t begin, end, mark;
+};
+
 class ThreadPool {
    public:
     // `threads` counts the caller of run(): one thread more or less is started here, none for 1.
@@ -29,6 +34,15 @@ class ThreadPool {
         using Plain = std::remove_reference_t<Body>;
         run(items, [](void* context, int64_t item) { (*static_cast<Plain*>(context))(item); }, &body);
     }
+
+    // From now on each thread notes when it worked on a job, up to `capacity` jobs between two calls of `take`.
+    // Never what it waited. Not to be called again, nor beside a job.
+    void start_timeline(int64_t capacity);
+    // What the jobs from here on are called.
+    void mark(int64_t mark);
+    // Moves what thread `index` (0 is whoever called run) noted to `out`, which has room for `capacity`, and
+    // returns how many that were.
+    int64_t take(int index, PoolSpan* out);
 
    private:
     struct State;

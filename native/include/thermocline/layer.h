@@ -1,0 +1,76 @@
+// A layer of a mixture-of-experts model as one job: attention, routing and all chosen experts, made of the parts
+// in dense.h and matmul.h, with their results to the bit. For few tokens, where a call from Python for each part
+// would cost as much as some parts.
+#pragma once
+
+#include <cstdint>
+
+#include "thermocline/compute.h"
+#include "thermocline/dense.h"
+#include "thermocline/matmul.h"
+
+namespace thermocline {
+
+struct AttentionPart {
+    const float* norm;  // [hidden]
+    Weight q, k, v;     // rows: heads * head_dim, kv_heads * head_dim twice
+    Weight output;      // [hidden, heads * head_dim]
+    const float* q_gain;  // [head_dim], or null: no norm
+    const float* k_gain;
+    float epsilon, scale;
+};
+
+struct RouterPart {
+    const float* norm;  // [hidden]
+    Weight matrix;      // [experts, hidden]
+    int64_t chosen;
+    bool normalize;
+    float min_sum, scale;
+};
+
+// The same matrix of all experts, one after another.
+struct StackedWeight {
+    Weight first;
+
+    Weight operator[](int64_t expert) const {
+        Weight weight = first;
+        weight.data += expert * weight.rows * weight.row_bytes;
+        return weight;
+    }
+};
+
+struct Layer {
+    AttentionPart attention;
+    RouterPart router;
+    StackedWeight gate, up, down;
+};
+
+// Where the tokens of a chunk stand, and where their keys and values go.
+struct LayerTokens {
+    int64_t count;
+    const int32_t* positions;  // [count]
+    const int32_t* slots;      // [count]
+    const float* cosines;      // [count, rotary_dims / 2]
+    const float* sines;
+    int64_t rotary_dims;
+    RopeLayout rope;
+    const int32_t* starts;        // [sequences + 1], of their rows
+    const int32_t* block_tables;  // one after another
+    const int32_t* table_starts;  // [sequences + 1]
+    int64_t sequences;
+};
+
+struct LayerCacheView {
+    CacheShape shape;
+    uint8_t* keys;
+    uint8_t* values;
+};
+
+// What jobs are marked with on the pool's timeline.
+enum class LayerMark : int64_t { Attend = 0, Route = 1, Experts = 2 };
+
+// x, out: [tokens, hidden]; ids, weights: [tokens, chosen], as route_softmax gives them.
+void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
+               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights);
+
+}  // namespace thermocline

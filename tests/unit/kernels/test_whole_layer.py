@@ -1,0 +1,112 @@
+"""A whole layer as one native job: the bits of its parts, for any cache type and mix of sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline.experts.catalog import ExpertCatalog
+from thermocline.experts.dispatch import dispatch
+from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kv.pool import KVPool
+from thermocline.messages import Chunk, ChunkId, LayerIndex, RequestId, Segment, SegmentKind, Tier
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import open_model
+
+BLOCK = 16
+QUANTISED = {"attn": "Q4_K", "gate_up": "Q4_K", "down": "Q6_K", "embed": "Q8_0"}
+
+
+def shape_of(formats):
+    """Return a toy wide enough for blocks of 256."""
+    return ToyShape(hidden=256, heads=8, head_dim=32, intermediate=256, formats=formats, used=3)
+
+
+def chunk_of(lengths, starts, kind):
+    """Return a chunk with one segment per length, each from its own position on, blocks out of order."""
+    segments, positions, slots, row = [], [], [], 0
+    for number, (length, start) in enumerate(zip(lengths, starts, strict=True)):
+        table = np.array([3 * block + number for block in range(4)][::-1], np.int32)
+        at = np.arange(start, start + length, dtype=np.int32)
+        segments.append(Segment(RequestId(number), row, length, kind, table))
+        positions.append(at)
+        slots.append(table[at // BLOCK] * BLOCK + at % BLOCK)
+        row += length
+    all_positions = np.concatenate(positions)
+    return Chunk(
+        ChunkId(0),
+        tuple(segments),
+        np.zeros(row, np.int32),
+        all_positions,
+        np.concatenate(slots).astype(np.int32),
+        np.array([row - 1], np.int32),
+    )
+
+
+def by_parts(kernels, model, catalog, layer, chunk, x, pool):
+    """Return what attend, route and the experts give one after another."""
+    residual = model.attend(layer, chunk, x, pool)
+    normed, routing = model.route(layer, residual)
+    no_hot = np.zeros(model.spec.router.num_experts, np.bool_)
+    share = dispatch(routing, no_hot)[Tier.COLD]
+    pair_of = np.empty(routing.expert_ids.shape, np.int32)
+    pair_of[share.rows, share.slots] = np.arange(len(share.rows), dtype=np.int32)
+    work = ExpertWork(
+        catalog.stack(layer), share.experts, share.counts, normed, share.rows, share.weights
+    )
+    return kernels.expert_sum(work, pair_of, residual, prompt=chunk.is_prompt), routing
+
+
+@pytest.mark.parametrize("cache_type", list(CacheType))
+@pytest.mark.parametrize("formats", [{}, QUANTISED], ids=["f32", "quantised"])
+@pytest.mark.parametrize(
+    ("lengths", "starts"), [([1], [0]), ([1], [37]), ([1, 1, 1], [5, 0, 33]), ([3, 1], [14, 20])]
+)
+def test_a_whole_layer_has_the_bits_of_its_parts(tmp_path, cache_type, formats, lengths, starts):
+    """Output, routing and the cache are equal, for one token and for several sequences."""
+    path = write_toy_model(tmp_path / "toy.gguf", shape_of(formats))
+    chunk = chunk_of(lengths, starts, SegmentKind.DECODE)
+    with open_model_file(path) as file:
+        kernels = NativeKernels(threads=2)
+        model = open_model(file, kernels)
+        catalog = ExpertCatalog(model.expert_layers)
+        spec = model.spec
+        pools = [
+            KVPool(spec.num_layers, 12, BLOCK, spec.num_kv_heads, spec.head_dim, cache_type)
+            for _ in range(2)
+        ]
+        x = np.random.default_rng(3).standard_normal((sum(lengths), spec.hidden_size))
+        ours = theirs = x.astype(np.float32)
+        for layer in map(LayerIndex, range(spec.num_layers)):
+            theirs, expected = by_parts(kernels, model, catalog, layer, chunk, theirs, pools[0])
+            ours, found = model.layer(layer, chunk, ours, pools[1])
+            assert np.array_equal(found.expert_ids, expected.expert_ids)
+            assert np.array_equal(found.weights, expected.weights)
+            assert np.array_equal(ours, theirs)
+            for part in ("keys", "values"):
+                caches = [getattr(pool.layer(layer), part) for pool in pools]
+                assert np.array_equal(*caches)
+        assert np.isfinite(ours).all()
+
+
+def test_numbers_that_are_none_choose_experts_in_range(tmp_path):
+    """NaN in the residual stream ends in NaN, not in a write beyond an array."""
+    with open_model_file(write_toy_model(tmp_path / "toy.gguf", shape_of({}))) as file:
+        model = open_model(file, NativeKernels(threads=1))
+        spec = model.spec
+        pool = KVPool(spec.num_layers, 12, BLOCK, spec.num_kv_heads, spec.head_dim)
+        x = np.full((1, spec.hidden_size), np.nan, np.float32)
+        out, routing = model.layer(LayerIndex(0), chunk_of([1], [0], SegmentKind.DECODE), x, pool)
+    assert np.isnan(out).all()
+    assert ((routing.expert_ids >= 0) & (routing.expert_ids < spec.router.num_experts)).all()
+
+
+def test_the_reference_has_none(tmp_path):
+    """Without a whole layer the parts are the way, and the model says so."""
+    with open_model_file(write_toy_model(tmp_path / "toy.gguf", ToyShape())) as file:
+        assert not open_model(file, ReferenceKernels()).has_whole_layers
+        assert open_model(file, NativeKernels(threads=1)).has_whole_layers

@@ -1,0 +1,38 @@
+"""A whole layer as one job, where nothing has to happen between its parts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from thermocline.messages import Hidden, LayerIndex
+from thermocline.traces.lanes import Name
+
+if TYPE_CHECKING:
+    from thermocline.experts.heat import ExpertHeat
+    from thermocline.kernels.lane import LaneThread
+    from thermocline.kv.pool import KVPool
+    from thermocline.messages import FloatArray
+    from thermocline.models.contract import Model
+
+
+class LayerStage:
+    """Hidden before a layer -> Hidden before the next."""
+
+    def __init__(self, model: Model, pool: KVPool, heat: ExpertHeat, lane: LaneThread) -> None:
+        self._model = model
+        self._pool = pool
+        self._heat = heat
+        self._lane = lane
+
+    async def __call__(self, hidden: Hidden) -> Hidden:
+        """Attend, route and compute the chosen experts."""
+        chunk, layer = hidden.chunk, hidden.layer
+        args = {"layer": layer, "chunk": chunk.id, "tokens": chunk.num_tokens}
+        x = await self._lane.run(Name.LAYER, partial(self._run, hidden), args)
+        return Hidden(chunk, LayerIndex(layer + 1), x)
+
+    def _run(self, hidden: Hidden) -> FloatArray:
+        x, routing = self._model.layer(hidden.layer, hidden.chunk, hidden.x, self._pool)
+        self._heat.record(hidden.layer, routing)
+        return x
