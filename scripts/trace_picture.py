@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from thermocline.traces.chrome import read_chrome
+from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.lanes import WORK_LANES, Lane
 from thermocline.traces.overlap import summarize

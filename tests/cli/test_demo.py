@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from thermocline.demo import DEMO_QUESTIONS
-from thermocline.traces.chrome import read_chrome
+from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.lanes import Lane
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from thermocline import __version__
-from thermocline.traces.chrome import read_chrome
+from thermocline.traces.chrome_reader import read_chrome
 
 ENDLESS = ("--prompt", "the", "--ignore-eos", "--kernels", "reference")
 

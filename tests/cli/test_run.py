@@ -7,7 +7,7 @@ import json
 import pytest
 
 from thermocline import Engine, EngineConfig, SamplingParams
-from thermocline.traces.chrome import read_chrome
+from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.lanes import Lane
 
 REFERENCE = ("--kernels", "reference")

@@ -32,7 +32,7 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense import NativeDense
 from thermocline.messages import FinishReason
 from thermocline.prefetch.residency import ResidencyProbe
-from thermocline.traces.chrome import read_chrome
+from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.lanes import Lane
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)

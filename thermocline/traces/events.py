@@ -15,13 +15,14 @@ FlowPhase: TypeAlias = Literal["start", "step", "end"]
 
 @dataclass(frozen=True, slots=True)
 class SpanEvent:
-    """A resource was busy in [start_ns, end_ns)."""
+    """A resource was busy in [start_ns, end_ns); `index` says which one of its lane."""
 
     lane: Lane
     name: Name
     start_ns: int
     end_ns: int
     args: Args | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,13 @@ class CounterEvent:
 
 @dataclass(frozen=True, slots=True)
 class FlowEvent:
-    """One point of the arrow `flow_id`; it belongs to the span that encloses `at_ns` on `lane`."""
+    """One point of the arrow `flow_id`; it belongs to the span that encloses `at_ns` on its track."""
 
     flow_id: int
     lane: Lane
     at_ns: int
     phase: FlowPhase
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +67,21 @@ class AsyncSpanEvent:
 
 
 Event: TypeAlias = SpanEvent | InstantEvent | CounterEvent | FlowEvent | AsyncSpanEvent
+Metadata: TypeAlias = Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertUse:
+    """How often each expert was chosen, [layers][experts], and which ones were hot, [layers][ids]."""
+
+    counts: tuple[tuple[int, ...], ...]
+    hot: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a trace file holds: its events in file order, and what it was written with."""
+
+    events: tuple[Event, ...]
+    metadata: Metadata
+    expert_use: ExpertUse | None = None

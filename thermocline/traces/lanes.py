@@ -1,13 +1,16 @@
 """Owns the closed vocabulary of a trace: lanes (one per resource) and event names. Knows no recorder.
 
-A lane is something that does one thing at a time, so that spans on it never partially overlap: a
-device, a copy engine, a thread pool that runs one job at a time, the event loop's thread. A new name
-is one more member here; free text is refused by the recorder.
+A track is something that does one thing at a time, so that spans on it never partially overlap: a
+device, a copy engine, one thread of a pool, the event loop's thread. A lane is a kind of such
+resources; of most there is one. A new name is one more member here; free text is refused by the
+recorder.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 
 class Lane(StrEnum):
@@ -15,19 +18,51 @@ class Lane(StrEnum):
 
     REQUESTS = "requests"
     HTTP = "http"
-    LOOP = "loop"
+    LOOP = "loop"  # the engine's event loop: commits, samples, plans
     SCHEDULER = "scheduler"
     GPU_COMPUTE = "gpu.compute"
     GPU_H2D = "gpu.h2d"
+    HOT = "hot"  # the hot tier's device when that is neither a GPU nor the CPU pool
+    CPU = "cpu"  # the threads of the CPU pool: one track each
     CPU_TRUNK = "cpu.trunk"  # dense CPU work: embed, attend, router, combine, head
-    HOT = "hot"  # the hot tier's device when that is a CPU lane
     CPU_COLD = "cpu.cold"
     PAGECACHE = "pagecache"
     REMOTE = "remote"
 
 
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One row of the timeline: a lane, and which of its resources (0 where there is one)."""
+
+    lane: Lane
+    index: int = 0
+
+    @property
+    def label(self) -> str:
+        """How the track is called: "loop", "cpu 0", "cpu 1"."""
+        is_one_of_many = self.lane is Lane.CPU or self.index
+        return f"{self.lane} {self.index}" if is_one_of_many else str(self.lane)
+
+    @classmethod
+    def from_label(cls, label: str) -> Self:
+        """Return the track of that label; raises ValueError if there is none."""
+        lane, _, index = label.partition(" ")
+        track = cls(Lane(lane), int(index or 0))
+        if track.index < 0 or track.label != label:
+            raise ValueError(f"{label!r} is not a valid track")
+        return track
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts tracks as a viewer shows them."""
+        return _LANE_ORDER[self.lane], self.index
+
+
+_LANE_ORDER = {lane: position for position, lane in enumerate(Lane)}
+
+
 class Name(StrEnum):
-    """What a span, instant, flow or asynchronous span can be called."""
+    """What a span, instant, flow or asynchronous span can be called, and a counter that is not a channel's."""
 
     EMBED = "embed"
     LAYER = "layer"
@@ -46,6 +81,9 @@ class Name(StrEnum):
     PREEMPT = "preempt"
     CHUNK = "chunk"
     CHANNEL_DEPTH = "channel depth"
+    KV_FREE = "kv blocks free"
+    KV_CACHED = "kv blocks cached"
+    KV_HELD = "kv blocks held"
 
     LOAD = "load"
     ADVISE = "advise"
@@ -54,6 +92,9 @@ class Name(StrEnum):
     LATE = "late"
     MISS = "miss"
     WASTED = "wasted"
+    BYTES_IN_FLIGHT = "bytes in flight"
+    EXPERT_HITS = "expert hits"
+    EXPERT_MISSES = "expert misses"
     EVICT = "evict"
 
     DRAFT = "draft"
@@ -76,8 +117,9 @@ WORK_LANES: frozenset[Lane] = frozenset(
     {
         Lane.GPU_COMPUTE,
         Lane.GPU_H2D,
-        Lane.CPU_TRUNK,
         Lane.HOT,
+        Lane.CPU,
+        Lane.CPU_TRUNK,
         Lane.CPU_COLD,
         Lane.PAGECACHE,
         Lane.REMOTE,

@@ -25,6 +25,15 @@ from thermocline.traces.lanes import Lane, Name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+class Moments(Protocol):
+    """A one-dimensional int64 array of times in nanoseconds, as NumPy has them."""
+
+    def tolist(self) -> list[int]:
+        """Return the times as plain integers."""
+        ...
+
+
 _FLOW_PHASES = ("start", "step", "end")
 
 
@@ -51,16 +60,31 @@ class Recorder(Protocol):
         """Record, after the fact, that `lane` was busy in [start_ns, end_ns)."""
         ...
 
+    def thread_spans(
+        self,
+        lane: Lane,
+        index: int,
+        name: Name,
+        starts_ns: Moments,
+        ends_ns: Moments,
+        args: Args | None = None,
+    ) -> None:
+        """Record what one thread of a pool executed: [starts_ns[i], ends_ns[i]), waiting left out.
+
+        starts_ns, ends_ns: int64 [N], copied. One call per job and thread; all spans share `args`.
+        """
+        ...
+
     def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
         """Record one moment on `lane`."""
         ...
 
     def counter(self, name: str, value: float, at_ns: int) -> None:
-        """Record a value on the counter track with the free-form label `name`."""
+        """Record a value on the counter track with the label `name`: a `Name`, or "channel ..."."""
         ...
 
-    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase) -> None:
-        """Record one point of an arrow; a span on `lane` must enclose `at_ns` for it to be shown."""
+    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase, index: int = 0) -> None:
+        """Record one point of an arrow; a span on its track must enclose `at_ns` for it to be shown."""
         ...
 
     def async_span(
@@ -97,13 +121,24 @@ class NullRecorder:
     ) -> None:
         """Do nothing."""
 
+    def thread_spans(
+        self,
+        lane: Lane,
+        index: int,
+        name: Name,
+        starts_ns: Moments,
+        ends_ns: Moments,
+        args: Args | None = None,
+    ) -> None:
+        """Do nothing."""
+
     def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
         """Do nothing."""
 
     def counter(self, name: str, value: float, at_ns: int) -> None:
         """Do nothing."""
 
-    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase) -> None:
+    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase, index: int = 0) -> None:
         """Do nothing."""
 
     def async_span(
@@ -169,11 +204,32 @@ class MemoryRecorder:
         if type(lane) is not Lane or type(name) is not Name:
             raise _not_in_vocabulary(lane, name)
         if end_ns < start_ns:
-            raise ValueError(f"span {name} on {lane} ends {start_ns - end_ns} ns before it starts")
+            raise _ends_early(lane, name, start_ns, end_ns)
         number = self._next_number()
         self._ring[number % self._capacity] = (
             number, SpanEvent, lane, name, start_ns, end_ns, args,
         )  # fmt: skip
+
+    def thread_spans(
+        self,
+        lane: Lane,
+        index: int,
+        name: Name,
+        starts_ns: Moments,
+        ends_ns: Moments,
+        args: Args | None = None,
+    ) -> None:
+        """Record what one thread of a pool executed; see `Recorder.thread_spans`."""
+        if type(lane) is not Lane or type(name) is not Name:
+            raise _not_in_vocabulary(lane, name)
+        ring, capacity, next_number = self._ring, self._capacity, self._next_number
+        for start_ns, end_ns in zip(starts_ns.tolist(), ends_ns.tolist(), strict=True):
+            if end_ns < start_ns:
+                raise _ends_early(lane, name, start_ns, end_ns)
+            number = next_number()
+            ring[number % capacity] = (
+                number, SpanEvent, lane, name, start_ns, end_ns, args, index,
+            )  # fmt: skip
 
     def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
         """Record one moment on `lane`."""
@@ -189,13 +245,13 @@ class MemoryRecorder:
             raise ValueError(f"counter {name!r} has no finite value: {value}")
         self._store(CounterEvent, name, value, at_ns)
 
-    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase) -> None:
-        """Record one point of an arrow; a span on `lane` must enclose `at_ns` for it to be shown."""
+    def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase, index: int = 0) -> None:
+        """Record one point of an arrow; a span on its track must enclose `at_ns` for it to be shown."""
         if type(lane) is not Lane:
             raise _not_in_vocabulary(lane, Name.CHUNK)
         if phase not in _FLOW_PHASES:
             raise ValueError(f"a flow's phase is one of {', '.join(_FLOW_PHASES)}, not {phase!r}")
-        self._store(FlowEvent, flow_id, lane, at_ns, phase)
+        self._store(FlowEvent, flow_id, lane, at_ns, phase, index)
 
     def async_span(
         self, name: Name, span_id: int, start_ns: int, end_ns: int, args: Args | None = None
@@ -204,7 +260,7 @@ class MemoryRecorder:
         if type(name) is not Name:
             raise _not_in_vocabulary(Lane.REQUESTS, name)
         if end_ns < start_ns:
-            raise ValueError(f"span {name} {span_id} ends {start_ns - end_ns} ns before it starts")
+            raise _ends_early(Lane.REQUESTS, name, start_ns, end_ns)
         self._store(AsyncSpanEvent, name, span_id, start_ns, end_ns, args)
 
     def events(self) -> list[Event]:
@@ -233,6 +289,10 @@ class MemoryRecorder:
 def _number(slot: tuple[Any, ...]) -> int:
     number: int = slot[0]
     return number
+
+
+def _ends_early(lane: Lane, name: Name, start_ns: int, end_ns: int) -> ValueError:
+    return ValueError(f"span {name} on {lane} ends {start_ns - end_ns} ns before it starts")
 
 
 def _not_in_vocabulary(lane: object, name: object) -> TypeError:

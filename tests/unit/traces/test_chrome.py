@@ -10,22 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.errors import ConfigError
-from thermocline.traces import chrome
+from thermocline.traces import chrome, chrome_reader
 from thermocline.traces.events import (
     AsyncSpanEvent,
     CounterEvent,
+    ExpertUse,
     FlowEvent,
     InstantEvent,
     SpanEvent,
+    Trace,
 )
-from thermocline.traces.lanes import Lane, Name
+from thermocline.traces.lanes import Lane, Name, Track
 
 _TINY = (
     AsyncSpanEvent(Name.REQUEST, 26, 1_000, 9_001, {"tokens": 2}),
     SpanEvent(Lane.CPU_TRUNK, Name.ROUTER, 2_000, 3_500, {"layer": 1}),
     FlowEvent(4, Lane.CPU_TRUNK, 2_100, "start"),
-    SpanEvent(Lane.CPU_COLD, Name.COLD, 4_000, 4_001),
-    FlowEvent(4, Lane.CPU_COLD, 4_000, "end"),
+    SpanEvent(Lane.CPU, Name.COLD, 4_000, 4_001, None, 1),
+    FlowEvent(4, Lane.CPU, 4_000, "end", 1),
+    SpanEvent(Lane.CPU, Name.COLD, 4_000, 4_002, None, 0),
     InstantEvent(Lane.REQUESTS, Name.FIRST_TOKEN, 5_000, {"request": 26}),
     CounterEvent("channel router->cold", 1.5, 6_000),
 )
@@ -35,16 +38,19 @@ _GOLDEN = """\
 {"ph":"M","name":"process_name","pid":1,"args":{"name":"thermocline"}},
 {"ph":"M","pid":1,"tid":1,"name":"thread_name","args":{"name":"requests"}},
 {"ph":"M","pid":1,"tid":1,"name":"thread_sort_index","args":{"sort_index":1}},
-{"ph":"M","pid":1,"tid":7,"name":"thread_name","args":{"name":"cpu.trunk"}},
-{"ph":"M","pid":1,"tid":7,"name":"thread_sort_index","args":{"sort_index":7}},
-{"ph":"M","pid":1,"tid":9,"name":"thread_name","args":{"name":"cpu.cold"}},
-{"ph":"M","pid":1,"tid":9,"name":"thread_sort_index","args":{"sort_index":9}},
+{"ph":"M","pid":1,"tid":2,"name":"thread_name","args":{"name":"cpu 0"}},
+{"ph":"M","pid":1,"tid":2,"name":"thread_sort_index","args":{"sort_index":2}},
+{"ph":"M","pid":1,"tid":3,"name":"thread_name","args":{"name":"cpu 1"}},
+{"ph":"M","pid":1,"tid":3,"name":"thread_sort_index","args":{"sort_index":3}},
+{"ph":"M","pid":1,"tid":4,"name":"thread_name","args":{"name":"cpu.trunk"}},
+{"ph":"M","pid":1,"tid":4,"name":"thread_sort_index","args":{"sort_index":4}},
 {"ph":"b","name":"request","pid":1,"ts":0.0,"tid":1,"cat":"async","id2":{"local":"0x1a"},"args":{"tokens":2}},
 {"ph":"e","name":"request","pid":1,"ts":8.001,"tid":1,"cat":"async","id2":{"local":"0x1a"}},
-{"ph":"X","name":"router","pid":1,"ts":1.0,"tid":7,"dur":1.5,"args":{"layer":1}},
-{"ph":"s","name":"chunk","pid":1,"ts":1.1,"tid":7,"cat":"flow","id":4,"bp":"e"},
-{"ph":"X","name":"cold","pid":1,"ts":3.0,"tid":9,"dur":0.001},
-{"ph":"f","name":"chunk","pid":1,"ts":3.0,"tid":9,"cat":"flow","id":4,"bp":"e"},
+{"ph":"X","name":"router","pid":1,"ts":1.0,"tid":4,"dur":1.5,"args":{"layer":1}},
+{"ph":"s","name":"chunk","pid":1,"ts":1.1,"tid":4,"cat":"flow","id":4,"bp":"e"},
+{"ph":"X","name":"cold","pid":1,"ts":3.0,"tid":3,"dur":0.001},
+{"ph":"f","name":"chunk","pid":1,"ts":3.0,"tid":3,"cat":"flow","id":4,"bp":"e"},
+{"ph":"X","name":"cold","pid":1,"ts":3.0,"tid":2,"dur":0.002},
 {"ph":"i","name":"first_token","pid":1,"ts":4.0,"tid":1,"s":"t","args":{"request":26}},
 {"ph":"C","name":"channel router->cold","pid":1,"ts":5.0,"args":{"value":1.5}}
 ]}
@@ -61,8 +67,8 @@ _ARGS = st.one_of(
     st.dictionaries(st.text(max_size=4), st.integers(-9, 9) | st.text(max_size=4), min_size=1),
 )
 _SPANS = st.builds(
-    lambda lane, name, times, args: SpanEvent(lane, name, *times, args),
-    st.sampled_from(Lane), st.sampled_from(Name), _TIMES, _ARGS,
+    lambda lane, name, times, args, index: SpanEvent(lane, name, *times, args, index),
+    st.sampled_from(Lane), st.sampled_from(Name), _TIMES, _ARGS, st.integers(0, 12),
 )  # fmt: skip
 _ASYNC_SPANS = st.builds(
     lambda name, span_id, times, args: AsyncSpanEvent(name, span_id, *times, args),
@@ -73,7 +79,7 @@ _OTHERS = st.one_of(
     st.builds(CounterEvent, st.text(max_size=9), st.floats(-1e9, 1e9), _MOMENTS),
     st.builds(
         FlowEvent, st.integers(0, 2**63), st.sampled_from(Lane), _MOMENTS,
-        st.sampled_from(["start", "step", "end"]),
+        st.sampled_from(["start", "step", "end"]), st.integers(0, 3),
     ),
 )  # fmt: skip
 
@@ -96,10 +102,35 @@ def test_events_and_metadata_come_back(tmp_path, file_name):
     """What was written is read back, packed or not."""
     path = tmp_path / file_name
     chrome.write_chrome(path, _TINY, metadata={"model": "toy", "ratio": 0.5})
-    trace = chrome.read_chrome(path)
+    trace = chrome_reader.read_chrome(path)
     assert trace.events == _TINY
     assert trace.metadata == {"model": "toy", "ratio": 0.5}
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == file_name.endswith("gz")
+
+
+def test_expert_use_comes_back(tmp_path):
+    """Counts and hot experts travel in the file's metadata, and are checked against each other."""
+    use = ExpertUse(counts=((3, 0, 1), (0, 0, 4)), hot=((0,), ()))
+    path = tmp_path / "t.json"
+    chrome.write_chrome(path, _TINY, metadata={"model": "toy"}, expert_use=use)
+    assert chrome_reader.read_chrome(path) == Trace(_TINY, {"model": "toy"}, use)
+    text = path.read_text()
+    for old, new in (("[3,0,1]", "[3,0]"), ('"hot":[[0],[]]', '"hot":[[3],[]]'), ("3,0,1", '"x"')):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match="is not a trace"):
+            chrome_reader.read_chrome(path)
+
+
+def test_track_names_are_one_to_one():
+    """Every track has one label; a pool's threads carry their number; anything else is refused."""
+    assert Track(Lane.CPU).label == "cpu 0"
+    assert Track(Lane.LOOP).label == "loop"
+    for lane in Lane:
+        for index in (0, 1, 12):
+            assert Track.from_label(Track(lane, index).label) == Track(lane, index)
+    for label in ("cpu", "cpu -1", "cpu 01", "loop 0", "loop x", "gpu", ""):
+        with pytest.raises(ValueError, match=r"valid|invalid"):
+            Track.from_label(label)
 
 
 def test_packed_bytes_repeat(tmp_path):
@@ -115,7 +146,7 @@ def test_empty_trace_round_trips(tmp_path):
     """A trace without events is a valid file."""
     path = tmp_path / "empty.json"
     chrome.write_chrome(path, [], metadata={})
-    assert chrome.read_chrome(path) == chrome.Trace(events=(), metadata={})
+    assert chrome_reader.read_chrome(path) == Trace(events=(), metadata={})
 
 
 @pytest.mark.slow
@@ -125,7 +156,7 @@ def test_any_times_round_trip_to_the_nanosecond(tmp_path_factory, events):
     """Up to 26 days apart, every event comes back with exactly its nanoseconds."""
     path = tmp_path_factory.mktemp("any") / "t.json"
     chrome.write_chrome(path, events, metadata={})
-    assert chrome.read_chrome(path).events == tuple(events)
+    assert chrome_reader.read_chrome(path).events == tuple(events)
 
 
 @pytest.mark.slow
@@ -152,7 +183,7 @@ def test_overlapping_requests_stay_apart(tmp_path):
         AsyncSpanEvent(Name.QUEUED, 1, 0, 20),
     )
     chrome.write_chrome(tmp_path / "t", spans, metadata={})
-    assert chrome.read_chrome(tmp_path / "t").events == spans
+    assert chrome_reader.read_chrome(tmp_path / "t").events == spans
 
 
 def test_flows_resolve(tmp_path):
@@ -229,7 +260,7 @@ def test_malformed_file_is_a_typed_error(tmp_path, content, words):
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=words) as caught:
-        chrome.read_chrome(path)
+        chrome_reader.read_chrome(path)
     assert str(path) in str(caught.value)
 
 
@@ -253,7 +284,7 @@ def test_entry_that_is_not_ours_is_a_typed_error(tmp_path, entry, words):
     path = tmp_path / "bad.json"
     path.write_text(f'{{"traceEvents":[{_HOT_LANE},{entry}]}}')
     with pytest.raises(ConfigError, match=words):
-        chrome.read_chrome(path)
+        chrome_reader.read_chrome(path)
 
 
 def test_cut_and_oversized_files_are_typed_errors(tmp_path):
@@ -261,9 +292,9 @@ def test_cut_and_oversized_files_are_typed_errors(tmp_path):
     path = tmp_path / "t.gz"
     chrome.write_chrome(path, _TINY, metadata={})
     with pytest.raises(ConfigError, match="holds more than 100 bytes"):
-        chrome.read_chrome(path, max_bytes=100)
+        chrome_reader.read_chrome(path, max_bytes=100)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match="can not read the trace"):
-        chrome.read_chrome(path)
+        chrome_reader.read_chrome(path)
     with pytest.raises(ConfigError, match="can not read the trace"):
-        chrome.read_chrome(tmp_path / "absent")
+        chrome_reader.read_chrome(tmp_path / "absent")
