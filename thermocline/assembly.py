@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.timeline import PoolTimeline
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.stages.contract import Stage
@@ -160,23 +161,22 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     hot_fraction = config.placement.hot_fraction if is_split else 0.0
     placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
-    trunk = owned.enter_context(LaneThread(Lane.CPU_TRUNK, recorder))
+    cpu = owned.enter_context(LaneThread(Lane.CPU, recorder, timeline=_timeline(config, kernels)))
     fingerprint = placement_fingerprint(spec, placement)
 
-    def cpu_experts(tier: Tier, lane: Lane) -> CpuExpertCompute:
-        thread = owned.enter_context(LaneThread(lane, recorder))
-        return CpuExpertCompute(tier, fingerprint, catalog, kernels, thread)
+    def cpu_experts(tier: Tier) -> CpuExpertCompute:
+        return CpuExpertCompute(tier, fingerprint, catalog, kernels, cpu)
 
     stages: dict[str, Stage[Any, Any]] = {
-        "embed": EmbedStage(model, trunk),
-        "attend": AttendStage(model, pool, trunk),
-        "router": RouterStage(model, placement, heat, trunk),
-        "cold": ColdStage(cpu_experts(Tier.COLD, Lane.CPU_COLD)),
-        "combine": CombineStage(kernels.dense, trunk),
-        "head": HeadStage(model, trunk),
+        "embed": EmbedStage(model, cpu),
+        "attend": AttendStage(model, pool, cpu),
+        "router": RouterStage(model, placement, heat, cpu),
+        "cold": ColdStage(cpu_experts(Tier.COLD)),
+        "combine": CombineStage(kernels.dense, cpu),
+        "head": HeadStage(model, cpu),
     }
     if is_split:
-        stages["hot"] = HotStage(cpu_experts(Tier.HOT, Lane.HOT))
+        stages["hot"] = HotStage(cpu_experts(Tier.HOT))
     governor = None
     if config.prefetch.enabled:
         probe = ResidencyProbe(file, catalog)
@@ -185,9 +185,9 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["prefetch"] = PrefetchStage(governor)
     shortcut = None
     if model.has_whole_layers and not is_split:
-        stage = LayerStage(model, pool, heat, trunk)
+        stage = LayerStage(model, pool, heat, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
-    runner = Runner(moe_graph(stages, spec.num_layers, _CREDITS, shortcut), recorder)
+    runner = Runner(moe_graph(stages, spec.num_layers, _CREDITS, shortcut), recorder, cpu)
     scheduler = Scheduler(config.scheduler, allocator, max_context_tokens)
     return EngineParts(
         model=model,
@@ -215,6 +215,10 @@ def _kernels(config: EngineConfig) -> Kernels:
         return ReferenceKernels()
     cpu = config.cpu
     return NativeKernels(cpu.isa, cpu.threads, pin=cpu.pin)
+
+
+def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:
+    return kernels.timeline() if config.trace.enabled else None
 
 
 def _recorder(config: EngineConfig) -> Recorder:

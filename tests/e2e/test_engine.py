@@ -395,11 +395,8 @@ async def test_the_trace_shows_every_stage_and_channel(tmp_path, monkeypatch):
     for event in events:
         if type(event).__name__ == "SpanEvent":
             lanes_of.setdefault(str(event.name), set()).add(event.lane)
-    trunk = {Lane.CPU_TRUNK}
-    for stage in ("embed", "attend", "router", "combine", "head"):
-        assert lanes_of[stage] == trunk
-    assert lanes_of["hot"] == {Lane.HOT}
-    assert lanes_of["cold"] == {Lane.CPU_COLD}
+    for stage in ("embed", "attend", "router", "hot", "cold", "combine", "head"):
+        assert lanes_of[stage] == {Lane.CPU}
     assert lanes_of["advise"] == {Lane.PAGECACHE}
     tracks = {event.track for event in events if type(event).__name__ == "CounterEvent"}
     names = {"embed", "attend", "router", "prefetch", "hot", "cold", "combine", "head", "results"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from thermocline.experts.dispatch import dispatch
@@ -32,6 +34,12 @@ def make_chunk(chunk_id: int = 0, *, num_tokens: int = 3, request: int = 1) -> C
         kv_slots=positions,
         logits_rows=positions[-1:],
     )
+
+
+def make_decode(chunk: Chunk) -> Chunk:
+    """Return the same chunk as a decode step."""
+    kinds = tuple(replace(segment, kind=SegmentKind.DECODE) for segment in chunk.segments)
+    return replace(chunk, segments=kinds)
 
 
 def make_work(

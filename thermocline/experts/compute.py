@@ -18,10 +18,8 @@ from thermocline.traces.lanes import Name
 if TYPE_CHECKING:
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.kernels.contract import FloatArray, Kernels
-    from thermocline.kernels.lane import LaneThread
+    from thermocline.kernels.lane import JobLane
     from thermocline.messages import (
-        ExpertIndex,
-        LayerIndex,
         LayerWork,
         Tier,
         TierResult,
@@ -44,29 +42,11 @@ class ExpertCompute(Protocol):
         """Names dims and ordered hot ids; equal fingerprints may share one service."""
         ...
 
-    def healthy(self) -> bool:
-        """Return whether work would be accepted now. Never blocks."""
-        ...
-
-    async def compute(
-        self,
-        layer: LayerIndex,
-        x: FloatArray,
-        experts: tuple[ExpertIndex, ...],
-        weights: FloatArray,
-    ) -> FloatArray:
-        """Return float32 [n, D]: the weighted output of each of n experts for one token x [D]."""
-        ...
-
     async def compute_share(self, work: LayerWork, share: TierWork) -> TierResult:
         """Return the weighted outputs of every (token, slot) in `share`, a part of `work`.
 
         When that is every slot of the layer, the result may be the layer's sum.
         """
-        ...
-
-    def close(self) -> None:
-        """Finish what was accepted, then refuse more."""
         ...
 
 
@@ -79,64 +59,26 @@ class CpuExpertCompute:
         fingerprint: str,
         catalog: ExpertCatalog,
         kernels: Kernels,
-        lane: LaneThread,
+        lane: JobLane,
     ) -> None:
         self.tier = tier
         self.fingerprint = fingerprint
         self._catalog = catalog
         self._kernels = kernels
         self._lane = lane
-        self._closed = False
 
     def __repr__(self) -> str:
         return f"CpuExpertCompute({self.tier}, {self._kernels.name}, {self._lane})"
-
-    def healthy(self) -> bool:
-        """See `ExpertCompute.healthy`."""
-        return not self._closed
-
-    async def compute(
-        self,
-        layer: LayerIndex,
-        x: FloatArray,
-        experts: tuple[ExpertIndex, ...],
-        weights: FloatArray,
-    ) -> FloatArray:
-        """See `ExpertCompute.compute`."""
-        job = partial(self._single, layer, experts, x.reshape(1, -1), weights)
-        return await self._lane.run(_SPAN_OF_TIER[self.tier], job, {"layer": layer})
 
     async def compute_share(self, work: LayerWork, share: TierWork) -> TierResult:
         """See `ExpertCompute.compute_share`."""
         is_whole = len(share.rows) == work.routing.expert_ids.size
         job = partial(self._sum if is_whole else self._outputs, work, share)
-        args = {
-            "layer": work.layer,
-            "chunk": work.chunk.id,
-            "tokens": work.chunk.num_tokens,
-            "experts": len(share.experts),
-        }
-        values = await self._lane.run(_SPAN_OF_TIER[self.tier], job, args)
+        name, num_experts = _SPAN_OF_TIER[self.tier], len(share.experts)
+        values = await self._lane.run(name, job, work.chunk, work.layer, experts=num_experts)
         if is_whole:
             return LayerSum(work.chunk, work.layer, self.tier, values)
         return PartialSum(work.chunk, work.layer, self.tier, share.rows, share.slots, values)
-
-    def close(self) -> None:
-        """See `ExpertCompute.close`."""
-        self._closed = True
-        self._lane.close()
-
-    def _single(
-        self,
-        layer: LayerIndex,
-        experts: tuple[ExpertIndex, ...],
-        x: FloatArray,
-        weights: FloatArray,
-    ) -> FloatArray:
-        ids = np.array(experts, np.int32)
-        ones, rows = np.ones(len(ids), np.int32), np.zeros(len(ids), np.int32)
-        work = ExpertWork(self._catalog.stack(layer), ids, ones, x, rows, weights)
-        return self._kernels.expert_outputs(work)
 
     def _outputs(self, work: LayerWork, share: TierWork) -> FloatArray:
         expert_work = self._expert_work(work, share)

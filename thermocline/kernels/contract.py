@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.kernels.dense_contract import DenseKernels
+    from thermocline.kernels.timeline import PoolTimeline
     from thermocline.kernels.whole_layer import WholeLayer
     from thermocline.modelfile.formats import BlockFormat
 
@@ -140,6 +141,10 @@ class Kernels(Protocol):
     @property
     def dense(self) -> DenseKernels:
         """The layer's parts that are not products with weights."""
+        ...
+
+    def timeline(self) -> PoolTimeline | None:
+        """Have the compute threads note what they do from now on; None where there are none. Call once."""
         ...
 
     @property

@@ -16,6 +16,7 @@ from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.native import load_native
+from thermocline.kernels.timeline import PoolTimeline
 from thermocline.messages import MachineLimits
 
 if TYPE_CHECKING:
@@ -127,6 +128,10 @@ class NativeKernels:
         for part in sample:
             self._core.read_all(part.reshape(-1))
         return time.perf_counter() - start
+
+    def timeline(self) -> PoolTimeline:
+        """See `Kernels.timeline`."""
+        return PoolTimeline(self._core)
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         """See `Kernels.decode_rows`."""

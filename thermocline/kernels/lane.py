@@ -1,54 +1,103 @@
-"""One thread per CPU resource: jobs run on it one at a time, and each is a span on its lane.
+"""One thread per resource: jobs run on it one at a time, and its lane of the trace shows what they did.
 
 A coroutine awaits a job while the event loop stays free; completion reaches the loop without polling.
-Knows nothing of what the jobs compute.
+Decode steps and prompts take turns. Knows nothing of what the jobs compute.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
-from collections.abc import Callable, Mapping
+import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from thermocline.errors import EngineClosedError
+from thermocline.kernels.turns import Turns
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
     from types import TracebackType
 
+    from thermocline.kernels.timeline import PoolTimeline
+    from thermocline.messages import Chunk, LayerIndex
     from thermocline.traces.events import FlowPhase
     from thermocline.traces.recorder import Recorder
 
 R = TypeVar("R")
-SpanArgs = Mapping[str, int | float | str]
+
+
+class JobLane(Protocol):
+    """Where stages have their work done."""
+
+    async def run(
+        self,
+        name: Name,
+        job: Callable[[], R],
+        chunk: Chunk,
+        layer: LayerIndex | None = None,
+        **counts: int,
+    ) -> R:
+        """Run `job` on the lane and return its result; layer and counts go to the trace."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A job as the trace shows it."""
+
+    name: Name
+    chunk: Chunk
+    layer: LayerIndex | None
+    counts: Mapping[str, int]
+
+    def args(self) -> dict[str, int | float | str]:
+        args: dict[str, int | float | str] = {
+            "chunk": self.chunk.id,
+            "tokens": self.chunk.num_tokens,
+        }
+        if self.layer is not None:
+            args["layer"] = self.layer
+        args.update(self.counts)
+        return args
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     run: Callable[[], Any]
-    done: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
-    span: Name
-    args: SpanArgs | None
+    settle: Callable[[Any, BaseException | None], None]
+    is_prompt: bool
 
 
 class LaneThread:
-    """A thread that is one lane of the trace. Close it (or leave its context) to end the thread."""
+    """A thread that is one resource. Close it (or leave its context) to end the thread.
 
-    def __init__(self, lane: Lane, recorder: Recorder) -> None:
+    timeline: what the pool's threads did, where jobs compute on a pool; else the job's own time is shown.
+    slowdown: see `Turns`.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        recorder: Recorder,
+        *,
+        timeline: PoolTimeline | None = None,
+        slowdown: float = 2.0,
+    ) -> None:
         self.lane = lane
         self._recorder = recorder
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._timeline = timeline
+        self._turns: Turns[_Job] = Turns(slowdown)
+        self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"lane {lane}", daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{self._jobs.qsize()} waiting"
+        state = "closed" if self._closed else f"{len(self._turns)} waiting"
         return f"LaneThread({self.lane}, {state})"
 
     def __enter__(self) -> Self:
@@ -62,69 +111,146 @@ class LaneThread:
     ) -> None:
         self.close()
 
-    async def run(self, span: Name, job: Callable[[], R], args: SpanArgs | None = None) -> R:
+    async def run(
+        self,
+        name: Name,
+        job: Callable[[], R],
+        chunk: Chunk,
+        layer: LayerIndex | None = None,
+        **counts: int,
+    ) -> R:
         """Run `job` on this lane's thread and return its result.
 
-        Without a running event loop the job runs at once on the calling thread, which then has the
-        lane to itself (see pipeline.walk). A job whose waiter is cancelled still runs to its end: what it writes to stays valid until
-        the lane is closed. Raises what the job raises, EngineClosedError after `close`.
+        On that very thread (see `walk`) it runs at once. On another thread without an event loop the
+        coroutine yields a concurrent Future to whoever drives it. A job whose waiter is cancelled still
+        runs to its end: what it writes to stays valid until the lane is closed. Raises what the job
+        raises, EngineClosedError after `close`.
         """
-        if self._closed:
-            raise EngineClosedError(f"lane {self.lane} is closed: open a new engine")
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return self._run_here(span, job, args)
-        done: asyncio.Future[R] = loop.create_future()
-        self._jobs.put(_Job(job, done, loop, span, args))
-        return await done
+        work = _Work(name, chunk, layer, counts)
+        if threading.get_ident() == self._thread.ident:
+            return self._show(work, job)
+        return await self._give(lambda: self._show(work, job), is_prompt=chunk.is_prompt)
+
+    async def walk(self, job: Callable[[], R]) -> R:
+        """Run a whole decode step, whose stages run their jobs on this lane, as one job."""
+        return await self._give(job, is_prompt=False)
 
     def close(self) -> None:
         """Finish the jobs that were given, then end the thread. Blocks; more calls do nothing."""
-        if not self._closed:
+        with self._changed:
             self._closed = True
-            self._jobs.put(None)
+            self._changed.notify()
         self._thread.join()
 
-    def _run_here(self, span: Name, job: Callable[[], R], args: SpanArgs | None) -> R:
-        start_ns = self._recorder.now_ns()
+    async def _give(self, run: Callable[[], R], *, is_prompt: bool) -> R:
         try:
-            return job()
-        finally:
-            self._record(span, args, start_ns)
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            elsewhere: Future[R] = Future()
+            self._put(_Job(run, _Settle(elsewhere), is_prompt))
+            return await _Elsewhere(elsewhere)
+        done: asyncio.Future[R] = loop.create_future()
+        self._put(_Job(run, _Post(loop, done), is_prompt))
+        return await done
 
-    def _record(self, span: Name, args: SpanArgs | None, start_ns: int) -> None:
-        if not self._recorder.enabled:
-            return
-        self._recorder.span(self.lane, span, start_ns, self._recorder.now_ns(), args)
-        chunk = args.get("chunk") if args else None
-        if isinstance(chunk, int):
-            phase = _FLOW_PHASES.get(span, "step")
-            self._recorder.flow(chunk, self.lane, start_ns, phase)
+    def _put(self, job: _Job) -> None:
+        with self._changed:
+            if self._closed:
+                raise EngineClosedError(f"lane {self.lane} is closed: open a new engine")
+            self._turns.put(job, is_prompt=job.is_prompt)
+            self._changed.notify()
+
+    def _take(self) -> _Job | None:
+        with self._changed:
+            while (job := self._turns.take()) is None and not self._closed:
+                self._changed.wait()
+            return job
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            start_ns = self._recorder.now_ns()
+        while (job := self._take()) is not None:
+            start_s = time.perf_counter()
             try:
                 result, error = job.run(), None
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, whatever it is
                 result, error = None, caught
-            self._record(job.span, job.args, start_ns)
-            try:
-                job.loop.call_soon_threadsafe(_settle, job.done, result, error)
-            except RuntimeError:
-                # The waiter's loop is closed: nobody is left to tell.
-                continue
+            self._turns.ran(time.perf_counter() - start_s, is_prompt=job.is_prompt)
+            job.settle(result, error)
 
+    def _show(self, work: _Work, job: Callable[[], R]) -> R:
+        recorder = self._recorder
+        if not recorder.enabled:
+            return job()
+        if self._timeline is not None:
+            self._timeline.begin()
+        start_ns = recorder.now_ns()
+        try:
+            return job()
+        finally:
+            self._record(work, start_ns)
+
+    def _record(self, work: _Work, start_ns: int) -> None:
+        recorder, args = self._recorder, work.args()
+        if self._timeline is None:
+            recorder.span(self.lane, work.name, start_ns, recorder.now_ns(), args)
+        else:
+            parts = _PARTS.get(work.name, (work.name,))
+            for done in self._timeline.take():
+                name = parts[done.part]
+                recorder.thread_spans(
+                    self.lane, done.thread, name, done.starts_ns, done.ends_ns, args
+                )
+                if done.thread == 0:
+                    start_ns = int(done.starts_ns[0])
+        phase = _FLOW_PHASES.get(work.name, "step")
+        recorder.flow(work.chunk.id, self.lane, start_ns, phase)
+
+
+# What the core's marks mean in a job that has several parts.
+_PARTS: Mapping[Name, tuple[Name, ...]] = MappingProxyType(
+    {Name.LAYER: (Name.ATTEND, Name.ROUTER, Name.COLD)}
+)
 
 # Where the arrow that follows a chunk begins and ends; every other span on its way is a step.
 _FLOW_PHASES: Mapping[Name, FlowPhase] = MappingProxyType({Name.EMBED: "start", Name.HEAD: "end"})
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:  # noqa: ANN401
-    if done.cancelled():
-        return
-    if error is None:
-        done.set_result(result)
-    else:
-        done.set_exception(error)
+class _Elsewhere(Generic[R]):
+    """Hands a concurrent Future to whoever drives the coroutine, and its result to the coroutine."""
+
+    def __init__(self, future: Future[R]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Future[R], None, R]:
+        yield self._future
+        return self._future.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Settle:
+    done: Future[Any]
+
+    def __call__(self, result: Any, error: BaseException | None) -> None:  # noqa: ANN401
+        if error is None:
+            self.done.set_result(result)
+        else:
+            self.done.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any]
+
+    def __call__(self, result: Any, error: BaseException | None) -> None:  # noqa: ANN401
+        try:
+            self.loop.call_soon_threadsafe(self._settle, result, error)
+        except RuntimeError:
+            return  # the waiter's loop is closed: nobody is left to tell
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:  # noqa: ANN401
+        if self.done.cancelled():
+            return
+        if error is None:
+            self.done.set_result(result)
+        else:
+            self.done.set_exception(error)

@@ -75,6 +75,10 @@ class ReferenceKernels:
         """Short name for reports."""
         return "reference"
 
+    def timeline(self) -> None:
+        """See `Kernels.timeline`: NumPy computes on the calling thread."""
+        return
+
     @property
     def whole_layer(self) -> None:
         """See `Kernels.whole_layer`: the parts apart are the judge."""

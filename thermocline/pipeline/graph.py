@@ -50,21 +50,18 @@ class Shortcut:
 class Graph:
     """Stages by name, the edges, and how many chunks may be in flight (`credits`).
 
-    `joins` names the stages whose input is collected per chunk and layer before they run.
+    `joins` names the stages whose input is collected per chunk and layer before they run, `ordered` those that
+    a request's chunks must reach in order.
     """
 
     stages: Mapping[str, AnyStage]
     edges: tuple[Edge, ...]
     joins: frozenset[str]
+    ordered: frozenset[str]
     source: str
     credits: int
     shortcut: Shortcut | None = None
     """For a walk only."""
-
-    @property
-    def has_branches(self) -> bool:
-        """Whether a layer's work is shared by tiers, which compute at the same time."""
-        return {"hot", "cold"} <= set(self.stages)
 
     def capacity(self, name: str) -> int:
         """Return the room of `name`'s input: one message per credit and incoming edge."""
@@ -117,18 +114,26 @@ def moe_graph(
         Edge("embed", "attend", _always),
         Edge("attend", "router", _always),
         Edge("router", "combine", _always),
-        Edge("router", "cold", _expects(Tier.COLD)),
-        Edge("cold", "combine", _always),
         Edge("combine", "attend", next_layer),
         Edge("combine", "head", last_layer),
         Edge("head", RESULTS, _always),
     ]
+    # Hot before cold: a walk computes cold experts itself, and the hot tier's device should be at work then.
     if "hot" in stages:
         edges += [Edge("router", "hot", _expects(Tier.HOT)), Edge("hot", "combine", _always)]
+    edges += [Edge("router", "cold", _expects(Tier.COLD)), Edge("cold", "combine", _always)]
     if "prefetch" in stages:
         # First of the router's edges: the hint should leave before the compute starts.
         edges.insert(2, Edge("router", "prefetch", _expects(Tier.COLD), lossy=True))
-    return Graph(stages, tuple(edges), frozenset({"combine"}), "embed", num_credits, shortcut)
+    return Graph(
+        stages,
+        tuple(edges),
+        frozenset({"combine"}),
+        frozenset({"attend"}),
+        "embed",
+        num_credits,
+        shortcut,
+    )
 
 
 def _always(message: StageMessage) -> bool:

@@ -7,10 +7,10 @@ itself: awaiting is not work. Knows no scheduler.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from thermocline.errors import StageError
 from thermocline.messages import (
@@ -20,7 +20,6 @@ from thermocline.messages import (
     LayerSum,
     LayerWork,
     PartialSum,
-    SegmentKind,
     StageMessage,
     StepResult,
 )
@@ -30,13 +29,23 @@ from thermocline.pipeline.join import Join
 from thermocline.pipeline.walk import Walk, WalkError
 
 if TYPE_CHECKING:
-    from thermocline.messages import ChunkId, LayerIndex
+    from collections.abc import Callable
+
+    from thermocline.messages import ChunkId, LayerIndex, RequestId
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.graph import Edge, Graph
     from thermocline.traces.recorder import Recorder
 
 # Failed chunks whose late messages may still be on their way; far more than can be in flight.
 _MAX_REMEMBERED_FAILURES = 256
+
+
+class WalkLane(Protocol):
+    """Where decode steps walk: the lane on which most of their jobs run."""
+
+    async def walk(self, job: Callable[[], StepResult]) -> StepResult:
+        """Run a whole decode step as one job."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +57,12 @@ class ChunkFailed:
 
 
 class Runner:
-    """Runs a validated graph. `inject` chunks, `receive` one result for each, `close` at the end."""
+    """Runs a validated graph. `inject` chunks, `receive` one result for each, `close` at the end.
 
-    def __init__(self, graph: Graph, recorder: Recorder) -> None:
+    walk_lane: where decode steps walk; without one they go through the ring like prompts.
+    """
+
+    def __init__(self, graph: Graph, recorder: Recorder, walk_lane: WalkLane | None = None) -> None:
         graph.validate()
         self._graph = graph
         self._inputs = {
@@ -64,10 +76,13 @@ class Runner:
             self._outgoing[edge.source].append(edge)
         self._joins = {name: Join() for name in graph.joins}
         self._walk = Walk(graph)
-        self._walker: ThreadPoolExecutor | None = None
+        self._walk_lane = walk_lane
         self._group: asyncio.TaskGroup | None = None
         self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
         self._in_flight: set[ChunkId] = set()
+        self._num_in_flight: Counter[RequestId] = Counter()  # chunks with tokens of a request
+        # The last of them that reached each layer.
+        self._latest: defaultdict[RequestId, dict[LayerIndex | None, ChunkId]] = defaultdict(dict)
 
     def __repr__(self) -> str:
         return f"Runner({len(self._in_flight)} of {self._graph.credits} chunks in flight)"
@@ -89,10 +104,10 @@ class Runner:
     def inject(self, chunk: Chunk) -> None:
         """Start a chunk; the caller has seen `has_credit`."""
         assert self.has_credit, "no credit left for one more chunk"
-        is_alone = not self._in_flight
         self._in_flight.add(chunk.id)
-        if is_alone and self._group is not None and self._can_walk(chunk):
-            self._group.create_task(self._walk_chunk(chunk), name="walk")
+        self._num_in_flight.update(chunk.requests)
+        if self._walk_lane is not None and self._group is not None and not chunk.is_prompt:
+            self._group.create_task(self._walk_chunk(chunk, self._walk_lane), name="walk")
             return
         accepted = self._inputs[self._graph.source].send_nowait(chunk)
         assert accepted, "the first channel has room for every credit"
@@ -101,15 +116,19 @@ class Runner:
         """Return the next chunk's end, and its credit. Raises ChannelClosed after `close`."""
         result = await self._results.receive()
         self._in_flight.discard(result.chunk.id)
+        for request in result.chunk.requests:
+            self._num_in_flight[request] -= 1
+            if not self._num_in_flight[request]:
+                del self._num_in_flight[request]
+                self._latest.pop(request, None)
         return result
 
     async def run(self) -> None:
         """Run all stages until `close`."""
-        with ThreadPoolExecutor(1, "walk") as self._walker:
-            async with asyncio.TaskGroup() as self._group:
-                for name in self._graph.stages:
-                    self._group.create_task(self._run_stage(name), name=f"stage {name}")
-            self._group = None
+        async with asyncio.TaskGroup() as self._group:
+            for name in self._graph.stages:
+                self._group.create_task(self._run_stage(name), name=f"stage {name}")
+        self._group = None
 
     def close(self) -> None:
         """End `run` once the stages have finished their present message."""
@@ -125,16 +144,12 @@ class Runner:
                 assert statistics.current_depth == 0, f"{statistics.name} is not empty when idle"
         if not self._in_flight:
             assert not any(len(join) for join in self._joins.values()), "a join is not empty"
+            assert not self._num_in_flight, "a request's chunks were not all counted back"
+            assert not self._latest, "the order of an ended request is remembered"
 
-    def _can_walk(self, chunk: Chunk) -> bool:
-        """Whether the chunk gains nothing from branches that run side by side."""
-        is_decode = all(segment.kind is SegmentKind.DECODE for segment in chunk.segments)
-        return is_decode and not self._graph.has_branches
-
-    async def _walk_chunk(self, chunk: Chunk) -> None:
-        loop = asyncio.get_running_loop()
+    async def _walk_chunk(self, chunk: Chunk, lane: WalkLane) -> None:
         try:
-            result = await loop.run_in_executor(self._walker, self._walk.run, chunk)
+            result = await lane.walk(partial(self._walk.run, chunk))
         except WalkError as error:
             self._fail(error.stage, error.message, chunk, error.failure)
         else:
@@ -144,20 +159,31 @@ class Runner:
         channel, join = self._inputs[name], self._joins.get(name)
         try:
             while True:
-                message: StageMessage | None = await channel.receive()
-                assert message is not None
-                chunk = chunk_of(message)
-                if chunk.id in self._failed:
+                message = await channel.receive()
+                if chunk_of(message).id in self._failed:
                     continue
-                if join is not None:
-                    assert isinstance(message, LayerWork | PartialSum | LayerSum)
-                    message = join.add(message)
-                if message is not None:
-                    await self._run_message(name, message, chunk)
+                for complete in self._collect(join, message):
+                    await self._run_message(name, complete, chunk_of(complete))
         except ChannelClosed:
             return
 
+    def _check_order(self, message: StageMessage, chunk: Chunk) -> None:
+        """Assert that a request's chunks come in order: each reads what the one before it writes."""
+        layer = layer_of(message)
+        for request in chunk.requests:
+            last = self._latest[request].get(layer)
+            assert last is None or last < chunk.id, f"chunk {chunk.id} came after {last}"
+            self._latest[request][layer] = chunk.id
+
+    def _collect(self, join: Join | None, message: StageMessage) -> tuple[StageMessage, ...]:
+        if join is None or isinstance(message, Joined):
+            return (message,)
+        assert isinstance(message, LayerWork | PartialSum | LayerSum)
+        return join.add(message)
+
     async def _run_message(self, name: str, message: StageMessage, chunk: Chunk) -> None:
+        if name in self._graph.ordered:
+            self._check_order(message, chunk)
         try:
             output = await self._graph.stages[name](message)
         except Exception as error:  # noqa: BLE001 - the one place where a stage's failure is caught
@@ -182,8 +208,10 @@ class Runner:
         if chunk.id in self._failed:
             return
         self._failed.append(chunk.id)
-        for join in self._joins.values():
-            join.discard(chunk.id)
+        for joining, join in self._joins.items():
+            for released in join.discard(chunk.id):
+                accepted = self._inputs[joining].send_nowait(released)
+                assert accepted, "its parts have left the channel"
         wrapped = StageError(
             name,
             layer=layer_of(message),

@@ -1,13 +1,15 @@
 """Walks one chunk through the graph on the calling thread: stage after stage, without a queue.
 
 The same graph and the same stage objects as in the runner's ring, for a chunk that has the machine to
-itself: a hop between tasks costs more than some stages of a single token. Knows no event loop; a lane
-that is asked to run a job outside of one runs it at once.
+itself: a hop between tasks costs more than some stages of a single token. Runs on a lane's thread, where
+that lane's jobs run at once; jobs of other lanes run beside them. Knows no event loop.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from thermocline.messages import Hidden, LayerSum, LayerWork, PartialSum, StepResult
@@ -15,11 +17,11 @@ from thermocline.pipeline.graph import RESULTS
 from thermocline.pipeline.join import Join
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterable, Mapping
 
     from thermocline.messages import Chunk, StageMessage
     from thermocline.pipeline.graph import Edge, Graph, Shortcut
-    from thermocline.stages.contract import Stage
+    from thermocline.stages.contract import AnyStage, Stage
 
 
 class WalkError(Exception):
@@ -47,55 +49,116 @@ class Walk:
         shortcut = self._graph.shortcut
         if shortcut is not None and shortcut.usable():
             return self._run_layers(chunk, shortcut)
-        joins = {name: Join() for name in self._graph.joins}
-        pending: deque[tuple[str, StageMessage]] = deque([(self._graph.source, chunk)])
-        while pending:
-            name, message = pending.popleft()
-            join = joins.get(name)
-            if join is not None:
-                assert isinstance(message, LayerWork | PartialSum | LayerSum)
-                joined = join.add(message)
-                if joined is None:
-                    continue
-                message = joined
-            output = self._step(name, self._graph.stages[name], message)
-            if output is None:
-                continue
-            for edge in self._outgoing[name]:
-                if not edge.carries(output):
-                    continue
-                if edge.target == RESULTS:
-                    assert isinstance(output, StepResult)
-                    return output
-                pending.append((edge.target, output))
-        raise AssertionError("the walk ended before the graph did")
+        return _Wander(self._graph.stages, self._outgoing, self._graph.joins).run(
+            self._graph.source, chunk
+        )
 
     def _run_layers(self, chunk: Chunk, shortcut: Shortcut) -> StepResult:
         stages = self._graph.stages
-        message = self._step("embed", stages["embed"], chunk)
+        message = _finish("embed", stages["embed"], chunk)
         for _ in range(shortcut.num_layers):
             assert isinstance(message, Hidden)
-            message = self._step("layer", shortcut.stage, message)
+            message = _finish("layer", shortcut.stage, message)
         assert isinstance(message, Hidden)
-        result = self._step("head", stages["head"], message)
+        result = _finish("head", stages["head"], message)
         assert isinstance(result, StepResult)
         return result
 
-    def _step(
-        self, name: str, stage: Stage[Any, Any], message: StageMessage
-    ) -> StageMessage | None:
+
+@dataclass(slots=True)
+class _Visit:
+    """A stage at work on a message."""
+
+    name: str
+    message: StageMessage
+    coroutine: Coroutine[Any, Any, StageMessage | None]
+    waits_for: Future[Any] | None = None
+    output: StageMessage | None = None
+
+    def advance(self) -> None:
+        """Run until the stage is done or waits for another lane. Raises WalkError."""
         try:
-            return _finish(stage(message))
+            waits_for = self.coroutine.send(None)
+        except StopIteration as done:
+            self.waits_for, self.output = None, done.value
+            return
         except Exception as error:
-            raise WalkError(name, message, error) from error
+            raise WalkError(self.name, self.message, error) from error
+        if not isinstance(waits_for, Future):
+            self.coroutine.close()
+            failure = RuntimeError("a stage waited for something else than a lane during a walk")
+            raise WalkError(self.name, self.message, failure)
+        self.waits_for = waits_for
 
 
-def _finish(coroutine: Coroutine[Any, Any, StageMessage | None]) -> StageMessage | None:
-    """Return the result of a coroutine that has nothing to wait for."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        result: StageMessage | None = done.value
-        return result
-    coroutine.close()
-    raise RuntimeError("a stage waited for something during a walk")
+class _Wander:
+    """One chunk's way from the source to the results."""
+
+    def __init__(
+        self,
+        stages: Mapping[str, AnyStage],
+        outgoing: Mapping[str, tuple[Edge, ...]],
+        joins: Iterable[str],
+    ) -> None:
+        self._stages = stages
+        self._outgoing = outgoing
+        self._joins = {name: Join() for name in joins}
+        self._ready: deque[tuple[str, StageMessage]] = deque()
+        self._waiting: list[_Visit] = []
+
+    def run(self, source: str, chunk: Chunk) -> StepResult:
+        self._ready.append((source, chunk))
+        try:
+            while True:
+                visit = self._start() if self._ready else self._resume()
+                if visit.waits_for is not None:
+                    self._waiting.append(visit)
+                elif visit.output is not None:
+                    result = self._pass_on(visit.name, visit.output)
+                    if result is not None:
+                        return result
+        finally:
+            # What other lanes still do for this chunk must end before its arrays are let go.
+            wait(visit.waits_for for visit in self._waiting if visit.waits_for is not None)
+            for visit in self._waiting:
+                visit.coroutine.close()
+
+    def _start(self) -> _Visit:
+        name, message = self._ready.popleft()
+        visit = _Visit(name, message, self._stages[name](message))
+        visit.advance()
+        return visit
+
+    def _resume(self) -> _Visit:
+        assert self._waiting, "the walk ended before the graph did"
+        futures = {visit.waits_for for visit in self._waiting if visit.waits_for is not None}
+        done, _ = wait(futures, return_when=FIRST_COMPLETED)
+        visit = next(visit for visit in self._waiting if visit.waits_for in done)
+        self._waiting.remove(visit)
+        visit.advance()
+        return visit
+
+    def _pass_on(self, name: str, output: StageMessage) -> StepResult | None:
+        for edge in self._outgoing[name]:
+            if not edge.carries(output):
+                continue
+            if edge.target == RESULTS:
+                assert isinstance(output, StepResult)
+                return output
+            join = self._joins.get(edge.target)
+            if join is None:
+                self._ready.append((edge.target, output))
+                continue
+            assert isinstance(output, LayerWork | PartialSum | LayerSum)
+            self._ready.extend((edge.target, joined) for joined in join.add(output))
+        return None
+
+
+def _finish(name: str, stage: Stage[Any, Any], message: StageMessage) -> StageMessage | None:
+    """Return the output of a stage that has nothing to wait for. Raises WalkError."""
+    visit = _Visit(name, message, stage(message))
+    visit.advance()
+    while visit.waits_for is not None:
+        wait((visit.waits_for,))
+        visit.advance()
+    return visit.output

@@ -9,7 +9,7 @@ from thermocline.messages import Hidden
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
-    from thermocline.kernels.lane import LaneThread
+    from thermocline.kernels.lane import JobLane
     from thermocline.kv.pool import KVPool
     from thermocline.models.contract import Model
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class AttendStage:
     """Hidden before a layer -> Hidden inside it, after attention."""
 
-    def __init__(self, model: Model, pool: KVPool, lane: LaneThread) -> None:
+    def __init__(self, model: Model, pool: KVPool, lane: JobLane) -> None:
         self._model = model
         self._pool = pool
         self._lane = lane
@@ -26,5 +26,4 @@ class AttendStage:
         """Attend; the chunk's keys and values are in the cache afterwards."""
         chunk, layer = hidden.chunk, hidden.layer
         job = partial(self._model.attend, layer, chunk, hidden.x, self._pool)
-        args = {"layer": layer, "chunk": chunk.id, "tokens": chunk.num_tokens}
-        return Hidden(chunk, layer, await self._lane.run(Name.ATTEND, job, args))
+        return Hidden(chunk, layer, await self._lane.run(Name.ATTEND, job, chunk, layer))

@@ -11,14 +11,14 @@ from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import DenseKernels
-    from thermocline.kernels.lane import LaneThread
+    from thermocline.kernels.lane import JobLane
     from thermocline.messages import FloatArray, Joined
 
 
 class CombineStage:
     """Joined tier results -> Hidden before the next layer."""
 
-    def __init__(self, dense: DenseKernels, lane: LaneThread) -> None:
+    def __init__(self, dense: DenseKernels, lane: JobLane) -> None:
         self._dense = dense
         self._lane = lane
 
@@ -29,12 +29,8 @@ class CombineStage:
             case (LayerSum(x=x),):
                 pass
             case _:
-                args = {
-                    "layer": work.layer,
-                    "chunk": work.chunk.id,
-                    "tokens": work.chunk.num_tokens,
-                }
-                x = await self._lane.run(Name.COMBINE, partial(combine, self._dense, joined), args)
+                job = partial(combine, self._dense, joined)
+                x = await self._lane.run(Name.COMBINE, job, work.chunk, work.layer)
         return Hidden(work.chunk, LayerIndex(work.layer + 1), x)
 
 

@@ -9,7 +9,7 @@ from thermocline.messages import Hidden, LayerIndex
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
-    from thermocline.kernels.lane import LaneThread
+    from thermocline.kernels.lane import JobLane
     from thermocline.messages import Chunk
     from thermocline.models.contract import Model
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 class EmbedStage:
     """Chunk -> Hidden before layer 0."""
 
-    def __init__(self, model: Model, lane: LaneThread) -> None:
+    def __init__(self, model: Model, lane: JobLane) -> None:
         self._model = model
         self._lane = lane
 
     async def __call__(self, chunk: Chunk) -> Hidden:
         """Look the chunk's tokens up."""
         job = partial(self._model.embed, chunk.token_ids)
-        args = {"chunk": chunk.id, "tokens": chunk.num_tokens}
-        return Hidden(chunk, LayerIndex(0), await self._lane.run(Name.EMBED, job, args))
+        return Hidden(chunk, LayerIndex(0), await self._lane.run(Name.EMBED, job, chunk))

@@ -11,7 +11,7 @@ from thermocline.messages import StepResult
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
-    from thermocline.kernels.lane import LaneThread
+    from thermocline.kernels.lane import JobLane
     from thermocline.messages import FloatArray, Hidden
     from thermocline.models.contract import Model
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class HeadStage:
     """Hidden after the last layer -> StepResult."""
 
-    def __init__(self, model: Model, lane: LaneThread) -> None:
+    def __init__(self, model: Model, lane: JobLane) -> None:
         self._model = model
         self._lane = lane
 
     async def __call__(self, hidden: Hidden) -> StepResult:
         """Compute logits; a chunk in the middle of a prompt wants none, and ends here all the same."""
         chunk = hidden.chunk
-        args = {"chunk": chunk.id, "rows": len(chunk.logits_rows)}
-        logits = await self._lane.run(Name.HEAD, partial(self._logits, hidden), args)
+        job, rows = partial(self._logits, hidden), len(chunk.logits_rows)
+        logits = await self._lane.run(Name.HEAD, job, chunk, rows=rows)
         return StepResult(chunk, logits)
 
     def _logits(self, hidden: Hidden) -> FloatArray:

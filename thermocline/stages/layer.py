@@ -10,7 +10,7 @@ from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
-    from thermocline.kernels.lane import LaneThread
+    from thermocline.kernels.lane import JobLane
     from thermocline.kv.pool import KVPool
     from thermocline.messages import FloatArray
     from thermocline.models.contract import Model
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class LayerStage:
     """Hidden before a layer -> Hidden before the next."""
 
-    def __init__(self, model: Model, pool: KVPool, heat: ExpertHeat, lane: LaneThread) -> None:
+    def __init__(self, model: Model, pool: KVPool, heat: ExpertHeat, lane: JobLane) -> None:
         self._model = model
         self._pool = pool
         self._heat = heat
@@ -28,8 +28,7 @@ class LayerStage:
     async def __call__(self, hidden: Hidden) -> Hidden:
         """Attend, route and compute the chosen experts."""
         chunk, layer = hidden.chunk, hidden.layer
-        args = {"layer": layer, "chunk": chunk.id, "tokens": chunk.num_tokens}
-        x = await self._lane.run(Name.LAYER, partial(self._run, hidden), args)
+        x = await self._lane.run(Name.LAYER, partial(self._run, hidden), chunk, layer)
         return Hidden(chunk, LayerIndex(layer + 1), x)
 
     def _run(self, hidden: Hidden) -> FloatArray:

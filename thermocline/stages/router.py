@@ -12,7 +12,7 @@ from thermocline.traces.lanes import Name
 if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
-    from thermocline.kernels.lane import LaneThread
+    from thermocline.kernels.lane import JobLane
     from thermocline.messages import Hidden
     from thermocline.models.contract import Model
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 class RouterStage:
     """Hidden inside a layer -> LayerWork."""
 
-    def __init__(
-        self, model: Model, placement: Placement, heat: ExpertHeat, lane: LaneThread
-    ) -> None:
+    def __init__(self, model: Model, placement: Placement, heat: ExpertHeat, lane: JobLane) -> None:
         self._model = model
         self._heat = heat
         self._lane = lane
@@ -31,9 +29,8 @@ class RouterStage:
 
     async def __call__(self, hidden: Hidden) -> LayerWork:
         """Route one chunk's tokens."""
-        chunk, layer = hidden.chunk, hidden.layer
-        args = {"layer": layer, "chunk": chunk.id, "tokens": chunk.num_tokens}
-        return await self._lane.run(Name.ROUTER, partial(self._route, hidden), args)
+        job = partial(self._route, hidden)
+        return await self._lane.run(Name.ROUTER, job, hidden.chunk, hidden.layer)
 
     def _route(self, hidden: Hidden) -> LayerWork:
         normed, routing = self._model.route(hidden.layer, hidden.x)

@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.chunks import make_chunk
 from tests.support.toy_model import ToyShape, write_toy_model
-from thermocline.errors import EngineClosedError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.dispatch import dispatch
@@ -16,7 +15,6 @@ from thermocline.kernels.dense_contract import Contributions
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import (
-    ExpertIndex,
     LayerIndex,
     LayerSum,
     LayerWork,
@@ -39,10 +37,8 @@ def compute(request, tmp_path):
     kernels = request.param()
     with open_model_file(write_toy_model(tmp_path / "toy.gguf", SHAPE)) as file:
         catalog = ExpertCatalog(open_model(file, kernels).expert_layers)
-        lane = LaneThread(Lane.CPU_COLD, NullRecorder())
-        service = CpuExpertCompute(Tier.COLD, "print", catalog, kernels, lane)
-        yield service
-        service.close()
+        with LaneThread(Lane.CPU, NullRecorder()) as lane:
+            yield CpuExpertCompute(Tier.COLD, "print", catalog, kernels, lane)
 
 
 def make_work(num_tokens: int) -> LayerWork:
@@ -54,16 +50,24 @@ def make_work(num_tokens: int) -> LayerWork:
     return LayerWork(make_chunk(num_tokens=num_tokens), LAYER, x, x, routing, shares)
 
 
+def one_token_of(work: LayerWork, token: int) -> LayerWork:
+    rows = slice(token, token + 1)
+    routing = Routing(work.routing.expert_ids[rows], work.routing.weights[rows])
+    shares = dispatch(routing, np.zeros(8, bool))
+    chunk = make_chunk(num_tokens=1)
+    return LayerWork(chunk, LAYER, work.residual[rows], work.x[rows], routing, shares)
+
+
 async def test_single_and_share_give_the_same_bits(compute):
     """A token computed alone equals the token in a batch of 9, slot by slot, and their sum."""
     work = make_work(9)
     total = await compute.compute_share(work, work.shares[Tier.COLD])
     assert isinstance(total, LayerSum)
     for token in range(9):
-        experts = tuple(ExpertIndex(int(e)) for e in work.routing.expert_ids[token])
-        single = await compute.compute(LAYER, work.x[token], experts, work.routing.weights[token])
-        expected = (single[0] + single[1]) + single[2] + work.residual[token]
-        np.testing.assert_array_equal(total.x[token], expected)
+        alone = one_token_of(work, token)
+        single = await compute.compute_share(alone, alone.shares[Tier.COLD])
+        assert isinstance(single, LayerSum)
+        np.testing.assert_array_equal(total.x[token], single.x[0])
 
 
 async def test_parts_of_the_layer_add_up_to_the_whole(compute):
@@ -76,13 +80,3 @@ async def test_parts_of_the_layer_add_up_to_the_whole(compute):
     contributions = [Contributions(part.rows, part.slots, part.values) for part in parts]
     joined = ReferenceKernels().dense.combine(work.residual, contributions, 3)
     np.testing.assert_array_equal(joined, whole.x)
-
-
-async def test_after_close_it_says_so(compute):
-    """A closed service is not healthy, and work for it is a typed error."""
-    assert compute.healthy()
-    assert (compute.tier, compute.fingerprint) == (Tier.COLD, "print")
-    compute.close()
-    assert not compute.healthy()
-    with pytest.raises(EngineClosedError):
-        await compute.compute_share(make_work(1), make_work(1).shares[Tier.COLD])

@@ -7,21 +7,30 @@ import itertools
 import threading
 from functools import partial
 
+import numpy as np
 import pytest
 
+from tests.support.chunks import make_chunk, make_decode
 from thermocline.errors import EngineClosedError
+from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
+from thermocline.kernels.timeline import PoolTimeline
+from thermocline.messages import LayerIndex
 from thermocline.traces.events import FlowEvent, SpanEvent
 from thermocline.traces.lanes import Lane, Name
 from thermocline.traces.recorder import MemoryRecorder, NullRecorder
 
+CHUNK = make_chunk(7)
+
 
 async def test_jobs_run_in_order_on_one_thread_of_their_own():
     """Results come back, from a thread that is not the loop's."""
-    with LaneThread(Lane.CPU_COLD, NullRecorder()) as lane:
-        jobs = [lane.run(Name.COLD, lambda: threading.current_thread().name) for _ in range(3)]
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        jobs = [
+            lane.run(Name.COLD, lambda: threading.current_thread().name, CHUNK) for _ in range(3)
+        ]
         names = await asyncio.gather(*jobs)
-    assert names == ["lane cpu.cold"] * 3
+    assert names == ["lane cpu"] * 3
 
 
 async def test_a_job_s_exception_reaches_its_waiter_and_no_other():
@@ -32,8 +41,8 @@ async def test_a_job_s_exception_reaches_its_waiter_and_no_other():
 
     with LaneThread(Lane.HOT, NullRecorder()) as lane:
         with pytest.raises(ArithmeticError, match="as told"):
-            await lane.run(Name.HOT, fail)
-        assert await lane.run(Name.HOT, lambda: 5) == 5
+            await lane.run(Name.HOT, fail, CHUNK)
+        assert await lane.run(Name.HOT, lambda: 5, CHUNK) == 5
 
 
 async def test_a_cancelled_waiter_does_not_stop_the_job():
@@ -46,7 +55,7 @@ async def test_a_cancelled_waiter_does_not_stop_the_job():
         finished.set()
 
     lane = LaneThread(Lane.HOT, NullRecorder())
-    waiter = asyncio.create_task(lane.run(Name.HOT, job))
+    waiter = asyncio.create_task(lane.run(Name.HOT, job, CHUNK))
     await asyncio.to_thread(started.wait, 5)
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -59,13 +68,13 @@ async def test_a_cancelled_waiter_does_not_stop_the_job():
 async def test_spans_are_busy_time_and_flows_follow_the_chunk():
     """One span per job, none overlapping; a chunk's arrow starts at embed and ends at head."""
     recorder = MemoryRecorder(64)
-    with LaneThread(Lane.CPU_TRUNK, recorder) as lane:
+    with LaneThread(Lane.CPU, recorder) as lane:
         for name in (Name.EMBED, Name.ATTEND, Name.HEAD):
-            await lane.run(name, partial(sum, range(1000)), {"chunk": 7})
-        await lane.run(Name.ROUTER, int, {"layer": 1})
+            await lane.run(name, partial(sum, range(1000)), CHUNK, LayerIndex(1), rows=2)
     spans = [event for event in recorder.events() if isinstance(event, SpanEvent)]
     flows = [event for event in recorder.events() if isinstance(event, FlowEvent)]
-    assert [span.name for span in spans] == [Name.EMBED, Name.ATTEND, Name.HEAD, Name.ROUTER]
+    assert [span.name for span in spans] == [Name.EMBED, Name.ATTEND, Name.HEAD]
+    assert spans[0].args == {"chunk": 7, "tokens": 3, "layer": 1, "rows": 2}
     assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(spans))
     assert [(flow.flow_id, flow.phase) for flow in flows] == [(7, "start"), (7, "step"), (7, "end")]
 
@@ -76,4 +85,65 @@ async def test_a_closed_lane_refuses_work():
     lane.close()
     lane.close()
     with pytest.raises(EngineClosedError, match="closed"):
-        await lane.run(Name.HOT, int)
+        await lane.run(Name.HOT, int, CHUNK)
+
+
+async def test_a_walk_has_the_lane_to_itself_and_its_jobs_run_at_once():
+    """What a decode step's stages run on the lane does not queue behind the step itself."""
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+
+        def step() -> list[str]:
+            names = []
+            for _ in range(3):
+                coroutine = lane.run(Name.COLD, lambda: threading.current_thread().name, CHUNK)
+                with pytest.raises(StopIteration) as done:
+                    coroutine.send(None)
+                names.append(done.value.value)
+            return names
+
+        assert await lane.walk(step) == ["lane cpu"] * 3
+
+
+async def test_a_decode_step_overtakes_prompts_that_wait():
+    """A prompt's next job waits for the step; the prompt's present job is not stopped."""
+    order, started, release = [], threading.Event(), threading.Event()
+
+    def first() -> None:
+        started.set()
+        release.wait(5)
+        order.append("prompt 0")
+
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lane.run(Name.COLD, first, CHUNK))
+            await asyncio.to_thread(started.wait, 5)
+            for number in (1, 2):
+                job = partial(order.append, f"prompt {number}")
+                group.create_task(lane.run(Name.COLD, job, CHUNK))
+            decode = partial(order.append, "decode")
+            group.create_task(lane.run(Name.COLD, decode, make_decode(CHUNK)))
+            await asyncio.sleep(0)
+            release.set()
+    assert order[:2] == ["prompt 0", "decode"]
+    assert order[2:] == ["prompt 1", "prompt 2"]
+
+
+async def test_a_pool_s_threads_are_shown_each_with_what_it_did():
+    """With a timeline the spans are the threads' own, inside of the job, and none is the job's wait."""
+    recorder, kernels = MemoryRecorder(64), NativeKernels(threads=2)
+    x = np.ones((64, 512), np.float32)
+    timeline = PoolTimeline(kernels._core)
+    with LaneThread(Lane.CPU, recorder, timeline=timeline) as lane:
+        start_ns = recorder.now_ns()
+
+        def job() -> None:
+            for _ in range(20):
+                kernels.dense.rms_norm(x, x[0], 1e-6)
+
+        await lane.run(Name.ATTEND, job, CHUNK, LayerIndex(0))
+        end_ns = recorder.now_ns()
+    spans = [event for event in recorder.events() if isinstance(event, SpanEvent)]
+    assert {span.index for span in spans} <= {0, 1}
+    assert sum(span.index == 0 for span in spans) == 20
+    assert {span.name for span in spans} == {Name.ATTEND}
+    assert all(start_ns <= span.start_ns <= span.end_ns <= end_ns for span in spans)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import threading
 
 import numpy as np
 import pytest
 
-from tests.support.chunks import make_chunk, make_work, partial_sum
-from thermocline.messages import Hidden, LayerIndex, SegmentKind, StepResult, Tier
-from thermocline.pipeline.graph import moe_graph
+from tests.support.chunks import make_chunk, make_decode, make_work, partial_sum
+from thermocline.kernels.lane import LaneThread
+from thermocline.messages import Hidden, LayerIndex, StepResult, Tier
+from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.runner import ChunkFailed, Runner
 from thermocline.pipeline.walk import Walk, WalkError
+from thermocline.traces.lanes import Lane, Name
 from thermocline.traces.recorder import NullRecorder
 
 LAYERS = 3
 ROUTES = [[0, 1], [1, 2], [2, 0]]
+LAYER = ["attend", "router", "prefetch", "cold", "combine"]
 
 
 class ColdStages:
@@ -66,9 +69,7 @@ class ColdStages:
 
 
 def decode_chunk(chunk_id: int = 0):
-    chunk = make_chunk(chunk_id)
-    kinds = tuple(replace(segment, kind=SegmentKind.DECODE) for segment in chunk.segments)
-    return replace(chunk, segments=kinds)
+    return make_decode(make_chunk(chunk_id))
 
 
 def test_every_stage_of_every_layer_is_visited_in_order():
@@ -76,8 +77,7 @@ def test_every_stage_of_every_layer_is_visited_in_order():
     stages = ColdStages()
     result = Walk(stages.graph()).run(decode_chunk())
     assert isinstance(result, StepResult)
-    layer = ["attend", "router", "prefetch", "cold", "combine"]
-    assert stages.visits == ["embed", *layer * LAYERS, "head"]
+    assert stages.visits == ["embed", *LAYER * LAYERS, "head"]
 
 
 @pytest.mark.parametrize("name", ["embed", "cold", "head"])
@@ -89,6 +89,59 @@ def test_a_failing_stage_is_named(name):
     assert isinstance(caught.value.failure, ArithmeticError)
 
 
+def test_branches_of_a_walk_run_side_by_side():
+    """The hot lane works while the walk computes cold experts; neither waits for the other to begin."""
+    order, hot_may_end = [], threading.Event()
+
+    class Split(ColdStages):
+        def __init__(self, hot_lane: LaneThread) -> None:
+            super().__init__()
+            self._lane = hot_lane
+
+        async def router(self, hidden):
+            return make_work(hidden.chunk, ROUTES, {0}, layer=hidden.layer)
+
+        async def hot(self, work):
+            def job() -> None:
+                assert hot_may_end.wait(5)
+                hot_may_end.clear()
+
+            await self._lane.run(Name.HOT, job, work.chunk, work.layer)
+            order.append("hot")
+            return partial_sum(work, Tier.HOT)
+
+        async def cold(self, work):
+            order.append("cold")
+            hot_may_end.set()
+            return partial_sum(work, Tier.COLD)
+
+        def graph(self):
+            graph = super().graph()
+            return moe_graph({**graph.stages, "hot": self.hot}, LAYERS, 1)
+
+    with LaneThread(Lane.HOT, NullRecorder()) as lane:
+        result = Walk(Split(lane).graph()).run(decode_chunk())
+    assert isinstance(result, StepResult)
+    assert order == ["cold", "hot"] * LAYERS
+
+
+def test_a_shortcut_takes_the_place_of_a_layer_s_stages():
+    """Where it may be used the layer's own stage runs, else the ring's stages do."""
+    stages, usable = ColdStages(), True
+
+    async def layer(hidden):
+        stages.visits.append("layer")
+        return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
+
+    shortcut = Shortcut(layer, LAYERS, lambda: usable)
+    walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, shortcut))
+    walk.run(decode_chunk())
+    assert stages.visits == ["embed", *["layer"] * LAYERS, "head"]
+    usable = False
+    walk.run(decode_chunk())
+    assert stages.visits[LAYERS + 2 :] == ["embed", *LAYER * LAYERS, "head"]
+
+
 def test_a_stage_that_waits_is_our_bug():
     """Nothing would wake it; the walk says so instead of hanging."""
     with pytest.raises(WalkError) as caught:
@@ -98,7 +151,11 @@ def test_a_stage_that_waits_is_our_bug():
 
 async def test_the_runner_walks_a_lone_decode_and_sends_prompts_round_the_ring():
     """A stage that waits is fine in the ring, and fails the chunk that walks."""
-    runner = Runner(ColdStages(waits_at="cold").graph(), NullRecorder())
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        await prompt_then_decode(Runner(ColdStages(waits_at="cold").graph(), NullRecorder(), lane))
+
+
+async def prompt_then_decode(runner: Runner) -> None:
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(runner.run())
         await asyncio.sleep(0)
