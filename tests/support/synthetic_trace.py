@@ -148,7 +148,7 @@ class SyntheticRun:
             at_ns = start_ns + self._random.randint(0, self._unit_ns)
             for _ in range(self._random.randint(1, 3)):
                 end_ns = at_ns + round(_COST[name] * scale * self._random.uniform(0.1, 0.4)) + 1
-                span = SpanEvent(track.lane, name, at_ns, end_ns, dict(args), track.index)
+                span = SpanEvent(track.lane, name, at_ns, end_ns, dict(args), track.number)
                 self.events.append(span)
                 at_ns = end_ns + self._random.randint(0, self._unit_ns // 5)
             ends.append(end_ns)

@@ -14,58 +14,46 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from thermocline.traces.events import InstantEvent, SpanEvent
 from thermocline.traces.lanes import WORK_LANES, Name, Track
 from thermocline.traces.overlap import total_ns, union
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from thermocline.traces.events import Args, Event
+    from thermocline.traces.lanes import Lane
     from thermocline.traces.overlap import Interval
 
-# The groups of a layer's stages; those of one group may run at the same time.
-_LAYER_STAGES: Final = (
-    (Name.ATTEND,),
-    (Name.ROUTER,),
-    (Name.HOT, Name.COLD, Name.REMOTE),
-    (Name.COMBINE,),
-)
-_STAGES: Final = frozenset({Name.EMBED, Name.HEAD}.union(*_LAYER_STAGES))
-
-
-@dataclass(frozen=True, slots=True)
-class JobKey:
-    """Which job: embed and head have no layer."""
-
-    chunk: int
-    name: Name
-    layer: int | None
+# Where in its layer a stage comes; those of one place may run at the same time.
+_PLACE_IN_LAYER: Final[Mapping[Name, int]] = {
+    Name.ATTEND: 0,
+    Name.ROUTER: 1,
+    Name.HOT: 2,
+    Name.COLD: 2,
+    Name.REMOTE: 2,
+    Name.COMBINE: 3,
+}
+_STAGES: Final = frozenset({Name.EMBED, Name.HEAD, *_PLACE_IN_LAYER})
+_Key: TypeAlias = tuple[int, Name, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """When a job ran, and how long it took of each resource: rising, disjoint intervals per track."""
+    """One job (embed and head have no layer) and its time on each resource: rising, disjoint intervals."""
 
-    key: JobKey
+    chunk: int
+    name: Name
+    layer: int | None
     busy: Mapping[Track, tuple[Interval, ...]]
 
     @property
     def duration_ns(self) -> int:
         """How long the job occupied its resource: of several, the one that it occupied longest."""
         return max(total_ns(parts) for parts in self.busy.values())
-
-    @property
-    def start_ns(self) -> int:
-        """The first moment of the job."""
-        return min(parts[0][0] for parts in self.busy.values())
-
-    @property
-    def end_ns(self) -> int:
-        """The last moment of the job."""
-        return max(parts[-1][1] for parts in self.busy.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +66,21 @@ class ChunkPlan:
     requests: tuple[int, ...] = ()
 
 
-def find_jobs(events: Iterable[Event]) -> dict[JobKey, Job]:
-    """Return the jobs by key, in the order of chunks and, within a chunk, of dependency.
+def find_jobs(events: Iterable[Event]) -> tuple[Job, ...]:
+    """Return the jobs in the order of chunks and, within a chunk, of dependency.
 
     Spans of other lanes than work lanes, without a chunk, or of no length are no jobs.
     """
-    spans: defaultdict[JobKey, defaultdict[Track, list[Interval]]]
-    spans = defaultdict(lambda: defaultdict(list))
+    spans: defaultdict[tuple[_Key, Lane, int], list[Interval]] = defaultdict(list)
     for event in events:
         if isinstance(event, SpanEvent) and event.lane in WORK_LANES:
             key = _key(event)
             if key is not None and event.end_ns > event.start_ns:
-                track = Track(event.lane, event.index)
-                spans[key][track].append((event.start_ns, event.end_ns))
-    ordered = sorted(spans, key=_order)
-    return {
-        key: Job(key, {track: tuple(union(parts)) for track, parts in spans[key].items()})
-        for key in ordered
-    }
+                spans[key, event.lane, event.index].append((event.start_ns, event.end_ns))
+    busy: defaultdict[_Key, dict[Track, tuple[Interval, ...]]] = defaultdict(dict)
+    for (key, lane, index), parts in spans.items():
+        busy[key][Track(lane, index)] = tuple(union(parts))
+    return tuple(Job(*key, busy[key]) for key in sorted(busy, key=_order))
 
 
 def find_plans(events: Iterable[Event]) -> dict[int, ChunkPlan]:
@@ -111,29 +96,29 @@ def find_plans(events: Iterable[Event]) -> dict[int, ChunkPlan]:
     return plans
 
 
-def dependencies(
-    jobs: Mapping[JobKey, Job], plans: Mapping[int, ChunkPlan]
-) -> dict[JobKey, frozenset[JobKey]]:
-    """Return for each of `jobs` those that had to end before it started.
+def dependencies(jobs: Sequence[Job], plans: Mapping[int, ChunkPlan]) -> tuple[frozenset[int], ...]:
+    """Return for each of `jobs` those that had to end before it started, as indices into `jobs`.
 
     jobs in the order of `find_jobs`: every job then comes after those that it waited for.
     """
-    by_chunk: defaultdict[int, list[JobKey]] = defaultdict(list)
-    for key in jobs:
-        by_chunk[key.chunk].append(key)
+    heads = {job.chunk: index for index, job in enumerate(jobs) if job.name is Name.HEAD}
+    attends = {
+        (job.chunk, job.layer): index for index, job in enumerate(jobs) if job.name is Name.ATTEND
+    }
     previous_chunk: dict[int, int] = {}  # by request
-    result: dict[JobKey, frozenset[JobKey]] = {}
-    for chunk, keys in by_chunk.items():
+    result: list[frozenset[int]] = []
+    for chunk, indices in groupby(range(len(jobs)), key=lambda index: jobs[index].chunk):
         plan = plans.get(chunk, ChunkPlan(chunk))
         before = {previous_chunk[request] for request in plan.requests if request in previous_chunk}
-        heads = {JobKey(other, Name.HEAD, None) for other in before} & jobs.keys()
-        for key, needed in _within_chunk(keys, heads if plan.kind == "decode" else set()):
-            if key.name is Name.ATTEND:
-                earlier = {JobKey(other, Name.ATTEND, key.layer) for other in before}
-                needed |= earlier & jobs.keys()
-            result[key] = frozenset(needed)
+        gave_token = before & heads.keys() if plan.kind == "decode" else set()
+        first_needs = frozenset(heads[other] for other in gave_token)
+        for index, needed in _within_chunk(jobs, indices, first_needs):
+            if jobs[index].name is Name.ATTEND:
+                layer = jobs[index].layer
+                needed |= {attends[c, layer] for c in before if (c, layer) in attends}
+            result.append(needed)
         previous_chunk |= dict.fromkeys(plan.requests, chunk)
-    return result
+    return tuple(result)
 
 
 def int_arg(args: Args | None, name: str) -> int | None:
@@ -143,39 +128,39 @@ def int_arg(args: Args | None, name: str) -> int | None:
 
 
 def _within_chunk(
-    keys: Iterable[JobKey], first_needs: set[JobKey]
-) -> Iterator[tuple[JobKey, set[JobKey]]]:
-    """Yield each job of a chunk with those of the stage before it; the first ones need `first_needs`."""
-    before, group, at = first_needs, set[JobKey](), None
-    for key in keys:
-        place = _place(key)
-        if place != at and group:
-            before, group = group, set()
-        at = place
-        group.add(key)
-        yield key, set(before)
+    jobs: Sequence[Job], indices: Iterable[int], first_needs: frozenset[int]
+) -> Iterator[tuple[int, frozenset[int]]]:
+    """Yield each job of a chunk with those of the place before it; the first ones need `first_needs`."""
+    before = first_needs
+    for _, places in groupby(
+        indices, key=lambda index: _place(jobs[index].name, jobs[index].layer)
+    ):
+        group = frozenset(places)
+        yield from ((index, before) for index in sorted(group))
+        before = group
 
 
-def _order(key: JobKey) -> tuple[int, tuple[float, int], str]:
-    return key.chunk, _place(key), key.name
+def _order(key: _Key) -> tuple[int, tuple[float, int], Name]:
+    chunk, name, layer = key
+    return chunk, _place(name, layer), name
 
 
-def _place(key: JobKey) -> tuple[float, int]:
+def _place(name: Name, layer: int | None) -> tuple[float, int]:
     """Return where in its chunk a job comes; jobs of one place do not wait for each other."""
-    if key.layer is None:
-        return (-1.0 if key.name is Name.EMBED else float("inf")), 0
-    return float(key.layer), next(
-        position for position, names in enumerate(_LAYER_STAGES) if key.name in names
-    )
+    if layer is None:
+        return (-1.0 if name is Name.EMBED else float("inf")), 0
+    return float(layer), _PLACE_IN_LAYER[name]
 
 
-def _key(span: SpanEvent) -> JobKey | None:
-    chunk, layer = int_arg(span.args, "chunk"), int_arg(span.args, "layer")
-    if chunk is None or span.name not in _STAGES:
+def _key(span: SpanEvent) -> _Key | None:
+    if span.name not in _STAGES:
         return None
-    if span.name in (Name.EMBED, Name.HEAD):
-        return JobKey(chunk, span.name, None)
-    return None if layer is None else JobKey(chunk, span.name, layer)
+    chunk, layer = int_arg(span.args, "chunk"), int_arg(span.args, "layer")
+    if chunk is None:
+        return None
+    if span.name not in _PLACE_IN_LAYER:
+        return chunk, span.name, None
+    return None if layer is None else (chunk, span.name, layer)
 
 
 def _requests(args: Args) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ are not counted twice.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from thermocline.traces.events import Event
+    from thermocline.traces.lanes import Lane
 
 Interval: TypeAlias = tuple[int, int]
 """Half open, in nanoseconds."""
@@ -83,17 +84,13 @@ def summarize(events: Iterable[Event]) -> OverlapSummary:
     wall_ns = max((s.end_ns for s in spans), default=0) - min(
         (s.start_ns for s in spans), default=0
     )
-    intervals: defaultdict[Track, list[Interval]] = defaultdict(list)
-    for span in spans:
-        intervals[Track(span.lane, span.index)].append((span.start_ns, span.end_ns))
-    busy = {
-        track: union(intervals[track]) for track in sorted(intervals, key=lambda track: track.order)
-    }
+    busy = busy_intervals(spans)
+    num_spans = Counter((span.lane, span.index) for span in spans)
     time_ns = _time_per_busy_set(busy)
     num_working = {tracks: sum(t.lane in WORK_LANES for t in tracks) for tracks in time_ns}
     return OverlapSummary(
         tracks=tuple(
-            TrackBusy(track, len(intervals[track]), busy_ns, busy_ns / wall_ns if wall_ns else 0.0)
+            TrackBusy(track, num_spans[track], busy_ns, busy_ns / wall_ns if wall_ns else 0.0)
             for track, parts in busy.items()
             for busy_ns in [total_ns(parts)]
         ),
@@ -129,8 +126,19 @@ def check_lanes(events: Iterable[Event]) -> list[str]:
     return violations
 
 
+def busy_intervals(spans: Iterable[SpanEvent]) -> dict[Track, list[Interval]]:
+    """Return when each track of `spans` was busy, in a viewer's order: rising, disjoint intervals."""
+    intervals: defaultdict[tuple[Lane, int], list[Interval]] = defaultdict(list)
+    for span in spans:
+        intervals[span.lane, span.index].append((span.start_ns, span.end_ns))
+    tracks = sorted((Track(*key) for key in intervals), key=lambda track: track.order)
+    return {track: union(intervals[track]) for track in tracks}
+
+
 def union(intervals: list[Interval]) -> list[Interval]:
     """Return the same time as rising, disjoint intervals that do not touch; empty ones vanish."""
+    if len(intervals) == 1 and intervals[0][0] < intervals[0][1]:
+        return intervals
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -160,23 +168,18 @@ def _time_per_busy_set(
 ) -> dict[frozenset[Track], int]:
     """Return how long exactly each set of tracks was busy (the empty set too). Intervals per track are disjoint."""
     edges = sorted(
-        (
-            (at_ns, is_start, track)
-            for track, parts in busy.items()
-            for start, end in parts
-            for at_ns, is_start in ((start, True), (end, False))
-        ),
-        key=lambda edge: edge[:2],
+        (at_ns, bit) for bit, parts in enumerate(busy.values()) for part in parts for at_ns in part
     )
-    time_ns: defaultdict[frozenset[Track], int] = defaultdict(int)
-    active: frozenset[Track] = frozenset()
-    previous_ns = edges[0][0] if edges else 0
-    for at_ns, is_start, track in edges:
-        if at_ns > previous_ns:
-            time_ns[active] += at_ns - previous_ns
-            previous_ns = at_ns
-        active = active | {track} if is_start else active - {track}
-    return dict(time_ns)
+    time_ns: defaultdict[int, int] = defaultdict(int)  # by the set of tracks, a bit for each
+    active, previous_ns = 0, edges[0][0] if edges else 0
+    for at_ns, bit in edges:
+        time_ns[active] += at_ns - previous_ns
+        previous_ns = at_ns
+        active ^= 1 << bit
+    return {
+        frozenset(track for bit, track in enumerate(busy) if tracks >> bit & 1): ns
+        for tracks, ns in time_ns.items()
+    }
 
 
 def _stage_totals(spans: Iterable[SpanEvent]) -> tuple[StageTotal, ...]:

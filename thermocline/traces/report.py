@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thermocline.traces.jobs import find_jobs
-from thermocline.traces.overlap import OverlapSummary, summarize, total_ns, union
+from thermocline.traces.overlap import OverlapSummary, summarize
 from thermocline.traces.schedule import Bound, Part, Schedule, analyze
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def report_as_dict(trace: Trace, report: TraceReport) -> dict[str, Any]:
                     {"name": stage.name, "num_jobs": stage.num_jobs, "total_ns": stage.total_ns}
                     for stage in schedule.path_stages
                 ],
-                "jobs": [[key.chunk, key.name, key.layer] for key in schedule.critical_path],
+                "jobs": [[job.chunk, job.name, job.layer] for job in schedule.critical_path],
             },
             "layers": _parts("layer", schedule.layers),
             "chunks": [
@@ -117,16 +116,11 @@ def report_as_dict(trace: Trace, report: TraceReport) -> dict[str, Any]:
 def _decode_reads(trace: Trace, schedule: Schedule) -> DecodeReads | None:
     token_bytes = _positive(trace.metadata, "token_bytes")
     limit = _positive(trace.metadata, "read_bytes_per_s")
-    windows: dict[int, tuple[int, int]] = {}
-    for key, job in find_jobs(trace.events).items():
-        plan = schedule.plans.get(key.chunk)
-        if plan is not None and plan.kind == "decode":
-            start_ns, end_ns = windows.get(key.chunk, (job.start_ns, job.end_ns))
-            windows[key.chunk] = min(start_ns, job.start_ns), max(end_ns, job.end_ns)
-    if token_bytes is None or limit is None or not windows:
+    chunks = {part.number for part in schedule.chunks}
+    num_decoded = sum(p.kind == "decode" for c, p in schedule.plans.items() if c in chunks)
+    if token_bytes is None or limit is None or not schedule.decode_ns:
         return None
-    seconds = total_ns(union(list(windows.values()))) * 1e-9
-    return DecodeReads(token_bytes * len(windows) / seconds, limit)
+    return DecodeReads(token_bytes * num_decoded / (schedule.decode_ns * 1e-9), limit)
 
 
 def _positive(metadata: Mapping[str, str | int | float], name: str) -> float | None:

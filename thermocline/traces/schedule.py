@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thermocline.traces.events import SpanEvent
-from thermocline.traces.jobs import JobKey, dependencies, find_jobs, find_plans
+from thermocline.traces.jobs import dependencies, find_jobs, find_plans
 from thermocline.traces.lanes import WORK_LANES, Name, Track
-from thermocline.traces.overlap import total_ns, union
+from thermocline.traces.overlap import busy_intervals, total_ns, union
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from thermocline.traces.events import Event
     from thermocline.traces.jobs import ChunkPlan, Job
@@ -74,53 +74,103 @@ class Schedule:
     chunks         each chunk's own jobs, from its first start to its last end
     requests       the jobs of each request's chunks, other requests of the same chunks included
     plans          what the scheduler said of each chunk
+    decode_ns      time in which a decode chunk was under way
     """
 
     total: Bound
-    critical_path: tuple[JobKey, ...]
+    critical_path: tuple[Job, ...]
     path_stages: tuple[StageShare, ...]
     layers: tuple[Part, ...]
     chunks: tuple[Part, ...]
     requests: tuple[Part, ...]
     plans: Mapping[int, ChunkPlan]
+    decode_ns: int
 
 
 def analyze(events: Sequence[Event]) -> Schedule:
     """Return the schedule figures of `events`, in O(n log n) of the number of spans."""
     jobs, plans = find_jobs(events), find_plans(events)
-    needs = dependencies(jobs, plans)
-    path, chain_ns = _longest_chain(jobs, needs, jobs)
-    by_chunk: defaultdict[int, list[JobKey]] = defaultdict(list)
-    by_visit: defaultdict[tuple[int, int], list[JobKey]] = defaultdict(list)
-    for key in jobs:
-        by_chunk[key.chunk].append(key)
-        if key.layer is not None:
-            by_visit[key.layer, key.chunk].append(key)
-    chunks_of: defaultdict[int, list[int]] = defaultdict(list)
-    for plan in plans.values():
-        for request in plan.requests:
-            chunks_of[request].append(plan.chunk)
-
-    def bound(keys: Collection[JobKey]) -> Bound:
-        _, chain = _longest_chain(jobs, needs, keys)
-        return _bound(_busy_of_jobs(jobs[key] for key in keys), chain)
-
+    chains = _Chains(jobs, dependencies(jobs, plans))
+    by_chunk: defaultdict[int, list[int]] = defaultdict(list)
+    by_visit: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, job in enumerate(jobs):
+        by_chunk[job.chunk].append(index)
+        if job.layer is not None:
+            by_visit[job.layer, job.chunk].append(index)
     visits: defaultdict[int, list[Bound]] = defaultdict(list)
-    for (layer, _), keys in by_visit.items():
-        visits[layer].append(bound(keys))
-    requests = {
-        request: [key for chunk in sorted(chunks) for key in by_chunk.get(chunk, ())]
-        for request, chunks in chunks_of.items()
-    }
+    for (layer, _), indices in by_visit.items():
+        visits[layer].append(chains.bound(indices))
+    by_request = _by_request(plans, by_chunk)
+    path, chain_ns = chains.longest(range(len(jobs)))
     return Schedule(
         total=_bound(_busy_of_spans(events), chain_ns),
-        critical_path=path,
-        path_stages=_path_stages(path, jobs),
+        critical_path=tuple(jobs[index] for index in path),
+        path_stages=_path_stages(jobs[index] for index in path),
         layers=tuple(Part(layer, _sum(visits[layer])) for layer in sorted(visits)),
-        chunks=tuple(Part(chunk, bound(keys)) for chunk, keys in by_chunk.items()),
-        requests=tuple(Part(r, bound(requests[r])) for r in sorted(requests) if requests[r]),
+        chunks=tuple(Part(chunk, chains.bound(indices)) for chunk, indices in by_chunk.items()),
+        requests=tuple(Part(r, chains.bound(by_request[r])) for r in sorted(by_request)),
         plans=plans,
+        decode_ns=_decode_ns(jobs, plans),
     )
+
+
+class _Chains:
+    """Answers what the longest chain of some of the jobs is; all in indices into `jobs`."""
+
+    def __init__(self, jobs: Sequence[Job], needs: Sequence[frozenset[int]]) -> None:
+        self._jobs = jobs
+        self._needs = needs
+        self._durations_ns = [job.duration_ns for job in jobs]
+
+    def bound(self, indices: Sequence[int]) -> Bound:
+        """Return the bound of these jobs alone, given in rising order."""
+        busy: defaultdict[Track, list[Interval]] = defaultdict(list)
+        for index in indices:
+            for track, parts in self._jobs[index].busy.items():
+                busy[track].extend(parts)
+        merged = {track: union(parts) for track, parts in busy.items()}
+        return _bound(merged, self.longest(indices)[1])
+
+    def longest(self, indices: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """Return the longest chain within these jobs, given in rising order, and its nanoseconds."""
+        length_ns: dict[int, int] = {}
+        before: dict[int, int] = {}
+        for index in indices:
+            known = [needed for needed in self._needs[index] if needed in length_ns]
+            length_ns[index] = self._durations_ns[index]
+            if known:
+                # The index breaks ties, so that equal chains give one answer.
+                before[index] = max(known, key=lambda other: (length_ns[other], other))
+                length_ns[index] += length_ns[before[index]]
+        if not length_ns:
+            return (), 0
+        path = [max(length_ns, key=length_ns.__getitem__)]
+        while path[-1] in before:
+            path.append(before[path[-1]])
+        return tuple(reversed(path)), length_ns[path[0]]
+
+
+def _by_request(
+    plans: Mapping[int, ChunkPlan], by_chunk: Mapping[int, Sequence[int]]
+) -> dict[int, list[int]]:
+    """Return the jobs of each request's chunks, in rising order."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for chunk, indices in by_chunk.items():
+        if chunk in plans:
+            for request in set(plans[chunk].requests):
+                found[request].extend(indices)
+    return found
+
+
+def _decode_ns(jobs: Iterable[Job], plans: Mapping[int, ChunkPlan]) -> int:
+    windows: dict[int, Interval] = {}
+    for job in jobs:
+        if job.chunk in plans and plans[job.chunk].kind == "decode":
+            start_ns = min(parts[0][0] for parts in job.busy.values())
+            end_ns = max(parts[-1][1] for parts in job.busy.values())
+            known = windows.get(job.chunk, (start_ns, end_ns))
+            windows[job.chunk] = min(start_ns, known[0]), max(end_ns, known[1])
+    return total_ns(union(list(windows.values())))
 
 
 def _bound(busy: Mapping[Track, list[Interval]], chain_ns: int) -> Bound:
@@ -147,47 +197,13 @@ def _sum(bounds: Iterable[Bound]) -> Bound:
 
 
 def _busy_of_spans(events: Iterable[Event]) -> dict[Track, list[Interval]]:
-    busy: defaultdict[Track, list[Interval]] = defaultdict(list)
-    for event in events:
-        if isinstance(event, SpanEvent) and event.lane in WORK_LANES:
-            busy[Track(event.lane, event.index)].append((event.start_ns, event.end_ns))
-    return {track: merged for track, parts in busy.items() if (merged := union(parts))}
+    spans = (e for e in events if isinstance(e, SpanEvent) and e.lane in WORK_LANES)
+    return {track: parts for track, parts in busy_intervals(spans).items() if parts}
 
 
-def _busy_of_jobs(jobs: Iterable[Job]) -> dict[Track, list[Interval]]:
-    busy: defaultdict[Track, list[Interval]] = defaultdict(list)
-    for job in jobs:
-        for track, parts in job.busy.items():
-            busy[track].extend(parts)
-    return {track: union(parts) for track, parts in busy.items()}
-
-
-def _longest_chain(
-    jobs: Mapping[JobKey, Job],
-    needs: Mapping[JobKey, frozenset[JobKey]],
-    keys: Collection[JobKey],
-) -> tuple[tuple[JobKey, ...], int]:
-    """Return the longest chain within `keys` (in the order of `jobs`), and its length in nanoseconds."""
-    length_ns: dict[JobKey, int] = {}
-    before: dict[JobKey, JobKey] = {}
-    for key in keys:
-        known = [needed for needed in needs[key] if needed in length_ns]
-        length_ns[key] = jobs[key].duration_ns
-        if known:
-            # The name breaks ties, so that equal chains give one answer.
-            before[key] = max(known, key=lambda k: (length_ns[k], k.chunk, k.name))
-            length_ns[key] += length_ns[before[key]]
-    if not length_ns:
-        return (), 0
-    path = [max(length_ns, key=length_ns.__getitem__)]
-    while path[-1] in before:
-        path.append(before[path[-1]])
-    return tuple(reversed(path)), length_ns[path[0]]
-
-
-def _path_stages(path: Iterable[JobKey], jobs: Mapping[JobKey, Job]) -> tuple[StageShare, ...]:
+def _path_stages(path: Iterable[Job]) -> tuple[StageShare, ...]:
     durations: defaultdict[Name, list[int]] = defaultdict(list)
-    for key in path:
-        durations[key.name].append(jobs[key].duration_ns)
+    for job in path:
+        durations[job.name].append(job.duration_ns)
     shares = [StageShare(name, len(parts), sum(parts)) for name, parts in durations.items()]
     return tuple(sorted(shares, key=lambda share: (-share.total_ns, share.name)))

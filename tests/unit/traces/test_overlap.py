@@ -22,7 +22,7 @@ _EXAMPLES = settings(max_examples=60, derandomize=True, deadline=None)
 _TRACKS = [Track(Lane.LOOP), Track(Lane.GPU_COMPUTE), Track(Lane.CPU, 0), Track(Lane.CPU, 1)]
 _SPANS = st.builds(
     lambda track, name, start, length: SpanEvent(
-        track.lane, name, start, start + length, None, track.index
+        track.lane, name, start, start + length, None, track.number
     ),
     st.sampled_from(_TRACKS),
     st.sampled_from([Name.HOT, Name.COLD, Name.ATTEND]),

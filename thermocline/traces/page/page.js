@@ -41,7 +41,7 @@ function wirePointer(timeline, model, select) {
   let drag = null;
   const place = (event) => {
     const box = canvas.getBoundingClientRect();
-    return [event.clientX - box.left, event.clientY - box.top];
+    return [(event.clientX - box.left) / timeline.unit, (event.clientY - box.top) / timeline.unit];
   };
   const toOverview = (x) => {
     const half = (timeline.to - timeline.from) / 2;

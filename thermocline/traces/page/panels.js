@@ -112,7 +112,7 @@ function layersPanel(report) {
   const slowest = [...layers].sort((a, b) => b.makespan_ns - a.makespan_ns).slice(0, 6);
   const rows = slowest.map((layer) => row([`layer ${layer.layer}`, formatTime(layer.makespan_ns), formatTime(layer.bound_ns), efficiencyCell(layer)]));
   return panel("Layers, and the slowest of them", [columns,
-    element("p", { class: "note" }, "Time between a chunk's first and last job of the layer, summed over chunks; dark: the least it could be."),
+    element("p", { class: "note" }, "Time between a chunk's first and last job of the layer, summed over chunks; filled: the least that it could be."),
     table(["", "took", "at best", "efficiency"], rows)]);
 }
 

@@ -39,9 +39,11 @@ class Timeline {
   }
 
   resize() {
-    const scale = window.devicePixelRatio || 1;
-    this.width = this.canvas.clientWidth;
-    this.canvas.style.height = this.height + "px";
+    // On a wide screen everything is drawn larger: one unit is more than one pixel of the page.
+    this.unit = this.canvas.clientWidth > 1900 ? 1.3 : 1;
+    const scale = (window.devicePixelRatio || 1) * this.unit;
+    this.width = this.canvas.clientWidth / this.unit;
+    this.canvas.style.height = this.height * this.unit + "px";
     this.canvas.width = Math.round(this.width * scale);
     this.canvas.height = Math.round(this.height * scale);
     this.context.setTransform(scale, 0, 0, scale, 0, 0);
@@ -155,7 +157,9 @@ class Timeline {
       context.fillStyle = this.theme.line;
       context.fillRect(x - 0.5, top + RULER - 4, 1, this.height - top - RULER);
       context.fillStyle = this.theme.dim;
-      context.fillText(rulerLabel(at, step), x, top + RULER / 2);
+      const label = rulerLabel(at, step);
+      const half = context.measureText(label).width / 2;
+      context.fillText(label, Math.min(x, this.width - half - 4), top + RULER / 2);
     }
   }
 
@@ -361,42 +365,59 @@ class Timeline {
     return "≤ " + formatCount(max);
   }
 
-  // An arrow from each job of the chunk to the next.
-  drawFlow() {
-    const context = this.context;
-    const points = [];
+  // The jobs of the chunk in view, by start: where each began first and ended last.
+  jobsOfChunk() {
+    const jobs = new Map();
     for (const row of this.rows) {
       if (row.kind !== "track" || !row.track.isWork) continue;
       const track = row.track;
-      for (let i = 0; i < track.count; i++) {
+      const y = row.y + row.height / 2;
+      for (let i = firstAbove(track.reach, this.from); i < track.count && track.start[i] < this.to; i++) {
         if (track.chunk[i] !== this.lit.chunk) continue;
-        points.push({ start: track.start[i], end: track.end[i], y: row.y + row.height / 2, row });
+        const key = track.name[i] + " " + track.layer[i];
+        const job = jobs.get(key) || { start: Infinity, end: -Infinity };
+        if (track.start[i] < job.start) Object.assign(job, { start: track.start[i], startY: y });
+        if (track.end[i] > job.end) Object.assign(job, { end: track.end[i], endY: y });
+        jobs.set(key, job);
       }
     }
-    points.sort((a, b) => a.start - b.start);
+    return [...jobs.values()].sort((a, b) => a.start - b.start);
+  }
+
+  // An arrow to each job of the chunk from the one that ended last before it.
+  drawFlow() {
+    const context = this.context;
+    const jobs = this.jobsOfChunk();
     context.save();
     context.beginPath();
     context.rect(GUTTER, OVERVIEW + RULER, this.plotWidth, this.height);
     context.clip();
-    context.strokeStyle = this.theme.text;
-    context.lineWidth = 1;
-    context.globalAlpha = 0.75;
-    for (let i = 1; i < points.length; i++) {
-      const [before, after] = [points[i - 1], points[i]];
-      if (before.row === after.row || after.start < this.from || before.end > this.to) continue;
-      const fromX = this.x(Math.min(before.end, after.start));
-      const toX = this.x(after.start);
-      const bend = Math.max((toX - fromX) / 2, 6);
-      context.beginPath();
-      context.moveTo(fromX, before.y);
-      context.bezierCurveTo(fromX + bend, before.y, toX - bend, after.y, toX, after.y);
-      context.stroke();
-      context.beginPath();
-      context.arc(toX, after.y, 2, 0, 7);
-      context.fillStyle = this.theme.text;
-      context.fill();
+    context.strokeStyle = context.fillStyle = this.theme.text;
+    context.lineWidth = 1.2;
+    for (let i = 1; i < jobs.length; i++) {
+      const job = jobs[i];
+      const ended = jobs.slice(Math.max(i - 6, 0), i).filter((other) => other.end <= job.start);
+      if (!ended.length) continue;
+      const before = ended.reduce((a, b) => (b.end > a.end ? b : a));
+      this.drawArrow(this.x(before.end), before.endY, this.x(job.start), job.startY);
     }
     context.restore();
+  }
+
+  drawArrow(fromX, fromY, toX, toY) {
+    const context = this.context;
+    const bend = Math.min(Math.max((toX - fromX) / 2, 7), 40);
+    context.globalAlpha = 0.8;
+    context.beginPath();
+    context.moveTo(fromX, fromY);
+    context.bezierCurveTo(fromX + bend, fromY, toX - bend, toY, toX, toY);
+    context.stroke();
+    context.beginPath();
+    context.moveTo(toX + 4, toY);
+    context.lineTo(toX - 3, toY - 3);
+    context.lineTo(toX - 3, toY + 3);
+    context.fill();
+    context.globalAlpha = 1;
   }
 
   // What lies under a point: a span, an instant, a request, or null.
