@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.events import SpanEvent
-from thermocline.traces.lanes import WORK_LANES, Lane
+from thermocline.traces.lanes import WORK_LANES, Track
 from thermocline.traces.overlap import summarize
 
 WIDTH, LABEL, RIGHT, ROW, TOP = 1180, 110, 30, 34, 66
@@ -53,9 +53,9 @@ def draw(spans: list[SpanEvent], start_ns: int, end_ns: int, title: str, subtitl
     shown = [
         s for s in spans if s.end_ns > start_ns and s.start_ns < end_ns and s.lane in WORK_LANES
     ]
-    lanes = [lane for lane in Lane if any(span.lane is lane for span in shown)]
+    tracks = sorted({Track(span.lane, span.index) for span in shown}, key=lambda t: t.order)
     scale = (WIDTH - LABEL - RIGHT) / (end_ns - start_ns)
-    height = TOP + ROW * len(lanes) + 66
+    height = TOP + ROW * len(tracks) + 66
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
@@ -63,12 +63,12 @@ def draw(spans: list[SpanEvent], start_ns: int, end_ns: int, title: str, subtitl
         f'<text class="title" x="16" y="27">{escape(title)}</text>',
         f'<text class="small" x="16" y="47">{escape(subtitle)}</text>',
     ]
-    bottom = TOP + ROW * len(lanes)
-    for index, lane in enumerate(lanes):
+    bottom = TOP + ROW * len(tracks)
+    for index, track in enumerate(tracks):
         y = TOP + index * ROW
         parts.append(
             f'<rect class="row" x="{LABEL}" y="{y + 3}" width="{WIDTH - LABEL - RIGHT}" '
-            f'height="{ROW - 6}"/><text x="16" y="{y + 22}">{escape(str(lane))}</text>'
+            f'height="{ROW - 6}"/><text x="16" y="{y + 22}">{escape(track.label)}</text>'
         )
     step = ticks(end_ns - start_ns)
     for at in range(0, end_ns - start_ns + 1, step):
@@ -78,7 +78,7 @@ def draw(spans: list[SpanEvent], start_ns: int, end_ns: int, title: str, subtitl
             f'<text class="small" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{at / 1e6:g} ms</text>'
         )
     for span in shown:
-        y = TOP + lanes.index(span.lane) * ROW + 3
+        y = TOP + tracks.index(Track(span.lane, span.index)) * ROW + 3
         left = LABEL + max(span.start_ns - start_ns, 0) * scale
         right = LABEL + min(span.end_ns - start_ns, end_ns - start_ns) * scale
         color = COLORS.get(str(span.name), "#6b7280")
@@ -126,7 +126,9 @@ def main() -> None:
     end = start + round(arguments.duration_ms * 1e6)
     summary = summarize(span for span in spans if span.end_ns > start and span.start_ns < end)
     busy = ", ".join(
-        f"{lane.lane} {lane.busy_share:.0%}" for lane in summary.lanes if lane.lane in WORK_LANES
+        f"{busy.track.label} {busy.busy_share:.0%}"
+        for busy in summary.tracks
+        if busy.track.lane in WORK_LANES
     )
     subtitle = (
         f"{trace.metadata.get('model', 'model')}, real run on {trace.metadata.get('cores', '?')} cores of {trace.metadata.get('machine', 'a CPU')}. "

@@ -23,6 +23,7 @@ from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
 from thermocline.messages import Tier
 from thermocline.modelfile.reader import open_model_file
+from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import open_model
 from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.loop import StepLoop
@@ -122,6 +123,8 @@ class EngineParts:
     runner: Runner
     step_loop: StepLoop
     max_context_tokens: int
+    token_bytes: int | None
+    """What one decoded token makes the engine read, at least; None when that is not known."""
     template: TemplateHolder
     resources: ExitStack
 
@@ -200,6 +203,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         runner=runner,
         step_loop=StepLoop(scheduler, runner, recorder),
         max_context_tokens=max_context_tokens,
+        token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
         template=template,
         resources=owned,
     )

@@ -24,6 +24,7 @@ from thermocline.sampling.params import SamplingParams
 from thermocline.text.chat_prompt import encode_chat
 from thermocline.traces.chrome import write_chrome
 from thermocline.traces.clock import MonotonicClock
+from thermocline.traces.events import ExpertUse
 
 if TYPE_CHECKING:
     import os
@@ -79,6 +80,7 @@ class Engine:
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
         self._thread = EngineThread(path, config)
         self._request_ids = itertools.count(1)
+        self._limits: MachineLimits | None = None
 
     @classmethod
     def open(
@@ -226,14 +228,20 @@ class Engine:
             nbytes += part.raw.nbytes
             if nbytes >= _LIMIT_SAMPLE_BYTES:
                 break
-        return await asyncio.to_thread(parts.kernels.measure_limits, sample)
+        self._limits = await asyncio.to_thread(parts.kernels.measure_limits, sample)
+        return self._limits
 
     def trace_events(self) -> list[Event]:
         """Return what the recorder holds; empty unless the config enabled the trace."""
         return self._parts.recorder.events()
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the timeline as Chrome JSON (gzipped when the name ends in .gz). Raises ConfigError."""
+        """Write the timeline as Chrome JSON (gzipped when the name ends in .gz). Raises ConfigError.
+
+        With it go the machine, how often each expert was chosen, and what a token reads at least
+        beside what the machine can read, if `measure_limits` was called.
+        """
+        parts = self._parts
         facts = machine_facts()
         metadata: dict[str, str | int | float] = {
             "model": self.spec.name,
@@ -242,7 +250,13 @@ class Engine:
             "cores": facts.num_usable_cores,
             "thermocline": facts.versions["thermocline"],
         }
-        write_chrome(path, self.trace_events(), metadata=metadata)
+        if parts.token_bytes is not None:
+            metadata["token_bytes"] = parts.token_bytes
+        if self._limits is not None:
+            metadata["read_bytes_per_s"] = self._limits.read_bytes_per_s
+        counts = tuple(tuple(row) for row in parts.heat.counts().tolist())
+        use = ExpertUse(counts, parts.placement.hot)
+        write_chrome(path, self.trace_events(), metadata=metadata, expert_use=use)
 
     @property
     def is_running(self) -> bool:

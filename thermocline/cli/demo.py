@@ -130,7 +130,7 @@ def _report(engine: Engine, page: Timings, answers: Sequence[Timings]) -> list[R
         "",
         lanes_table(summary),
         overlap_table(summary),
-        f"{summary.overlapped_share:.0%} of the working time, at least two lanes worked at once",
+        f"{summary.overlapped_share:.0%} of the working time, at least two resources worked at once",
         "",
     ]
 

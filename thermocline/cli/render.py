@@ -1,11 +1,12 @@
-"""Tables for people: what a model consists of, where its experts are, how busy each lane was.
+"""Tables for people: what a model consists of, where its experts are, how busy each lane was and how
+good the schedule.
 
 Turns facts into rich tables; computes nothing but sums, and reads nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich import box
 from rich.table import Table
@@ -16,12 +17,17 @@ from thermocline.traces.lanes import WORK_LANES
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from thermocline.config import HotDevice
     from thermocline.experts.placement import Placement
     from thermocline.models.footprint import Footprint, FormatShare
     from thermocline.traces.overlap import OverlapSummary
+    from thermocline.traces.schedule import Part, Schedule
+
+# What fits on a screen.
+_MAX_ROWS: Final = 12
+_MAX_PARTS: Final = 5
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
@@ -77,21 +83,21 @@ def placement_table(footprint: Footprint, placement: Placement, hot_device: HotD
 
 
 def lanes_table(summary: OverlapSummary) -> Table:
-    """Return how busy each lane was; work lanes have a bar."""
+    """Return how busy each lane was, threads apart; work lanes have a bar."""
     table = _table("What each lane did")
     table.add_column("lane")
     table.add_column("spans", justify="right")
     table.add_column("busy", justify="right")
     table.add_column("of the time", justify="right")
     table.add_column("", no_wrap=True)
-    for lane in summary.lanes:
-        bar = Text("=" * round(lane.busy_share * 30), style="cyan")
+    for busy in summary.tracks:
+        bar = Text("=" * round(busy.busy_share * 30), style="cyan")
         table.add_row(
-            lane.lane,
-            str(lane.num_spans),
-            _milliseconds(lane.busy_ns),
-            f"{lane.busy_share:.0%}",
-            bar if lane.lane in WORK_LANES else "",
+            busy.track.label,
+            str(busy.num_spans),
+            _milliseconds(busy.busy_ns),
+            f"{busy.busy_share:.0%}",
+            bar if busy.track.lane in WORK_LANES else "",
         )
     return table
 
@@ -105,13 +111,58 @@ def overlap_table(summary: OverlapSummary) -> Table:
     pairs = [
         pair
         for pair in summary.pairs
-        if pair.overlap_ns and pair.first in WORK_LANES and pair.second in WORK_LANES
+        if pair.overlap_ns and {pair.first.lane, pair.second.lane} <= WORK_LANES
     ]
-    for pair in sorted(pairs, key=lambda pair: -pair.overlap_ns):
+    for pair in sorted(pairs, key=lambda pair: -pair.overlap_ns)[:_MAX_ROWS]:
         share = pair.overlap_ns / summary.wall_ns
-        names = f"{pair.first} + {pair.second}"
+        names = f"{pair.first.label} + {pair.second.label}"
         table.add_row(names, _milliseconds(pair.overlap_ns), f"{share:.0%}")
     return table
+
+
+def schedule_table(schedule: Schedule) -> Table:
+    """Return how near the run came to the best schedule; of many parts, those that took longest."""
+    table = _table("How near to the best schedule")
+    table.add_column("of")
+    for name in ("took", "busiest", "chain", "efficiency"):
+        table.add_column(name, justify="right")
+    rows = [("whole trace", schedule.total)]
+    rows += [(f"request {part.number}", part.bound) for part in _longest(schedule.requests)]
+    rows += [(_chunk_name(schedule, part), part.bound) for part in _longest(schedule.chunks)]
+    rows += [(f"layer {part.number}", part.bound) for part in _longest(schedule.layers)]
+    for name, bound in rows:
+        table.add_row(
+            name,
+            _milliseconds(bound.makespan_ns),
+            _milliseconds(bound.busiest_ns),
+            _milliseconds(bound.chain_ns),
+            f"{bound.efficiency:.0%}",
+        )
+    return table
+
+
+def path_table(schedule: Schedule) -> Table:
+    """Return what the critical path consists of."""
+    table = _table("The longest chain of jobs that wait for each other")
+    table.add_column("stage")
+    for name in ("jobs", "time", "of the chain"):
+        table.add_column(name, justify="right")
+    for stage in schedule.path_stages:
+        share = f"{stage.total_ns / schedule.total.chain_ns:.0%}"
+        table.add_row(stage.name, str(stage.num_jobs), _milliseconds(stage.total_ns), share)
+    return table
+
+
+def _longest(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts that took longest, by number; a table of hundreds tells nobody anything."""
+    longest = sorted(parts, key=lambda part: -part.bound.makespan_ns)[:_MAX_PARTS]
+    return sorted(longest, key=lambda part: part.number)
+
+
+def _chunk_name(schedule: Schedule, part: Part) -> str:
+    plan = schedule.plans.get(part.number)
+    what = f" ({plan.kind}, {plan.tokens} tokens)" if plan else ""
+    return f"chunk {part.number}{what}"
 
 
 def _table(title: str) -> Table:

@@ -160,7 +160,7 @@ def _event(raw: _FileEvent, tracks: Mapping[int, Track], origin_ns: int) -> Even
     if raw.ph in _PHASE_BY_PH:
         if not isinstance(raw.id, int):
             raise _MalformedError(f"a flow has the id {raw.id!r}, not a number")
-        return FlowEvent(raw.id, track.lane, at_ns, _PHASE_BY_PH[raw.ph], track.index)
+        return FlowEvent(raw.id, track.lane, at_ns, _PHASE_BY_PH[raw.ph], track.number)
     if raw.ph == "i":
         return InstantEvent(track.lane, _name(raw), at_ns, raw.args)
     if raw.ph != "X":
@@ -168,7 +168,7 @@ def _event(raw: _FileEvent, tracks: Mapping[int, Track], origin_ns: int) -> Even
     if raw.dur < 0:
         raise _MalformedError(f"span {raw.name!r} lasts {raw.dur} us")
     end_ns = at_ns + round(raw.dur * 1000)
-    return SpanEvent(track.lane, _name(raw), at_ns, end_ns, raw.args, track.index)
+    return SpanEvent(track.lane, _name(raw), at_ns, end_ns, raw.args, track.number)
 
 
 def _async_span(begin: _FileEvent, end: _FileEvent, origin_ns: int) -> AsyncSpanEvent:

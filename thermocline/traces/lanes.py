@@ -8,13 +8,15 @@ recorder.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 
 class Lane(StrEnum):
     """The resources, in the order in which a viewer shows them."""
+
+    # The enum's own hash is Python code; analysis looks names up for every span.
+    __hash__ = str.__hash__
 
     REQUESTS = "requests"
     HTTP = "http"
@@ -30,32 +32,31 @@ class Lane(StrEnum):
     REMOTE = "remote"
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(NamedTuple):
     """One row of the timeline: a lane, and which of its resources (0 where there is one)."""
 
     lane: Lane
-    index: int = 0
+    number: int = 0
 
     @property
     def label(self) -> str:
         """How the track is called: "loop", "cpu 0", "cpu 1"."""
-        is_one_of_many = self.lane is Lane.CPU or self.index
-        return f"{self.lane} {self.index}" if is_one_of_many else str(self.lane)
+        is_one_of_many = self.lane is Lane.CPU or self.number > 0
+        return f"{self.lane} {self.number}" if is_one_of_many else str(self.lane)
 
     @classmethod
     def from_label(cls, label: str) -> Self:
         """Return the track of that label; raises ValueError if there is none."""
         lane, _, index = label.partition(" ")
         track = cls(Lane(lane), int(index or 0))
-        if track.index < 0 or track.label != label:
+        if track.number < 0 or track.label != label:
             raise ValueError(f"{label!r} is not a valid track")
         return track
 
     @property
     def order(self) -> tuple[int, int]:
         """Sorts tracks as a viewer shows them."""
-        return _LANE_ORDER[self.lane], self.index
+        return _LANE_ORDER[self.lane], self.number
 
 
 _LANE_ORDER = {lane: position for position, lane in enumerate(Lane)}
@@ -63,6 +64,8 @@ _LANE_ORDER = {lane: position for position, lane in enumerate(Lane)}
 
 class Name(StrEnum):
     """What a span, instant, flow or asynchronous span can be called, and a counter that is not a channel's."""
+
+    __hash__ = str.__hash__
 
     EMBED = "embed"
     LAYER = "layer"

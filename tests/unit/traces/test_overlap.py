@@ -1,5 +1,6 @@
 """Claims about the overlap numbers, against a count of every single nanosecond."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -7,29 +8,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.traces.events import AsyncSpanEvent, CounterEvent, InstantEvent, SpanEvent
-from thermocline.traces.lanes import WORK_LANES, Lane, Name
+from thermocline.traces.lanes import WORK_LANES, Lane, Name, Track
 from thermocline.traces.overlap import (
-    LaneBusy,
-    LanePair,
     OverlapSummary,
     StageTotal,
+    TrackBusy,
+    TrackPair,
     check_lanes,
     summarize,
 )
 
 _EXAMPLES = settings(max_examples=60, derandomize=True, deadline=None)
-_LANES = [Lane.LOOP, Lane.GPU_COMPUTE, Lane.GPU_H2D, Lane.CPU_COLD]
+_TRACKS = [Track(Lane.LOOP), Track(Lane.GPU_COMPUTE), Track(Lane.CPU, 0), Track(Lane.CPU, 1)]
 _SPANS = st.builds(
-    lambda lane, name, start, length: SpanEvent(lane, name, start, start + length),
-    st.sampled_from(_LANES),
+    lambda track, name, start, length: SpanEvent(
+        track.lane, name, start, start + length, None, track.number
+    ),
+    st.sampled_from(_TRACKS),
     st.sampled_from([Name.HOT, Name.COLD, Name.ATTEND]),
     st.integers(5, 40),
     st.integers(0, 15),
 )
 
 
-def _busy_lanes(spans, at_ns):
-    return {span.lane for span in spans if span.start_ns <= at_ns < span.end_ns}
+def _track(span):
+    return Track(span.lane, span.index)
+
+
+def _busy_tracks(spans, at_ns):
+    return {_track(span) for span in spans if span.start_ns <= at_ns < span.end_ns}
+
+
+def _num_working(tracks):
+    return sum(track.lane in WORK_LANES for track in tracks)
 
 
 @pytest.mark.slow
@@ -39,22 +50,22 @@ def test_numbers_equal_a_count_of_every_nanosecond(spans):
     """Busy, pair, work and overlapped times are those counted one nanosecond at a time."""
     first = min(span.start_ns for span in spans)
     last = max(span.end_ns for span in spans)
-    moments = [_busy_lanes(spans, at_ns) for at_ns in range(first, last)]
-    used = [lane for lane in Lane if any(span.lane == lane for span in spans)]
+    moments = [_busy_tracks(spans, at_ns) for at_ns in range(first, last)]
+    used = [track for track in _TRACKS if any(_track(span) == track for span in spans)]
 
     summary = summarize(spans)
 
     assert summary.wall_ns == last - first
-    assert [busy.lane for busy in summary.lanes] == used
-    for busy in summary.lanes:
-        assert busy.busy_ns == sum(busy.lane in moment for moment in moments)
-        assert busy.num_spans == sum(span.lane == busy.lane for span in spans)
+    assert [busy.track for busy in summary.tracks] == used
+    for busy in summary.tracks:
+        assert busy.busy_ns == sum(busy.track in moment for moment in moments)
+        assert busy.num_spans == sum(_track(span) == busy.track for span in spans)
         assert busy.busy_share == (busy.busy_ns / len(moments) if moments else 0)
     assert {(pair.first, pair.second): pair.overlap_ns for pair in summary.pairs} == {
         (a, b): sum({a, b} <= moment for moment in moments) for a, b in combinations(used, 2)
     }
-    assert summary.work_ns == sum(len(moment & WORK_LANES) >= 1 for moment in moments)
-    assert summary.overlapped_ns == sum(len(moment & WORK_LANES) >= 2 for moment in moments)
+    assert summary.work_ns == sum(_num_working(moment) >= 1 for moment in moments)
+    assert summary.overlapped_ns == sum(_num_working(moment) >= 2 for moment in moments)
     for stage in summary.stages:
         durations = [s.end_ns - s.start_ns for s in spans if s.name == stage.name]
         assert (stage.num_spans, stage.total_ns) == (len(durations), sum(durations))
@@ -72,15 +83,15 @@ def test_known_trace_has_known_numbers():
         ]
     )
     assert summary == OverlapSummary(
-        lanes=(
-            LaneBusy(Lane.LOOP, 1, 200, 1.0),
-            LaneBusy(Lane.GPU_COMPUTE, 1, 80, 0.4),
-            LaneBusy(Lane.CPU_COLD, 2, 100, 0.5),
+        tracks=(
+            TrackBusy(Track(Lane.LOOP), 1, 200, 1.0),
+            TrackBusy(Track(Lane.GPU_COMPUTE), 1, 80, 0.4),
+            TrackBusy(Track(Lane.CPU_COLD), 2, 100, 0.5),
         ),
         pairs=(
-            LanePair(Lane.LOOP, Lane.GPU_COMPUTE, 80),
-            LanePair(Lane.LOOP, Lane.CPU_COLD, 100),
-            LanePair(Lane.GPU_COMPUTE, Lane.CPU_COLD, 50),
+            TrackPair(Track(Lane.LOOP), Track(Lane.GPU_COMPUTE), 80),
+            TrackPair(Track(Lane.LOOP), Track(Lane.CPU_COLD), 100),
+            TrackPair(Track(Lane.GPU_COMPUTE), Track(Lane.CPU_COLD), 50),
         ),
         stages=(
             StageTotal(Name.STEP, 1, 200),
@@ -109,13 +120,15 @@ def test_trace_without_spans_is_all_zero():
 
 
 def test_partial_overlap_on_one_lane_is_reported():
-    """A span that outlives the one it starts in is a violation; the same times on two lanes are not."""
+    """A span that outlives the one it starts in is a violation; the same times on two tracks are not."""
     inner = SpanEvent(Lane.CPU_COLD, Name.HOT, 5, 15)
     outer = SpanEvent(Lane.CPU_COLD, Name.COLD, 0, 10)
     assert check_lanes([inner, outer]) == [
         "lane cpu.cold: hot [5, 15) ns reaches out of cold [0, 10) ns"
     ]
     assert check_lanes([inner, SpanEvent(Lane.HOT, Name.COLD, 0, 10)]) == []
+    threads = [replace(span, lane=Lane.CPU, index=i) for i, span in enumerate((inner, outer))]
+    assert check_lanes(threads) == []
 
 
 def test_spans_that_follow_or_nest_are_no_violation():
@@ -130,7 +143,7 @@ def test_spans_that_follow_or_nest_are_no_violation():
 def test_violations_exist_exactly_when_two_spans_of_a_lane_cross(spans):
     """There is a violation if and only if some pair on one lane overlaps without nesting."""
     crossing = any(
-        a.lane == b.lane and a.start_ns < b.start_ns < a.end_ns < b.end_ns
+        _track(a) == _track(b) and a.start_ns < b.start_ns < a.end_ns < b.end_ns
         for a in spans
         for b in spans
     )
