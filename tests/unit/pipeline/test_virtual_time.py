@@ -1,0 +1,131 @@
+"""Exact makespans on a virtual clock: the real ring, joins and channels over lanes with given times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+
+from tests.support.chunks import make_chunk, make_decode
+from tests.support.virtual_time import (
+    Busy,
+    FakeModel,
+    VirtualLane,
+    run_virtually,
+    virtual_graph,
+)
+from thermocline.pipeline.runner import Runner
+from thermocline.traces.lanes import Name
+from thermocline.traces.recorder import NullRecorder
+
+
+def times(*, attend: float = 0, hot: float = 0, cold: float = 0, head: float = 0):
+    """Return how long a job takes by its name alone."""
+    seconds = {Name.ATTEND: attend, Name.HOT: hot, Name.COLD: cold, Name.HEAD: head}
+    return lambda name, chunk, counts: seconds.get(name, 0.0)
+
+
+def run(chunks, seconds_of, *, layers=4, credits=1, hot=True, walks=True) -> list[Busy]:
+    """Return what the lanes did while `chunks` went through, as many in flight as there are credits."""
+    done: list[Busy] = []
+
+    async def main() -> None:
+        cpu = VirtualLane("cpu", seconds_of, done)
+        device = VirtualLane("hot", seconds_of, done) if hot else None
+        graph = virtual_graph(FakeModel(layers), cpu, device, credits)
+        runner = Runner(graph, NullRecorder(), cpu if walks else None)
+        waiting = list(chunks)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(runner.run())
+            await asyncio.sleep(0)
+            while waiting or runner.num_in_flight:
+                while waiting and runner.has_credit:
+                    runner.inject(waiting.pop(0))
+                await runner.receive()
+            runner.check_integrity()
+            runner.close()
+
+    run_virtually(main())
+    return done
+
+
+def makespan(done: list[Busy]) -> float:
+    return max(busy.end_s for busy in done) - min(busy.start_s for busy in done)
+
+
+def lower_bound(done: list[Busy], layers: int, chain_per_layer: float) -> float:
+    """Return the larger of the busiest lane's sum and one chunk's dependency chain."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for busy in done:
+        sums[busy.lane] += busy.end_s - busy.start_s
+    return max(*sums.values(), layers * chain_per_layer)
+
+
+def prompts(count: int, requests: int = 1):
+    return [make_chunk(number, num_tokens=8, request=number % requests) for number in range(count)]
+
+
+@pytest.mark.parametrize(("hot", "cold"), [(2.0, 5.0), (5.0, 2.0), (3.0, 3.0)])
+def test_one_chunk_takes_attention_and_the_longer_branch_of_each_layer(hot, cold):
+    """Hot and cold experts of a layer run at the same time, and nothing else does."""
+    done = run(prompts(1), times(attend=1.0, hot=hot, cold=cold))
+    assert makespan(done) == pytest.approx(4 * (1.0 + max(hot, cold)))
+
+
+def test_without_a_device_the_cpu_never_idles():
+    """All jobs are the CPU's: two chunks take the sum of their times, in any number in flight."""
+    for credits in (1, 2, 3, 4):
+        done = run(prompts(6), times(attend=1.0, cold=2.5), credits=credits, hot=False)
+        assert makespan(done) == pytest.approx(6 * 4 * 3.5)
+
+
+def test_two_chunks_in_flight_fill_each_other_s_gaps():
+    """One chunk alone leaves the CPU idle while the device computes; a second one takes that time."""
+    given = times(attend=1.0, hot=2.0, cold=1.0)
+    alone = makespan(run(prompts(4), given, credits=1))
+    both = makespan(run(prompts(4), given, credits=2))
+    assert alone == pytest.approx(4 * 4 * 3.0)
+    # The device's sum, one attention before its first job, and one before the second pair's first.
+    assert both == pytest.approx(4 * 4 * 2.0 + 1.0 + 1.0)
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+@pytest.mark.parametrize(
+    ("attend", "hot", "cold"), [(1.0, 2.0, 1.0), (1.0, 1.0, 3.0), (1.0, 4.0, 0.5), (2.0, 1.0, 1.0)]
+)
+def test_the_wavefront_is_within_a_twentieth_of_the_lower_bound(attend, hot, cold, requests):
+    """Whichever lane is the bottleneck, it is busy nearly all the time with two chunks in flight."""
+    layers = 48
+    done = run(
+        prompts(8, requests), times(attend=attend, hot=hot, cold=cold), layers=layers, credits=2
+    )
+    bound = lower_bound(done, layers, attend + max(hot, cold))
+    assert makespan(done) <= 1.05 * bound
+
+
+def test_a_walk_takes_the_sum_of_its_jobs():
+    """A decode step is the same jobs without queues."""
+    given = times(attend=1.0, cold=2.0, head=3.0)
+    for walks in (True, False):
+        done = run([make_decode(make_chunk(0))], given, hot=False, walks=walks)
+        assert makespan(done) == pytest.approx(4 * 3.0 + 3.0)
+        assert [busy.name for busy in done].count(Name.ATTEND) == 4
+
+
+def test_a_decode_step_waits_for_one_prompt_job_at_most():
+    """It overtakes every prompt job that has not begun, and is not torn apart by any."""
+    seconds = times(attend=1.0, cold=4.0, head=1.0)
+    chunks = [*prompts(2), make_decode(make_chunk(2, request=9))]
+    done = run(chunks, seconds, credits=3, hot=False)
+    step = [busy for busy in done if busy.chunk == 2]
+    assert step[0].start_s <= 4.0
+    assert makespan(step) == pytest.approx(4 * 5.0 + 1.0)
+
+
+def test_a_lost_overlap_would_fail():
+    """With a device that waits for the CPU's experts the makespan is that of a sequence: larger."""
+    given = times(attend=1.0, hot=2.0, cold=2.0)
+    overlapped = makespan(run(prompts(1), given))
+    one_after_the_other = makespan(run(prompts(1), times(attend=1.0, cold=4.0), hot=False))
+    assert one_after_the_other == pytest.approx(overlapped + 4 * 2.0)
