@@ -33,7 +33,8 @@ _QUESTIONS = (DEMO_QUESTIONS[1], DEMO_QUESTIONS[2])
 _MAX_TOKENS = 200
 _PAGE_TOKENS = 512
 _NEXT = """
-next: thermocline chat                              talk with this model
+next: thermocline trace html FILE                   look at the timeline
+      thermocline chat                              talk with this model
       thermocline info model.gguf                   look into a model of yours
       thermocline run model.gguf --chat "Hello"     let it answer"""
 
@@ -73,6 +74,7 @@ async def _run(trace: TraceFile) -> None:
         answers = [await _ask(engine, question) for question in _QUESTIONS]
         page = await _read_page(engine)
         show(*_report(engine, page, answers))
+        await engine.measure_limits()  # the timeline tells how near to them it came
     click.echo(_NEXT)
 
 

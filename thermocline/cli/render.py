@@ -132,7 +132,7 @@ def schedule_table(schedule: Schedule) -> Table:
     rows += [(f"layer {part.number}", part.bound) for part in _longest(schedule.layers)]
     for name, bound in rows:
         table.add_row(
-            name,
+            _plain(name),
             _milliseconds(bound.makespan_ns),
             _milliseconds(bound.busiest_ns),
             _milliseconds(bound.chain_ns),

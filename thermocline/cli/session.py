@@ -109,7 +109,8 @@ async def open_engine(
 
 
 def _save_and_say(trace: TraceFile, engine: Engine) -> None:
-    note(f"timeline: {trace.save(engine)} (view it at {VIEWER})")
+    path = trace.save(engine)
+    note(f"timeline: {path} (thermocline trace html {path}, or {VIEWER})")
 
 
 async def stream_answer(

@@ -9,7 +9,7 @@ import gzip
 import zlib
 from collections import defaultdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MAX_TRACE_BYTES: Final = 512 << 20
+# What a double keeps to the nanosecond; no trace lasts for months.
+_MAX_US: Final = 2**53 / 1000
+_Integer: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Value: TypeAlias = _Integer | float | str
 _PHASE_BY_PH: Final[Mapping[str, FlowPhase]] = {ph: phase for phase, ph in PH_BY_PHASE.items()}
 
 
@@ -45,14 +49,14 @@ class _FileEvent(msgspec.Struct):
     tid: int = 0
     ts: float = 0.0
     dur: float = 0.0
-    args: dict[str, int | float | str] | None = None
+    args: dict[str, _Value] | None = None
     id: int | str = 0
     id2: dict[str, str] | None = None
 
 
 class _File(msgspec.Struct):
     traceEvents: list[_FileEvent]  # noqa: N815 - the format's own spelling
-    originNs: int = 0  # noqa: N815 - spelled like its neighbours
+    originNs: _Integer = 0  # noqa: N815 - spelled like its neighbours
     otherData: dict[str, Any] = {}  # noqa: N815 - msgspec copies the default
 
 
@@ -67,7 +71,7 @@ def read_chrome(path: str | os.PathLike[str], *, max_bytes: int = MAX_TRACE_BYTE
         parsed = msgspec.json.decode(_read_bytes(source, max_bytes), type=_File)
         events = tuple(_parse(parsed))
         expert_use = _expert_use(parsed.otherData.pop("expertUse", None))
-        metadata = msgspec.convert(parsed.otherData, dict[str, str | int | float])
+        metadata = msgspec.convert(parsed.otherData, dict[str, _Value])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, _MalformedError) as error:
         raise ConfigError(
             f"{source} is not a trace that thermocline wrote: {error}. Name a file made with --trace"
@@ -103,6 +107,8 @@ def _parse(file: _File) -> Iterator[Event]:
     tracks = _tracks_by_tid(file.traceEvents)
     open_spans: defaultdict[tuple[str, str], list[_FileEvent]] = defaultdict(list)
     for raw in file.traceEvents:
+        if max(abs(raw.ts), abs(raw.dur)) > _MAX_US:
+            raise _MalformedError(f"{raw.ph} {raw.name!r} lies months away from the start")
         match raw.ph:
             case "M":
                 continue

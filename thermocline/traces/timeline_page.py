@@ -53,7 +53,7 @@ def _page_data(trace: Trace) -> dict[str, Any]:
         "names": list(Name),
         "tracks": _tracks(events, origin_ns, extras),
         "requests": [
-            (event.name, event.span_id, *_times(event, origin_ns), event.args)
+            (event.name, str(event.span_id), *_times(event, origin_ns), event.args)
             for event in sorted(_of_type(events, AsyncSpanEvent), key=_start_ns)
         ],
         "counters": _counters(_of_type(events, CounterEvent), origin_ns),

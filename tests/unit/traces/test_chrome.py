@@ -277,6 +277,11 @@ _HOT_LANE = '{"ph":"M","name":"thread_name","tid":1,"args":{"name":"hot"}}'
         ('{"ph":"b","name":"request","ts":2,"id2":{"local":"1"}},'
          '{"ph":"e","name":"request","ts":1,"id2":{"local":"1"}}', "ends before it begins"),
         ('{"ph":"X","name":"hot","tid":1,"ts":1e999}', "is not a trace"),
+        ('{"ph":"X","name":"hot","tid":1,"ts":1e300}', "months away"),
+        ('{"ph":"X","name":"hot","tid":1,"dur":1e300}', "months away"),
+        ('{"ph":"X","name":"hot","tid":1,"args":{"chunk":1e999}}', "is not a trace"),
+        ('{"ph":"X","name":"hot","tid":1,"args":{"chunk":99999999999999999999}}', "is not a trace"),
+        ('{"ph":"X","name":"hot","tid":1,"args":{"chunk":[1]}}', "is not a trace"),
     ],
 )  # fmt: skip
 def test_entry_that_is_not_ours_is_a_typed_error(tmp_path, entry, words):

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 from thermocline.traces.clock import FakeClock
@@ -22,6 +23,7 @@ def _report_one_of_each(recorder: Recorder) -> None:
     recorder.counter("channel router->cold", 2, 12)
     recorder.flow(7, Lane.CPU_COLD, 13, "end")
     recorder.async_span(Name.REQUEST, 5, 1, 30, {"tokens": 4})
+    recorder.thread_spans(Lane.CPU, 1, Name.HOT, np.array([3, 6]), np.array([5, 9]), {"layer": 2})
 
 
 def test_events_come_back_typed_and_in_order():
@@ -34,6 +36,8 @@ def test_events_come_back_typed_and_in_order():
         CounterEvent("channel router->cold", 2, 12),
         FlowEvent(7, Lane.CPU_COLD, 13, "end"),
         AsyncSpanEvent(Name.REQUEST, 5, 1, 30, {"tokens": 4}),
+        SpanEvent(Lane.CPU, Name.HOT, 3, 5, {"layer": 2}, 1),
+        SpanEvent(Lane.CPU, Name.HOT, 6, 9, {"layer": 2}, 1),
     ]
 
 
@@ -45,6 +49,38 @@ def test_null_recorder_keeps_nothing():
     assert recorder.events() == []
     assert not recorder.enabled
     assert recorder.now_ns() == 0
+
+
+def test_spans_of_a_thread_are_copies():
+    """The arrays may be used again after the call; a call without spans records nothing."""
+    recorder = MemoryRecorder(8, FakeClock())
+    starts, ends = np.array([1]), np.array([2])
+    recorder.thread_spans(Lane.CPU, 0, Name.COLD, starts, ends)
+    starts[0] = ends[0] = 7
+    recorder.thread_spans(Lane.CPU, 0, Name.COLD, starts[:0], ends[:0])
+    assert recorder.events() == [SpanEvent(Lane.CPU, Name.COLD, 1, 2)]
+
+
+def test_spans_of_a_thread_share_the_ring():
+    """Each span of a batch takes one place: the oldest leave, and are counted."""
+    recorder = MemoryRecorder(4, FakeClock())
+    moments = np.arange(6)
+    recorder.thread_spans(Lane.CPU, 0, Name.COLD, moments, moments + 1)
+    assert [event.start_ns for event in recorder.events()] == [2, 3, 4, 5]
+    assert recorder.dropped == 2
+
+
+def test_impossible_spans_of_a_thread_are_refused():
+    """Free text, a span that ends before it starts, and arrays of two lengths are refused."""
+    recorder = MemoryRecorder(4, FakeClock())
+    one, two = np.array([1]), np.array([2, 3])
+    with pytest.raises(TypeError, match="cpu"):
+        recorder.thread_spans("cpu", 0, Name.COLD, one, one)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ends 1 ns before it starts"):
+        recorder.thread_spans(Lane.CPU, 0, Name.COLD, two[:1], one)
+    with pytest.raises(ValueError, match="longer"):
+        recorder.thread_spans(Lane.CPU, 0, Name.COLD, two[:0], one)
+    assert recorder.events() == []
 
 
 def test_ring_drops_the_oldest_and_counts_them():
