@@ -39,7 +39,7 @@ class MemoryConfig:
         "Numbers of the key-value cache: f16, bf16, q8_0 (half of it, less exact) or f32.",
     )
     max_full_contexts: int = 4
-    """Requests of the full context length that the KV cache has room for; memory is used as it fills."""
+    """Contexts of full length that the KV cache has room for; memory is used as it fills."""
     block_tokens: int = 16
     """Positions per block of the KV cache."""
 
@@ -97,6 +97,22 @@ class SchedulerConfig:
     prefill_chunk_tokens: int = setting(
         512, "--prefill-chunk", "Prompt tokens that walk through the layers together."
     )
+    max_prompt_chunks: int = setting(
+        2,
+        "--prompt-chunks",
+        "Prompt chunks in flight at a time; a step of answers has its own place.",
+    )
+    decode_slowdown: float = setting(
+        1.8,
+        "--decode-slowdown",
+        "How many times longer an answer's token may take while prompts are computed, at least 1; "
+        "prompt chunks shrink to keep it.",
+    )
+    prefix_cache: bool = setting(
+        True,
+        "--prefix-cache/--no-prefix-cache",
+        "Keep what was computed for a prompt, for requests that begin with the same tokens.",
+    )
     max_requests: int = setting(
         64, "--max-requests", "Requests accepted at a time, running and waiting; one more is busy."
     )
@@ -106,6 +122,14 @@ class SchedulerConfig:
         _require(
             self.prefill_chunk_tokens >= 1,
             f"--prefill-chunk is {self.prefill_chunk_tokens}; it must be at least 1",
+        )
+        _require(
+            self.max_prompt_chunks >= 1,
+            f"--prompt-chunks is {self.max_prompt_chunks}; it must be at least 1",
+        )
+        _require(
+            self.decode_slowdown >= 1.0,
+            f"--decode-slowdown is {self.decode_slowdown}; it must be at least 1",
         )
         _require(
             self.max_requests >= 1, f"--max-requests is {self.max_requests}; it must be at least 1"

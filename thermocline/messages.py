@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from thermocline.errors import ThermoclineError
 
@@ -53,6 +53,7 @@ class Segment:
     """The rows start..start+length of a chunk: consecutive tokens of one request.
 
     block_table: int32, the cache blocks of this request, enough for its last token's position.
+    num_logits: how many of its last rows want logits.
     """
 
     request: RequestId
@@ -60,13 +61,15 @@ class Segment:
     length: int
     kind: SegmentKind
     block_table: IntArray
+    num_logits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens that walk through the layers together.
+    """Tokens that walk through the layers together, all of one kind.
 
-    token_ids, positions, kv_slots: int32 [T]; logits_rows: int32, the rows that want logits.
+    token_ids, positions, kv_slots: int32 [T]; logits_rows: int32, the rows that want logits, segment
+    by segment.
     """
 
     id: ChunkId
@@ -84,12 +87,19 @@ class Chunk:
     @property
     def is_prompt(self) -> bool:
         """Whether the tokens are a prompt's, whose products may have an arithmetic of their own."""
-        return any(segment.kind is SegmentKind.PROMPT for segment in self.segments)
+        return self.segments[0].kind is SegmentKind.PROMPT
 
     @property
     def requests(self) -> tuple[RequestId, ...]:
         """The requests that have tokens in this chunk."""
         return tuple(segment.request for segment in self.segments)
+
+    def logits_by_segment(self) -> Iterator[tuple[Segment, slice]]:
+        """Return each segment with its part of `StepResult.logits`."""
+        end = 0
+        for segment in self.segments:
+            start, end = end, end + segment.num_logits
+            yield segment, slice(start, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Live:
         await self.engine.check_integrity()
         snapshot = self.engine._parts.step_loop._scheduler.snapshot()
         assert (snapshot.num_running, snapshot.num_waiting) == (0, 0)
-        assert snapshot.num_free_blocks == snapshot.num_blocks
+        assert snapshot.cache.num_held_blocks == 0
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -25,7 +25,7 @@ def make_chunk(chunk_id: int = 0, *, num_tokens: int = 3, request: int = 1) -> C
     """Return a prompt chunk of one request, with logits wanted for the last token."""
     table = np.arange(4, dtype=np.int32)
     positions = np.arange(num_tokens, dtype=np.int32)
-    segment = Segment(RequestId(request), 0, num_tokens, SegmentKind.PROMPT, table)
+    segment = Segment(RequestId(request), 0, num_tokens, SegmentKind.PROMPT, table, 1)
     return Chunk(
         ChunkId(chunk_id),
         (segment,),

@@ -1,4 +1,7 @@
-"""Owns which cache blocks are free. Pure; knows neither requests nor what a block holds."""
+"""Owns which cache blocks are free and how many holders each other one has.
+
+Pure; knows neither requests nor what a block holds.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,62 @@ from thermocline.units import ceil_div
 
 
 class BlockAllocator:
-    """Hands out blocks 0..num_blocks-1, each to one holder at a time; the lowest free ones first."""
+    """Hands out blocks 0..num_blocks-1, the one that was freed last first.
+
+    A block is free, held by one or more holders, or idle: nobody holds it, and its content is kept
+    until `free`.
+    """
 
     def __init__(self, num_blocks: int, block_tokens: int) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the lowest block on top
-        self._taken: set[int] = set()
+        self._num_holders: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"BlockAllocator({len(self._free)} of {self.num_blocks} blocks free)"
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks whose content nobody wants."""
         return len(self._free)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks `num_tokens` positions need."""
         return ceil_div(num_tokens, self.block_tokens)
 
-    def allocate(self, num_blocks: int) -> tuple[int, ...] | None:
-        """Return `num_blocks` block ids, or None, taking nothing, when so many are not free."""
-        if num_blocks > len(self._free):
-            return None
-        blocks = tuple(self._free.pop() for _ in range(num_blocks))
-        self._taken.update(blocks)
-        return blocks
+    def num_holders(self, block: int) -> int:
+        """Return how many holders a block has; 0 when it is idle or free."""
+        return self._num_holders.get(block, 0)
 
-    def release(self, blocks: tuple[int, ...]) -> None:
-        """Give back blocks from `allocate`. Giving back a free block is our bug."""
-        assert self._taken.issuperset(blocks), f"blocks {blocks} are not all taken"
-        self._taken.difference_update(blocks)
-        self._free.extend(sorted(blocks, reverse=True))
+    def allocate(self) -> int | None:
+        """Return a free block, which has one holder now, or None when there is none."""
+        if not self._free:
+            return None
+        block = self._free.pop()
+        self._num_holders[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """Add a holder to a block that is held or idle."""
+        assert block in self._num_holders, f"block {block} is free: it has no content to share"
+        self._num_holders[block] += 1
+
+    def release(self, block: int) -> bool:
+        """Take one holder away; True when none is left, and the block is idle."""
+        assert self.num_holders(block), f"block {block} is not held"
+        self._num_holders[block] -= 1
+        return not self._num_holders[block]
+
+    def free(self, block: int) -> None:
+        """Give an idle block up for any use."""
+        assert self._num_holders.get(block) == 0, f"block {block} is not idle"
+        del self._num_holders[block]
+        self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Assert that every block is free or taken, exactly once."""
+        """Assert that every block is free or not, exactly once."""
         assert len(self._free) == len(set(self._free)), "a block is free twice"
-        assert self._taken.isdisjoint(self._free), "a block is both free and taken"
-        assert len(self._free) + len(self._taken) == self.num_blocks, "a block is lost"
+        assert self._num_holders.keys().isdisjoint(self._free), "a block is both free and in use"
+        assert len(self._free) + len(self._num_holders) == self.num_blocks, "a block is lost"
+        assert all(count >= 0 for count in self._num_holders.values()), "fewer than no holders"

@@ -83,14 +83,16 @@ class Generation:
         if self._started_ns is None:
             self._started_ns = self._clock.now_ns()
 
-    def prompt_computed(self, num_tokens: int, logits: FloatArray) -> None:
-        """Report that `num_tokens` more of the prompt are computed, with their logits if wanted."""
-        if self._num_prompt_computed >= len(self.prompt):
+    def prompt_computed(self, num_computed: int, logits: FloatArray) -> None:
+        """Report that the prompt's first `num_computed` tokens are computed.
+
+        logits: of the last of them, one row each. What was reported before is not reported again.
+        """
+        if self._num_prompt_computed >= num_computed:
             return
-        start = self._num_prompt_computed
-        self._num_prompt_computed += num_tokens
+        self._num_prompt_computed = num_computed
         if self.wants_prompt_logits:
-            self._mailbox.put(PromptLogits(self.request, start, logits))
+            self._mailbox.put(PromptLogits(self.request, num_computed - len(logits), logits))
         progress = PromptProgress(self.request, self._num_prompt_computed, len(self.prompt))
         self._mailbox.put(progress)
 

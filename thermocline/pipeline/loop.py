@@ -116,21 +116,22 @@ class StepLoop:
         if isinstance(result, ChunkFailed):
             for request in result.chunk.requests:
                 self._end_with_error(request, result.error)
-            self._scheduler.commit(result.chunk)
+            self._scheduler.fail(result.chunk)
             return
         chunk = result.chunk
         self._report_prompts(chunk, result.logits)
-        for request in self._scheduler.commit(chunk):
-            self._advance(request, result.logits[-1])
+        for caught_up in self._scheduler.commit(chunk):
+            self._advance(caught_up.request, result.logits[caught_up.logits_row])
 
     def _report_prompts(self, chunk: Chunk, logits: FloatArray) -> None:
-        for segment in chunk.segments:
+        for segment, rows in chunk.logits_by_segment():
             generation = self._generations.get(segment.request)
             if generation is None or segment.kind is not SegmentKind.PROMPT:
                 continue
-            if generation.wants_prompt_logits:
+            if generation.wants_prompt_logits and segment.num_logits:
                 self._scheduler.hold(segment.request)
-            generation.prompt_computed(segment.length, logits)
+            last_row = segment.start + segment.length - 1
+            generation.prompt_computed(int(chunk.positions[last_row]) + 1, logits[rows])
 
     def _advance(self, request: RequestId, logits: FloatArray) -> None:
         generation = self._generations[request]

@@ -1,43 +1,37 @@
 """Decides which tokens form the next chunk. Pure: no torch, no asyncio, no clock.
 
-One rule for prefill and decode: a request's computed tokens catch up with its known ones. Scheduled and
-computed are counted apart, since a chunk in flight is scheduled and not yet computed. Owns the life of
-every request and its cache blocks; nobody else holds a `_Request`.
+One rule for prefill, prefix hits, decode and resumption: a request's computed tokens catch up with its
+known ones. Scheduled and computed are counted apart, since a chunk in flight is scheduled and not yet
+computed. Owns the life of every request; its blocks are in request_blocks, its own numbers in requests.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-import numpy as np
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
 
 from thermocline.errors import BusyError, PromptTooLongError
-from thermocline.messages import Chunk, ChunkId, RequestId, Segment, SegmentKind
+from thermocline.kv.prefix import root_key
+from thermocline.messages import ChunkId, RequestId, SegmentKind
+from thermocline.pipeline.batching import Run, build_chunk
+from thermocline.pipeline.places import Places
+from thermocline.pipeline.request_blocks import CacheSnapshot, RequestBlocks
+from thermocline.pipeline.requests import Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.config import SchedulerConfig
     from thermocline.kv.blocks import BlockAllocator
+    from thermocline.messages import Chunk
 
 
-@dataclass(slots=True)
-class _Request:
-    id: RequestId
-    known: list[int]
-    """Token ids of the prompt and of the answer so far."""
-    num_prompt_tokens: int
-    max_total_tokens: int
-    wants_all_logits: bool
-    blocks: tuple[int, ...] = ()
-    scheduled: int = 0
-    computed: int = 0
-    finished: bool = False
-    held: bool = False
-    """No new chunk starts until `resume`."""
-    in_flight: set[ChunkId] = field(default_factory=set)
+class CaughtUp(NamedTuple):
+    """A request that needs its next token, and the row of the chunk's logits to choose it from."""
+
+    request: RequestId
+    logits_row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +40,70 @@ class SchedulerSnapshot:
 
     num_waiting: int
     num_running: int
-    num_free_blocks: int
-    num_blocks: int
+    num_decoding: int
+    """Running requests whose prompt is scheduled."""
+    num_prompt_chunks: int
+    """In flight."""
+    num_decode_chunks: int
+    """In flight."""
+    prompt_tokens_limit: int
+    total_preemptions: int
+    cache: CacheSnapshot
 
 
 class Scheduler:
     """Takes requests, forms chunks, takes results.
 
-    A request waits until blocks for its whole possible length are free, so that a running request
-    can always finish; running requests take turns, one chunk each.
+    The important come first: lower priority value, then earlier arrival. Among requests of one
+    priority prompts take turns. A request that lacks room gets it from the least important one.
     """
 
     def __init__(
-        self, config: SchedulerConfig, allocator: BlockAllocator, max_context_tokens: int
+        self,
+        config: SchedulerConfig,
+        allocator: BlockAllocator,
+        max_context_tokens: int,
+        *,
+        kinds_differ: bool = True,
     ) -> None:
+        """kinds_differ: decoded tokens have another arithmetic than prompt tokens, and must not be
+        shared with them.
+        """
+        self.prompt_tokens_limit = config.prefill_chunk_tokens
+        """Tokens of the next prompt chunk at most; set before `plan`."""
         self._config = config
-        self._allocator = allocator
-        self._max_context_tokens = max_context_tokens
-        self._waiting: deque[_Request] = deque()
-        self._running: deque[_Request] = deque()
-        self._requests: dict[RequestId, _Request] = {}
+        self._blocks = RequestBlocks(
+            allocator, shares_prefixes=config.prefix_cache, kinds_differ=kinds_differ
+        )
+        self._places = Places(self._blocks)
+        self._max_context_tokens = min(
+            max_context_tokens, allocator.num_blocks * allocator.block_tokens
+        )
+        self._requests: dict[RequestId, Request] = {}
+        self._in_flight: dict[SegmentKind, set[ChunkId]] = {kind: set() for kind in SegmentKind}
+        self._last_kind = SegmentKind.PROMPT
+        self._numbers = count()
         self._next_chunk = 0
 
     def __repr__(self) -> str:
-        return f"Scheduler({self.snapshot()})"
+        return f"Scheduler({self._places})"
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether any running request has its prompt behind it."""
+        return any(request.is_past_prompt for request in self._places.running)
 
     def snapshot(self) -> SchedulerSnapshot:
         """Return the present numbers."""
         return SchedulerSnapshot(
-            len(self._waiting),
-            len(self._running),
-            self._allocator.num_free,
-            self._allocator.num_blocks,
+            num_waiting=self._places.num_waiting,
+            num_running=len(self._places.running),
+            num_decoding=sum(request.is_past_prompt for request in self._places.running),
+            num_prompt_chunks=len(self._in_flight[SegmentKind.PROMPT]),
+            num_decode_chunks=len(self._in_flight[SegmentKind.DECODE]),
+            prompt_tokens_limit=self.prompt_tokens_limit,
+            total_preemptions=self._places.total_preemptions,
+            cache=self._blocks.snapshot(),
         )
 
     def submit(
@@ -87,11 +113,14 @@ class Scheduler:
         *,
         max_new_tokens: int | None,
         wants_all_logits: bool = False,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> int:
         """Accept a request and return how many tokens it may generate (0 when it only scores).
 
-        max_new_tokens None means the rest of the context. Raises PromptTooLongError or BusyError,
-        in which case nothing was taken.
+        max_new_tokens None means the rest of the context. A lower priority value comes first. Computed
+        prefixes are shared only between equal cache_salts. Raises PromptTooLongError or BusyError, in
+        which case nothing was taken.
         """
         assert prompt, "an empty prompt is refused before it gets here"
         assert request not in self._requests, f"request {request} was submitted twice"
@@ -104,45 +133,68 @@ class Scheduler:
                 "accepted (--max-requests): try again later"
             )
         new_tokens = room if max_new_tokens is None else min(max_new_tokens, room)
-        entry = _Request(
-            request, list(prompt), len(prompt), len(prompt) + new_tokens, wants_all_logits
+        max_total_tokens = len(prompt) + new_tokens
+        arrival = next(self._numbers)
+        entry = Request(
+            request,
+            list(prompt),
+            len(prompt),
+            max_total_tokens,
+            priority=priority,
+            arrival=arrival,
+            turn=arrival,
+            wants_all_logits=wants_all_logits,
+            table=self._blocks.new_table(max_total_tokens),
+            root=root_key(cache_salt),
         )
         self._requests[request] = entry
-        self._waiting.append(entry)
+        self._places.enter(entry)
         return new_tokens
 
     def plan(self) -> Chunk | None:
         """Return the next chunk, scheduled from now on, or None when nothing can start."""
-        self._admit()
-        for _ in range(len(self._running)):
-            request = self._running[0]
-            self._running.rotate(-1)
-            if request.scheduled < len(request.known) and not (request.finished or request.held):
-                return self._make_chunk(request)
-        return None
+        self._places.admit()
+        # Answers first. Only with a single chunk in flight this would starve prompts: they alternate.
+        prompt_is_due = (
+            self._last_kind is SegmentKind.DECODE and not self._in_flight[SegmentKind.PROMPT]
+        )
+        if prompt_is_due:
+            return self._plan_prompt() or self._plan_decode()
+        return self._plan_decode() or self._plan_prompt()
 
-    def commit(self, chunk: Chunk) -> tuple[RequestId, ...]:
+    def commit(self, chunk: Chunk) -> tuple[CaughtUp, ...]:
         """Count a chunk as computed; return its requests that now need their next token.
 
-        A request that finished meanwhile gives its blocks back here and is not returned.
+        Each of them is given one by `append`, or ended by `finish`, before the next `plan`. A request
+        that finished meanwhile gives its blocks back here and is not returned.
         """
+        self._in_flight[chunk.segments[0].kind].remove(chunk.id)
         caught_up = []
-        for segment in chunk.segments:
-            request = self._requests.get(segment.request)
-            if request is None:
-                continue
-            request.in_flight.discard(chunk.id)
-            request.computed += segment.length
-            if request.finished:
-                self._retire(request)
-            elif request.computed == len(request.known):
-                caught_up.append(request.id)
+        for segment, rows in chunk.logits_by_segment():
+            request = self._requests[segment.request]
+            request.in_flight.remove(chunk.id)
+            if not request.finished:
+                request.computed += segment.length
+                request.num_ever_computed = max(request.num_ever_computed, request.computed)
+                self._blocks.publish(request)
+                if request.computed == len(request.known):
+                    caught_up.append(CaughtUp(request.id, rows.stop - 1))
+            self._returned(request)
         return tuple(caught_up)
 
+    def fail(self, chunk: Chunk) -> None:
+        """End every request of a chunk that came to nothing; what it wrote is never shared."""
+        self._in_flight[chunk.segments[0].kind].remove(chunk.id)
+        for segment in chunk.segments:
+            self.finish(segment.request)
+            request = self._requests[segment.request]
+            request.in_flight.remove(chunk.id)
+            self._returned(request)
+
     def append(self, request: RequestId, token_id: int) -> None:
-        """Add a sampled token to a running request."""
+        """Add a sampled token to a request that has caught up."""
         entry = self._requests[request]
-        assert len(entry.known) < entry.max_total_tokens, f"request {request} grew past its blocks"
+        assert len(entry.known) < entry.max_total_tokens, f"request {request} grew past its limit"
         entry.known.append(token_id)
 
     def finish(self, request: RequestId) -> bool:
@@ -153,16 +205,16 @@ class Scheduler:
         entry = self._requests.get(request)
         if entry is None or entry.finished:
             return False
-        entry.finished = True
-        if entry in self._waiting:
-            self._waiting.remove(entry)
-        self._retire(entry)
+        if self._places.finish(entry):
+            del self._requests[request]
         return True
 
     def hold(self, request: RequestId) -> None:
         """Start no new chunk of a request until `resume`: its reader has enough to read."""
-        if request in self._requests:
-            self._requests[request].held = True
+        entry = self._requests.get(request)
+        if entry is not None:
+            entry.held = True
+            self._places.end_need(entry)
 
     def resume(self, request: RequestId) -> None:
         """Undo `hold`."""
@@ -176,66 +228,77 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that blocks, queues and requests agree."""
-        self._allocator.check_integrity()
-        held = [block for request in self._requests.values() for block in request.blocks]
-        assert len(held) == len(set(held)), "two requests hold one block"
-        taken = self._allocator.num_blocks - self._allocator.num_free
-        assert len(held) == taken, "blocks are taken that no request holds"
-        queued = {request.id for request in (*self._waiting, *self._running)}
-        live = {request.id for request in self._requests.values() if not request.finished}
-        assert live <= queued, "a request is in no queue"
+        self._places.check_integrity()
+        in_flight = set[ChunkId]()
         for request in self._requests.values():
-            assert request.computed <= request.scheduled <= len(request.known)
+            assert 0 <= request.computed <= request.scheduled <= len(request.known)
+            assert len(request.known) <= request.max_total_tokens
+            in_flight |= request.in_flight
+        assert in_flight == set().union(*self._in_flight.values()), "chunks in flight disagree"
+        places = self._places.num_waiting + len(self._places.running)
+        num_finished = sum(request.finished for request in self._requests.values())
+        assert places <= len(self._requests) - num_finished, "a request is in no queue"
 
-    def _admit(self) -> None:
-        while self._waiting:
-            request = self._waiting[0]
-            num_blocks = self._allocator.blocks_for(request.max_total_tokens)
-            blocks = self._allocator.allocate(num_blocks)
-            if blocks is None:
-                return
-            request.blocks = blocks
-            self._running.append(self._waiting.popleft())
+    def _returned(self, request: Request) -> None:
+        if self._places.chunk_returned(request):
+            del self._requests[request.id]
 
-    def _make_chunk(self, request: _Request) -> Chunk:
-        start = request.scheduled
-        is_prompt = start < request.num_prompt_tokens
-        end = min(
-            start + self._config.prefill_chunk_tokens,
-            request.num_prompt_tokens if is_prompt else len(request.known),
-        )
-        positions = np.arange(start, end, dtype=np.int32)
-        block_tokens = self._allocator.block_tokens
-        table = np.array(request.blocks[: self._allocator.blocks_for(end)], np.int32)
-        # Only the last known token's logits are sampled from, unless every one was asked for.
-        num_rows = end - start if request.wants_all_logits else int(end == len(request.known))
-        chunk = Chunk(
-            id=ChunkId(self._next_chunk),
-            segments=(
-                Segment(
-                    request.id,
-                    0,
-                    end - start,
-                    SegmentKind.PROMPT if is_prompt else SegmentKind.DECODE,
-                    table,
-                ),
-            ),
-            token_ids=np.array(request.known[start:end], np.int32),
-            positions=positions,
-            kv_slots=table[positions // block_tokens] * block_tokens + positions % block_tokens,
-            logits_rows=np.arange(end - start - num_rows, end - start, dtype=np.int32),
-        )
-        self._next_chunk += 1
+    def _plan_decode(self) -> Chunk | None:
+        if self._in_flight[SegmentKind.DECODE]:
+            return None
+        runs = []
+        # What a preempted request computes again may be as long as a prompt's chunk, all together.
+        spare = self.prompt_tokens_limit
+        for request in tuple(self._places.running):
+            if request.can_decode:
+                end = min(len(request.known), request.scheduled + 1 + spare)
+                run = self._schedule(request, end)
+                if run is not None:
+                    runs.append(run)
+                    spare -= run.end - run.start - 1
+        return self._chunk(SegmentKind.DECODE, runs)
+
+    def _plan_prompt(self) -> Chunk | None:
+        if len(self._in_flight[SegmentKind.PROMPT]) >= self._config.max_prompt_chunks:
+            return None
+        runs: list[Run] = []
+        budget = self.prompt_tokens_limit
+        candidates = [request for request in self._places.running if request.can_prefill]
+        for request in sorted(candidates, key=lambda entry: (entry.priority, entry.turn)):
+            if not request.admitted:
+                continue  # preempted by one before it
+            run = self._schedule(
+                request, min(request.num_prompt_tokens, request.scheduled + budget)
+            )
+            if run is None:
+                continue
+            if not runs:  # tokens that fill a chunk up are no turn
+                request.turn = next(self._numbers)
+            runs.append(run)
+            budget -= run.end - run.start
+            if not budget:
+                break
+        return self._chunk(SegmentKind.PROMPT, runs)
+
+    def _schedule(self, request: Request, end: int) -> Run | None:
+        """Schedule tokens up to `end`, or as far as there is room; None if there is none.
+
+        They are in flight at once: who takes the request's blocks waits for the chunk that is being
+        put together.
+        """
+        start, end = request.scheduled, self._places.reach(request, end)
+        if end == start:
+            return None
+        run = Run(request, start, end, request.num_logits(end))
         request.scheduled = end
-        request.in_flight.add(chunk.id)
-        return chunk
+        request.in_flight.add(ChunkId(self._next_chunk))
+        return run
 
-    def _retire(self, request: _Request) -> None:
-        if request.in_flight:
-            return
-        if request.blocks:
-            self._allocator.release(request.blocks)
-            request.blocks = ()
-        if request in self._running:
-            self._running.remove(request)
-        del self._requests[request.id]
+    def _chunk(self, kind: SegmentKind, runs: Sequence[Run]) -> Chunk | None:
+        if not runs:
+            return None
+        chunk = build_chunk(ChunkId(self._next_chunk), kind, runs, self._blocks.block_tokens)
+        self._next_chunk += 1
+        self._in_flight[kind].add(chunk.id)
+        self._last_kind = kind
+        return chunk

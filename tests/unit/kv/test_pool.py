@@ -1,53 +1,14 @@
-"""The cache: blocks have one holder at a time, and the pool keeps what was written where."""
+"""The pool keeps what was written where."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from thermocline.errors import ConfigError
 from thermocline.kernels.cache_format import CacheType, read_cache, write_cache
-from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=40))
-def test_random_use_never_loses_or_shares_a_block(actions):
-    """Allocations are disjoint; what is given back can be taken again; the count always fits."""
-    allocator, held = BlockAllocator(10, 16), []
-    for take, amount in actions:
-        if take:
-            before = allocator.num_free
-            blocks = allocator.allocate(amount)
-            if amount > before:
-                assert blocks is None
-                assert allocator.num_free == before, "a refused request takes nothing"
-            else:
-                held.append(blocks)
-        elif held:
-            allocator.release(held.pop(amount % len(held)))
-        taken = [block for blocks in held for block in blocks]
-        assert len(taken) == len(set(taken)) == 10 - allocator.num_free
-        allocator.check_integrity()
-
-
-def test_giving_back_twice_is_our_bug():
-    """A double release is caught where it happens."""
-    allocator = BlockAllocator(4, 16)
-    blocks = allocator.allocate(2)
-    allocator.release(blocks)
-    with pytest.raises(AssertionError, match="not all taken"):
-        allocator.release(blocks)
-
-
-@pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2)])
-def test_blocks_for_rounds_up(tokens, blocks):
-    """A part of a block is a whole block."""
-    assert BlockAllocator(4, 16).blocks_for(tokens) == blocks
 
 
 @pytest.mark.parametrize("cache_type", list(CacheType))

@@ -1,0 +1,218 @@
+"""What a scheduler's chunks would do to a real cache, with every promise checked on the way.
+
+Slots hold names of prefixes instead of numbers. A chunk that computes must find, in each slot that its
+block table names, the very prefix that its request demands there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from thermocline.messages import RequestId, SegmentKind
+
+if TYPE_CHECKING:
+    from thermocline.messages import Chunk, Segment
+    from thermocline.pipeline.scheduler import Scheduler
+
+GARBAGE = "garbage"
+
+
+@dataclass
+class ModelRequest:
+    """What a request asks for, and what it got so far."""
+
+    known: list[int]
+    num_prompt: int
+    num_new: int
+    salt: str | None
+    wants_all_logits: bool
+    reported: list[int] = field(default_factory=list)
+    """Positions of the prompt whose logits it got."""
+    is_spoilt: bool = False
+    """A chunk of it failed: what it computes from then on is garbage."""
+
+    def name_of(self, position: int, *, kinds_differ: bool) -> tuple[object, ...]:
+        """Return what the slot of a position must hold: the prefix, and how it is computed."""
+        num_decoded = max(0, position + 1 - self.num_prompt) if kinds_differ else 0
+        return (self.salt, tuple(self.known[: position + 1]), num_decoded)
+
+
+class CacheModel:
+    """Runs a scheduler's chunks in any order that a pipeline may finish them in."""
+
+    def __init__(
+        self, scheduler: Scheduler, block_tokens: int, *, kinds_differ: bool = True
+    ) -> None:
+        self.scheduler = scheduler
+        self.kinds_differ = kinds_differ
+        self.block_tokens = block_tokens
+        self.requests: dict[int, ModelRequest] = {}
+        self.flying: list[Chunk] = []
+        self.computed: set[int] = set()
+        """Ids of chunks that are computed and not committed."""
+        self.slots: dict[int, object] = {}
+        self.num_finished = 0
+
+    def submit(self, request: int, entry: ModelRequest, *, priority: int = 0) -> None:
+        """Hand a request over; it must be accepted as a whole."""
+        num_new = self.scheduler.submit(
+            RequestId(request),
+            entry.known[:],
+            max_new_tokens=entry.num_new,
+            wants_all_logits=entry.wants_all_logits,
+            priority=priority,
+            cache_salt=entry.salt,
+        )
+        entry.num_new = num_new
+        self.requests[request] = entry
+
+    def plan(self) -> Chunk | None:
+        """Plan a chunk and check its shape."""
+        chunk = self.scheduler.plan()
+        if chunk is None:
+            return None
+        assert len({segment.kind for segment in chunk.segments}) == 1, "a mixed chunk"
+        assert len(set(chunk.requests)) == len(chunk.requests), "a request twice in a chunk"
+        assert not chunk.is_prompt or chunk.num_tokens <= self.scheduler.prompt_tokens_limit
+        assert len(set(chunk.kv_slots.tolist())) == chunk.num_tokens, "a slot is written twice"
+        row = 0
+        for segment in chunk.segments:
+            assert segment.start == row
+            row += segment.length
+            self._check_segment(chunk, segment)
+        assert row == chunk.num_tokens
+        if not chunk.is_prompt:
+            assert all(flying.is_prompt for flying in self.flying), "two decode chunks in flight"
+        self.flying.append(chunk)
+        return chunk
+
+    def _check_segment(self, chunk: Chunk, segment: Segment) -> None:
+        entry = self.requests[segment.request]
+        positions = chunk.positions[segment.start : segment.start + segment.length].tolist()
+        assert positions == list(range(positions[0], positions[-1] + 1))
+        tokens = chunk.token_ids[segment.start : segment.start + segment.length].tolist()
+        assert tokens == entry.known[positions[0] : positions[-1] + 1]
+        for position in positions:
+            is_prompt = position < entry.num_prompt
+            assert is_prompt == (segment.kind is SegmentKind.PROMPT), "the wrong arithmetic"
+        slots = chunk.kv_slots[segment.start : segment.start + segment.length].tolist()
+        assert slots == [self._slot(segment, position) for position in positions]
+        wanted = range(
+            segment.start + segment.length - segment.num_logits, segment.start + segment.length
+        )
+        assert set(wanted) <= set(chunk.logits_rows.tolist())
+
+    def _slot(self, segment: Segment, position: int) -> int:
+        block, place = divmod(position, self.block_tokens)
+        return int(segment.block_table[block]) * self.block_tokens + place
+
+    def next_to_compute(self) -> list[Chunk]:
+        """Chunks that a pipeline could finish next: each request's chunks keep their order."""
+        ready, seen = [], set[int]()
+        for chunk in self.flying:
+            if chunk.id not in self.computed and seen.isdisjoint(chunk.requests):
+                ready.append(chunk)
+            if chunk.id not in self.computed:
+                seen.update(chunk.requests)
+        return ready
+
+    def compute(self, chunk: Chunk) -> None:
+        """Write the chunk's slots, and check every slot that it reads."""
+        for segment in chunk.segments:
+            entry = self.requests[segment.request]
+            for row in range(segment.start, segment.start + segment.length):
+                slot = int(chunk.kv_slots[row])
+                self._check_writer(segment, slot)
+                name = self._name(entry, int(chunk.positions[row]))
+                self.slots[slot] = GARBAGE if entry.is_spoilt else name
+            if not entry.is_spoilt:
+                for position in range(int(chunk.positions[row]) + 1):
+                    found = self.slots.get(self._slot(segment, position))
+                    assert found == self._name(entry, position), (
+                        f"position {position} holds {found}"
+                    )
+        self.computed.add(chunk.id)
+
+    def _name(self, entry: ModelRequest, position: int) -> tuple[object, ...]:
+        return entry.name_of(position, kinds_differ=self.kinds_differ)
+
+    def _check_writer(self, segment: Segment, slot: int) -> None:
+        block = slot // self.block_tokens
+        for other in self.scheduler._requests.values():
+            assert other.id == segment.request or block not in other.blocks, "another one reads it"
+
+    def next_to_commit(self) -> list[Chunk]:
+        """Chunks whose results may arrive next."""
+        ready, seen = [], set[int]()
+        for chunk in self.flying:
+            if chunk.id in self.computed and seen.isdisjoint(chunk.requests):
+                ready.append(chunk)
+            seen.update(chunk.requests)
+        return ready
+
+    def commit(self, chunk: Chunk) -> None:
+        """Take a chunk's result and give each request that caught up its next token."""
+        self._drop(chunk)
+        live = {
+            int(r) for r in self.scheduler._requests if not self.scheduler._requests[r].finished
+        }
+        caught_up = self.scheduler.commit(chunk)
+        for segment, rows in chunk.logits_by_segment():
+            entry = self.requests[segment.request]
+            if entry.wants_all_logits and segment.kind is SegmentKind.PROMPT:
+                entry.reported += chunk.positions[chunk.logits_rows[rows]].tolist()
+        for request, row in caught_up:
+            assert request in live, "an ended request is asked for a token"
+            (segment,) = (part for part in chunk.segments if part.request == request)
+            place = int(chunk.logits_rows[row])
+            assert segment.start <= place < segment.start + segment.length, "another one's logits"
+            entry = self.requests[request]
+            assert chunk.positions[place] == len(entry.known) - 1, "logits of another token"
+            self._advance(request, entry)
+
+    def _advance(self, request: int, entry: ModelRequest) -> None:
+        num_output = self.scheduler.num_output_tokens(RequestId(request))
+        assert num_output == len(entry.known) - entry.num_prompt
+        if entry.num_new:
+            token = (sum(entry.known) + len(entry.known)) % 2
+            entry.known.append(token)
+            num_output += 1
+        if num_output == entry.num_new:
+            if entry.wants_all_logits:
+                assert entry.reported == list(range(entry.num_prompt)), "logits missing or twice"
+            assert self.scheduler.finish(RequestId(request))
+            self.num_finished += 1
+        else:
+            self.scheduler.append(RequestId(request), token)
+
+    def fail(self, chunk: Chunk) -> None:
+        """Let a chunk fail half-way: what it wrote is garbage."""
+        for slot in chunk.kv_slots.tolist():
+            self.slots[slot] = GARBAGE
+        self._drop(chunk)
+        for request in chunk.requests:
+            self.requests[request].is_spoilt = True
+        self.scheduler.fail(chunk)
+
+    def _drop(self, chunk: Chunk) -> None:
+        self.flying = [other for other in self.flying if other.id != chunk.id]
+        self.computed.discard(chunk.id)
+
+    def drain(self, max_steps: int = 4000) -> None:
+        """Run to the end: no deadlock, no livelock, and nothing is left."""
+        for request in self.requests:
+            self.scheduler.resume(RequestId(request))
+        for _ in range(max_steps):
+            if self.plan() is None and not self.flying:
+                break
+            for chunk in self.next_to_compute()[:1]:
+                self.compute(chunk)
+            for chunk in self.next_to_commit()[:1]:
+                self.commit(chunk)
+            self.scheduler.check_integrity()
+        snapshot = self.scheduler.snapshot()
+        assert not self.flying, "the requests never end"
+        assert (snapshot.num_waiting, snapshot.num_running) == (0, 0), "nothing can start any more"
+        assert snapshot.cache.num_held_blocks == 0
+        assert not self.scheduler._requests

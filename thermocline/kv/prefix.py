@@ -1,0 +1,141 @@
+"""Owns which full cache blocks are findable by their content, and which of them go first.
+
+A block's key is a hash over all tokens from the first to its last, so that equal keys mean equal keys
+and values in the cache. Pure; knows no request.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.kv.blocks import BlockAllocator
+
+_KEY_BYTES = 16
+
+
+def root_key(salt: str | None) -> bytes:
+    """Return the parent of a first block's key. Requests share blocks only under equal salts."""
+    content = b"" if salt is None else b"salt" + salt.encode("utf-8", "surrogatepass")
+    return blake2b(content, digest_size=_KEY_BYTES).digest()
+
+
+def block_key(parent: bytes, token_ids: Sequence[int], num_decoded: int) -> bytes:
+    """Return the key of a full block after the block with key `parent`.
+
+    num_decoded: how many of its last tokens have the arithmetic of decoding.
+    """
+    content = array("q", token_ids)
+    content.append(num_decoded)
+    return blake2b(parent + content.tobytes(), digest_size=_KEY_BYTES).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatistics:
+    """Counters since the start, in blocks."""
+
+    total_published: int
+    total_evicted: int
+
+
+class PrefixCache:
+    """Takes, shares and gives back blocks of an allocator; keeps findable ones until room is needed.
+
+    The block that was used the longest ago is evicted first, children before their parents.
+    """
+
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
+        self._blocks: dict[bytes, int] = {}
+        self._links: dict[int, tuple[bytes, bytes]] = {}
+        """Of each findable block: its key and its parent's."""
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._total_published = 0
+        self._total_evicted = 0
+
+    def __repr__(self) -> str:
+        return f"PrefixCache({len(self._blocks)} findable blocks, {len(self._idle)} of them idle)"
+
+    @property
+    def num_idle(self) -> int:
+        """Findable blocks that nobody holds."""
+        return len(self._idle)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `take` can give: free and idle ones."""
+        return self._allocator.num_free + len(self._idle)
+
+    def statistics(self) -> PrefixStatistics:
+        """Return the counters so far."""
+        return PrefixStatistics(self._total_published, self._total_evicted)
+
+    def find(self, key: bytes) -> int | None:
+        """Return the block with this content, without holding it."""
+        return self._blocks.get(key)
+
+    def is_idle(self, block: int) -> bool:
+        """Whether a block is findable and nobody holds it."""
+        return block in self._idle
+
+    def share(self, block: int) -> None:
+        """Hold a block that `find` returned; nobody writes to it any more."""
+        assert block in self._links, f"block {block} is not findable"
+        self._allocator.share(block)
+        self._idle.pop(block, None)
+
+    def take(self) -> int | None:
+        """Return a block of one's own, with an idle one evicted if need be; None if all are held."""
+        if not self._allocator.num_free and self._idle:
+            block, _ = self._idle.popitem(last=False)
+            key, _ = self._links.pop(block)
+            del self._blocks[key]
+            self._allocator.free(block)
+            self._total_evicted += 1
+        return self._allocator.allocate()
+
+    def publish(self, block: int, key: bytes, parent: bytes) -> None:
+        """Make a held, full and computed block findable, unless its content is already."""
+        assert self._allocator.num_holders(block), f"block {block} is not held"
+        if key not in self._blocks:
+            self._blocks[key] = block
+            self._links[block] = (key, parent)
+            self._total_published += 1
+
+    def release(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Stop holding one sequence's blocks, first to last; keys are those of its published ones."""
+        for index in range(len(blocks) - 1, -1, -1):
+            block = blocks[index]
+            if self._allocator.release(block):
+                if block in self._links:
+                    self._idle[block] = None
+                else:
+                    self._allocator.free(block)
+            # The parent's content may be findable in another block than the holder's own.
+            twin = self._blocks.get(keys[index]) if index < len(keys) else None
+            if twin is not None and twin in self._idle:
+                self._idle.move_to_end(twin)
+
+    def check_integrity(self) -> None:
+        """Assert that keys, blocks and holders agree, and that children go before parents."""
+        self._allocator.check_integrity()
+        assert {block: key for key, block in self._blocks.items()} == {
+            block: key for block, (key, _) in self._links.items()
+        }, "the index and the links disagree"
+        place = {block: index for index, block in enumerate(self._idle)}
+        for block, (_, parent) in self._links.items():
+            is_held = self._allocator.num_holders(block) > 0
+            assert is_held != (block in place), f"block {block} must be either held or idle"
+            parent_block = self._blocks.get(parent)
+            if not is_held and parent_block in place:
+                assert place[block] < place[parent_block], "a parent would go before its child"
+        assert all(block in self._links for block in place), "an idle block can not be found"
+        not_free = self._allocator.num_blocks - self._allocator.num_free
+        held = sum(self._allocator.num_holders(b) > 0 for b in range(self._allocator.num_blocks))
+        assert held + len(place) == not_free, "a block is neither free, idle nor held"

@@ -1,0 +1,57 @@
+"""Puts runs of tokens together to one chunk: positions, cache slots, and the rows that want logits.
+
+Pure; decides nothing about which tokens they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from thermocline.messages import Chunk, ChunkId, Segment, SegmentKind
+from thermocline.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.pipeline.requests import Request
+
+
+class Run(NamedTuple):
+    """Tokens [start, end) of a request, of whose last `num_logits` are wanted."""
+
+    request: Request
+    start: int
+    end: int
+    num_logits: int
+
+
+def build_chunk(chunk: ChunkId, kind: SegmentKind, runs: Sequence[Run], block_tokens: int) -> Chunk:
+    """Return the chunk of these runs, one segment each, in their order."""
+    segments = []
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    logits_rows: list[int] = []
+    for request, start, end, num_logits in runs:
+        row, blocks = len(token_ids), request.blocks
+        length = end - start
+        table = request.table[: ceil_div(end, block_tokens)]
+        table.flags.writeable = False
+        segments.append(Segment(request.id, row, length, kind, table, num_logits))
+        token_ids += request.known[start:end]
+        positions += range(start, end)
+        slots += [
+            blocks[position // block_tokens] * block_tokens + position % block_tokens
+            for position in range(start, end)
+        ]
+        logits_rows += range(row + length - num_logits, row + length)
+    return Chunk(
+        chunk,
+        tuple(segments),
+        np.array(token_ids, np.int32),
+        np.array(positions, np.int32),
+        np.array(slots, np.int32),
+        np.array(logits_rows, np.int32),
+    )

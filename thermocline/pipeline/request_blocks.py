@@ -1,0 +1,174 @@
+"""Gives requests their cache blocks, shared or their own, and says how much room there is.
+
+Owns the prefix cache and its counters. Knows nothing of queues, importance and chunks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.kv.prefix import PrefixCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from thermocline.kv.blocks import BlockAllocator
+    from thermocline.messages import IntArray
+    from thermocline.pipeline.requests import Request
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSnapshot:
+    """What the cache's blocks are used for, and what prefix sharing saved."""
+
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    """Held by nobody, and kept because their content can be found."""
+    num_held_blocks: int
+    total_evicted_blocks: int
+    total_queried_tokens: int
+    """Known tokens of the requests that looked for a computed prefix."""
+    total_hit_tokens: int
+    """Those of them that were found computed."""
+
+
+class RequestBlocks:
+    """Blocks of requests, by way of the prefix cache."""
+
+    def __init__(
+        self, allocator: BlockAllocator, *, shares_prefixes: bool, kinds_differ: bool
+    ) -> None:
+        self._allocator = allocator
+        self._cache = PrefixCache(allocator)
+        self._shares_prefixes = shares_prefixes
+        self._kinds_differ = kinds_differ
+        self._total_queried_tokens = 0
+        self._total_hit_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"RequestBlocks({self._allocator}, {self._cache})"
+
+    @property
+    def block_tokens(self) -> int:
+        """Positions of a block."""
+        return self._allocator.block_tokens
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return self._allocator.num_blocks
+
+    def snapshot(self) -> CacheSnapshot:
+        """Return the present numbers."""
+        free, idle = self._allocator.num_free, self._cache.num_idle
+        return CacheSnapshot(
+            num_blocks=self.num_blocks,
+            num_free_blocks=free,
+            num_cached_blocks=idle,
+            num_held_blocks=self.num_blocks - free - idle,
+            total_evicted_blocks=self._cache.statistics().total_evicted,
+            total_queried_tokens=self._total_queried_tokens,
+            total_hit_tokens=self._total_hit_tokens,
+        )
+
+    def new_table(self, max_total_tokens: int) -> IntArray:
+        """Return an empty block table for a request of at most so many tokens."""
+        return np.zeros(self._allocator.blocks_for(max_total_tokens), np.int32)
+
+    def footprint(self, request: Request) -> int:
+        """Return the blocks that all known tokens need, and one for the tokens that come next."""
+        room = min(len(request.known) + self.block_tokens, request.max_total_tokens)
+        return self._allocator.blocks_for(room)
+
+    def find_prefix(self, request: Request) -> list[int]:
+        """Return the blocks of the longest computed prefix that the request may share.
+
+        The last token is never among them: it must be computed for its logits.
+        """
+        if not self._shares_prefixes or request.wants_all_logits:
+            return []
+        found: list[int] = []
+        for index in range((len(request.known) - 1) // self.block_tokens):
+            block = self._cache.find(self._key(request, index))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_missing(self, request: Request, prefix: Sequence[int]) -> int:
+        """Return how many more blocks must become free before a request with this prefix fits."""
+        num_idle = sum(self._cache.is_idle(block) for block in prefix)
+        needed = self.footprint(request) - len(prefix)
+        return needed - (self._cache.num_available - num_idle)
+
+    def start(self, request: Request, prefix: Sequence[int]) -> None:
+        """Share a prefix from `find_prefix`: its tokens count as computed."""
+        assert not request.blocks, f"request {request.id} has blocks already"
+        for block in prefix:
+            self._cache.share(block)
+            self._append(request, block)
+        num_tokens = len(prefix) * self.block_tokens
+        request.num_published = len(prefix)
+        request.scheduled = request.computed = num_tokens
+        if self._shares_prefixes and not request.wants_all_logits:
+            self._total_queried_tokens += len(request.known)
+            self._total_hit_tokens += num_tokens
+
+    def capacity(self, request: Request) -> int:
+        """Return for how many tokens the request has blocks."""
+        return len(request.blocks) * self.block_tokens
+
+    def extend(self, request: Request) -> bool:
+        """Give the request one more block of its own; False when every one is held."""
+        block = self._cache.take()
+        if block is None:
+            return False
+        self._append(request, block)
+        return True
+
+    def publish(self, request: Request) -> None:
+        """Make the request's blocks findable that are full and computed by now."""
+        num_full = request.computed // self.block_tokens
+        if not self._shares_prefixes or num_full == request.num_published:
+            return
+        for index in range(request.num_published, num_full):
+            key = self._key(request, index)
+            parent = request.keys[index - 1] if index else request.root
+            self._cache.publish(request.blocks[index], key, parent)
+        request.num_published = num_full
+
+    def give_back(self, request: Request) -> None:
+        """Take all blocks from a request without chunks in flight; nothing of it is computed then."""
+        assert not request.in_flight, f"request {request.id} has chunks in flight"
+        self._cache.release(request.blocks, request.keys[: request.num_published])
+        request.blocks = []
+        # Chunks that returned may still be looked at: their tables stay as they were.
+        request.table = np.zeros_like(request.table)
+        request.num_published = request.scheduled = request.computed = 0
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Assert that these requests are the holders of every block that is held, and no others."""
+        self._cache.check_integrity()
+        held = Counter[int]()
+        writable: list[int] = []
+        for request in requests:
+            assert request.table[: len(request.blocks)].tolist() == request.blocks
+            assert len(request.blocks) == len(set(request.blocks)), "a block is twice in a table"
+            assert request.scheduled <= self.capacity(request), "tokens without a slot"
+            held.update(request.blocks)
+            writable += request.blocks[request.num_published :]
+        for block in range(self.num_blocks):
+            assert held[block] == self._allocator.num_holders(block), f"block {block}: wrong count"
+        assert all(held[block] == 1 for block in writable), "a block is shared and written"
+
+    def _key(self, request: Request, index: int) -> bytes:
+        return request.key(index, self.block_tokens, kinds_differ=self._kinds_differ)
+
+    def _append(self, request: Request, block: int) -> None:
+        request.table[len(request.blocks)] = block
+        request.blocks.append(block)
