@@ -25,8 +25,10 @@ from thermocline.messages import Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import open_model
+from thermocline.pipeline.chunk_size import ChunkSizer
 from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.loop import StepLoop
+from thermocline.pipeline.pace import Pace
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.advice import PageAdvisor
@@ -63,9 +65,6 @@ if TYPE_CHECKING:
 
 # A context that nobody asked for should not reserve tens of gigabytes of address space.
 _DEFAULT_MAX_CONTEXT_TOKENS = 32768
-
-# Chunks that walk the ring at a time.
-_CREDITS = 1
 
 
 class TemplateHolder:
@@ -164,7 +163,14 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     hot_fraction = config.placement.hot_fraction if is_split else 0.0
     placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
-    cpu = owned.enter_context(LaneThread(Lane.CPU, recorder, timeline=_timeline(config, kernels)))
+    cpu = owned.enter_context(
+        LaneThread(
+            Lane.CPU,
+            recorder,
+            timeline=_timeline(config, kernels),
+            slowdown=config.scheduler.decode_slowdown,
+        )
+    )
     fingerprint = placement_fingerprint(spec, placement)
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
@@ -190,8 +196,12 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     if model.has_whole_layers and not is_split:
         stage = LayerStage(model, pool, heat, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
-    runner = Runner(moe_graph(stages, spec.num_layers, _CREDITS, shortcut), recorder, cpu)
-    scheduler = Scheduler(config.scheduler, allocator, max_context_tokens)
+    num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
+    runner = Runner(moe_graph(stages, spec.num_layers, num_credits, shortcut), recorder, cpu)
+    scheduler = Scheduler(
+        config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
+    )
+    sizer = ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown)
     return EngineParts(
         model=model,
         kernels=kernels,
@@ -201,7 +211,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         governor=governor,
         recorder=recorder,
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder),
+        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times)),
         max_context_tokens=max_context_tokens,
         token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
         template=template,

@@ -124,7 +124,7 @@ class VirtualLane:
         self._queue(begin, is_prompt=chunk.is_prompt)
         return await waiter
 
-    async def walk(self, job: Any) -> Any:
+    async def walk(self, job: Any, chunk: Chunk) -> Any:
         """Do a whole decode step; it takes as long as the jobs that it runs here."""
 
         def begin() -> None:

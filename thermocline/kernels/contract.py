@@ -139,6 +139,11 @@ class Kernels(Protocol):
         ...
 
     @property
+    def prompts_differ(self) -> bool:
+        """Whether prompts have an arithmetic of their own."""
+        ...
+
+    @property
     def dense(self) -> DenseKernels:
         """The layer's parts that are not products with weights."""
         ...

@@ -105,6 +105,12 @@ class NativeKernels:
         """Short name for reports: instruction set and threads."""
         return f"{self._core.isa} x {self._core.threads}"
 
+    @property
+    def prompts_differ(self) -> bool:
+        """See `Kernels.prompts_differ`: sets with matrix tiles use them for prompts."""
+        isa: str = self._core.isa
+        return isa.startswith("amx")
+
     def measure_limits(self, sample: Sequence[ByteArray]) -> MachineLimits:
         """Return what the threads reach now, reading `sample` (uint8, any shape). Blocks.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from thermocline.kernels.timeline import PoolTimeline
-    from thermocline.messages import Chunk, LayerIndex
+    from thermocline.messages import Chunk, ChunkId, LayerIndex
     from thermocline.traces.events import FlowPhase
     from thermocline.traces.recorder import Recorder
 
 R = TypeVar("R")
+
+# Jobs whose times are kept for whoever asks.
+_MAX_TIMES = 4096
 
 
 class JobLane(Protocol):
@@ -69,7 +73,7 @@ class _Work:
 class _Job:
     run: Callable[[], Any]
     settle: Callable[[Any, BaseException | None], None]
-    is_prompt: bool
+    chunk: Chunk
 
 
 class LaneThread:
@@ -91,6 +95,7 @@ class LaneThread:
         self._recorder = recorder
         self._timeline = timeline
         self._turns: Turns[_Job] = Turns(slowdown)
+        self._times: deque[tuple[ChunkId, float]] = deque(maxlen=_MAX_TIMES)
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"lane {lane}", daemon=True)
@@ -129,11 +134,15 @@ class LaneThread:
         work = _Work(name, chunk, layer, counts)
         if threading.get_ident() == self._thread.ident:
             return self._show(work, job)
-        return await self._give(lambda: self._show(work, job), is_prompt=chunk.is_prompt)
+        return await self._give(lambda: self._show(work, job), chunk)
 
-    async def walk(self, job: Callable[[], R]) -> R:
+    async def walk(self, job: Callable[[], R], chunk: Chunk) -> R:
         """Run a whole decode step, whose stages run their jobs on this lane, as one job."""
-        return await self._give(job, is_prompt=False)
+        return await self._give(job, chunk)
+
+    def take_times(self) -> list[tuple[ChunkId, float]]:
+        """Return how long each job since the last call had the lane, in seconds, with its chunk."""
+        return [self._times.popleft() for _ in range(len(self._times))]
 
     def close(self) -> None:
         """Finish the jobs that were given, then end the thread. Blocks; more calls do nothing."""
@@ -142,22 +151,22 @@ class LaneThread:
             self._changed.notify()
         self._thread.join()
 
-    async def _give(self, run: Callable[[], R], *, is_prompt: bool) -> R:
+    async def _give(self, run: Callable[[], R], chunk: Chunk) -> R:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             elsewhere: Future[R] = Future()
-            self._put(_Job(run, _Settle(elsewhere), is_prompt))
+            self._put(_Job(run, _Settle(elsewhere), chunk))
             return await _Elsewhere(elsewhere)
         done: asyncio.Future[R] = loop.create_future()
-        self._put(_Job(run, _Post(loop, done), is_prompt))
+        self._put(_Job(run, _Post(loop, done), chunk))
         return await done
 
     def _put(self, job: _Job) -> None:
         with self._changed:
             if self._closed:
                 raise EngineClosedError(f"lane {self.lane} is closed: open a new engine")
-            self._turns.put(job, is_prompt=job.is_prompt)
+            self._turns.put(job, is_prompt=job.chunk.is_prompt)
             self._changed.notify()
 
     def _take(self) -> _Job | None:
@@ -173,7 +182,9 @@ class LaneThread:
                 result, error = job.run(), None
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, whatever it is
                 result, error = None, caught
-            self._turns.ran(time.perf_counter() - start_s, is_prompt=job.is_prompt)
+            seconds = time.perf_counter() - start_s
+            self._turns.ran(seconds, is_prompt=job.chunk.is_prompt)
+            self._times.append((job.chunk.id, seconds))
             job.settle(result, error)
 
     def _show(self, work: _Work, job: Callable[[], R]) -> R:

@@ -70,6 +70,11 @@ class ReferenceKernels:
         """See `Kernels.dense`."""
         return ReferenceDense()
 
+    @property
+    def prompts_differ(self) -> bool:
+        """See `Kernels.prompts_differ`."""
+        return False
+
     @cached_property
     def name(self) -> str:
         """Short name for reports."""

@@ -17,6 +17,7 @@ from thermocline.traces.lanes import Lane, Name
 if TYPE_CHECKING:
     from thermocline.messages import Chunk, FloatArray, RequestId, StepResult
     from thermocline.pipeline.generation import Generation
+    from thermocline.pipeline.pace import Pace
     from thermocline.pipeline.runner import Runner
     from thermocline.pipeline.scheduler import Scheduler
     from thermocline.traces.recorder import Recorder
@@ -25,10 +26,18 @@ if TYPE_CHECKING:
 class StepLoop:
     """Drives a runner with what the scheduler plans."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        recorder: Recorder,
+        pace: Pace | None = None,
+    ) -> None:
+        """pace: how large prompt chunks may be beside decode steps; None is as large as was set."""
         self._scheduler = scheduler
         self._runner = runner
         self._recorder = recorder
+        self._pace = pace
         self._generations: dict[RequestId, Generation] = {}
         self._closed = False
 
@@ -106,6 +115,9 @@ class StepLoop:
                 self._end_when_idle()
 
     def _fill(self) -> None:
+        if self._pace is not None:
+            is_decoding = self._scheduler.is_decoding
+            self._scheduler.prompt_tokens_limit = self._pace.chunk_tokens(is_decoding=is_decoding)
         while self._runner.has_credit and (chunk := self._scheduler.plan()) is not None:
             for segment in chunk.segments:
                 self._generations[segment.request].start()
@@ -113,6 +125,8 @@ class StepLoop:
             self._runner.inject(chunk)
 
     def _take(self, result: StepResult | ChunkFailed) -> None:
+        if self._pace is not None:
+            self._pace.chunk_ended(result.chunk)
         if isinstance(result, ChunkFailed):
             for request in result.chunk.requests:
                 self._end_with_error(request, result.error)
@@ -176,7 +190,10 @@ class StepLoop:
 
     def _record_plan(self, chunk: Chunk) -> None:
         if self._recorder.enabled:
-            first = chunk.segments[0]
-            args: dict[str, int | float | str]
-            args = {"chunk": chunk.id, "tokens": chunk.num_tokens, "kind": str(first.kind)}
+            args: dict[str, int | float | str] = {
+                "chunk": chunk.id,
+                "tokens": chunk.num_tokens,
+                "kind": str(chunk.segments[0].kind),
+                "requests": " ".join(map(str, chunk.requests)),
+            }
             self._recorder.instant(Lane.SCHEDULER, Name.PLAN, self._recorder.now_ns(), args)

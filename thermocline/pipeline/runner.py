@@ -43,7 +43,7 @@ _MAX_REMEMBERED_FAILURES = 256
 class WalkLane(Protocol):
     """Where decode steps walk: the lane on which most of their jobs run."""
 
-    async def walk(self, job: Callable[[], StepResult]) -> StepResult:
+    async def walk(self, job: Callable[[], StepResult], chunk: Chunk) -> StepResult:
         """Run a whole decode step as one job."""
         ...
 
@@ -149,7 +149,7 @@ class Runner:
 
     async def _walk_chunk(self, chunk: Chunk, lane: WalkLane) -> None:
         try:
-            result = await lane.walk(partial(self._walk.run, chunk))
+            result = await lane.walk(partial(self._walk.run, chunk), chunk)
         except WalkError as error:
             self._fail(error.stage, error.message, chunk, error.failure)
         else:

@@ -101,7 +101,7 @@ async def test_a_walk_has_the_lane_to_itself_and_its_jobs_run_at_once():
                 names.append(done.value.value)
             return names
 
-        assert await lane.walk(step) == ["lane cpu"] * 3
+        assert await lane.walk(step, make_decode(CHUNK)) == ["lane cpu"] * 3
 
 
 async def test_a_decode_step_overtakes_prompts_that_wait():
