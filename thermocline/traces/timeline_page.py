@@ -91,7 +91,7 @@ def _tracks(events: Iterable[Event], origin_ns: int, extras: _Extras) -> list[di
         elif isinstance(event, InstantEvent):
             instants[Track(event.lane)].append(event)
         elif isinstance(event, AsyncSpanEvent):
-            instants[Track(Lane.REQUESTS)].extend(())  # the row on which requests are drawn
+            instants.setdefault(Track(Lane.REQUESTS), [])  # the row on which it is drawn
     name_index = {name: index for index, name in enumerate(Name)}
     tracks = []
     for track in sorted(spans.keys() | instants.keys(), key=lambda track: track.order):
