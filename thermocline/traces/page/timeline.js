@@ -329,25 +329,31 @@ class Timeline {
     const bottom = row.y + row.height;
     const edge = GUTTER + this.plotWidth;
     context.fillStyle = this.theme.dim;
-    const fill = (left, right, value, alpha) => {
+    const fill = (left, width, value, alpha) => {
       context.globalAlpha = alpha;
-      if (value > 0) context.fillRect(left, bottom - value * scale, Math.max(right - left, 1), value * scale);
+      if (value > 0) context.fillRect(left, bottom - value * scale, width, value * scale);
     };
-    let i = Math.max(firstAbove(times, this.from) - 1, 0);
-    while (i < times.length && times[i] < this.to) {
+    let [pixel, area, high] = [-1, 0, 0];
+    const flush = () => {
+      fill(pixel, 1, high, 0.22);
+      fill(pixel, 1, area, 0.5);
+      [area, high] = [0, 0];
+    };
+    for (let i = Math.max(firstAbove(times, this.from) - 1, 0); i < times.length && times[i] < this.to; i++) {
       const left = Math.max(this.x(times[i]), GUTTER);
-      let [area, high, at, next] = [0, 0, left, i];
-      do {
-        const right = next + 1 < times.length ? Math.max(Math.min(this.x(times[next + 1]), edge), at) : edge;
-        area += values[next] * (right - at);
-        high = Math.max(high, values[next]);
-        at = right;
-        next += 1;
-      } while (next < times.length && at < left + 1);
-      fill(left, at, high, 0.22);
-      fill(left, at, at > left ? area / (at - left) : high, 0.5);
-      i = next;
+      const right = i + 1 < times.length ? Math.min(this.x(times[i + 1]), edge) : edge;
+      if (right - left >= 1) {
+        fill(left, right - left, values[i], 0.6);
+        continue;
+      }
+      if (Math.floor(left) !== pixel) {
+        flush();
+        pixel = Math.floor(left);
+      }
+      area += values[i] * (right - left);
+      high = Math.max(high, values[i]);
     }
+    flush();
     context.globalAlpha = 1;
     return "≤ " + formatCount(max);
   }
