@@ -46,7 +46,7 @@ function drawHeader(model) {
   const facts = [metadata.architecture, metadata.machine, metadata.cores && `${metadata.cores} cores`,
     `${spans.toLocaleString("en")} spans`, metadata.thermocline && `thermocline ${metadata.thermocline}`];
   byId("facts").textContent = facts.filter(Boolean).join("  ·  ");
-  const figures = [[formatTime(wall), "recorded"], [formatShare(overlapped), "of the time, two or more at work"],
+  const figures = [[formatTime(wall), "recorded"], [formatShare(overlapped), "of working time in parallel"],
     [formatShare(schedule.total.efficiency), "schedule efficiency"]];
   if (model.report.decode_reads) figures.push([formatShare(model.report.decode_reads.share), "of memory speed in decode"]);
   byId("figures").replaceChildren(...figures.map(([value, name]) => element("li", {}, element("b", {}, value), element("span", {}, name))));
