@@ -72,7 +72,7 @@ class PerfettoServer:
 
     def serve(self) -> None:
         """Answer requests until `stop` or an exception such as KeyboardInterrupt."""
-        self._server.serve_forever()
+        self._server.serve_forever(poll_interval=0.1)
 
     def stop(self) -> None:
         """End `serve`, from another thread."""

@@ -76,7 +76,9 @@ def test_requests_counters_plans_and_experts_are_on_the_page():
     assert data["counters"] == [
         {"name": "kv blocks free", "times": [5, 25], "values": [4, 1], "max": 4}
     ]
-    ((at, name, more),) = data["tracks"][0]["instants"]
+    requests, scheduler = data["tracks"]
+    assert (requests["label"], requests["instants"]) == ("requests", [])
+    ((at, name, more),) = scheduler["instants"]
     assert (at, data["names"][name], data["extras"][more]) == (
         10,
         "plan",

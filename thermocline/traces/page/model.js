@@ -107,6 +107,10 @@ function formatTime(ns) {
   return Math.round(ns) + " ns";
 }
 
+function formatMoment(ns) {
+  return (ns / 1e6).toFixed(4) + " ms";
+}
+
 function formatCount(value) {
   const size = Math.abs(value);
   if (size >= 1e9) return (value / 1e9).toFixed(1) + "G";

@@ -16,16 +16,16 @@ function showTip(found, model, x, y) {
 function describe(found, model) {
   if (found.kind === "request") {
     const { name, id, start, end, args } = found.span;
-    return [`${name} ${id}`, [["lasted", formatTime(end - start)], ["at", formatTime(start)], ...Object.entries(args || {})]];
+    return [`${name} ${id}`, [["lasted", formatTime(end - start)], ["at", formatMoment(start)], ...Object.entries(args || {})]];
   }
   if (found.kind === "counter") {
     const { name, times, values } = found.counter;
     const at = firstAbove(times, found.time) - 1;
-    return [name, [["value", at < 0 ? "none yet" : values[at].toLocaleString("en")], ["at", formatTime(found.time)]]];
+    return [name, [["value", at < 0 ? "none yet" : values[at].toLocaleString("en")], ["at", formatMoment(found.time)]]];
   }
   if (found.kind === "instant") {
     const [at, name, more] = found.instant;
-    return [`${model.names[name]}`, [["at", formatTime(at)], ...Object.entries(model.extras[more])]];
+    return [`${model.names[name]}`, [["at", formatMoment(at)], ...Object.entries(model.extras[more])]];
   }
   const { track, index } = found;
   const facts = [["took", formatTime(track.end[index] - track.start[index])], ["at", formatTime(track.start[index])], ["lane", track.label]];

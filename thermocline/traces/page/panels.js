@@ -46,7 +46,7 @@ function drawHeader(model) {
   const facts = [metadata.architecture, metadata.machine, metadata.cores && `${metadata.cores} cores`,
     `${spans.toLocaleString("en")} spans`, metadata.thermocline && `thermocline ${metadata.thermocline}`];
   byId("facts").textContent = facts.filter(Boolean).join("  ·  ");
-  const figures = [[formatTime(wall), "recorded"], [formatShare(overlapped), "of work side by side"],
+  const figures = [[formatTime(wall), "recorded"], [formatShare(overlapped), "of working time in parallel"],
     [formatShare(schedule.total.efficiency), "schedule efficiency"]];
   if (model.report.decode_reads) figures.push([formatShare(model.report.decode_reads.share), "of memory speed in decode"]);
   byId("figures").replaceChildren(...figures.map(([value, name]) => element("li", {}, element("b", {}, value), element("span", {}, name))));
@@ -167,6 +167,7 @@ function expertsPanel(experts) {
       context.fillRect(expert * cell, layer * tall, cell - 1, tall - 1);
     }
   }
+  canvas.style.maxWidth = `${width * 40}px`;
   canvas.title = `${layers} layers by ${width} experts`;
   const words = element("p", { class: "note" }, `${layers} layers (rows) by ${width} experts. The stronger, the more often chosen, at most ${highest.toLocaleString("en")} times. `);
   if (hotChoices) words.append(element("b", { style: "color:#e8572f" }, "Hot experts"), ` got ${formatShare(hotChoices / (choices || 1))} of the choices.`);

@@ -29,9 +29,10 @@ class Timeline {
       y += height + PAD;
     };
     y += PAD;
-    if (this.model.requests.rows) add("requests", Math.min(this.model.requests.rows, 12) * 15, {});
     for (const track of this.model.tracks) {
-      if (track.count || track.instants.length) add("track", (track.isWork ? 34 : 16) + track.maxDepth * 8, { track });
+      const isRequests = track.label === "requests" && this.model.requests.rows > 0;
+      if (isRequests) add("requests", Math.min(this.model.requests.rows, 12) * 15, { track });
+      else if (track.count || track.instants.length) add("track", (track.isWork ? 34 : 16) + track.maxDepth * 8, { track });
     }
     for (const counter of this.model.counters) add("counter", counter.name.startsWith("channel ") ? 13 : 26, { counter });
     this.rows = rows;
@@ -129,7 +130,7 @@ class Timeline {
 
   drawLabel(row, note) {
     const context = this.context;
-    const label = row.kind === "track" ? row.track.label : row.kind === "counter" ? row.counter.name : "requests";
+    const label = row.kind === "counter" ? row.counter.name : row.track.label;
     context.globalAlpha = 1;
     context.textBaseline = "middle";
     context.textAlign = "left";
@@ -214,51 +215,29 @@ class Timeline {
 
   // Wide spans one by one; of narrow ones, per pixel and colour, the share of the pixel that they fill.
   drawTrack(row) {
-    const { track, y, height } = row;
-    const context = this.context;
+    const { track, height } = row;
     const scale = this.plotWidth / (this.to - this.from);
-    const columns = new Map();
-    let column = -1;
+    const columns = new Columns(this, row);
     let reach = this.from;
     let busy = 0;
     for (let i = firstAbove(track.reach, this.from); i < track.count && track.start[i] < this.to; i++) {
       const start = track.start[i];
       const end = track.end[i];
       if (end <= this.from) continue;
-      busy += Math.max(0, Math.min(end, this.to) - Math.max(start, reach));
-      reach = Math.max(reach, end);
+      if (end > reach) {
+        busy += Math.min(end, this.to) - Math.max(start, reach);
+        reach = end;
+      }
       const left = GUTTER + (start - this.from) * scale;
       const right = GUTTER + (end - this.from) * scale;
       const isLit = !this.isFiltered || this.isLit(track, i);
-      if (right - left >= 1.2) {
-        this.drawSpan(row, i, left, right, isLit);
-        continue;
-      }
-      if (track.depth[i]) continue;
-      const at = Math.floor(left);
-      if (at !== column) {
-        this.flushColumn(columns, column, y, height);
-        column = at;
-      }
-      const color = this.color(track, i) + (isLit ? "" : "30");
-      columns.set(color, (columns.get(color) || 0) + Math.max(right - left, 0.02));
+      if (right - left >= 1) this.drawSpan(row, i, left, right, isLit);
+      else if (!track.depth[i]) columns.add(this.byChunk ? track.chunk[i] : track.name[i], isLit, left, right);
     }
-    this.flushColumn(columns, column, y, height);
+    columns.finish();
     this.drawInstants(row);
     const visible = Math.min(this.to, this.model.length) - Math.max(this.from, 0);
     return track.count ? formatShare(visible > 0 ? busy / visible : 0) + (height >= 30 ? " busy" : "") : "";
-  }
-
-  flushColumn(columns, x, y, height) {
-    if (!columns.size) return;
-    let bottom = y + height;
-    for (const [color, share] of columns) {
-      const part = Math.max(Math.min(share, 1) * height, 1);
-      this.context.fillStyle = color;
-      this.context.fillRect(x, bottom - part, 1, part);
-      bottom -= part;
-    }
-    columns.clear();
   }
 
   drawSpan(row, i, left, right, isLit) {
@@ -339,28 +318,42 @@ class Timeline {
       const args = Object.entries(span.args || {}).map(([key, value]) => `${value} ${key.replaceAll("_", " ")}`);
       context.fillText([`${span.name} ${span.id}`, ...args].join(", "), left + 6, y + height / 2 + 0.5, right - left - 8);
     }
+    this.drawInstants(row);
   }
 
+  // Values that share a pixel are drawn as their mean over time, with the highest behind it.
   drawCounter(row) {
     const { times, values, max } = row.counter;
     const context = this.context;
     const scale = (row.height - 3) / (max || 1);
     const bottom = row.y + row.height;
+    const edge = GUTTER + this.plotWidth;
     context.fillStyle = this.theme.dim;
-    context.globalAlpha = 0.55;
-    let last = 0;
-    let i = Math.max(firstAbove(times, this.from) - 1, 0);
-    while (i < times.length && times[i] < this.to) {
+    const fill = (left, width, value, alpha) => {
+      context.globalAlpha = alpha;
+      if (value > 0) context.fillRect(left, bottom - value * scale, width, value * scale);
+    };
+    let [pixel, area, high] = [-1, 0, 0];
+    const flush = () => {
+      fill(pixel, 1, high, 0.22);
+      fill(pixel, 1, area, 0.5);
+      [area, high] = [0, 0];
+    };
+    for (let i = Math.max(firstAbove(times, this.from) - 1, 0); i < times.length && times[i] < this.to; i++) {
       const left = Math.max(this.x(times[i]), GUTTER);
-      let high = values[i];
-      let next = i + 1;
-      // Of several values in one pixel, the highest.
-      while (next < times.length && this.x(times[next]) < left + 1) high = Math.max(high, values[next++]);
-      const right = next < times.length ? Math.min(this.x(times[next]), GUTTER + this.plotWidth) : GUTTER + this.plotWidth;
-      if (high > 0) context.fillRect(left, bottom - high * scale, Math.max(right - left, 1), high * scale);
-      last = high;
-      i = next;
+      const right = i + 1 < times.length ? Math.min(this.x(times[i + 1]), edge) : edge;
+      if (right - left >= 1) {
+        fill(left, right - left, values[i], 0.6);
+        continue;
+      }
+      if (Math.floor(left) !== pixel) {
+        flush();
+        pixel = Math.floor(left);
+      }
+      area += values[i] * (right - left);
+      high = Math.max(high, values[i]);
     }
+    flush();
     context.globalAlpha = 1;
     return "≤ " + formatCount(max);
   }
@@ -429,13 +422,67 @@ class Timeline {
     if (row.kind === "requests") {
       const line = Math.floor(((y - row.y) / row.height) * Math.min(this.model.requests.rows, 12));
       const span = this.model.requests.spans.find((s) => s.row === line && s.start <= time && time < s.end);
-      return span ? { kind: "request", span } : null;
+      if (span) return { kind: "request", span };
     }
     if (row.kind === "counter") return { kind: "counter", counter: row.counter, time };
     const instant = row.track.instants.find(([at]) => Math.abs(at - time) <= slack * 2.5);
     const index = spanAt(row.track, time, slack);
     if (index < 0 && instant) return { kind: "instant", instant, track: row.track };
     return index < 0 ? null : { kind: "span", track: row.track, index };
+  }
+}
+
+// Spans narrower than a pixel, gathered per pixel: they reach into the next one at most.
+class Columns {
+  constructor(timeline, row) {
+    this.timeline = timeline;
+    this.row = row;
+    this.at = -1;
+    this.now = new Map();
+    this.next = new Map();
+  }
+
+  add(kind, isLit, left, right) {
+    const at = Math.floor(left);
+    if (at !== this.at) this.moveTo(at);
+    const slot = kind * 2 + (isLit ? 1 : 0);
+    const split = Math.min(right, at + 1);
+    this.now.set(slot, (this.now.get(slot) || 0) + split - left);
+    if (right > split) this.next.set(slot, (this.next.get(slot) || 0) + right - split);
+  }
+
+  moveTo(at) {
+    this.flush(this.now, this.at);
+    [this.now, this.next] = [this.next, this.now];
+    if (at === this.at + 1) {
+      this.at = at;
+      return;
+    }
+    this.flush(this.now, this.at + 1);
+    this.at = at;
+  }
+
+  finish() {
+    this.flush(this.now, this.at);
+    this.flush(this.next, this.at + 1);
+  }
+
+  flush(shares, x) {
+    if (!shares.size) return;
+    const { y, height } = this.row;
+    const context = this.timeline.context;
+    let bottom = y + height;
+    const slots = shares.size > 1 ? [...shares.keys()].sort((a, b) => a - b) : shares.keys();
+    for (const slot of slots) {
+      const part = Math.max(shares.get(slot) * height, 0.5);
+      const kind = slot >> 1;
+      context.globalAlpha = slot & 1 ? 1 : 0.18;
+      context.fillStyle = this.timeline.byChunk ? chunkColor(kind) : stageColor(this.timeline.model.names[kind]);
+      context.fillRect(x, bottom - part, 1, part);
+      bottom -= part;
+    }
+    context.globalAlpha = 1;
+    shares.clear();
   }
 }
 
