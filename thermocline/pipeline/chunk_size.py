@@ -11,11 +11,11 @@ from dataclasses import dataclass
 _SMALLEST_TOKENS = 32
 
 # Weight of the newest measurement in a moving average.
-_NEWEST = 0.2
+_NEWEST = 0.1
 
-# A larger chunk must fit with this much to spare, and the present one may exceed the limit by as much:
-# noise of a few per cent does not move the size to and fro.
-_SPARE = 0.85
+# A larger chunk must fit into this share of the limit, the present one into all of it: noise of some
+# per cent does not move the size to and fro.
+_SPARE = 0.75
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class ChunkSizer:
         if not num_decoding:
             return self._sizes[-1]
         allowed_s = (self._slowdown - 1.0) * self._idle(num_decoding)
-        if self._wait(self._present) > allowed_s / _SPARE:
+        if self._wait(self._present) > allowed_s:
             self._present = self._largest(allowed_s)
         else:
             self._present = max(self._present, self._largest(allowed_s * _SPARE))

@@ -67,7 +67,7 @@ class ColdStages:
 
 def decode_chunk(chunk_id: int = 0):
     chunk = make_chunk(chunk_id)
-    kinds = tuple(replace(segment, kind=SegmentKind.DECODE) for segment in chunk.segments)
+    kinds = tuple(segment._replace(kind=SegmentKind.DECODE) for segment in chunk.segments)
     return replace(chunk, segments=kinds)
 
 
