@@ -15,6 +15,7 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
@@ -185,7 +186,11 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         "head": HeadStage(model, cpu),
     }
     if is_split:
-        stages["hot"] = HotStage(cpu_experts(Tier.HOT))
+        stages["hot"] = HotStage(
+            cpu_experts(Tier.HOT)
+            if config.placement.hot_device == "cpu"
+            else _simulated(config, catalog, placement, fingerprint, recorder, owned)
+        )
     governor = None
     if config.prefetch.enabled:
         probe = ResidencyProbe(file, catalog)
@@ -197,7 +202,12 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stage = LayerStage(model, pool, heat, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
     num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
-    runner = Runner(moe_graph(stages, spec.num_layers, num_credits, shortcut), recorder, cpu)
+    runner = Runner(
+        moe_graph(stages, spec.num_layers, num_credits, shortcut),
+        recorder,
+        cpu,
+        overlap=config.scheduler.overlap,
+    )
     scheduler = Scheduler(
         config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
     )
@@ -219,16 +229,34 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     )
 
 
+def _simulated(
+    config: EngineConfig,
+    catalog: ExpertCatalog,
+    placement: Placement,
+    fingerprint: str,
+    recorder: Recorder,
+    owned: ExitStack,
+) -> SimulatedExpertCompute:
+    wanted = config.placement
+    experts = DeviceExperts(catalog, placement, wanted.simulated_memory_bytes)
+    engine_lane = owned.enter_context(LaneThread(Lane.GPU_H2D, recorder))
+    engine = CopyEngine(engine_lane, wanted.simulated_copy_bytes_per_s)
+    # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
+    kernels = _kernels(config, threads=1)
+    device = owned.enter_context(LaneThread(Lane.HOT, recorder))
+    return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
+
+
 def _nothing_to_hint(governor: PrefetchGovernor | None) -> Callable[[], bool]:
     """Whether a layer's parts may run in one: hints are made between them."""
     return (lambda: True) if governor is None else (lambda: governor.is_quiet)
 
 
-def _kernels(config: EngineConfig) -> Kernels:
+def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     if config.kernels == "reference":
         return ReferenceKernels()
     cpu = config.cpu
-    return NativeKernels(cpu.isa, cpu.threads, pin=cpu.pin)
+    return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
 
 
 def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from thermocline.errors import ConfigError
 
-HotDevice = Literal["none", "cpu"]
+HotDevice = Literal["none", "cpu", "simulated"]
 CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 
@@ -70,13 +70,18 @@ class PlacementConfig:
     hot_device: HotDevice = setting(
         "none",
         "--hot-device",
-        "Where hot experts compute: none (all experts are cold), or cpu (a second CPU lane).",
+        "Where hot experts compute: none (all experts are cold), cpu (beside the cold ones), or simulated "
+        "(a device with a thread, a memory and a copy engine of its own, for studying schedules).",
     )
     hot_fraction: float = setting(
         0.5,
         "--hot-fraction",
         "Share of each layer's experts that is hot, 0 to 1, with --hot-device.",
     )
+    simulated_memory_bytes: int = 4 << 30
+    """Room for hot experts on the simulated device."""
+    simulated_copy_bytes_per_s: float = 12e9
+    """Speed of its copies, in each direction; about that of a GPU behind PCIe 4.0 x8."""
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
@@ -87,6 +92,10 @@ class PlacementConfig:
         _require(
             0.0 <= self.hot_fraction <= 1.0,
             f"--hot-fraction is {self.hot_fraction}; choose 0 to 1",
+        )
+        _require(
+            self.simulated_memory_bytes >= 0 and self.simulated_copy_bytes_per_s > 0,
+            "simulated_memory_bytes must not be negative, simulated_copy_bytes_per_s must be above 0",
         )
 
 
@@ -112,6 +121,11 @@ class SchedulerConfig:
         True,
         "--prefix-cache/--no-prefix-cache",
         "Keep what was computed for a prompt, for requests that begin with the same tokens.",
+    )
+    overlap: bool = setting(
+        True,
+        "--overlap/--no-overlap",
+        "Let stages work side by side; without it one works at a time, to measure what overlap gives.",
     )
     max_requests: int = setting(
         64, "--max-requests", "Requests accepted at a time, running and waiting; one more is busy."

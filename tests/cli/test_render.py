@@ -34,9 +34,9 @@ def _span(lane, start_ns, end_ns):
 SUMMARY = summarize(
     [
         _span(Lane.LOOP, 0, 10_000_000),
-        _span(Lane.CPU_COLD, 0, 6_000_000),
+        _span(Lane.CPU, 0, 6_000_000),
         _span(Lane.HOT, 4_000_000, 8_000_000),
-        _span(Lane.CPU_TRUNK, 8_000_000, 10_000_000),
+        _span(Lane.PAGECACHE, 8_000_000, 10_000_000),
     ]
 )
 
@@ -70,12 +70,12 @@ def test_without_a_hot_device_there_is_no_hot_row():
 def test_lanes_show_their_share_of_the_time():
     """Each lane has its busy time; only work lanes have a bar."""
     rows = {
-        line.split()[0]: line
+        line.strip().split("  ")[0]: line
         for line in _text(lanes_table(SUMMARY), 80).splitlines()
         if line.split()
     }
-    assert "60%" in rows["cpu.cold"]
-    assert "=" * 18 in rows["cpu.cold"]
+    assert "60%" in rows["cpu 0"]
+    assert "=" * 18 in rows["cpu 0"]
     assert "100%" in rows["loop"]
     assert "=" not in rows["loop"]
 
@@ -83,7 +83,7 @@ def test_lanes_show_their_share_of_the_time():
 def test_overlap_counts_work_lanes_only():
     """The event loop's own time is no overlap; pairs that never met are left out."""
     text = _text(overlap_table(SUMMARY), 80)
-    assert "hot + cpu.cold" in text
+    assert "hot + cpu 0" in text
     assert "2.0 ms" in text
     assert "20%" in text
     assert "loop" not in text

@@ -68,8 +68,12 @@ class CacheModel:
         self.requests[request] = entry
 
     def plan(self) -> Chunk | None:
-        """Plan a chunk and check its shape."""
+        """Plan a chunk and check its shape; the most important request is never preempted."""
+        before = tuple(self.scheduler._places.running)
         chunk = self.scheduler.plan()
+        live = [r for r in self.scheduler._requests.values() if not r.finished]
+        if before and min(live, key=lambda request: request.rank) is before[0]:
+            assert before[0].admitted, "the most important request lost its place"
         if chunk is None:
             return None
         assert len({segment.kind for segment in chunk.segments}) == 1, "a mixed chunk"

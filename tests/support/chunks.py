@@ -38,7 +38,7 @@ def make_chunk(chunk_id: int = 0, *, num_tokens: int = 3, request: int = 1) -> C
 
 def make_decode(chunk: Chunk) -> Chunk:
     """Return the same chunk as a decode step."""
-    kinds = tuple(replace(segment, kind=SegmentKind.DECODE) for segment in chunk.segments)
+    kinds = tuple(segment._replace(kind=SegmentKind.DECODE) for segment in chunk.segments)
     return replace(chunk, segments=kinds)
 
 

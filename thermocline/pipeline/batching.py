@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from thermocline.messages import Chunk, ChunkId, Segment, SegmentKind
-from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,17 +34,13 @@ def build_chunk(chunk: ChunkId, kind: SegmentKind, runs: Sequence[Run], block_to
     slots: list[int] = []
     logits_rows: list[int] = []
     for request, start, end, num_logits in runs:
-        row, blocks = len(token_ids), request.blocks
-        length = end - start
-        table = request.table[: ceil_div(end, block_tokens)]
-        table.flags.writeable = False
+        row, length, blocks = len(token_ids), end - start, request.blocks
+        table = request.table[: len(blocks)]
         segments.append(Segment(request.id, row, length, kind, table, num_logits))
         token_ids += request.known[start:end]
-        positions += range(start, end)
-        slots += [
-            blocks[position // block_tokens] * block_tokens + position % block_tokens
-            for position in range(start, end)
-        ]
+        for position in range(start, end):
+            positions.append(position)
+            slots.append(blocks[position // block_tokens] * block_tokens + position % block_tokens)
         logits_rows += range(row + length - num_logits, row + length)
     return Chunk(
         chunk,

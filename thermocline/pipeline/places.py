@@ -23,8 +23,8 @@ class Places:
     """A request waits until all its known tokens fit, then runs, until it ends or a more important one
     needs its blocks; then it waits again with nothing computed.
 
-    No deadlock and no livelock: the most important request gets every block that others hold, and while
-    a request is in need, no less important one takes a block that became free.
+    No deadlock: the most important request can get every block that others hold. No livelock: a
+    preempted request keeps the tokens of its answer, so that no state of all requests comes twice.
     """
 
     def __init__(self, blocks: RequestBlocks) -> None:
@@ -33,8 +33,6 @@ class Places:
         self._running: list[Request] = []
         self._leaving: list[Request] = []
         """Neither: their blocks are free when their chunks in flight have returned."""
-        self._in_need: Request | None = None
-        """The most important request without room."""
         self._total_preemptions = 0
 
     def __repr__(self) -> str:
@@ -64,8 +62,6 @@ class Places:
         for request in tuple(self._waiting):
             if request.held:
                 continue
-            if self._must_stand_back(request):
-                return
             prefix = self._find_place(request)
             if prefix is None:
                 return
@@ -73,31 +69,25 @@ class Places:
             self._blocks.start(request, prefix)
             request.admitted = True
             insort(self._running, request, key=_RANK)
-            self.end_need(request)
 
     def reach(self, request: Request, end: int) -> int:
         """Give a request blocks for tokens up to `end`; return how far it comes.
 
         Others are preempted only where it could do nothing at all.
         """
-        while (capacity := self._blocks.capacity(request)) < end:
-            is_needed = capacity == request.scheduled
-            if self._must_stand_back(request) or not self._take_block(request, is_needed=is_needed):
+        block_tokens = self._blocks.block_tokens
+        while (capacity := len(request.blocks) * block_tokens) < end:
+            if self._blocks.extend(request):
+                continue
+            if capacity > request.scheduled or not self._make_room(request):
                 return capacity
-            self.end_need(request)
         return end
-
-    def end_need(self, request: Request) -> None:
-        """Forget that a request needs room: it has it, or can not use it now."""
-        if self._in_need is request:
-            self._in_need = None
 
     def finish(self, request: Request) -> bool:
         """End a request; False when its chunks in flight keep its blocks until `chunk_returned`."""
         request.finished = True
         if request in self._waiting:
             self._waiting.remove(request)
-            self.end_need(request)
             return True
         if request.admitted:
             return self._withdraw(request)
@@ -124,9 +114,6 @@ class Places:
         for request in self._leaving:
             assert request.in_flight, "a request leaves and waits for no chunk"
             assert not request.admitted
-        need = self._in_need
-        assert need is None or need in (*self._waiting, *self._running), "nobody is in need"
-        assert need is None or not need.held, "a held request needs nothing"
         everybody = (*self._waiting, *self._running, *self._leaving)
         assert len(everybody) == len(set(everybody)), "a request is in two queues"
         self._blocks.check_integrity(everybody)
@@ -141,23 +128,8 @@ class Places:
             prefix = self._blocks.find_prefix(request)
             if self._blocks.num_missing(request, prefix) + growth <= 0:
                 return prefix
-            if not can_fit:
+            if not can_fit or not self._make_room(request):
                 return None
-            if not self._make_room(request):
-                self._in_need = request
-                return None
-
-    def _take_block(self, request: Request, *, is_needed: bool) -> bool:
-        while not self._blocks.extend(request):
-            if not is_needed:
-                return False
-            if not self._make_room(request):
-                self._in_need = request
-                return False
-        return True
-
-    def _must_stand_back(self, request: Request) -> bool:
-        return self._in_need is not None and self._in_need.rank < request.rank
 
     def _make_room(self, request: Request) -> bool:
         """Preempt the least important request below this one; False if no block came free now."""
@@ -173,7 +145,6 @@ class Places:
         """End a running request's place; False when its chunks in flight keep its blocks."""
         self._running.remove(request)
         request.admitted = False
-        self.end_need(request)
         if request.in_flight:
             self._leaving.append(request)
             return False

@@ -43,6 +43,9 @@ class RequestBlocks:
     def __init__(
         self, allocator: BlockAllocator, *, shares_prefixes: bool, kinds_differ: bool
     ) -> None:
+        self.num_blocks = allocator.num_blocks
+        self.block_tokens = allocator.block_tokens
+        """Positions of a block."""
         self._allocator = allocator
         self._cache = PrefixCache(allocator)
         self._shares_prefixes = shares_prefixes
@@ -52,16 +55,6 @@ class RequestBlocks:
 
     def __repr__(self) -> str:
         return f"RequestBlocks({self._allocator}, {self._cache})"
-
-    @property
-    def block_tokens(self) -> int:
-        """Positions of a block."""
-        return self._allocator.block_tokens
-
-    @property
-    def num_blocks(self) -> int:
-        """All blocks."""
-        return self._allocator.num_blocks
 
     def snapshot(self) -> CacheSnapshot:
         """Return the present numbers."""
@@ -119,10 +112,6 @@ class RequestBlocks:
             self._total_queried_tokens += len(request.known)
             self._total_hit_tokens += num_tokens
 
-    def capacity(self, request: Request) -> int:
-        """Return for how many tokens the request has blocks."""
-        return len(request.blocks) * self.block_tokens
-
     def extend(self, request: Request) -> bool:
         """Give the request one more block of its own; False when every one is held."""
         block = self._cache.take()
@@ -133,9 +122,9 @@ class RequestBlocks:
 
     def publish(self, request: Request) -> None:
         """Make the request's blocks findable that are full and computed by now."""
-        num_full = request.computed // self.block_tokens
-        if not self._shares_prefixes or num_full == request.num_published:
+        if not self._shares_prefixes:
             return
+        num_full = request.computed // self.block_tokens
         for index in range(request.num_published, num_full):
             key = self._key(request, index)
             parent = request.keys[index - 1] if index else request.root
@@ -146,6 +135,7 @@ class RequestBlocks:
         """Take all blocks from a request without chunks in flight; nothing of it is computed then."""
         assert not request.in_flight, f"request {request.id} has chunks in flight"
         self._cache.release(request.blocks, request.keys[: request.num_published])
+        request.num_ever_computed = max(request.num_ever_computed, request.computed)
         request.blocks = []
         # Chunks that returned may still be looked at: their tables stay as they were.
         request.table = np.zeros_like(request.table)
@@ -159,7 +149,9 @@ class RequestBlocks:
         for request in requests:
             assert request.table[: len(request.blocks)].tolist() == request.blocks
             assert len(request.blocks) == len(set(request.blocks)), "a block is twice in a table"
-            assert request.scheduled <= self.capacity(request), "tokens without a slot"
+            assert request.scheduled <= len(request.blocks) * self.block_tokens, (
+                "tokens without a slot"
+            )
             held.update(request.blocks)
             writable += request.blocks[request.num_published :]
         for block in range(self.num_blocks):

@@ -65,20 +65,17 @@ class Request:
 
     @property
     def can_prefill(self) -> bool:
-        """Whether prompt tokens wait for a chunk."""
-        if not self.admitted or self.held or self.is_past_prompt:
-            return False
+        """Whether prompt tokens, if any wait, may form a chunk."""
         # All logits of a chunk are large, and a reader takes one chunk's at a time.
-        return not (self.wants_all_logits and self.in_flight)
+        return self.admitted and not self.held and not (self.wants_all_logits and self.in_flight)
 
     @property
     def can_decode(self) -> bool:
         """Whether answer tokens wait for a chunk, and all before them are computed."""
         return (
-            self.admitted
+            self.num_prompt_tokens <= self.scheduled == self.computed < len(self.known)
+            and self.admitted
             and not self.held
-            and self.is_past_prompt
-            and self.computed == self.scheduled < len(self.known)
         )
 
     def num_logits(self, end: int) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from thermocline.messages import ChunkId, LayerIndex, RequestId
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.graph import Edge, Graph
+    from thermocline.stages.contract import AnyStage
     from thermocline.traces.recorder import Recorder
 
 # Failed chunks whose late messages may still be on their way; far more than can be in flight.
@@ -60,9 +61,17 @@ class Runner:
     """Runs a validated graph. `inject` chunks, `receive` one result for each, `close` at the end.
 
     walk_lane: where decode steps walk; without one they go through the ring like prompts.
+    overlap: False lets one stage work at a time, for comparison.
     """
 
-    def __init__(self, graph: Graph, recorder: Recorder, walk_lane: WalkLane | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        recorder: Recorder,
+        walk_lane: WalkLane | None = None,
+        *,
+        overlap: bool = True,
+    ) -> None:
         graph.validate()
         self._graph = graph
         self._inputs = {
@@ -75,7 +84,8 @@ class Runner:
         for edge in graph.edges:
             self._outgoing[edge.source].append(edge)
         self._joins = {name: Join() for name in graph.joins}
-        self._walk = Walk(graph)
+        self._walk = Walk(graph, overlap=overlap)
+        self._alone = None if overlap else asyncio.Lock()
         self._walk_lane = walk_lane
         self._group: asyncio.TaskGroup | None = None
         self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
@@ -167,6 +177,12 @@ class Runner:
         except ChannelClosed:
             return
 
+    async def _run_at_its_time(self, stage: AnyStage, message: StageMessage) -> StageMessage | None:
+        if self._alone is None:
+            return await stage(message)
+        async with self._alone:
+            return await stage(message)
+
     def _check_order(self, message: StageMessage, chunk: Chunk) -> None:
         """Assert that a request's chunks come in order: each reads what the one before it writes."""
         layer = layer_of(message)
@@ -185,7 +201,7 @@ class Runner:
         if name in self._graph.ordered:
             self._check_order(message, chunk)
         try:
-            output = await self._graph.stages[name](message)
+            output = await self._run_at_its_time(self._graph.stages[name], message)
         except Exception as error:  # noqa: BLE001 - the one place where a stage's failure is caught
             self._fail(name, message, chunk, error)
             return

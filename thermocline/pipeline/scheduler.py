@@ -83,7 +83,7 @@ class Scheduler:
         self._in_flight: dict[SegmentKind, set[ChunkId]] = {kind: set() for kind in SegmentKind}
         self._last_kind = SegmentKind.PROMPT
         self._numbers = count()
-        self._next_chunk = 0
+        self._next_chunk = ChunkId(0)
 
     def __repr__(self) -> str:
         return f"Scheduler({self._places})"
@@ -175,11 +175,11 @@ class Scheduler:
             request.in_flight.remove(chunk.id)
             if not request.finished:
                 request.computed += segment.length
-                request.num_ever_computed = max(request.num_ever_computed, request.computed)
                 self._blocks.publish(request)
                 if request.computed == len(request.known):
                     caught_up.append(CaughtUp(request.id, rows.stop - 1))
-            self._returned(request)
+            if not request.admitted:
+                self._returned(request)
         return tuple(caught_up)
 
     def fail(self, chunk: Chunk) -> None:
@@ -211,10 +211,8 @@ class Scheduler:
 
     def hold(self, request: RequestId) -> None:
         """Start no new chunk of a request until `resume`: its reader has enough to read."""
-        entry = self._requests.get(request)
-        if entry is not None:
-            entry.held = True
-            self._places.end_need(entry)
+        if request in self._requests:
+            self._requests[request].held = True
 
     def resume(self, request: RequestId) -> None:
         """Undo `hold`."""
@@ -263,13 +261,12 @@ class Scheduler:
             return None
         runs: list[Run] = []
         budget = self.prompt_tokens_limit
-        candidates = [request for request in self._places.running if request.can_prefill]
+        candidates = [request for request in self._places.running if not request.is_past_prompt]
         for request in sorted(candidates, key=lambda entry: (entry.priority, entry.turn)):
-            if not request.admitted:
-                continue  # preempted by one before it
-            run = self._schedule(
-                request, min(request.num_prompt_tokens, request.scheduled + budget)
-            )
+            if not request.can_prefill:  # asked late: one before it may have taken its place
+                continue
+            end = min(request.num_prompt_tokens, request.scheduled + budget)
+            run = self._schedule(request, end)
             if run is None:
                 continue
             if not runs:  # tokens that fill a chunk up are no turn
@@ -291,14 +288,14 @@ class Scheduler:
             return None
         run = Run(request, start, end, request.num_logits(end))
         request.scheduled = end
-        request.in_flight.add(ChunkId(self._next_chunk))
+        request.in_flight.add(self._next_chunk)
         return run
 
     def _chunk(self, kind: SegmentKind, runs: Sequence[Run]) -> Chunk | None:
         if not runs:
             return None
-        chunk = build_chunk(ChunkId(self._next_chunk), kind, runs, self._blocks.block_tokens)
-        self._next_chunk += 1
+        chunk = build_chunk(self._next_chunk, kind, runs, self._blocks.block_tokens)
+        self._next_chunk = ChunkId(chunk.id + 1)
         self._in_flight[kind].add(chunk.id)
         self._last_kind = kind
         return chunk

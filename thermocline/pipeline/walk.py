@@ -17,7 +17,7 @@ from thermocline.pipeline.graph import RESULTS
 from thermocline.pipeline.join import Join
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping
+    from collections.abc import Coroutine, Mapping
 
     from thermocline.messages import Chunk, StageMessage
     from thermocline.pipeline.graph import Edge, Graph, Shortcut
@@ -37,8 +37,10 @@ class WalkError(Exception):
 class Walk:
     """Runs chunks one at a time. Results equal the ring's to the bit."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, *, overlap: bool = True) -> None:
+        """overlap: False waits for each stage before the next begins, for comparison."""
         self._graph = graph
+        self._overlap = overlap
         self._outgoing: dict[str, tuple[Edge, ...]] = {
             name: tuple(edge for edge in graph.edges if edge.source == name)
             for name in graph.stages
@@ -49,9 +51,9 @@ class Walk:
         shortcut = self._graph.shortcut
         if shortcut is not None and shortcut.usable():
             return self._run_layers(chunk, shortcut)
-        return _Wander(self._graph.stages, self._outgoing, self._graph.joins).run(
-            self._graph.source, chunk
-        )
+        joins = {name: Join() for name in self._graph.joins}
+        way = _Way(self._graph.stages, self._outgoing, joins, overlap=self._overlap)
+        return way.run(self._graph.source, chunk)
 
     def _run_layers(self, chunk: Chunk, shortcut: Shortcut) -> StepResult:
         stages = self._graph.stages
@@ -91,18 +93,21 @@ class _Visit:
         self.waits_for = waits_for
 
 
-class _Wander:
+class _Way:
     """One chunk's way from the source to the results."""
 
     def __init__(
         self,
         stages: Mapping[str, AnyStage],
         outgoing: Mapping[str, tuple[Edge, ...]],
-        joins: Iterable[str],
+        joins: Mapping[str, Join],
+        *,
+        overlap: bool,
     ) -> None:
         self._stages = stages
         self._outgoing = outgoing
-        self._joins = {name: Join() for name in joins}
+        self._joins = joins
+        self._overlap = overlap
         self._ready: deque[tuple[str, StageMessage]] = deque()
         self._waiting: list[_Visit] = []
 
@@ -110,7 +115,8 @@ class _Wander:
         self._ready.append((source, chunk))
         try:
             while True:
-                visit = self._start() if self._ready else self._resume()
+                must_wait = not self._ready or (self._waiting and not self._overlap)
+                visit = self._resume() if must_wait else self._start()
                 if visit.waits_for is not None:
                     self._waiting.append(visit)
                 elif visit.output is not None:

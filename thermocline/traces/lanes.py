@@ -26,8 +26,6 @@ class Lane(StrEnum):
     GPU_H2D = "gpu.h2d"
     HOT = "hot"  # the hot tier's device when that is neither a GPU nor the CPU pool
     CPU = "cpu"  # the threads of the CPU pool: one track each
-    CPU_TRUNK = "cpu.trunk"  # dense CPU work: embed, attend, router, combine, head
-    CPU_COLD = "cpu.cold"
     PAGECACHE = "pagecache"
     REMOTE = "remote"
 
@@ -122,8 +120,6 @@ WORK_LANES: frozenset[Lane] = frozenset(
         Lane.GPU_H2D,
         Lane.HOT,
         Lane.CPU,
-        Lane.CPU_TRUNK,
-        Lane.CPU_COLD,
         Lane.PAGECACHE,
         Lane.REMOTE,
     }

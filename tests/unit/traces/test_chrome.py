@@ -24,8 +24,8 @@ from thermocline.traces.lanes import Lane, Name, Track
 
 _TINY = (
     AsyncSpanEvent(Name.REQUEST, 26, 1_000, 9_001, {"tokens": 2}),
-    SpanEvent(Lane.CPU_TRUNK, Name.ROUTER, 2_000, 3_500, {"layer": 1}),
-    FlowEvent(4, Lane.CPU_TRUNK, 2_100, "start"),
+    SpanEvent(Lane.PAGECACHE, Name.ROUTER, 2_000, 3_500, {"layer": 1}),
+    FlowEvent(4, Lane.PAGECACHE, 2_100, "start"),
     SpanEvent(Lane.CPU, Name.COLD, 4_000, 4_001, None, 1),
     FlowEvent(4, Lane.CPU, 4_000, "end", 1),
     SpanEvent(Lane.CPU, Name.COLD, 4_000, 4_002, None, 0),
@@ -42,7 +42,7 @@ _GOLDEN = """\
 {"ph":"M","pid":1,"tid":2,"name":"thread_sort_index","args":{"sort_index":2}},
 {"ph":"M","pid":1,"tid":3,"name":"thread_name","args":{"name":"cpu 1"}},
 {"ph":"M","pid":1,"tid":3,"name":"thread_sort_index","args":{"sort_index":3}},
-{"ph":"M","pid":1,"tid":4,"name":"thread_name","args":{"name":"cpu.trunk"}},
+{"ph":"M","pid":1,"tid":4,"name":"thread_name","args":{"name":"pagecache"}},
 {"ph":"M","pid":1,"tid":4,"name":"thread_sort_index","args":{"sort_index":4}},
 {"ph":"b","name":"request","pid":1,"ts":0.0,"tid":1,"cat":"async","id2":{"local":"0x1a"},"args":{"tokens":2}},
 {"ph":"e","name":"request","pid":1,"ts":8.001,"tid":1,"cat":"async","id2":{"local":"0x1a"}},

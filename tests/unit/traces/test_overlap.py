@@ -77,8 +77,8 @@ def test_known_trace_has_known_numbers():
     summary = summarize(
         [
             SpanEvent(Lane.GPU_COMPUTE, Name.HOT, 0, 80),
-            SpanEvent(Lane.CPU_COLD, Name.COLD, 30, 130),
-            SpanEvent(Lane.CPU_COLD, Name.COPY, 40, 50),
+            SpanEvent(Lane.CPU, Name.COLD, 30, 130),
+            SpanEvent(Lane.CPU, Name.COPY, 40, 50),
             SpanEvent(Lane.LOOP, Name.STEP, 0, 200),
         ]
     )
@@ -86,12 +86,12 @@ def test_known_trace_has_known_numbers():
         tracks=(
             TrackBusy(Track(Lane.LOOP), 1, 200, 1.0),
             TrackBusy(Track(Lane.GPU_COMPUTE), 1, 80, 0.4),
-            TrackBusy(Track(Lane.CPU_COLD), 2, 100, 0.5),
+            TrackBusy(Track(Lane.CPU), 2, 100, 0.5),
         ),
         pairs=(
             TrackPair(Track(Lane.LOOP), Track(Lane.GPU_COMPUTE), 80),
-            TrackPair(Track(Lane.LOOP), Track(Lane.CPU_COLD), 100),
-            TrackPair(Track(Lane.GPU_COMPUTE), Track(Lane.CPU_COLD), 50),
+            TrackPair(Track(Lane.LOOP), Track(Lane.CPU), 100),
+            TrackPair(Track(Lane.GPU_COMPUTE), Track(Lane.CPU), 50),
         ),
         stages=(
             StageTotal(Name.STEP, 1, 200),
@@ -121,10 +121,10 @@ def test_trace_without_spans_is_all_zero():
 
 def test_partial_overlap_on_one_lane_is_reported():
     """A span that outlives the one it starts in is a violation; the same times on two tracks are not."""
-    inner = SpanEvent(Lane.CPU_COLD, Name.HOT, 5, 15)
-    outer = SpanEvent(Lane.CPU_COLD, Name.COLD, 0, 10)
+    inner = SpanEvent(Lane.CPU, Name.HOT, 5, 15)
+    outer = SpanEvent(Lane.CPU, Name.COLD, 0, 10)
     assert check_lanes([inner, outer]) == [
-        "lane cpu.cold: hot [5, 15) ns reaches out of cold [0, 10) ns"
+        "lane cpu 0: hot [5, 15) ns reaches out of cold [0, 10) ns"
     ]
     assert check_lanes([inner, SpanEvent(Lane.HOT, Name.COLD, 0, 10)]) == []
     threads = [replace(span, lane=Lane.CPU, index=i) for i, span in enumerate((inner, outer))]

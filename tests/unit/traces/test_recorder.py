@@ -18,10 +18,10 @@ from thermocline.traces.recorder import MemoryRecorder, NullRecorder, Recorder
 
 
 def _report_one_of_each(recorder: Recorder) -> None:
-    recorder.span(Lane.CPU_COLD, Name.COLD, 10, 20, {"layer": 3})
+    recorder.span(Lane.CPU, Name.COLD, 10, 20, {"layer": 3})
     recorder.instant(Lane.SCHEDULER, Name.STEP, 11)
     recorder.counter("channel router->cold", 2, 12)
-    recorder.flow(7, Lane.CPU_COLD, 13, "end")
+    recorder.flow(7, Lane.CPU, 13, "end")
     recorder.async_span(Name.REQUEST, 5, 1, 30, {"tokens": 4})
     recorder.thread_spans(Lane.CPU, 1, Name.HOT, np.array([3, 6]), np.array([5, 9]), {"layer": 2})
 
@@ -31,10 +31,10 @@ def test_events_come_back_typed_and_in_order():
     recorder = MemoryRecorder(8, FakeClock())
     _report_one_of_each(recorder)
     assert recorder.events() == [
-        SpanEvent(Lane.CPU_COLD, Name.COLD, 10, 20, {"layer": 3}),
+        SpanEvent(Lane.CPU, Name.COLD, 10, 20, {"layer": 3}),
         InstantEvent(Lane.SCHEDULER, Name.STEP, 11, None),
         CounterEvent("channel router->cold", 2, 12),
-        FlowEvent(7, Lane.CPU_COLD, 13, "end"),
+        FlowEvent(7, Lane.CPU, 13, "end"),
         AsyncSpanEvent(Name.REQUEST, 5, 1, 30, {"tokens": 4}),
         SpanEvent(Lane.CPU, Name.HOT, 3, 5, {"layer": 2}, 1),
         SpanEvent(Lane.CPU, Name.HOT, 6, 9, {"layer": 2}, 1),
