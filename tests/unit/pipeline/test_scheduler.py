@@ -292,6 +292,36 @@ def test_nobody_more_important_is_preempted():
     assert (snapshot.num_waiting, snapshot.total_preemptions) == (2, 1)
 
 
+def test_a_late_request_without_any_block_takes_none_from_an_earlier_one():
+    """It got its place while there was room, and must wait now that the earlier one has grown."""
+    scheduler = make_scheduler(blocks=4, block_tokens=2, context=8, chunk=1)
+    submit(scheduler, 1, 1, new=7)
+    submit(scheduler, 2, 1, new=7)
+    step(scheduler)
+    scheduler.hold(RequestId(2))
+    for _ in range(6):
+        step(scheduler)
+    scheduler.resume(RequestId(2))
+    assert scheduler.snapshot().cache.num_held_blocks == 4
+    assert scheduler.plan().requests == (1,)
+    snapshot = scheduler.snapshot()
+    assert (snapshot.num_running, snapshot.total_preemptions) == (2, 0)
+
+
+def test_a_chunk_keeps_its_block_table_when_its_request_moves():
+    """A message stays as it was sent, whatever blocks the request gets after a preemption."""
+    scheduler = make_scheduler(chunk=16, prefix_cache=False)
+    submit(scheduler, 1, 8)
+    sent = step(scheduler)
+    table = sent.segments[0].block_table.tolist()
+    scheduler._places._withdraw(scheduler._requests[RequestId(1)])
+    submit(scheduler, 2, 4, priority=-1)
+    again = scheduler.plan()
+    assert again.requests == (2, 1)
+    assert again.segments[1].block_table.tolist() != table
+    assert sent.segments[0].block_table.tolist() == table
+
+
 def test_a_preempted_request_with_a_chunk_in_flight_gives_its_blocks_back_at_commit():
     """Nothing may write into blocks that another one has."""
     scheduler = make_scheduler(blocks=4, chunk=16, context=16)
