@@ -246,7 +246,10 @@ def test_the_latest_request_gives_way_when_no_block_is_left():
     assert scheduler.snapshot().num_waiting == 1
     num_known = 1 + scheduler.num_output_tokens(RequestId(2))
     scheduler.finish(RequestId(1))
-    assert shape(step(scheduler)) == [(2, 1)], "the prompt, as a prompt"
+    prompt = scheduler.plan()
+    assert (shape(prompt), prompt.is_prompt) == ([(2, 1)], True)
+    assert scheduler.plan() is None, "the answer comes when the prompt is computed"
+    assert scheduler.commit(prompt) == ()
     again = scheduler.plan()
     assert shape(again) == [(2, num_known - 1)], "the answer, in one chunk"
     assert not again.is_prompt
@@ -474,7 +477,6 @@ def test_a_snapshot_says_what_is_going_on():
     cache = snapshot.cache
     parts = cache.num_free_blocks + cache.num_cached_blocks + cache.num_held_blocks
     assert parts == cache.num_blocks == 16
-    assert scheduler.is_decoding
     assert repr(scheduler) == "Scheduler(Places(2 running, 0 waiting))"
 
 
