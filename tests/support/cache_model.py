@@ -93,6 +93,9 @@ class CacheModel:
 
     def _check_segment(self, chunk: Chunk, segment: Segment) -> None:
         entry = self.requests[segment.request]
+        if not chunk.is_prompt:
+            flying = any(segment.request in other.requests for other in self.flying)
+            assert not flying, "an answer is planned before what it continues is computed"
         positions = chunk.positions[segment.start : segment.start + segment.length].tolist()
         assert positions == list(range(positions[0], positions[-1] + 1))
         tokens = chunk.token_ids[segment.start : segment.start + segment.length].tolist()

@@ -41,7 +41,6 @@ class SchedulerSnapshot:
     num_waiting: int
     num_running: int
     num_decoding: int
-    """Running requests whose prompt is scheduled."""
     num_prompt_chunks: int
     """In flight."""
     num_decode_chunks: int
@@ -89,16 +88,16 @@ class Scheduler:
         return f"Scheduler({self._places})"
 
     @property
-    def is_decoding(self) -> bool:
-        """Whether any running request has its prompt behind it."""
-        return any(request.is_past_prompt for request in self._places.running)
+    def num_decoding(self) -> int:
+        """Running requests whose prompt is scheduled."""
+        return sum(request.is_past_prompt for request in self._places.running)
 
     def snapshot(self) -> SchedulerSnapshot:
         """Return the present numbers."""
         return SchedulerSnapshot(
             num_waiting=self._places.num_waiting,
             num_running=len(self._places.running),
-            num_decoding=sum(request.is_past_prompt for request in self._places.running),
+            num_decoding=self.num_decoding,
             num_prompt_chunks=len(self._in_flight[SegmentKind.PROMPT]),
             num_decode_chunks=len(self._in_flight[SegmentKind.DECODE]),
             prompt_tokens_limit=self.prompt_tokens_limit,
@@ -170,14 +169,18 @@ class Scheduler:
         """
         self._in_flight[chunk.segments[0].kind].remove(chunk.id)
         caught_up = []
-        for segment, rows in chunk.logits_by_segment():
+        block_tokens = self._blocks.block_tokens
+        num_rows = 0
+        for segment in chunk.segments:
+            num_rows += segment.num_logits
             request = self._requests[segment.request]
             request.in_flight.remove(chunk.id)
             if not request.finished:
                 request.computed += segment.length
-                self._blocks.publish(request)
+                if request.computed >= (request.num_published + 1) * block_tokens:
+                    self._blocks.publish(request)
                 if request.computed == len(request.known):
-                    caught_up.append(CaughtUp(request.id, rows.stop - 1))
+                    caught_up.append(CaughtUp(request.id, num_rows - 1))
             if not request.admitted:
                 self._returned(request)
         return tuple(caught_up)
@@ -283,9 +286,11 @@ class Scheduler:
         They are in flight at once: who takes the request's blocks waits for the chunk that is being
         put together.
         """
-        start, end = request.scheduled, self._places.reach(request, end)
-        if end == start:
-            return None
+        start = request.scheduled
+        if len(request.blocks) * self._blocks.block_tokens < end:
+            end = self._places.reach(request, end)
+            if end == start:
+                return None
         run = Run(request, start, end, request.num_logits(end))
         request.scheduled = end
         request.in_flight.add(self._next_chunk)

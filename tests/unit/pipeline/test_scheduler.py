@@ -246,7 +246,10 @@ def test_the_latest_request_gives_way_when_no_block_is_left():
     assert scheduler.snapshot().num_waiting == 1
     num_known = 1 + scheduler.num_output_tokens(RequestId(2))
     scheduler.finish(RequestId(1))
-    assert shape(step(scheduler)) == [(2, 1)], "the prompt, as a prompt"
+    prompt = scheduler.plan()
+    assert (shape(prompt), prompt.is_prompt) == ([(2, 1)], True)
+    assert scheduler.plan() is None, "the answer comes when the prompt is computed"
+    assert scheduler.commit(prompt) == ()
     again = scheduler.plan()
     assert shape(again) == [(2, num_known - 1)], "the answer, in one chunk"
     assert not again.is_prompt
@@ -290,6 +293,36 @@ def test_nobody_more_important_is_preempted():
     assert scheduler.plan().requests == (3,)
     snapshot = scheduler.snapshot()
     assert (snapshot.num_waiting, snapshot.total_preemptions) == (2, 1)
+
+
+def test_a_late_request_without_any_block_takes_none_from_an_earlier_one():
+    """It got its place while there was room, and must wait now that the earlier one has grown."""
+    scheduler = make_scheduler(blocks=4, block_tokens=2, context=8, chunk=1)
+    submit(scheduler, 1, 1, new=7)
+    submit(scheduler, 2, 1, new=7)
+    step(scheduler)
+    scheduler.hold(RequestId(2))
+    for _ in range(6):
+        step(scheduler)
+    scheduler.resume(RequestId(2))
+    assert scheduler.snapshot().cache.num_held_blocks == 4
+    assert scheduler.plan().requests == (1,)
+    snapshot = scheduler.snapshot()
+    assert (snapshot.num_running, snapshot.total_preemptions) == (2, 0)
+
+
+def test_a_chunk_keeps_its_block_table_when_its_request_moves():
+    """A message stays as it was sent, whatever blocks the request gets after a preemption."""
+    scheduler = make_scheduler(chunk=16, prefix_cache=False)
+    submit(scheduler, 1, 8)
+    sent = step(scheduler)
+    table = sent.segments[0].block_table.tolist()
+    scheduler._places._withdraw(scheduler._requests[RequestId(1)])
+    submit(scheduler, 2, 4, priority=-1)
+    again = scheduler.plan()
+    assert again.requests == (2, 1)
+    assert again.segments[1].block_table.tolist() != table
+    assert sent.segments[0].block_table.tolist() == table
 
 
 def test_a_preempted_request_with_a_chunk_in_flight_gives_its_blocks_back_at_commit():
@@ -444,7 +477,6 @@ def test_a_snapshot_says_what_is_going_on():
     cache = snapshot.cache
     parts = cache.num_free_blocks + cache.num_cached_blocks + cache.num_held_blocks
     assert parts == cache.num_blocks == 16
-    assert scheduler.is_decoding
     assert repr(scheduler) == "Scheduler(Places(2 running, 0 waiting))"
 
 

@@ -123,7 +123,7 @@ class AnySchedule(RuleBasedStateMachine):
 
 TestAnySchedule = pytest.mark.slow(AnySchedule.TestCase)
 TestAnySchedule.settings = settings(
-    max_examples=150,
+    max_examples=300,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
