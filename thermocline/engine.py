@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.loop import StepLoop
+    from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
     from thermocline.text.tokenizer import Tokenizer
     from thermocline.traces.events import Event
@@ -118,17 +119,23 @@ class Engine:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         *,
+        priority: int = 0,
+        cache_salt: str | None = None,
         on_prompt_progress: Callable[[int, int], None] | None = None,
     ) -> AsyncGenerator[TokenEvent, None]:
         """Yield the answer to `prompt` (text, or token ids) as events; the last one says why it ended.
 
+        priority: the lower value is served first. cache_salt: what is computed for the prompt is shared
+        only with requests of the same one, so that nobody can learn from its speed what others asked.
         on_prompt_progress(computed, total) is called as the prompt is computed. Leaving the loop or
         being cancelled ends the request within one step. Raises RequestError for a prompt or params
         that can not be served, BusyError when too many requests are accepted, EngineError when the
         engine fails.
         """
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        request, mailbox = await self._submit(token_ids, params or SamplingParams(), score=False)
+        request, mailbox = await self._submit(
+            token_ids, params or SamplingParams(), priority=priority, cache_salt=cache_salt
+        )
         try:
             while True:
                 event = await mailbox.get()
@@ -153,7 +160,7 @@ class Engine:
         The next chunk is computed when the last was taken. Raises like `generate`.
         """
         params = SamplingParams(max_tokens=0)
-        request, mailbox = await self._submit(token_ids, params, score=True)
+        request, mailbox = await self._submit(token_ids, params, wants_prompt_logits=True)
         try:
             while True:
                 event = await mailbox.get()
@@ -206,6 +213,10 @@ class Engine:
             parts.placement,
             None if governor is None else governor.statistics(),
         )
+
+    async def snapshot(self) -> SchedulerSnapshot:
+        """Return what is running and waiting now, and where the cache's blocks are."""
+        return await self._call(lambda loop: loop.snapshot())
 
     @property
     def kernels_name(self) -> str:
@@ -272,7 +283,13 @@ class Engine:
         return self._thread.parts
 
     async def _submit(
-        self, token_ids: Sequence[int], params: SamplingParams, *, score: bool
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        wants_prompt_logits: bool = False,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
         prompt = _checked_prompt(token_ids, parts)
@@ -286,7 +303,9 @@ class Engine:
             mailbox,
             parts.recorder,
             MonotonicClock(),
-            wants_prompt_logits=score,
+            wants_prompt_logits=wants_prompt_logits,
+            priority=priority,
+            cache_salt=cache_salt,
         )
         try:
             await self._call(lambda loop: loop.submit(generation))

@@ -47,8 +47,12 @@ class Generation:
         clock: Clock,
         *,
         wants_prompt_logits: bool,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
         self.request = request
+        self.priority = priority
+        self.cache_salt = cache_salt
         self.prompt = tuple(prompt)
         self.wants_prompt_logits = wants_prompt_logits
         self.params = params

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thermocline.pipeline.generation import Generation
     from thermocline.pipeline.pace import Pace
     from thermocline.pipeline.runner import Runner
-    from thermocline.pipeline.scheduler import Scheduler
+    from thermocline.pipeline.scheduler import Scheduler, SchedulerSnapshot
     from thermocline.traces.recorder import Recorder
 
 
@@ -49,6 +49,10 @@ class StepLoop:
         """Requests accepted and not ended."""
         return len(self._generations)
 
+    def snapshot(self) -> SchedulerSnapshot:
+        """Return what is running and waiting, and where the cache's blocks are."""
+        return self._scheduler.snapshot()
+
     def submit(self, generation: Generation) -> None:
         """Accept a request and start it when there is room. Raises RequestError or BusyError."""
         if self._closed:
@@ -58,6 +62,8 @@ class StepLoop:
             generation.prompt,
             max_new_tokens=generation.params.max_tokens,
             wants_all_logits=generation.wants_prompt_logits,
+            priority=generation.priority,
+            cache_salt=generation.cache_salt,
         )
         self._generations[generation.request] = generation
         self._fill()
@@ -116,7 +122,7 @@ class StepLoop:
 
     def _fill(self) -> None:
         if self._pace is not None:
-            is_decoding = self._scheduler.is_decoding
+            is_decoding = self._scheduler.num_decoding > 0
             self._scheduler.prompt_tokens_limit = self._pace.chunk_tokens(is_decoding=is_decoding)
         while self._runner.has_credit and (chunk := self._scheduler.plan()) is not None:
             for segment in chunk.segments:

@@ -1,0 +1,180 @@
+"""Any mix of requests under any schedule: each answer is what it is alone, token by token and bit by bit."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.settled import settled
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline import (
+    Engine,
+    EngineConfig,
+    PlacementConfig,
+    PrefetchConfig,
+    SamplingParams,
+    SchedulerConfig,
+    TraceConfig,
+)
+from thermocline.config import CpuConfig, MemoryConfig
+
+MIX = {"embed": "Q8_0", "attn": "Q5_K", "gate_up": "Q4_K", "down": "Q6_K", "output": "Q6_K"}
+SHAPE = ToyShape(
+    layers=2, hidden=256, heads=4, head_dim=64, intermediate=256, used=3, formats=MIX, context=96
+)
+LONGEST = 64
+# Prompts that share beginnings of several lengths, a whole one among them.
+STEM = [(7 * n + n * n) % 256 for n in range(LONGEST)]
+PROMPTS = [
+    *(STEM[:length] for length in (1, 16, 33, 48, 60)),
+    [*STEM[:32], 5, 4, 3, 2, 1],
+    [9, *STEM[:20]],
+    [200] * 17,
+]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request was told: ids, and the log-probabilities as floats, which show any changed bit."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[object, ...]
+
+
+async def ask(engine: Engine, prompt: list[int], count: int) -> Answer:
+    params = SamplingParams(max_tokens=count, ignore_eos=True, logprobs=3)
+    ids: list[int] = []
+    logprobs: list[object] = []
+    async for event in engine.generate(prompt, params):
+        ids += event.token_ids
+        logprobs += zip(event.logprobs, event.top_logprobs, strict=True)
+    return Answer(tuple(ids), tuple(logprobs))
+
+
+async def ask_all(path, config: EngineConfig, wanted: list[tuple[int, int, int]]) -> list[Answer]:
+    """Return the answers to (prompt, tokens, loop rounds to wait before asking)."""
+
+    async def later(number: int, count: int, rounds: int) -> Answer:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        return await ask(engine, PROMPTS[number], count)
+
+    async with Engine.open(path, config) as engine:
+        answers = await asyncio.gather(*(later(*one) for one in wanted))
+        await settled(engine)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return write_toy_model(tmp_path_factory.mktemp("toy") / "toy.gguf", SHAPE)
+
+
+@pytest.fixture(scope="module")
+def alone(request, toy):
+    """The kernels, and each prompt's answer with the engine to itself, one chunk at a time."""
+    config = EngineConfig(
+        scheduler=SchedulerConfig(max_prompt_chunks=1, prefix_cache=False, overlap=False),
+        prefetch=PrefetchConfig(enabled=False),
+        kernels=request.param,
+    )
+
+    async def main() -> list[Answer]:
+        async with Engine.open(toy, config) as engine:
+            return [await ask(engine, prompt, 8) for prompt in PROMPTS]
+
+    return request.param, asyncio.run(main())
+
+
+SCHEDULES = st.builds(
+    EngineConfig,
+    scheduler=st.builds(
+        SchedulerConfig,
+        prefill_chunk_tokens=st.sampled_from([1, 3, 7, 16, 40, 512]),
+        max_prompt_chunks=st.integers(1, 4),
+        prefix_cache=st.booleans(),
+        overlap=st.booleans(),
+        decode_slowdown=st.sampled_from([1.0, 1.8, 10.0]),
+    ),
+    placement=st.builds(
+        PlacementConfig,
+        hot_device=st.sampled_from(["none", "cpu", "simulated"]),
+        hot_fraction=st.sampled_from([0.0, 0.4, 1.0]),
+    ),
+    # From room for all requests down to room for hardly more than one, which forces preemption.
+    memory=st.builds(
+        MemoryConfig,
+        max_context_tokens=st.just(LONGEST + 8),
+        max_full_contexts=st.integers(1, 8),
+        block_tokens=st.sampled_from([1, 4, 16]),
+    ),
+    prefetch=st.builds(PrefetchConfig, enabled=st.booleans()),
+    trace=st.builds(TraceConfig, enabled=st.booleans()),
+    cpu=st.builds(CpuConfig, threads=st.integers(1, 2)),
+)
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(1, 8), st.integers(0, 20)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def check(toy, alone, config: EngineConfig, wanted: list[tuple[int, int, int]]) -> None:
+    kernels, expected = alone
+    setting = EngineConfig(
+        memory=config.memory,
+        placement=config.placement,
+        scheduler=config.scheduler,
+        prefetch=config.prefetch,
+        cpu=config.cpu,
+        trace=config.trace,
+        kernels=kernels,
+    )
+    answers = asyncio.run(ask_all(toy, setting, wanted))
+    for (number, count, _), answer in zip(wanted, answers, strict=True):
+        assert answer.token_ids == expected[number].token_ids[:count]
+        assert answer.logprobs == expected[number].logprobs[:count]
+
+
+def examples(count: int) -> settings:
+    """Return settings for so many random schedules, the same ones each time."""
+    return settings(max_examples=count, deadline=None, derandomize=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", ["native"], indirect=True)
+@examples(60)
+@given(config=SCHEDULES, wanted=REQUESTS)
+def test_any_schedule_gives_each_request_its_own_answer(toy, alone, config, wanted):
+    """Chunking, batching, preemption, sharing, tiers, prefetch and overlap change no bit of an answer."""
+    check(toy, alone, config, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alone", ["reference"], indirect=True)
+@examples(8)
+@given(config=SCHEDULES, wanted=REQUESTS)
+def test_the_same_holds_for_reference_compute(toy, alone, config, wanted):
+    """The slow twins give bit-identical logits under any schedule."""
+    check(toy, alone, config, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prefix_cache", [False, True])
+async def test_answers_that_do_not_fit_together_are_preempted_and_complete(toy, prefix_cache):
+    """Two answers grow until the cache has no room for both: one gives way, and both are as if alone."""
+    config = EngineConfig(
+        memory=MemoryConfig(max_context_tokens=LONGEST + 8, max_full_contexts=1, block_tokens=4),
+        scheduler=SchedulerConfig(prefix_cache=prefix_cache, prefill_chunk_tokens=16),
+    )
+    async with Engine.open(toy, config) as engine:
+        expected = [await ask(engine, PROMPTS[number], 40) for number in (1, 7)]
+        assert (await engine.snapshot()).total_preemptions == 0
+        answers = await asyncio.gather(*(ask(engine, PROMPTS[number], 40) for number in (1, 7)))
+        assert (await engine.snapshot()).total_preemptions > 0
+        await settled(engine)
+    assert answers == expected
