@@ -11,6 +11,7 @@ import pytest
 from tests.support.settled import settled
 from tests.support.toy_model import write_toy_model
 from thermocline import Engine, EngineConfig, PlacementConfig, SamplingParams, SchedulerConfig
+from thermocline.config import MemoryConfig
 from thermocline.errors import BusyError
 from thermocline.pipeline.generation import Generation
 
@@ -95,3 +96,36 @@ async def test_every_accepted_request_ends_exactly_once(tmp_path, endings, seed)
     assert set(endings.values()) == {1}, endings
     assert min(tally["finished"], tally["left"], tally["busy"]) > 0, tally
     assert tally["finished"] + tally["left"] <= len(endings) <= NUM_REQUESTS
+
+
+@pytest.mark.slow
+async def test_two_thousand_cancelled_requests_leave_nothing(tmp_path):
+    """Cancelled at any point, queued or computed: no task, block, credit or message stays."""
+    rng = random.Random(11)
+    config = EngineConfig(
+        memory=MemoryConfig(max_context_tokens=64, max_full_contexts=2, block_tokens=4),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=7, max_prompt_chunks=3),
+        placement=PlacementConfig(hot_device="simulated", hot_fraction=0.5),
+    )
+
+    async def cancelled(engine: Engine) -> None:
+        prompt = [rng.randrange(4) for _ in range(rng.randint(1, 40))]
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        task = asyncio.create_task(read(engine, prompt, params, None))
+        for _ in range(rng.choice([0, 1, 2, 4, 8, 30])):
+            await asyncio.sleep(0)
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.random() * 0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async with Engine.open(write_toy_model(tmp_path / "toy.gguf"), config) as engine:
+        tasks_before = len(asyncio.all_tasks())
+        for _ in range(2000 // 25):
+            await asyncio.gather(*(cancelled(engine) for _ in range(25)))
+        await settled(engine)
+        assert len(asyncio.all_tasks()) == tasks_before
+        for channel in engine.statistics().channels:
+            assert channel.send_waits == 0
+            assert channel.peak_depth <= channel.capacity
+        assert await read(engine, [1, 2, 3], SamplingParams(max_tokens=3), None) == "finished"
