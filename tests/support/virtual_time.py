@@ -7,36 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from thermocline.experts.heat import ExpertHeat
-from thermocline.experts.placement import uniform_placement
 from thermocline.kernels.turns import Turns
-from thermocline.messages import (
-    LayerIndex,
-    LayerSum,
-    PartialSum,
-    Routing,
-    Tier,
-)
-from thermocline.pipeline.graph import moe_graph
-from thermocline.stages.attend import AttendStage
-from thermocline.stages.cold import ColdStage
-from thermocline.stages.combine import CombineStage
-from thermocline.stages.embed import EmbedStage
-from thermocline.stages.head import HeadStage
-from thermocline.stages.hot import HotStage
-from thermocline.stages.router import RouterStage
-from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from thermocline.messages import Chunk, LayerWork, TierResult, TierWork
-    from thermocline.pipeline.graph import Graph
+    from thermocline.messages import (
+        Chunk,
+        LayerIndex,
+    )
+    from thermocline.traces.lanes import Name
 
 HIDDEN, VOCAB = 4, 16
 
@@ -157,81 +139,3 @@ class VirtualLane:
             self._start_next()
 
         asyncio.get_running_loop().call_later(seconds, finish)
-
-
-@dataclass(frozen=True)
-class _Spec:
-    num_layers: int
-    vocab_size: int = VOCAB
-
-
-@dataclass
-class FakeModel:
-    """Tokens go to experts by their position; numbers are all zero."""
-
-    num_layers: int
-    num_experts: int = 8
-    used: int = 2
-    spec: _Spec = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.spec = _Spec(self.num_layers)
-
-    def embed(self, token_ids: Any) -> Any:
-        return np.zeros((len(token_ids), HIDDEN), np.float32)
-
-    def attend(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:
-        return x
-
-    def route(self, layer: LayerIndex, x: Any) -> Any:
-        first = (np.arange(len(x)) + layer)[:, None] * self.used
-        ids = (first + np.arange(self.used)) % self.num_experts
-        weights = np.full(ids.shape, 1 / self.used, np.float32)
-        return x, Routing(ids.astype(np.int32), weights)
-
-    def head(self, x: Any, *, prompt: bool) -> Any:
-        return np.zeros((len(x), VOCAB), np.float32)
-
-
-class FakeCompute:
-    """A tier's experts on a lane, without arithmetic."""
-
-    def __init__(self, tier: Tier, lane: VirtualLane) -> None:
-        self.tier, self._lane = tier, lane
-
-    async def compute_share(self, work: LayerWork, share: TierWork) -> TierResult:
-        name = Name.HOT if self.tier is Tier.HOT else Name.COLD
-
-        def job() -> TierResult:
-            if len(share.rows) == work.routing.expert_ids.size:
-                return LayerSum(work.chunk, work.layer, self.tier, work.residual)
-            values = np.zeros((len(share.rows), HIDDEN), np.float32)
-            return PartialSum(work.chunk, work.layer, self.tier, share.rows, share.slots, values)
-
-        return await self._lane.run(
-            name, job, work.chunk, work.layer, experts=len(share.experts), pairs=len(share.rows)
-        )
-
-
-class _FakeDense:
-    def combine(self, residual: Any, parts: Any, num_slots: int) -> Any:
-        return residual
-
-
-def virtual_graph(
-    model: FakeModel, cpu: VirtualLane, hot: VirtualLane | None, credits: int
-) -> Graph:
-    """Return the real ring of real stages over virtual lanes; half of the experts are hot with `hot`."""
-    placement = uniform_placement(model.num_layers, model.num_experts, 0.5 if hot else 0.0)
-    heat = ExpertHeat(model.num_layers, model.num_experts)
-    stages: dict[str, Any] = {
-        "embed": EmbedStage(model, cpu),
-        "attend": AttendStage(model, None, cpu),
-        "router": RouterStage(model, placement, heat, cpu),
-        "cold": ColdStage(FakeCompute(Tier.COLD, cpu)),
-        "combine": CombineStage(_FakeDense(), cpu),
-        "head": HeadStage(model, cpu),
-    }
-    if hot is not None:
-        stages["hot"] = HotStage(FakeCompute(Tier.HOT, hot))
-    return moe_graph(stages, model.num_layers, credits)

@@ -7,14 +7,9 @@ from collections import defaultdict
 
 import pytest
 
+from benchmarks.null_model import NullModel, null_graph
 from tests.support.chunks import make_chunk, make_decode
-from tests.support.virtual_time import (
-    Busy,
-    FakeModel,
-    VirtualLane,
-    run_virtually,
-    virtual_graph,
-)
+from tests.support.virtual_time import Busy, VirtualLane, run_virtually
 from thermocline.pipeline.runner import Runner
 from thermocline.traces.lanes import Name
 from thermocline.traces.recorder import NullRecorder
@@ -33,7 +28,7 @@ def run(chunks, seconds_of, *, layers=4, credits=1, hot=True, walks=True) -> lis
     async def main() -> None:
         cpu = VirtualLane("cpu", seconds_of, done)
         device = VirtualLane("hot", seconds_of, done) if hot else None
-        graph = virtual_graph(FakeModel(layers), cpu, device, credits)
+        graph = null_graph(NullModel(layers), cpu, device, credits=credits)
         runner = Runner(graph, NullRecorder(), cpu if walks else None)
         waiting = list(chunks)
         async with asyncio.TaskGroup() as group:

@@ -1,0 +1,129 @@
+"""A model without arithmetic: real stages over it cost what the pipeline itself costs, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thermocline.experts.heat import ExpertHeat
+from thermocline.experts.placement import uniform_placement
+from thermocline.messages import LayerIndex, LayerSum, PartialSum, Routing, Tier
+from thermocline.pipeline.graph import Shortcut, moe_graph
+from thermocline.stages.attend import AttendStage
+from thermocline.stages.cold import ColdStage
+from thermocline.stages.combine import CombineStage
+from thermocline.stages.embed import EmbedStage
+from thermocline.stages.head import HeadStage
+from thermocline.stages.hot import HotStage
+from thermocline.stages.layer import LayerStage
+from thermocline.stages.router import RouterStage
+from thermocline.traces.lanes import Name
+
+if TYPE_CHECKING:
+    from thermocline.kernels.lane import JobLane
+    from thermocline.messages import Chunk, LayerWork, TierResult, TierWork
+    from thermocline.pipeline.graph import Graph
+
+HIDDEN, VOCAB = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class _NullSpec:
+    num_layers: int
+    vocab_size: int = VOCAB
+
+
+@dataclass
+class NullModel:
+    """Tokens go to experts by their row; numbers are all zero."""
+
+    num_layers: int
+    num_experts: int = 8
+    used: int = 2
+    spec: _NullSpec = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the dimensions that stages ask for."""
+        self.spec = _NullSpec(self.num_layers)
+
+    def embed(self, token_ids: Any) -> Any:  # noqa: ANN401 - stands in for a Model, array by array
+        """Return zeros [T, D]."""
+        return np.zeros((len(token_ids), HIDDEN), np.float32)
+
+    def attend(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:  # noqa: ANN401
+        """Return x."""
+        return x
+
+    def route(self, layer: LayerIndex, x: Any) -> Any:  # noqa: ANN401
+        """Return x and a routing that differs by row and layer."""
+        first = (np.arange(len(x)) + layer)[:, None] * self.used
+        ids = (first + np.arange(self.used)) % self.num_experts
+        weights = np.full(ids.shape, 1 / self.used, np.float32)
+        return x, Routing(ids.astype(np.int32), weights)
+
+    def layer(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:  # noqa: ANN401
+        """Return x and a routing, as one job."""
+        return self.route(layer, x)
+
+    def head(self, x: Any, *, prompt: bool) -> Any:  # noqa: ANN401
+        """Return zeros [rows, V]."""
+        return np.zeros((len(x), VOCAB), np.float32)
+
+
+class NullCompute:
+    """A tier's experts on a lane, without arithmetic."""
+
+    def __init__(self, tier: Tier, lane: JobLane) -> None:
+        self.tier, self.fingerprint = tier, "null"
+        self._lane = lane
+
+    async def compute_share(self, work: LayerWork, share: TierWork) -> TierResult:
+        """Return zeros, or the residual where the share is the whole layer."""
+        name = Name.HOT if self.tier is Tier.HOT else Name.COLD
+
+        def job() -> TierResult:
+            if len(share.rows) == work.routing.expert_ids.size:
+                return LayerSum(work.chunk, work.layer, self.tier, work.residual)
+            values = np.zeros((len(share.rows), HIDDEN), np.float32)
+            return PartialSum(work.chunk, work.layer, self.tier, share.rows, share.slots, values)
+
+        return await self._lane.run(
+            name, job, work.chunk, work.layer, experts=len(share.experts), pairs=len(share.rows)
+        )
+
+
+class _NullDense:
+    def combine(self, residual: Any, parts: Any, num_slots: int) -> Any:  # noqa: ANN401
+        return residual
+
+
+def null_graph(
+    model: NullModel,
+    cpu: JobLane,
+    hot: JobLane | None = None,
+    *,
+    credits: int = 1,
+    shortcut: bool = False,
+) -> Graph:
+    """Return the real ring of real stages; with a `hot` lane half of the experts are hot.
+
+    shortcut: let walks take each layer as one job.
+    """
+    placement = uniform_placement(model.num_layers, model.num_experts, 0.5 if hot else 0.0)
+    heat = ExpertHeat(model.num_layers, model.num_experts)
+    null: Any = model  # stands in for a Model; there is no cache
+    no_pool: Any = None
+    stages: dict[str, Any] = {
+        "embed": EmbedStage(null, cpu),
+        "attend": AttendStage(null, no_pool, cpu),
+        "router": RouterStage(null, placement, heat, cpu),
+        "cold": ColdStage(NullCompute(Tier.COLD, cpu)),
+        "combine": CombineStage(_NullDense(), cpu),  # type: ignore[arg-type]
+        "head": HeadStage(null, cpu),
+    }
+    if hot is not None:
+        stages["hot"] = HotStage(NullCompute(Tier.HOT, hot))
+    way = Shortcut(LayerStage(null, no_pool, heat, cpu), model.num_layers, lambda: True)
+    return moe_graph(stages, model.num_layers, credits, way if shortcut else None)

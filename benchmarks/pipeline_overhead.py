@@ -1,0 +1,149 @@
+"""What does the pipeline itself cost per layer? Usage `python -m benchmarks.pipeline_overhead`.
+
+Real lanes, channels, joins and stages over a model without arithmetic: a decode walk with each layer as
+one job, the same walk stage by stage, and prompts round the ring with two chunks in flight; each with the
+recorder off and on. Runs anywhere in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from benchmarks.measure import RESULTS, ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.null_model import NullModel, null_graph
+from thermocline.kernels.lane import LaneThread
+from thermocline.messages import Chunk, ChunkId, RequestId, Segment, SegmentKind
+from thermocline.pipeline.runner import Runner
+from thermocline.traces.lanes import Lane
+from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thermocline.traces.recorder import Recorder
+
+_NAME: Final = "pipeline_overhead"
+_LAYERS: Final = 48
+_MAX_WALK_US: Final = 25.0
+_MAX_RING_US: Final = 100.0
+
+
+def _chunk(number: int, num_tokens: int, kind: SegmentKind) -> Chunk:
+    rows = np.arange(num_tokens, dtype=np.int32)
+    segment = Segment(RequestId(number), 0, num_tokens, kind, np.zeros(64, np.int32), 1)
+    return Chunk(ChunkId(number), (segment,), rows, rows, rows, rows[-1:])
+
+
+async def _time_chunks(runner: Runner, chunk: Chunk, count: int) -> float:
+    """Return microseconds per chunk and layer, with as many chunks in flight as the runner takes."""
+    start_s, sent, received = time.perf_counter(), 0, 0
+    while received < count:
+        while sent < count and runner.has_credit:
+            runner.inject(
+                replace(
+                    chunk,
+                    id=ChunkId(sent),
+                    segments=(chunk.segments[0]._replace(request=RequestId(sent)),),
+                )
+            )
+            sent += 1
+        await runner.receive()
+        received += 1
+    return (time.perf_counter() - start_s) / count / _LAYERS * 1e6
+
+
+async def _run(
+    recorder: Recorder, chunk: Chunk, *, credits: int, shortcut: bool, count: int
+) -> float:
+    with LaneThread(Lane.CPU, recorder) as lane:
+        graph = null_graph(NullModel(_LAYERS), lane, credits=credits, shortcut=shortcut)
+        runner = Runner(graph, recorder, lane)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(runner.run())
+            await asyncio.sleep(0)
+            await _time_chunks(runner, chunk, 2)
+            spent_us = await _time_chunks(runner, chunk, count)
+            runner.close()
+    return spent_us
+
+
+def _cases(count: int) -> dict[str, Callable[[Recorder], float]]:
+    decode = _chunk(0, 1, SegmentKind.DECODE)
+    prompt = _chunk(0, 64, SegmentKind.PROMPT)
+
+    def case(chunk: Chunk, credits: int, shortcut: bool) -> Callable[[Recorder], float]:
+        loop_factory = _fastest_loop()
+
+        def run(recorder: Recorder) -> float:
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                return runner.run(
+                    _run(recorder, chunk, credits=credits, shortcut=shortcut, count=count)
+                )
+
+        return run
+
+    return {
+        "walk, a layer as one job": case(decode, 1, True),
+        "walk, stage by stage": case(decode, 1, False),
+        "ring, two chunks in flight": case(prompt, 2, False),
+    }
+
+
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print; 1 if a requirement does not hold."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pipeline_overhead", description=__doc__
+    )
+    parser.add_argument("--chunks", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=RESULTS / "pipeline-overhead.csv")
+    parser.add_argument("--quick", action="store_true", help="one short run: checks that all works")
+    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    if options.quick:
+        options.chunks, options.repeats = 3, 1
+    cases = _cases(options.chunks)
+    spent: dict[tuple[str, str], list[float]] = {}
+    facts = describe_machine(1)
+    with ForeignLoad() as load:
+        for _ in range(options.repeats):
+            for name, run in cases.items():
+                for side, recorder in (("off", NullRecorder()), ("on", MemoryRecorder())):
+                    spent.setdefault((name, side), []).append(run(recorder))
+    rows = [
+        Row(_NAME, name, f"recorder {side}", "time per chunk and layer", "us", tuple(values))
+        for (name, side), values in spent.items()
+    ]
+    for (name, side), values in spent.items():
+        print(
+            f"{name:28} recorder {side:3}  {statistics.median(values):6.1f} us per chunk and layer"
+        )
+    walk = statistics.median(spent["walk, a layer as one job", "off"])
+    ring = statistics.median(spent["ring, two chunks in flight", "off"])
+    print(f"{verdict(walk <= _MAX_WALK_US)}  walk {walk:.1f} us per layer, at most {_MAX_WALK_US}")
+    print(f"{verdict(ring <= _MAX_RING_US)}  ring {ring:.1f} us, at most {_MAX_RING_US}")
+    print(load)
+    facts["foreign_cores"] = f"{load.cores:.2f}"
+    write_rows(options.out, rows, facts)
+    return 0 if options.quick or (walk <= _MAX_WALK_US and ring <= _MAX_RING_US) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
