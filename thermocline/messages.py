@@ -80,6 +80,11 @@ class Chunk:
     logits_rows: IntArray
 
     @property
+    def chunk(self) -> Chunk:
+        """Itself: every message has the chunk that it belongs to."""
+        return self
+
+    @property
     def num_tokens(self) -> int:
         """T."""
         return len(self.token_ids)
@@ -193,6 +198,11 @@ class Joined:
 
     work: LayerWork
     results: tuple[TierResult, ...]
+
+    @property
+    def chunk(self) -> Chunk:
+        """The chunk that it belongs to."""
+        return self.work.chunk
 
 
 @dataclass(frozen=True, slots=True)

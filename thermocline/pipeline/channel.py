@@ -43,6 +43,7 @@ class Channel(Generic[T]):
         self.name = name
         self.capacity = capacity
         self._recorder = recorder
+        self._is_traced = recorder.enabled
         self._track = f"channel {name}"
         self._items: deque[T] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
@@ -73,9 +74,12 @@ class Channel(Generic[T]):
             return False
         self._items.append(item)
         self._total_sent += 1
-        self._peak_depth = max(self._peak_depth, len(self._items))
-        self._count()
-        _wake_one(self._receivers)
+        if len(self._items) > self._peak_depth:
+            self._peak_depth = len(self._items)
+        if self._is_traced:
+            self._count()
+        if self._receivers:
+            _wake_one(self._receivers)
         return True
 
     async def send(self, item: T) -> None:
@@ -93,8 +97,10 @@ class Channel(Generic[T]):
                 raise ChannelClosed(self.name)
             await _wait_in(self._receivers)
         item = self._items.popleft()
-        self._count()
-        _wake_one(self._senders)
+        if self._is_traced:
+            self._count()
+        if self._senders:
+            _wake_one(self._senders)
         return item
 
     def close(self) -> None:
@@ -105,8 +111,7 @@ class Channel(Generic[T]):
                 waiter.set_result(None)
 
     def _count(self) -> None:
-        if self._recorder.enabled:
-            self._recorder.counter(self._track, len(self._items), self._recorder.now_ns())
+        self._recorder.counter(self._track, len(self._items), self._recorder.now_ns())
 
 
 def _wake_one(waiters: deque[asyncio.Future[None]]) -> None:

@@ -29,7 +29,7 @@ from thermocline.pipeline.join import Join
 from thermocline.pipeline.walk import Walk, WalkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from thermocline.messages import ChunkId, LayerIndex, RequestId
     from thermocline.pipeline.channel import ChannelStatistics
@@ -57,6 +57,33 @@ class ChunkFailed:
     error: StageError
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A stage with its input and where its output goes."""
+
+    name: str
+    stage: AnyStage
+    input: Channel[StageMessage]
+    join: Join | None
+    is_ordered: bool
+    outgoing: tuple[tuple[Edge, Channel[StageMessage]], ...]
+
+    @classmethod
+    def of(cls, graph: Graph, name: str, inputs: Mapping[str, Channel[StageMessage]]) -> _Node:
+        return cls(
+            name,
+            graph.stages[name],
+            inputs[name],
+            Join() if name in graph.joins else None,
+            name in graph.ordered,
+            tuple(
+                (edge, inputs[edge.target])
+                for edge in graph.edges
+                if edge.source == name and edge.target != RESULTS
+            ),
+        )
+
+
 class Runner:
     """Runs a validated graph. `inject` chunks, `receive` one result for each, `close` at the end.
 
@@ -74,16 +101,12 @@ class Runner:
     ) -> None:
         graph.validate()
         self._graph = graph
-        self._inputs = {
+        inputs = {
             name: Channel[StageMessage](name, graph.capacity(name), recorder)
             for name in graph.stages
         }
-        # A failed chunk can report once per branch, beside the results themselves.
         self._results = Channel[StepResult | ChunkFailed](RESULTS, graph.credits, recorder)
-        self._outgoing: dict[str, list[Edge]] = {name: [] for name in graph.stages}
-        for edge in graph.edges:
-            self._outgoing[edge.source].append(edge)
-        self._joins = {name: Join() for name in graph.joins}
+        self._nodes = {name: _Node.of(graph, name, inputs) for name in graph.stages}
         self._walk = Walk(graph, overlap=overlap)
         self._alone = None if overlap else asyncio.Lock()
         self._walk_lane = walk_lane
@@ -92,7 +115,7 @@ class Runner:
         self._in_flight: set[ChunkId] = set()
         self._num_in_flight: Counter[RequestId] = Counter()  # chunks with tokens of a request
         # The last of them that reached each layer.
-        self._latest: defaultdict[RequestId, dict[LayerIndex | None, ChunkId]] = defaultdict(dict)
+        self._latest: defaultdict[RequestId, dict[LayerIndex, ChunkId]] = defaultdict(dict)
 
     def __repr__(self) -> str:
         return f"Runner({len(self._in_flight)} of {self._graph.credits} chunks in flight)"
@@ -109,7 +132,10 @@ class Runner:
 
     def statistics(self) -> tuple[ChannelStatistics, ...]:
         """Return every channel's counters."""
-        return (*(c.statistics() for c in self._inputs.values()), self._results.statistics())
+        return (
+            *(node.input.statistics() for node in self._nodes.values()),
+            self._results.statistics(),
+        )
 
     def inject(self, chunk: Chunk) -> None:
         """Start a chunk; the caller has seen `has_credit`."""
@@ -119,7 +145,7 @@ class Runner:
         if self._walk_lane is not None and self._group is not None and not chunk.is_prompt:
             self._group.create_task(self._walk_chunk(chunk, self._walk_lane), name="walk")
             return
-        accepted = self._inputs[self._graph.source].send_nowait(chunk)
+        accepted = self._nodes[self._graph.source].input.send_nowait(chunk)
         assert accepted, "the first channel has room for every credit"
 
     async def receive(self) -> StepResult | ChunkFailed:
@@ -136,14 +162,14 @@ class Runner:
     async def run(self) -> None:
         """Run all stages until `close`."""
         async with asyncio.TaskGroup() as self._group:
-            for name in self._graph.stages:
-                self._group.create_task(self._run_stage(name), name=f"stage {name}")
+            for node in self._nodes.values():
+                self._group.create_task(self._run_node(node), name=f"stage {node.name}")
         self._group = None
 
     def close(self) -> None:
         """End `run` once the stages have finished their present message."""
-        for channel in self._inputs.values():
-            channel.close()
+        for node in self._nodes.values():
+            node.input.close()
         self._results.close()
 
     def check_integrity(self) -> None:
@@ -153,7 +179,7 @@ class Runner:
             if not self._in_flight:
                 assert statistics.current_depth == 0, f"{statistics.name} is not empty when idle"
         if not self._in_flight:
-            assert not any(len(join) for join in self._joins.values()), "a join is not empty"
+            assert not any(node.join for node in self._nodes.values()), "a join is not empty"
             assert not self._num_in_flight, "a request's chunks were not all counted back"
             assert not self._latest, "the order of an ended request is remembered"
 
@@ -165,68 +191,58 @@ class Runner:
         else:
             await self._results.send(result)
 
-    async def _run_stage(self, name: str) -> None:
-        channel, join = self._inputs[name], self._joins.get(name)
+    async def _run_node(self, node: _Node) -> None:
         try:
             while True:
-                message = await channel.receive()
-                if chunk_of(message).id in self._failed:
+                message = await node.input.receive()
+                if message.chunk.id in self._failed:
                     continue
-                for complete in self._collect(join, message):
-                    await self._run_message(name, complete, chunk_of(complete))
+                if node.join is None or isinstance(message, Joined):
+                    await self._run_message(node, message)
+                    continue
+                assert isinstance(message, LayerWork | PartialSum | LayerSum)
+                for complete in node.join.add(message):
+                    await self._run_message(node, complete)
         except ChannelClosed:
             return
 
-    async def _run_at_its_time(self, stage: AnyStage, message: StageMessage) -> StageMessage | None:
-        if self._alone is None:
-            return await stage(message)
-        async with self._alone:
-            return await stage(message)
-
-    def _check_order(self, message: StageMessage, chunk: Chunk) -> None:
-        """Assert that a request's chunks come in order: each reads what the one before it writes."""
-        layer = layer_of(message)
-        for request in chunk.requests:
-            last = self._latest[request].get(layer)
-            assert last is None or last < chunk.id, f"chunk {chunk.id} came after {last}"
-            self._latest[request][layer] = chunk.id
-
-    def _collect(self, join: Join | None, message: StageMessage) -> tuple[StageMessage, ...]:
-        if join is None or isinstance(message, Joined):
-            return (message,)
-        assert isinstance(message, LayerWork | PartialSum | LayerSum)
-        return join.add(message)
-
-    async def _run_message(self, name: str, message: StageMessage, chunk: Chunk) -> None:
-        if name in self._graph.ordered:
-            self._check_order(message, chunk)
+    async def _run_message(self, node: _Node, message: StageMessage) -> None:
+        if node.is_ordered:
+            assert isinstance(message, Hidden)
+            self._check_order(message)
         try:
-            output = await self._run_at_its_time(self._graph.stages[name], message)
+            if self._alone is None:
+                output = await node.stage(message)
+            else:
+                async with self._alone:
+                    output = await node.stage(message)
         except Exception as error:  # noqa: BLE001 - the one place where a stage's failure is caught
-            self._fail(name, message, chunk, error)
+            self._fail(node.name, message, message.chunk, error)
             return
-        if chunk.id in self._failed or output is None:
+        if output is None or output.chunk.id in self._failed:
             return
-        for edge in self._outgoing[name]:
-            if edge.carries(output):
-                await self._send(edge, output)
-
-    async def _send(self, edge: Edge, output: StageMessage) -> None:
-        if edge.target == RESULTS:
-            assert isinstance(output, StepResult)
+        if isinstance(output, StepResult):
             await self._results.send(output)
-        elif edge.lossy:
-            self._inputs[edge.target].send_nowait(output)
-        else:
-            await self._inputs[edge.target].send(output)
+            return
+        for edge, target in node.outgoing:
+            if edge.carries(output) and not target.send_nowait(output) and not edge.lossy:
+                await target.send(output)
+
+    def _check_order(self, hidden: Hidden) -> None:
+        """Assert that a request's chunks come in order: each reads what the one before it writes."""
+        chunk = hidden.chunk
+        for request in chunk.requests:
+            last = self._latest[request].get(hidden.layer)
+            assert last is None or last < chunk.id, f"chunk {chunk.id} came after {last}"
+            self._latest[request][hidden.layer] = chunk.id
 
     def _fail(self, name: str, message: StageMessage, chunk: Chunk, error: Exception) -> None:
         if chunk.id in self._failed:
             return
         self._failed.append(chunk.id)
-        for joining, join in self._joins.items():
-            for released in join.discard(chunk.id):
-                accepted = self._inputs[joining].send_nowait(released)
+        for node in self._nodes.values():
+            for released in node.join.discard(chunk.id) if node.join else ():
+                accepted = node.input.send_nowait(released)
                 assert accepted, "its parts have left the channel"
         wrapped = StageError(
             name,
@@ -238,17 +254,6 @@ class Runner:
         wrapped.__cause__ = error
         accepted = self._results.send_nowait(ChunkFailed(chunk, wrapped))
         assert accepted, "there is room for one result per credit"
-
-
-def chunk_of(message: StageMessage) -> Chunk:
-    """Return the chunk that a message belongs to."""
-    match message:
-        case Chunk():
-            return message
-        case Joined():
-            return message.work.chunk
-        case Hidden() | LayerWork() | PartialSum() | LayerSum() | StepResult():
-            return message.chunk
 
 
 def layer_of(message: StageMessage) -> LayerIndex | None:
