@@ -17,7 +17,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from thermocline import Engine, EngineConfig, SamplingParams
-from thermocline.config import CpuConfig, MemoryConfig
+from thermocline.config import CpuConfig, MemoryConfig, SchedulerConfig
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import read_spec
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 
 
 def engine_config(context_tokens: int, threads: int) -> EngineConfig:
-    """Return the settings of every benchmark. One request at a time needs one context."""
+    """Return the settings of every benchmark. One request at a time needs one context.
+
+    A prompt that comes again is computed again.
+    """
     return EngineConfig(
+        scheduler=SchedulerConfig(prefix_cache=False),
         memory=MemoryConfig(max_context_tokens=context_tokens, max_full_contexts=1),
         cpu=CpuConfig(threads=threads),
     )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | layer | types | lag | memory [ARGUMENTS of the benchmark...]
+# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
 #                                 which builds it where it is missing)
@@ -24,7 +24,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory; do
+    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -43,12 +43,21 @@ case $what in
     path=$(model 8)
     "$python" -m benchmarks.loop_lag "$path" "$@"
     ;;
+  requests)
+    path=$(model 8)
+    "$python" -m benchmarks.many_requests "$path" "$@"
+    ;;
+  overlap)
+    path=$(model 8)
+    "$python" -m benchmarks.overlap "$path" "$@"
+    ;;
+  overhead) "$python" -m benchmarks.pipeline_overhead "$@" ;;
   memory)
     path=$(model 48)
     "$python" -m benchmarks.memory "$path" "$@"
     ;;
   *)
-    echo "no benchmark $what: choose quick, llama, layer, types, lag or memory" >&2
+    echo "no benchmark $what: choose quick, llama, layer, types, lag, memory, requests, overlap or overhead" >&2
     exit 2
     ;;
 esac

@@ -8,7 +8,17 @@ import statistics
 
 import pytest
 
-from benchmarks import against_llama, loop_lag, memory, moe_layer, synthetic_model, type_table
+from benchmarks import (
+    against_llama,
+    loop_lag,
+    many_requests,
+    memory,
+    moe_layer,
+    overlap,
+    pipeline_overhead,
+    synthetic_model,
+    type_table,
+)
 from benchmarks.bandwidth import BandwidthProbe
 from benchmarks.kernel_calls import available_sets, supported_formats
 from benchmarks.sides import LlamaSettings, Work, every_setting, llama_python
@@ -160,3 +170,14 @@ def test_the_fastest_setting_is_chosen():
 def test_the_bandwidth_probe_gives_a_plausible_rate():
     """Gigabytes per second, not bytes and not zero."""
     assert 0.1 < BandwidthProbe(1, 32 << 20).measure() < 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", [many_requests, overlap, pipeline_overhead])
+def test_the_pipeline_s_benchmarks_run(benchmark, tmp_path, capsys):
+    """Each has its rows, all of them numbers above zero, and a verdict for each requirement."""
+    out = tmp_path / "rows.csv"
+    assert benchmark.main(["--quick", "--out", str(out)]) == 0
+    assert all(float(row["median"]) > 0 for row in rows_of(out))
+    text = capsys.readouterr().out
+    assert text.count("pass  ") + text.count("FAIL  ") in (2, 3)

@@ -1,0 +1,209 @@
+"""What do several requests at a time give? Usage `python -m benchmarks.many_requests MODEL.gguf`.
+
+Eight answers at a time against one; a long prompt that arrives while four answers are written; and a
+prompt whose first 2000 tokens were computed before. All at the default settings, repeated in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from benchmarks.engine_side import random_prompt
+from benchmarks.measure import RESULTS, ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.synthetic_model import write_model
+from thermocline import Engine, EngineConfig, SamplingParams
+from thermocline.config import CpuConfig, MemoryConfig
+
+_NAME: Final = "many_requests"
+_MIN_EIGHT: Final = 2.0
+_MAX_SLOWDOWN: Final = 2.0
+_MAX_SECOND: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is asked for, in tokens."""
+
+    answer: int
+    beside: int
+    prompt: int
+    prefix: int
+
+
+class Asker:
+    """Asks one engine, with a new random prompt each time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._seed = 0
+
+    def prompt(self, num_tokens: int) -> list[int]:
+        """Return a prompt that was not asked before."""
+        self._seed += 1
+        return random_prompt(self._engine.tokenizer.vocab_size, num_tokens, self._seed)
+
+    async def read(self, prompt: list[int], count: int, arrivals: list[float]) -> None:
+        """Append when each token of a greedy answer arrives, in seconds."""
+        params = SamplingParams(max_tokens=count, ignore_eos=True)
+        async with aclosing(self._engine.generate(prompt, params)) as events:
+            async for event in events:
+                arrivals += [time.perf_counter()] * len(event.token_ids)
+
+
+async def speed(asker: Asker, num_requests: int, count: int) -> float:
+    """Return tokens per second of so many answers at a time, while all of them are written."""
+    answers: list[list[float]] = [[] for _ in range(num_requests)]
+    await asyncio.gather(*(asker.read(asker.prompt(8), count, times) for times in answers))
+    start, end = max(times[0] for times in answers), min(times[-1] for times in answers)
+    num_tokens = sum(start < at <= end for times in answers for at in times)
+    return num_tokens / (end - start)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Four answers and a prompt: median seconds per token alone and beside it, and the prompt's own."""
+
+    alone_s: float
+    beside_s: float
+    longest_s: float
+    prompt_s: float
+
+    @property
+    def slowdown(self) -> float:
+        """How many times longer a token took."""
+        return self.beside_s / self.alone_s
+
+
+async def beside_prompt(asker: Asker, sizes: Sizes) -> Beside:
+    """Let four answers run alone for a while, then beside a long prompt."""
+    answers: list[list[float]] = [[] for _ in range(4)]
+    readers = [
+        asyncio.create_task(asker.read(asker.prompt(8), sizes.beside, times)) for times in answers
+    ]
+    while min(map(len, answers)) < sizes.answer:  # noqa: ASYNC110 - readers need not know who waits
+        await asyncio.sleep(0.01)
+    arrived: list[float] = []
+    sent = time.perf_counter()
+    await asker.read(asker.prompt(sizes.prompt), 1, arrived)
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    gaps = [(b, b - a) for times in answers for a, b in pairwise(times)]
+    beside = [gap for at, gap in gaps if sent < at <= arrived[0]]
+    return Beside(
+        statistics.median(gap for at, gap in gaps if at <= sent),
+        statistics.median(beside),
+        max(beside),
+        arrived[0] - sent,
+    )
+
+
+async def second_start(asker: Asker, sizes: Sizes) -> tuple[float, float]:
+    """Return the seconds to the first token of a prompt, and of another one with the same beginning."""
+    prefix = asker.prompt(sizes.prefix)
+    waits = []
+    for _ in range(2):
+        arrived: list[float] = []
+        start = time.perf_counter()
+        await asker.read([*prefix, *asker.prompt(4)], 1, arrived)
+        waits.append(arrived[0] - start)
+    return waits[0], waits[1]
+
+
+async def measure(model: Path, sizes: Sizes, threads: int, repeats: int) -> list[Row]:
+    """Return the rows of all three questions, asked in turns."""
+    config = EngineConfig(
+        memory=MemoryConfig(max_context_tokens=sizes.prompt + sizes.beside),
+        cpu=CpuConfig(threads=threads),
+    )
+    one, eight, besides, starts = [], [], [], []
+    async with Engine.open(model, config) as engine:
+        asker = Asker(engine)
+        await speed(asker, 1, 4)
+        for _ in range(repeats):
+            one.append(await speed(asker, 1, sizes.answer))
+            eight.append(await speed(asker, 8, sizes.answer))
+            besides.append(await beside_prompt(asker, sizes))
+            starts.append(await second_start(asker, sizes))
+    case = f"prompt {sizes.prompt} beside four answers"
+    return [
+        Row(_NAME, "one answer", "thermocline", "speed", "tokens/s", tuple(one)),
+        Row(_NAME, "eight answers", "thermocline", "speed", "tokens/s", tuple(eight)),
+        Row(_NAME, "eight answers", "thermocline", "eight/one", "ratio",
+            tuple(b / a for a, b in zip(one, eight, strict=True))),
+        Row(_NAME, case, "thermocline", "token alone", "s", tuple(b.alone_s for b in besides)),
+        Row(_NAME, case, "thermocline", "token beside", "s", tuple(b.beside_s for b in besides)),
+        Row(_NAME, case, "thermocline", "slowdown", "ratio", tuple(b.slowdown for b in besides)),
+        Row(_NAME, case, "thermocline", "longest wait", "s", tuple(b.longest_s for b in besides)),
+        Row(_NAME, case, "thermocline", "prompt", "s", tuple(b.prompt_s for b in besides)),
+        Row(_NAME, f"prefix {sizes.prefix}", "thermocline", "second/first", "ratio",
+            tuple(second / first for first, second in starts)),
+    ]  # fmt: skip
+
+
+def checks(rows: list[Row]) -> list[tuple[str, bool]]:
+    """Return each requirement in words, and whether it holds."""
+    by_metric = {row.metric: row.median for row in rows}
+    eight, slowdown = by_metric["eight/one"], by_metric["slowdown"]
+    second = by_metric["second/first"]
+    return [
+        (f"eight answers {eight:.2f} times one, at least {_MIN_EIGHT}", eight >= _MIN_EIGHT),
+        (
+            f"a token beside a prompt takes {slowdown:.2f} times as long, below {_MAX_SLOWDOWN}",
+            slowdown < _MAX_SLOWDOWN,
+        ),
+        (
+            f"the same prefix again starts in {second:.3f} of the time, at most {_MAX_SECOND}",
+            second <= _MAX_SECOND,
+        ),
+    ]
+
+
+def run(options: argparse.Namespace, model: Path, sizes: Sizes) -> int:
+    """Measure `model`; 1 if a requirement does not hold."""
+    facts = describe_machine(options.threads)
+    with ForeignLoad() as load:
+        rows = asyncio.run(measure(model, sizes, options.threads, options.repeats))
+    for row in rows:
+        print(f"{row.case:34} {row.metric:13} {row.median:8.3f} {row.unit}")
+    verdicts = checks(rows)
+    for text, holds in verdicts:
+        print(f"{verdict(holds)}  {text}")
+    print(load)
+    facts["foreign_cores"] = f"{load.cores:.2f}"
+    write_rows(options.out, rows, facts)
+    return 0 if all(holds for _, holds in verdicts) else 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_requests", description=__doc__)
+    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.gguf")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "many-requests.csv")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and one run: checks that all works, says nothing about speed")  # fmt: skip
+    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    if not options.quick:
+        if options.model is None:
+            parser.error("give a model: python -m benchmarks.synthetic_model writes one")
+        return run(options, options.model, Sizes(answer=48, beside=600, prompt=4096, prefix=2000))
+    options.repeats = 1
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder) / "tiny.gguf", "tiny")
+        run(options, model, Sizes(answer=8, beside=400, prompt=100, prefix=64))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
