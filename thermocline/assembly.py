@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.errors import ConfigError, EngineClosedError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
@@ -21,7 +23,7 @@ from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
-from thermocline.messages import Tier
+from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
 from thermocline.pipeline.graph import moe_graph
@@ -29,7 +31,11 @@ from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.advice import PageAdvisor
+from thermocline.prefetch.cache_model import CacheModel
 from thermocline.prefetch.governor import PrefetchGovernor
+from thermocline.prefetch.memory import page_cache_room_bytes
+from thermocline.prefetch.predictor import Predictor
+from thermocline.prefetch.readers import ReaderThreads
 from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
@@ -59,6 +65,9 @@ if TYPE_CHECKING:
 
 # A context that nobody asked for should not reserve tens of gigabytes of address space.
 _DEFAULT_MAX_CONTEXT_TOKENS = 32768
+
+# Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
+_SPARE_BYTES = 128 << 20
 
 # Chunks that walk the ring at a time.
 _CREDITS = 1
@@ -176,11 +185,10 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     if is_split:
         stages["hot"] = HotStage(cpu_experts(Tier.HOT, Lane.HOT))
     governor = None
-    if config.prefetch.enabled:
-        probe = ResidencyProbe(file, catalog)
-        governor = PrefetchGovernor(catalog, PageAdvisor(file), recorder, probe=probe)
+    if config.prefetch.mode != "off":
+        governor = _governor(config, file, model, placement, recorder)
         owned.callback(governor.close)
-        stages["prefetch"] = PrefetchStage(governor)
+        stages["prefetch"] = PrefetchStage(governor, spec.router)
     runner = Runner(moe_graph(stages, spec.num_layers, _CREDITS), recorder)
     scheduler = Scheduler(config.scheduler, allocator, max_context_tokens)
     return EngineParts(
@@ -196,6 +204,32 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         max_context_tokens=max_context_tokens,
         template=template,
         resources=owned,
+    )
+
+
+def _governor(
+    config: EngineConfig,
+    file: ModelFile,
+    model: Model,
+    placement: Placement,
+    recorder: Recorder,
+) -> PrefetchGovernor:
+    catalog = ExpertCatalog(model.expert_layers)
+    layers = [LayerIndex(n) for n in range(catalog.num_layers)]
+    reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + _SPARE_BYTES
+
+    def room_bytes() -> int:
+        return page_cache_room_bytes() - reserved_bytes
+
+    expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
+    return PrefetchGovernor(
+        CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
+        Predictor([model.router_weights(layer) for layer in layers], catalog.num_experts),
+        ReaderThreads(catalog, PageAdvisor(file), recorder),
+        recorder,
+        cold=~np.array([placement.hot_mask(layer) for layer in layers]),
+        room_bytes=room_bytes,
+        probe=ResidencyProbe(file, catalog) if config.prefetch.mode == "auto" else None,
     )
 
 

@@ -58,7 +58,7 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--prefill-chunk",
     "--hot-device",
     "--hot-fraction",
-    "--prefetch/--no-prefetch",
+    "--prefetch",
     "--kernels",
     "--cpu-isa",
     "--threads",

@@ -15,7 +15,7 @@ _BUILD_HINT = (
 
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 6
+_INTERFACE = 7
 
 
 def load_native() -> ModuleType:

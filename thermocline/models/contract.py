@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk, LayerIndex, Routing
+    from thermocline.models.routing import RouterWeights
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import StackedExperts
 
@@ -35,6 +36,10 @@ class Model(Protocol):
 
     def route(self, layer: LayerIndex, x: FloatArray) -> tuple[FloatArray, Routing]:
         """Return the experts' input [T, D] and who goes where, from the residual stream [T, D]."""
+        ...
+
+    def router_weights(self, layer: LayerIndex) -> RouterWeights:
+        """Return what `route` decides by, decoded to float32, new with each call."""
         ...
 
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:

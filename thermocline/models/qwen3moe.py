@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.models.layers import (
     AttentionShape,
     AttentionWeights,
@@ -12,7 +14,7 @@ from thermocline.models.layers import (
     attend,
 )
 from thermocline.models.metadata import SpecReader
-from thermocline.models.routing import route
+from thermocline.models.routing import RouterWeights, route
 from thermocline.models.spec import ModelSpec, RouterRule
 from thermocline.models.weights import StackedExperts, WeightMap
 
@@ -101,6 +103,14 @@ class Qwen3Moe:
         normed = self._kernels.dense.rms_norm(x, weights.ffn_norm, self.spec.rms_epsilon)
         logits = self._kernels.matmul(weights.router, normed)
         return normed, route(self._kernels.dense, logits, self.spec.router)
+
+    def router_weights(self, layer: LayerIndex) -> RouterWeights:
+        """See `Model.router_weights`."""
+        weights, rule = self._layers[layer], self.spec.router
+        rows = np.arange(rule.num_experts, dtype=np.int32)
+        matrix = self._kernels.decode_rows(weights.router, rows)
+        epsilon = self.spec.rms_epsilon
+        return RouterWeights(weights.ffn_norm, matrix, epsilon, rule.num_experts_used)
 
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         """See `Model.head`."""

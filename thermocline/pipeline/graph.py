@@ -109,11 +109,16 @@ def moe_graph(stages: Mapping[str, AnyStage], num_layers: int, num_credits: int)
     if "prefetch" in stages:
         # First of the router's edges: the hint should leave before the compute starts.
         edges.insert(2, Edge("router", "prefetch", _expects(Tier.COLD), lossy=True))
+        edges.insert(0, Edge("embed", "prefetch", _is_prompt, lossy=True))
     return Graph(stages, tuple(edges), frozenset({"combine"}), "embed", num_credits)
 
 
 def _always(message: StageMessage) -> bool:
     return True
+
+
+def _is_prompt(message: StageMessage) -> bool:
+    return isinstance(message, Hidden) and message.chunk.is_prompt
 
 
 def _expects(tier: Tier) -> Callable[[StageMessage], bool]:
