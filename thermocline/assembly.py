@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 _DEFAULT_MAX_CONTEXT_TOKENS = 32768
 
 # Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
-_SPARE_BYTES = 128 << 20
+_SPARE_BYTES = 256 << 20
 
 # Chunks that walk the ring at a time.
 _CREDITS = 1
@@ -221,11 +221,14 @@ def _governor(
     def room_bytes() -> int:
         return page_cache_room_bytes() - reserved_bytes
 
+    advisor = PageAdvisor(file)
+    for layer in layers:
+        advisor.stop_read_ahead(catalog.layer_spans(layer))
     expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
     return PrefetchGovernor(
         CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
         Predictor([model.router_weights(layer) for layer in layers], catalog.num_experts),
-        ReaderThreads(catalog, PageAdvisor(file), recorder),
+        ReaderThreads(catalog, advisor, recorder),
         recorder,
         cold=~np.array([placement.hot_mask(layer) for layer in layers]),
         room_bytes=room_bytes,

@@ -18,11 +18,18 @@ struct Pages {
     int64_t from, length;
 
     [[nodiscard]] int advise(int advice) const {
+        if (length == 0) return 0;
         return madvise(reinterpret_cast<void*>(from), static_cast<size_t>(length), advice) == 0 ? 0 : errno;
     }
 };
 
 int64_t page_bytes() { return sysconf(_SC_PAGESIZE); }
+
+Pages pages_inside(const uint8_t* base, int64_t start, int64_t end) {
+    const int64_t page = page_bytes(), address = reinterpret_cast<int64_t>(base);
+    const int64_t from = (address + start + page - 1) / page * page;
+    return {from, std::max((address + end) / page * page - from, int64_t{0})};
+}
 
 }  // namespace
 
@@ -31,7 +38,6 @@ int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end) {
     const int64_t from = (address + start) / page * page;
     const int64_t last = (address + end + page - 1) / page * page;
     const Pages pages{from, last - from};
-    if (pages.length <= 0) return 0;
     // First all requests at once, then the wait: populating alone asks for one small window after another.
     if (const int error = pages.advise(MADV_WILLNEED)) return -error;
     const int error = pages.advise(kPopulateRead);
@@ -39,12 +45,15 @@ int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end) {
 }
 
 int64_t release_pages(const uint8_t* base, int64_t start, int64_t end) {
-    const int64_t page = page_bytes(), address = reinterpret_cast<int64_t>(base);
-    const int64_t from = (address + start + page - 1) / page * page;
-    const Pages pages{from, (address + end) / page * page - from};
-    if (pages.length <= 0) return 0;
+    const Pages pages = pages_inside(base, start, end);
     const int error = pages.advise(kPageOut);
     return error == 0 || error == EINVAL ? pages.length : -error;
+}
+
+int64_t stop_read_ahead(const uint8_t* base, int64_t start, int64_t end) {
+    const Pages pages = pages_inside(base, start, end);
+    const int error = pages.advise(MADV_RANDOM);
+    return error == 0 ? pages.length : -error;
 }
 
 int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t count) {

@@ -51,6 +51,11 @@ class ExpertCatalog:
         """Return the bytes of one expert of a layer."""
         return sum(info.nbytes // info.shape[0] for info in self._layers[layer].tensors)
 
+    def layer_spans(self, layer: LayerIndex) -> tuple[ByteSpan, ...]:
+        """Return gate, up and down of all experts of a layer as ranges of the file."""
+        infos = self._layers[layer].tensors
+        return tuple(ByteSpan(info.shard, info.offset, info.offset + info.nbytes) for info in infos)
+
     def spans(self, key: ExpertKey) -> tuple[ByteSpan, ...]:
         """Return gate, up and down of one expert as ranges of the file, in reading order."""
         spans = []

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from thermocline.kernels.native import load_native
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from thermocline.experts.catalog import ByteSpan
     from thermocline.kernels.contract import ByteArray
     from thermocline.modelfile.reader import ModelFile
@@ -26,15 +28,21 @@ class PageCall(Protocol):
         ...
 
 
+class PageCalls(Protocol):
+    """The compiled core's calls, or what stands in for them."""
+
+    fetch_pages: PageCall
+    release_pages: PageCall
+    stop_read_ahead: PageCall
+
+
 class PageAdvisor:
     """Moves exactly the pages that compute will read, of the very mapping that it reads from."""
 
-    def __init__(
-        self, file: ModelFile, fetch: PageCall | None = None, release: PageCall | None = None
-    ) -> None:
+    def __init__(self, file: ModelFile, calls: PageCalls | None = None) -> None:
         self._maps = [file.mapping(shard) for shard in range(file.num_shards)]
-        self._fetch: PageCall = fetch or load_native().fetch_pages
-        self._release: PageCall = release or load_native().release_pages
+        native: PageCalls = calls or load_native()  # type: ignore[assignment]  # a module
+        self._calls = native
 
     def fetch(self, span: ByteSpan) -> int:
         """Read every page that holds a byte of `span`; returns their bytes once they are in memory.
@@ -42,18 +50,29 @@ class PageAdvisor:
         Raises OSError when the kernel refuses, and RuntimeError on a thread that runs an event loop: a
         call that reads from disk would stall it.
         """
-        return self._call(self._fetch, span)
+        return self._call(self._calls.fetch_pages, span)
 
     def release(self, span: ByteSpan) -> int:
         """Let go of the pages that lie wholly inside `span`; returns their bytes. Raises as `fetch`."""
-        return self._call(self._release, span)
+        return self._call(self._calls.release_pages, span)
+
+    def stop_read_ahead(self, spans: Iterable[ByteSpan]) -> None:
+        """Let the kernel read no neighbours of a page that compute misses in `spans`.
+
+        Does not read, and may be called on any thread. Raises OSError.
+        """
+        for span in spans:
+            _checked(self._calls.stop_read_ahead(self._maps[span.shard], span.start, span.end))
 
     def _call(self, call: PageCall, span: ByteSpan) -> int:
         _refuse_event_loop()
-        done = call(self._maps[span.shard], span.start, span.end)
-        if done < 0:
-            raise OSError(-done, os.strerror(-done))
-        return done
+        return _checked(call(self._maps[span.shard], span.start, span.end))
+
+
+def _checked(done: int) -> int:
+    if done < 0:
+        raise OSError(-done, os.strerror(-done))
+    return done
 
 
 def _refuse_event_loop() -> None:
