@@ -41,7 +41,7 @@ class PageAdvisor:
 
     def __init__(self, file: ModelFile, calls: PageCalls | None = None) -> None:
         self._maps = [file.mapping(shard) for shard in range(file.num_shards)]
-        native: PageCalls = calls or load_native()  # type: ignore[assignment]  # a module
+        native: PageCalls = calls or load_native()
         self._calls = native
 
     def fetch(self, span: ByteSpan) -> int:

@@ -71,7 +71,8 @@ class CacheModel:
 
     def held(self, layer: LayerIndex, experts: IntArray) -> NDArray[np.bool_]:
         """Return which of `experts` are held."""
-        return self._stamps[layer, experts] > 0
+        held: NDArray[np.bool_] = self._stamps[layer, experts] > 0
+        return held
 
     def missing(self, layer: LayerIndex) -> IntArray:
         """Return every expert of a layer that is not held."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from thermocline.prefetch.residency import ResidencyProbe
     from thermocline.traces.recorder import Recorder
 
+MAX_HINTS = 64
+"""Hints that wait at most; planning one takes a fraction of a layer's time."""
+
 # How long a look at the system's memory, or at the experts' residency, is believed.
 _LOOK_EVERY_S = 0.5
 # How many layers ahead of the present one others may be evicted for. One hides a layer's reading behind a
@@ -71,7 +74,7 @@ class PrefetchStatistics:
 class PrefetchGovernor:
     """Takes hints without waiting and works them off on a thread of its own.
 
-    When more than `max_hints` wait, the oldest is dropped: its layer is being computed by now. Where a
+    When more than MAX_HINTS wait, the oldest is dropped: its layer is being computed by now. Where a
     probe finds the experts in memory, hints are ignored until it looks again. room_bytes tells how much
     memory the experts may take; cold: bool [layers, experts], those that are read from the file.
     """
@@ -86,7 +89,6 @@ class PrefetchGovernor:
         cold: NDArray[np.bool_],
         room_bytes: Callable[[], int],
         probe: ResidencyProbe | None = None,
-        max_hints: int = 64,
     ) -> None:
         self._cache = cache
         self._predictor = predictor
@@ -96,7 +98,6 @@ class PrefetchGovernor:
         self._room_bytes = room_bytes
         self._probe = probe
         self._hints: deque[PrefetchHint] = deque()
-        self._max_hints = max_hints
         self._changed = threading.Condition()
         self._closed = False
         self._positions: dict[ChunkId, tuple[LayerIndex, int]] = {}
@@ -123,7 +124,7 @@ class PrefetchGovernor:
             return
         with self._changed:
             self._hints.append(hint)
-            if len(self._hints) > self._max_hints:
+            if len(self._hints) > MAX_HINTS:
                 self._hints.popleft()
                 self._total_dropped += 1
             self._changed.notify()
@@ -246,13 +247,13 @@ class PrefetchGovernor:
 
     def _predict(self, hint: PrefetchHint) -> None:
         """Fetch what the next layers will likely select; of the next token, what the last ones did."""
-        num_layers = self._cache.num_layers
+        num_layers, predictor = self._cache.num_layers, self._predictor
         for distance in range(1, min(_PREDICTED_LAYERS, num_layers - 1) + 1):
             layer = LayerIndex((hint.layer + distance) % num_layers)
             if layer > hint.layer and hint.residual is not None:
-                experts = self._predictor.predict(layer, hint.residual)
+                experts = predictor.from_state(layer, hint.residual)
             else:
-                experts = self._predictor.recent(layer, len(hint.experts))
+                experts = predictor.from_recency(layer, len(hint.experts))
             wanted = experts[self._cold[layer, experts] & ~self._cache.held(layer, experts)]
             self._fetch(layer, wanted, urgency=distance)
 

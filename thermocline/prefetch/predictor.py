@@ -1,7 +1,7 @@
 """Guesses which experts the next layers of a decode step will select. Pure: NumPy in, ids out.
 
-Two guesses: the next layer's router on the present hidden state, and the experts that the layer used
-lately. Both are scored against what was selected, the second also where it is not the one acted upon.
+Two guesses: a layer's router on an earlier layer's hidden state, and the experts that the layer used
+lately. Both are scored against what was selected, and a guess that is mostly wrong is not acted upon.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 # An expert's recent use counts half after about seven tokens.
 _DECAY = 0.9
+# A wrong guess takes the disk as long as a right one saves.
+_MIN_PRECISION = 0.5
+# Before so many experts have been guessed, a layer's precision means nothing.
+_MIN_SCORED = 64
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,8 @@ class LayerPrediction:
     """How good the guesses for one layer were, in experts over all decode steps.
 
     recall = total_correct / total_selected; precision = total_correct / total_predicted. The recency
-    guess names as many experts as were selected, so that its recall is its precision.
+    guess names at most as many experts as were selected. Where no state tells anything (of the next
+    token's first layer) it is the only guess, and both counts are its own.
     """
 
     layer: int
@@ -52,7 +58,7 @@ class LayerPrediction:
 
 
 class Predictor:
-    """Predicts the layers behind a step, and keeps the score."""
+    """Predicts layers of a decode step from an earlier one, and keeps the score."""
 
     def __init__(self, routers: Sequence[RouterWeights], num_experts: int) -> None:
         self._routers = tuple(routers)
@@ -62,32 +68,43 @@ class Predictor:
         self._totals = np.zeros((len(self._routers), 4), np.int64)
 
     def observe(self, layer: LayerIndex, selected: IntArray) -> None:
-        """Score the open guess for `layer` against the experts that it selected, ascending int32."""
-        guess = self._guesses.pop(layer, None)
-        totals = self._totals[layer]
-        totals[0] += len(selected)
-        if guess is not None:
-            totals[1] += len(guess)
-            totals[2] += len(np.intersect1d(guess, selected, assume_unique=True))
-        recent = self.recent(layer, len(selected))
-        totals[3] += len(np.intersect1d(recent, selected, assume_unique=True))
+        """Score the open guesses for `layer` against the experts that it selected, ascending int32."""
+        recent = self._most_used(layer, len(selected))
+        guess = self._guesses.pop(layer, recent)
+        self._totals[layer] += (
+            len(selected),
+            len(guess),
+            len(np.intersect1d(guess, selected, assume_unique=True)),
+            len(np.intersect1d(recent, selected, assume_unique=True)),
+        )
         self._recent[layer] *= _DECAY
         self._recent[layer, selected] += 1.0
 
-    def predict(self, layer: LayerIndex, residual: FloatArray) -> IntArray:
+    def from_state(self, layer: LayerIndex, residual: FloatArray) -> IntArray:
         """Return `layer`'s likely experts from an earlier layer's residual stream [T, D].
 
-        Of several guesses for a layer the latest is scored: it saw the nearest hidden state.
+        Of several guesses for a layer the latest is scored: it saw the nearest hidden state. Empty while
+        guesses for this layer do more harm than good.
         """
-        experts = likely_experts(self._routers[layer], residual)
-        self._guesses[layer] = experts
-        return experts
+        self._guesses[layer] = guess = likely_experts(self._routers[layer], residual)
+        return self._if_worth(layer, guess)
 
-    def recent(self, layer: LayerIndex, count: int) -> IntArray:
-        """Return the `count` experts that `layer` used most of late; fewer if fewer were used."""
+    def from_recency(self, layer: LayerIndex, count: int) -> IntArray:
+        """Return the `count` experts that `layer` used most of late, fewer if fewer were used.
+
+        For layers that no state tells anything about. Empty as for `from_state`.
+        """
+        return self._if_worth(layer, self._most_used(layer, count))
+
+    def _most_used(self, layer: LayerIndex, count: int) -> IntArray:
         recent = self._recent[layer]
         best = np.argpartition(-recent, min(count, len(recent)) - 1)[:count]
-        return best[recent[best] > 0].astype(np.int32)
+        return np.sort(best[recent[best] > 0]).astype(np.int32)
+
+    def _if_worth(self, layer: LayerIndex, guess: IntArray) -> IntArray:
+        _, predicted, correct, _ = self._totals[layer]
+        is_worth = predicted < _MIN_SCORED or correct >= _MIN_PRECISION * predicted
+        return guess if is_worth else _NONE
 
     def scores(self) -> tuple[LayerPrediction, ...]:
         """Return every layer's score since the start."""
@@ -105,4 +122,5 @@ def likely_experts(router: RouterWeights, residual: FloatArray) -> IntArray:
     logits = np.einsum("td,ed->te", normed, router.matrix)
     # The best are the same before and after a softmax.
     best = np.argpartition(-logits, router.num_used - 1, axis=1)[:, : router.num_used]
-    return np.unique(best).astype(np.int32)
+    experts: IntArray = np.unique(best).astype(np.int32)
+    return experts
