@@ -108,6 +108,10 @@ class CacheModel:
             self._stamps[layer, expert] = 0
             self.current_bytes -= int(self._bytes[layer])
 
+    def was_selected(self, layer: LayerIndex, expert: ExpertIndex) -> bool:
+        """Return whether a held expert was used since it was admitted."""
+        return bool(self._selected[layer, expert] and self._stamps[layer, expert])
+
     def _evict(self, nbytes: int, distance: int) -> tuple[IntArray, int]:
         score = self._stamps - (self._distances[:, None] << _DISTANCE_BITS)
         keep = (self._stamps == 0) | (self._stamps == self._tick)

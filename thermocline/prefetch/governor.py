@@ -99,7 +99,7 @@ class PrefetchGovernor:
         self._probe = probe
         self._hints: deque[PrefetchHint] = deque()
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = self._planning = False
         self._positions: dict[ChunkId, tuple[LayerIndex, int]] = {}
         self._num_steps = 0
         self._quiet_until_s = self._look_at_s = 0.0
@@ -109,7 +109,8 @@ class PrefetchGovernor:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"PrefetchGovernor({self._cache}, {self._readers})"
+        positions = {chunk: layer for chunk, (layer, _) in self._positions.items()}
+        return f"PrefetchGovernor({self._cache}, {self._readers}, {positions=})"
 
     @property
     def is_quiet(self) -> bool:
@@ -127,7 +128,7 @@ class PrefetchGovernor:
             if len(self._hints) > MAX_HINTS:
                 self._hints.popleft()
                 self._total_dropped += 1
-            self._changed.notify()
+            self._changed.notify_all()
 
     def statistics(self) -> PrefetchStatistics:
         """Return the counters."""
@@ -146,11 +147,16 @@ class PrefetchGovernor:
             layers=self._predictor.scores(),
         )
 
+    def wait_idle(self) -> None:
+        """Block until every hint offered before is worked off; reads may still be on their way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not (self._hints or self._planning))
+
     def close(self) -> None:
         """Drop what waits and end all threads. Blocks for the reads on their way; can be repeated."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
         self._readers.close()
 
@@ -166,10 +172,14 @@ class PrefetchGovernor:
 
     def _take(self) -> list[PrefetchHint]:
         with self._changed:
+            self._planning = False
+            if not self._hints:
+                self._changed.notify_all()
             while not self._hints and not self._closed:
                 self._changed.wait()
             hints = [] if self._closed else list(self._hints)
             self._hints.clear()
+            self._planning = True
             return hints
 
     def _looks_resident(self) -> bool:
@@ -207,6 +217,7 @@ class PrefetchGovernor:
             return
         self._readers.read(pending.intersection(_keys(layer, selected)), 0)
         self._fetch(layer, selected[~held], urgency=0)
+        self._cache.use(layer, selected)
         if hint.streams:
             self._stream(hint)
         else:
@@ -229,8 +240,11 @@ class PrefetchGovernor:
         """Stop what waits for this layer in vain, and what waits for the layer that was left."""
         stale = pending.difference(_keys(layer, selected))
         stale |= self._readers.pending(LayerIndex((layer - 1) % self._cache.num_layers))
-        for key in self._readers.cancel(stale):
+        # What was selected is in memory all the same: compute has read it.
+        vain = [key for key in self._readers.cancel(stale) if not self._cache.was_selected(*key)]
+        for key in vain:
             self._cache.forget(key.layer, key.expert)
+        self._readers.release(vain)
 
     def _stream(self, hint: PrefetchHint) -> None:
         """Fetch the next layers whole, in order, as far as there is room."""

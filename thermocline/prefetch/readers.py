@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Measured on a virtual disk (docs/LOG.md): four reads of 1 MiB reach what the disk gives.
 PIECE_BYTES = 1 << 20
-_NUM_THREADS = 4
+NUM_THREADS = 4
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class ReaderThreads:
         catalog: ExpertCatalog,
         advisor: Advisor,
         recorder: Recorder,
-        num_threads: int = _NUM_THREADS,
+        num_threads: int = NUM_THREADS,
     ) -> None:
         self._catalog = catalog
         self._advisor = advisor

@@ -134,9 +134,7 @@ def test_a_smaller_budget_takes_effect_with_the_next_admission():
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
     st.integers(0, 60),
     st.lists(
-        st.tuples(
-            st.integers(0, 3), st.sets(st.integers(0, 5)), st.booleans(), st.booleans()
-        ),
+        st.tuples(st.integers(0, 3), st.sets(st.integers(0, 5)), st.booleans(), st.booleans()),
         max_size=25,
     ),
 )
@@ -153,6 +151,8 @@ def test_bytes_are_those_of_the_held_experts_and_within_the_budget(sizes, capaci
         admission = model.admit(at, wanted, evict=evict)
         evicted = {tuple(row) for row in admission.evicted.tolist()}
         assert evicted <= held
-        after = {(n, e) for n in range(len(sizes)) for e in range(6) if model.held(layer(n), ids(e))}
+        after = {
+            (n, e) for n in range(len(sizes)) for e in range(6) if model.held(layer(n), ids(e))
+        }
         assert after == (held - evicted) | {(at, e) for e in admission.experts.tolist()}
         assert model.current_bytes == sum(sizes[n] for n, _ in after) <= max(capacity, 0)

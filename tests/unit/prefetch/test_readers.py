@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import threading
 
 import pytest
@@ -193,7 +194,7 @@ def test_the_lane_is_busy_while_reads_run_and_never_twice(advisor):
     readers_closed(readers, advisor)
     spans = [event for event in recorder.events() if isinstance(event, SpanEvent)]
     assert {span.lane for span in spans} == {Lane.PAGECACHE}
-    assert all(a.end_ns <= b.start_ns for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(spans))
     assert sum(span.args["bytes"] for span in spans) == 30
     assert [span.args["layer"] for span in spans] == sorted(span.args["layer"] for span in spans)
     assert sum(span.args["experts"] for span in spans if span.args["layer"] == 0) == 2
