@@ -6,7 +6,7 @@ NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline
 export VENV
 
 .PHONY: demo test lint check install fuzz sanitize check-neon oracle golden stub demo-model sample-trace clean \
-	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory
+	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-larger
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -63,7 +63,7 @@ sample-trace: $(VENV)/.installed-run
 # (3.5 GB, and 18.6 GB for bench-memory). bench-llama builds llama.cpp the first time.
 bench: bench-layer bench-types bench-lag bench-llama
 
-bench-quick bench-llama bench-layer bench-types bench-lag bench-memory: bench-%: $(VENV)/.installed-dev
+bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-larger: bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
 
 clean:

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from benchmarks.measure import (
     RESULTS,
     ForeignLoad,
@@ -33,6 +35,7 @@ from benchmarks.measure import (
 )
 from benchmarks.sides import Child, Work, llama_python
 from benchmarks.synthetic_model import write_model
+from thermocline.kernels.native import load_native
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,6 +46,8 @@ _MOUNT: Final = Path("/sys/fs/cgroup")
 _MAX_SLOWDOWN, _MIN_GAIN, _MIN_LEAD = 1.15, 1.5, 2.0
 # Child processes may take minutes to page a model through a small memory.
 _LLAMA_UBATCH: Final = 2048
+
+_SAMPLE_PAGES: Final = 1024
 
 Runs = dict[str, list[dict[str, Any]]]
 
@@ -71,10 +76,16 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
 
 
 def drop_pages(path: Path) -> None:
-    """Take a file's pages out of memory."""
+    """Take a file's pages out of memory. SystemExit if they stay, as they do while they are mapped."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    mapping = np.memmap(path, np.uint8, "r")
+    sample = np.linspace(0, len(mapping) - 1, _SAMPLE_PAGES, dtype=np.int64)
+    if load_native().resident_pages(mapping, sample) > _SAMPLE_PAGES // 20:
+        raise SystemExit(
+            f"{path} stays in memory: another program has it open; give a file of its own"
+        )
 
 
 def fill_pages(path: Path) -> None:
@@ -105,7 +116,7 @@ class Field:
         return answer
 
     def llama(self, group: Path) -> dict[str, Any]:
-        """Run llama.cpp once in the group: loaded first, its pages dropped, then timed."""
+        """Run llama.cpp once in the group: its load touches few of the dropped pages."""
         drop_pages(self._model)
         script = Path(__file__).with_name("llama_side.py")
         entered = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
@@ -119,7 +130,6 @@ class Field:
             "keep": False,
         }
         with Child([*entered, *side, "--threads", str(options.threads)]) as child:
-            drop_pages(self._model)
             return child.ask(request)
 
 
