@@ -251,8 +251,9 @@ class FakeProbe:
         return self.answer
 
 
-def test_it_goes_quiet_when_all_is_in_memory(make):
+def test_it_goes_quiet_when_all_is_in_memory(make, monkeypatch):
     """One look, and further hints are counted and cost nothing: nothing is planned or looked at."""
+    monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 3600.0)
     probe = FakeProbe(True)
     setup = make(probe=probe)
     setup.settle(prompt(0, NONE))
