@@ -6,7 +6,7 @@ Everything is made here and handed over complete; no part looks for another.
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -222,8 +222,11 @@ def _governor(
         return page_cache_room_bytes() - reserved_bytes
 
     advisor = PageAdvisor(file)
-    for layer in layers:
-        advisor.stop_read_ahead(catalog.layer_spans(layer))
+    with suppress(
+        OSError
+    ):  # advice: a kernel that refuses it reads more than is needed, nothing else
+        for layer in layers:
+            advisor.stop_read_ahead(catalog.layer_spans(layer))
     expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
     return PrefetchGovernor(
         CacheModel(expert_bytes, catalog.num_experts, room_bytes()),

@@ -38,8 +38,9 @@ _LOOK_EVERY_S = 0.5
 # layer's compute; the second keeps the disk busy meanwhile. More would push out what is kept for the next
 # chunk, and be read again.
 _EVICTING_LAYERS = 2
-# How many layers ahead a decode step predicts.
-_PREDICTED_LAYERS = 2
+# How many layers ahead a decode step predicts. A second layer's guesses are worse, and cost more reading than
+# they save waiting (docs/LOG.md).
+_PREDICTED_LAYERS = 1
 # A prompt that has not moved for so many rounds of hints through all layers has ended early.
 _FORGOTTEN_ROUNDS = 4
 
