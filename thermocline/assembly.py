@@ -6,9 +6,11 @@ Everything is made here and handed over complete; no part looks for another.
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from thermocline.errors import ConfigError, EngineClosedError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
@@ -22,7 +24,7 @@ from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
-from thermocline.messages import Tier
+from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import open_model
@@ -33,7 +35,11 @@ from thermocline.pipeline.pace import Pace
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.advice import PageAdvisor
+from thermocline.prefetch.cache_model import CacheModel
 from thermocline.prefetch.governor import PrefetchGovernor
+from thermocline.prefetch.memory import page_cache_room_bytes
+from thermocline.prefetch.predictor import Predictor
+from thermocline.prefetch.readers import ReaderThreads
 from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
@@ -66,6 +72,9 @@ if TYPE_CHECKING:
 
 # A context that nobody asked for should not reserve tens of gigabytes of address space.
 _DEFAULT_MAX_CONTEXT_TOKENS = 32768
+
+# Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
+_SPARE_BYTES = 256 << 20
 
 
 class TemplateHolder:
@@ -192,11 +201,10 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
             else _simulated(config, catalog, placement, fingerprint, recorder, owned)
         )
     governor = None
-    if config.prefetch.enabled:
-        probe = ResidencyProbe(file, catalog)
-        governor = PrefetchGovernor(catalog, PageAdvisor(file), recorder, probe=probe)
+    if config.prefetch.mode != "off":
+        governor = _governor(config, file, model, placement, recorder)
         owned.callback(governor.close)
-        stages["prefetch"] = PrefetchStage(governor)
+        stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None
     if model.has_whole_layers and not is_split:
         stage = LayerStage(model, pool, heat, cpu)
@@ -250,6 +258,38 @@ def _simulated(
 def _nothing_to_hint(governor: PrefetchGovernor | None) -> Callable[[], bool]:
     """Whether a layer's parts may run in one: hints are made between them."""
     return (lambda: True) if governor is None else (lambda: governor.is_quiet)
+
+
+def _governor(
+    config: EngineConfig,
+    file: ModelFile,
+    model: Model,
+    placement: Placement,
+    recorder: Recorder,
+) -> PrefetchGovernor:
+    catalog = ExpertCatalog(model.expert_layers)
+    layers = [LayerIndex(n) for n in range(catalog.num_layers)]
+    reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + _SPARE_BYTES
+
+    def room_bytes() -> int:
+        return page_cache_room_bytes() - reserved_bytes
+
+    advisor = PageAdvisor(file)
+    with suppress(
+        OSError
+    ):  # advice: a kernel that refuses it reads more than is needed, nothing else
+        for layer in layers:
+            advisor.stop_read_ahead(catalog.layer_spans(layer))
+    expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
+    return PrefetchGovernor(
+        CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
+        Predictor([model.router_weights(layer) for layer in layers], catalog.num_experts),
+        ReaderThreads(catalog, advisor, recorder),
+        recorder,
+        cold=~np.array([placement.hot_mask(layer) for layer in layers]),
+        room_bytes=room_bytes,
+        probe=ResidencyProbe(file, catalog) if config.prefetch.mode == "auto" else None,
+    )
 
 
 def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

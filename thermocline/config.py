@@ -12,6 +12,7 @@ from thermocline.errors import ConfigError
 HotDevice = Literal["none", "cpu", "simulated"]
 CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
+PrefetchMode = Literal["auto", "on", "off"]
 
 
 def setting(default: Any, flag: str, help_text: str) -> Any:  # noqa: ANN401 - dataclasses.field is Any
@@ -152,13 +153,21 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchConfig:
-    """Advice to the kernel about the experts that are about to be read."""
+    """Reading of experts into memory before they are computed."""
 
-    enabled: bool = setting(
-        True,
-        "--prefetch/--no-prefetch",
-        "Ask the operating system for the selected experts' bytes before they are computed.",
+    mode: PrefetchMode = setting(
+        "auto",
+        "--prefetch",
+        "Read experts ahead of their use: auto (while some are not in memory), on, or off (the "
+        "operating system's own read-ahead).",
     )
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError."""
+        _require(
+            self.mode in get_args(PrefetchMode),
+            f"--prefetch is {self.mode!r}; choose one of {', '.join(get_args(PrefetchMode))}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,10 +215,20 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchHint:
-    """Experts of one layer whose bytes will be read soon. experts: int32 [n]."""
+    """Where a chunk is, and what it selected there.
 
+    experts: int32 [n], the cold experts of `layer` that are about to be read; none while the chunk is only
+    on its way to the layer. streams: the chunk has so many tokens that it wants most experts of every
+    layer; else residual, float32 [T, D], tells what the next layers may want. continues: more of the same
+    prompt follows.
+    """
+
+    chunk: ChunkId
     layer: LayerIndex
     experts: IntArray
+    streams: bool
+    continues: bool
+    residual: FloatArray | None = None
 
 
 StageMessage: TypeAlias = Chunk | Hidden | LayerWork | TierResult | Joined | StepResult

@@ -15,11 +15,14 @@ using namespace thermocline::python;
 
 namespace {
 
-int64_t will_need(In<uint8_t, 1> mapping, int64_t start, int64_t end, int64_t piece_bytes) {
+using PageCall = int64_t (*)(const uint8_t*, int64_t, int64_t);
+
+template <PageCall call>
+int64_t on_pages(In<uint8_t, 1> mapping, int64_t start, int64_t end) {
     require(0 <= start && start <= end && end <= static_cast<int64_t>(mapping.shape(0)),
             "the bytes lie outside of the mapping");
     nb::gil_scoped_release unlocked;
-    return tc::will_need(mapping.data(), start, end, piece_bytes);
+    return call(mapping.data(), start, end);
 }
 
 int64_t resident_pages(In<uint8_t, 1> mapping, In<int64_t, 1> offsets) {
@@ -38,7 +41,7 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/cpu.py names the one that it needs.
-    m.attr("interface") = 7;
+    m.attr("interface") = 8;
     auto core = nb::class_<Core>(m, "Core", "The threads and the instruction set that jobs run on.")
                     .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("threads"),
                          nb::arg("pin") = false)
@@ -49,7 +52,12 @@ NB_MODULE(_native, m) {
     bind_layer(m, core);
     m.def("resident_pages", &resident_pages, nb::arg("mapping").noconvert(), nb::arg("offsets").noconvert(),
           "How many of the pages that hold these bytes are in memory, or -errno.");
-    m.def("will_need", &will_need, nb::arg("mapping").noconvert(), nb::arg("start"), nb::arg("end"),
-          nb::arg("piece_bytes"),
-          "Advise the pages of mapping[start:end] as needed soon; the bytes advised, or -errno.");
+    m.def("fetch_pages", &on_pages<tc::fetch_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
+          nb::arg("end"),
+          "Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.");
+    m.def("release_pages", &on_pages<tc::release_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
+          nb::arg("end"), "Let go of the pages inside mapping[start:end]; their bytes, or -errno.");
+    m.def("stop_read_ahead", &on_pages<tc::stop_read_ahead>, nb::arg("mapping").noconvert(), nb::arg("start"),
+          nb::arg("end"),
+          "Let a missing page inside mapping[start:end] come without its neighbours; their bytes, or -errno.");
 }

@@ -42,12 +42,12 @@ def test_engine_flags_arrive_in_their_section():
         engine_options(),
         "config",
         *("--ctx", "77", "--prefill-chunk", "8", "--hot-device", "cpu", "--hot-fraction", "0.25"),
-        *("--no-prefetch", "--kernels", "reference"),
+        *("--prefetch", "off", "--kernels", "reference"),
     )
     assert config.memory.max_context_tokens == 77
     assert config.scheduler.prefill_chunk_tokens == 8
     assert (config.placement.hot_device, config.placement.hot_fraction) == ("cpu", 0.25)
-    assert not config.prefetch.enabled
+    assert config.prefetch.mode == "off"
     assert config.kernels == "reference"
 
 

@@ -79,7 +79,7 @@ def alone(request, toy):
     """The kernels, and each prompt's answer with the engine to itself, one chunk at a time."""
     config = EngineConfig(
         scheduler=SchedulerConfig(max_prompt_chunks=1, prefix_cache=False, overlap=False),
-        prefetch=PrefetchConfig(enabled=False),
+        prefetch=PrefetchConfig(mode="off"),
         kernels=request.param,
     )
 
@@ -112,7 +112,7 @@ SCHEDULES = st.builds(
         max_full_contexts=st.integers(1, 8),
         block_tokens=st.sampled_from([1, 4, 16]),
     ),
-    prefetch=st.builds(PrefetchConfig, enabled=st.booleans()),
+    prefetch=st.builds(PrefetchConfig, mode=st.sampled_from(["auto", "on", "off"])),
     trace=st.builds(TraceConfig, enabled=st.booleans()),
     cpu=st.builds(CpuConfig, threads=st.integers(1, 2)),
 )

@@ -378,7 +378,7 @@ async def test_the_engine_never_blocks_the_caller_s_loop(toy, monkeypatch):
 
 async def test_the_trace_shows_every_stage_and_channel(tmp_path, monkeypatch):
     """A saved trace holds spans of all stages on their lanes, channel counters, flows and the request."""
-    # As if the experts were not in memory, so that advice is given.
+    # As if the experts were not in memory, so that they are read ahead.
     monkeypatch.setattr(ResidencyProbe, "is_resident", lambda _: False)
     path = write_toy_model(tmp_path / "toy.gguf", ToyShape())
     from thermocline import PlacementConfig
@@ -397,10 +397,11 @@ async def test_the_trace_shows_every_stage_and_channel(tmp_path, monkeypatch):
             lanes_of.setdefault(str(event.name), set()).add(event.lane)
     for stage in ("embed", "attend", "router", "hot", "cold", "combine", "head"):
         assert lanes_of[stage] == {Lane.CPU}
-    assert lanes_of["advise"] == {Lane.PAGECACHE}
+    assert lanes_of["prefetch"] == {Lane.PAGECACHE}
     tracks = {event.track for event in events if type(event).__name__ == "CounterEvent"}
     names = {"embed", "attend", "router", "prefetch", "hot", "cold", "combine", "head", "results"}
-    assert tracks == {f"channel {name}" for name in names}
+    counts = {f"prefetch {name}" for name in ("hit", "late", "miss", "wasted")}
+    assert tracks == {f"channel {name}" for name in names} | counts
     kinds = {type(event).__name__ for event in events}
     assert {"FlowEvent", "AsyncSpanEvent", "InstantEvent"} <= kinds
 

@@ -35,7 +35,7 @@ def config(hot: float, chunk: int, *, trace: bool, kernels: str = "native", pref
     return EngineConfig(
         placement=PlacementConfig(hot_device="cpu" if hot else "none", hot_fraction=hot),
         scheduler=SchedulerConfig(prefill_chunk_tokens=chunk),
-        prefetch=PrefetchConfig(enabled=prefetch),
+        prefetch=PrefetchConfig(mode="on" if prefetch else "off"),
         trace=TraceConfig(enabled=trace),
         kernels=kernels,
     )

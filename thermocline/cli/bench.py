@@ -116,7 +116,7 @@ def bench(
       thermocline bench model.gguf --json > speed.json
 
     The prompt is made of random tokens, the same ones every time; each repetition starts from an
-    empty cache. The median counts; close other programs, and repeat with --no-prefetch or another
+    empty cache. The median counts; close other programs, and repeat with --prefetch off or another
     --hot-device to compare.
     """
     plan = _Plan(num_prompt, num_decode, num_repetitions)

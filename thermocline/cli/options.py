@@ -128,7 +128,7 @@ _ONE_REQUEST_FLAGS: Final = (
     "--prefill-chunk",
     "--hot-device",
     "--hot-fraction",
-    "--prefetch/--no-prefetch",
+    "--prefetch",
     "--kernels",
     "--cpu-isa",
     "--threads",

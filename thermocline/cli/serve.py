@@ -61,7 +61,7 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--prefix-cache/--no-prefix-cache",
     "--hot-device",
     "--hot-fraction",
-    "--prefetch/--no-prefetch",
+    "--prefetch",
     "--kernels",
     "--cpu-isa",
     "--threads",

@@ -47,6 +47,15 @@ class ExpertCatalog:
         """Return views of the mapped bytes of all experts of a layer."""
         return self._layers[layer].stack
 
+    def expert_bytes(self, layer: LayerIndex) -> int:
+        """Return the bytes of one expert of a layer."""
+        return sum(info.nbytes // info.shape[0] for info in self._layers[layer].tensors)
+
+    def layer_spans(self, layer: LayerIndex) -> tuple[ByteSpan, ...]:
+        """Return gate, up and down of all experts of a layer as ranges of the file."""
+        infos = self._layers[layer].tensors
+        return tuple(ByteSpan(info.shard, info.offset, info.offset + info.nbytes) for info in infos)
+
     def spans(self, key: ExpertKey) -> tuple[ByteSpan, ...]:
         """Return gate, up and down of one expert as ranges of the file, in reading order."""
         spans = []

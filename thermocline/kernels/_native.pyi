@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 7
+interface: int = 8
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -138,7 +138,15 @@ class LayerWeights:
 def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """How many of the pages that hold these bytes are in memory, or -errno."""
 
-def will_need(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int, piece_bytes: int) -> int:
+def fetch_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
     """
-    Advise the pages of mapping[start:end] as needed soon; the bytes advised, or -errno.
+    Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.
+    """
+
+def release_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
+    """Let go of the pages inside mapping[start:end]; their bytes, or -errno."""
+
+def stop_read_ahead(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
+    """
+    Let a missing page inside mapping[start:end] come without its neighbours; their bytes, or -errno.
     """

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk, LayerIndex, Routing
+    from thermocline.models.routing import RouterWeights
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import StackedExperts
 
@@ -48,6 +49,10 @@ class Model(Protocol):
         """Return the residual stream [T, D] after the layer, and who went where: `attend`, `route` and
         the experts in one, to the bit.
         """
+        ...
+
+    def router_weights(self, layer: LayerIndex) -> RouterWeights:
+        """Return what `route` decides by, decoded to float32, new with each call."""
         ...
 
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:

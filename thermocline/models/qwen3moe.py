@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.kernels.dense_contract import HeadNorm
 from thermocline.kernels.whole_layer import LayerInput, LayerParts
 from thermocline.messages import Routing
@@ -15,7 +17,7 @@ from thermocline.models.layers import (
     attend,
 )
 from thermocline.models.metadata import SpecReader
-from thermocline.models.routing import route, softmax_rule
+from thermocline.models.routing import RouterWeights, route, softmax_rule
 from thermocline.models.spec import ModelSpec, RouterRule
 from thermocline.models.weights import StackedExperts, WeightMap
 
@@ -128,6 +130,14 @@ class Qwen3Moe:
         )
         out, expert_ids, weights = whole_layer(self._layers[layer].parts, given)
         return out, Routing(expert_ids, weights)
+
+    def router_weights(self, layer: LayerIndex) -> RouterWeights:
+        """See `Model.router_weights`."""
+        weights, rule = self._layers[layer], self.spec.router
+        rows = np.arange(rule.num_experts, dtype=np.int32)
+        matrix = self._kernels.decode_rows(weights.router, rows)
+        epsilon = self.spec.rms_epsilon
+        return RouterWeights(weights.ffn_norm, matrix, epsilon, rule.num_experts_used)
 
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         """See `Model.head`."""

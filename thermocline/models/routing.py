@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import SoftmaxRule
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
 # The sum of the chosen weights is not allowed below the smallest normal half, as in llama.cpp.
 _MIN_WEIGHT_SUM = 6.103515625e-5
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWeights:
+    """What one layer's router decides by. gain: float32 [D], of the norm before it; matrix: float32 [E, D]."""
+
+    gain: FloatArray
+    matrix: FloatArray
+    epsilon: float
+    num_used: int
+    """Experts per token."""
 
 
 def route(dense: DenseKernels, logits: FloatArray, rule: RouterRule) -> Routing:

@@ -125,6 +125,7 @@ def moe_graph(
     if "prefetch" in stages:
         # First of the router's edges: the hint should leave before the compute starts.
         edges.insert(2, Edge("router", "prefetch", _expects(Tier.COLD), lossy=True))
+        edges.insert(0, Edge("embed", "prefetch", _is_prompt, lossy=True))
     return Graph(
         stages,
         tuple(edges),
@@ -138,6 +139,10 @@ def moe_graph(
 
 def _always(message: StageMessage) -> bool:
     return True
+
+
+def _is_prompt(message: StageMessage) -> bool:
+    return isinstance(message, Hidden) and message.chunk.is_prompt
 
 
 def _expects(tier: Tier) -> Callable[[StageMessage], bool]:

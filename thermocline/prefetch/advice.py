@@ -1,7 +1,7 @@
-"""Tells the kernel which byte ranges of the mapped file are wanted. Blocking: never on an event loop.
+"""Brings byte ranges of the mapped file into memory and lets them go. Blocking: never on an event loop.
 
-The calls are made by the native core, which releases the interpreter lock: reading ahead from a slow
-disk takes milliseconds, and Python's own mmap.madvise would stop every other thread meanwhile.
+The calls are made by the native core, which releases the interpreter lock: reading from a slow disk takes
+milliseconds, and Python's own mmap.madvise would stop every other thread meanwhile.
 """
 
 from __future__ import annotations
@@ -19,39 +19,60 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import ByteArray
     from thermocline.modelfile.reader import ModelFile
 
-# Linux reads at most the device's read-ahead size per call, 128 KiB by default, and drops the rest.
-PIECE_BYTES = 128 << 10
 
+class PageCall(Protocol):
+    """Does something to the pages of mapping[start:end]; returns their bytes, or -errno."""
 
-class WillNeed(Protocol):
-    """Advises mapping[start:end], `piece_bytes` at a time; returns the bytes advised, or -errno."""
-
-    def __call__(self, mapping: ByteArray, start: int, end: int, piece_bytes: int) -> int:
-        """Ask for the pages."""
+    def __call__(self, mapping: ByteArray, start: int, end: int) -> int:
+        """Make the call. Blocks."""
         ...
 
 
+class PageCalls(Protocol):
+    """The compiled core's calls, or what stands in for them."""
+
+    fetch_pages: PageCall
+    release_pages: PageCall
+    stop_read_ahead: PageCall
+
+
 class PageAdvisor:
-    """Advises exactly the pages that compute will read, of the very mapping that it reads from."""
+    """Moves exactly the pages that compute will read, of the very mapping that it reads from."""
 
-    def __init__(self, file: ModelFile, will_need: WillNeed | None = None) -> None:
+    def __init__(self, file: ModelFile, calls: PageCalls | None = None) -> None:
         self._maps = [file.mapping(shard) for shard in range(file.num_shards)]
-        self._will_need: WillNeed = load_native().will_need if will_need is None else will_need
+        native: PageCalls = calls or load_native()
+        self._calls = native
 
-    def will_need(self, spans: Iterable[ByteSpan]) -> int:
-        """Advise the pages of `spans`; returns the bytes advised, from the start of each first page.
+    def fetch(self, span: ByteSpan) -> int:
+        """Read every page that holds a byte of `span`; returns their bytes once they are in memory.
 
         Raises OSError when the kernel refuses, and RuntimeError on a thread that runs an event loop: a
         call that reads from disk would stall it.
         """
-        _refuse_event_loop()
-        total_bytes = 0
+        return self._call(self._calls.fetch_pages, span)
+
+    def release(self, span: ByteSpan) -> int:
+        """Let go of the pages that lie wholly inside `span`; returns their bytes. Raises as `fetch`."""
+        return self._call(self._calls.release_pages, span)
+
+    def stop_read_ahead(self, spans: Iterable[ByteSpan]) -> None:
+        """Let the kernel read no neighbours of a page that compute misses in `spans`.
+
+        Does not read, and may be called on any thread. Raises OSError.
+        """
         for span in spans:
-            advised = self._will_need(self._maps[span.shard], span.start, span.end, PIECE_BYTES)
-            if advised < 0:
-                raise OSError(-advised, os.strerror(-advised))
-            total_bytes += advised
-        return total_bytes
+            _checked(self._calls.stop_read_ahead(self._maps[span.shard], span.start, span.end))
+
+    def _call(self, call: PageCall, span: ByteSpan) -> int:
+        _refuse_event_loop()
+        return _checked(call(self._maps[span.shard], span.start, span.end))
+
+
+def _checked(done: int) -> int:
+    if done < 0:
+        raise OSError(-done, os.strerror(-done))
+    return done
 
 
 def _refuse_event_loop() -> None:

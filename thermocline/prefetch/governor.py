@@ -1,6 +1,7 @@
-"""Owns the advice thread and its queue of hints: bounded, newest first to survive, lossy by design.
+"""Owns the planning thread of prefetch and its queue of hints: bounded, newest first to survive.
 
-Knows where experts' bytes are (through the catalog), not why they are wanted.
+Takes hints from compute without waiting, keeps the model of the page cache, and tells the readers what to
+fetch and what to let go. Knows neither files nor disks.
 """
 
 from __future__ import annotations
@@ -11,128 +12,293 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from thermocline.messages import ExpertKey
-from thermocline.traces.lanes import Lane, Name
+import numpy as np
+
+from thermocline.messages import ChunkId, ExpertIndex, ExpertKey, LayerIndex
+from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
-    from thermocline.experts.catalog import ExpertCatalog
-    from thermocline.messages import PrefetchHint
-    from thermocline.prefetch.advice import PageAdvisor
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from thermocline.messages import IntArray, PrefetchHint
+    from thermocline.prefetch.cache_model import CacheModel
+    from thermocline.prefetch.predictor import LayerPrediction, Predictor
+    from thermocline.prefetch.readers import ReaderThreads
     from thermocline.prefetch.residency import ResidencyProbe
     from thermocline.traces.recorder import Recorder
 
-# How long experts that were found in memory are believed to stay there.
-_QUIET_S = 0.5
+MAX_HINTS = 64
+"""Hints that wait at most; planning one takes a fraction of a layer's time."""
+
+# How long a look at the system's memory, or at the experts' residency, is believed.
+_LOOK_EVERY_S = 0.5
+# How many layers ahead of the present one others may be evicted for. One hides a layer's reading behind a
+# layer's compute; the second keeps the disk busy meanwhile. More would push out what is kept for the next
+# chunk, and be read again.
+_EVICTING_LAYERS = 2
+# How many layers ahead a decode step predicts. A second layer's guesses are worse, and cost more reading than
+# they save waiting (docs/LOG.md).
+_PREDICTED_LAYERS = 1
+# A prompt that has not moved for so many rounds of hints through all layers has ended early.
+_FORGOTTEN_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchStatistics:
-    """Counters since the start."""
+    """Counters since the start; experts count once per layer and step."""
 
     total_hints: int
     total_dropped: int
-    total_experts: int
-    total_bytes: int
-    total_refused: int
-    """Hints that the kernel refused (out of memory, for example); compute reads those bytes itself."""
+    """Hints that were never looked at, since newer ones waited."""
     total_needless: int
     """Hints for bytes that were all in memory, as far as a sample of their pages tells."""
+    total_experts: int
+    """Experts that were asked for."""
+    total_bytes: int
+    """Bytes brought into memory, or found there."""
+    total_refused: int
+    """Reads that the kernel refused (out of memory, for example); compute does them itself."""
+    total_hits: int
+    """Selected experts that were in memory, as far as this process knows."""
+    total_late: int
+    """Selected experts that were on their way."""
+    total_misses: int
+    """Selected experts that nobody had asked for."""
+    total_wasted_bytes: int
+    """Bytes that were read, or would have been, and let go without having been selected."""
+    layers: tuple[LayerPrediction, ...]
+    """How well each layer's experts were predicted during decode."""
 
 
 class PrefetchGovernor:
     """Takes hints without waiting and works them off on a thread of its own.
 
-    When more than `max_hints` wait, the oldest is dropped: its layer is being computed by now. Where a
-    probe finds the experts in memory, hints are ignored until it looks again.
+    When more than MAX_HINTS wait, the oldest is dropped: its layer is being computed by now. Where a
+    probe finds the experts in memory, hints are ignored until it looks again. room_bytes tells how much
+    memory the experts may take; cold: bool [layers, experts], those that are read from the file.
     """
 
     def __init__(
         self,
-        catalog: ExpertCatalog,
-        advisor: PageAdvisor,
+        cache: CacheModel,
+        predictor: Predictor,
+        readers: ReaderThreads,
         recorder: Recorder,
-        max_hints: int = 8,
+        *,
+        cold: NDArray[np.bool_],
+        room_bytes: Callable[[], int],
         probe: ResidencyProbe | None = None,
     ) -> None:
-        self._catalog = catalog
-        self._advisor = advisor
+        self._cache = cache
+        self._predictor = predictor
+        self._readers = readers
         self._recorder = recorder
-        self._hints: deque[PrefetchHint] = deque()
-        self._max_hints = max_hints
-        self._changed = threading.Condition()
-        self._closed = False
-        self._total_hints = self._total_dropped = self._total_experts = self._total_bytes = 0
-        self._total_refused = self._total_needless = 0
+        self._cold = cold
+        self._room_bytes = room_bytes
         self._probe = probe
-        self._quiet_until_s = 0.0
-        self._thread = threading.Thread(target=self._work, name="lane pagecache", daemon=True)
+        self._hints: deque[PrefetchHint] = deque()
+        self._changed = threading.Condition()
+        self._closed = self._planning = False
+        self._positions: dict[ChunkId, tuple[LayerIndex, int]] = {}
+        self._num_steps = 0
+        self._quiet_until_s = self._look_at_s = 0.0
+        self._total_hints = self._total_dropped = self._total_needless = 0
+        self._total_hits = self._total_late = self._total_misses = self._total_wasted_bytes = 0
+        self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"PrefetchGovernor({self.statistics()})"
+        positions = {chunk: layer for chunk, (layer, _) in self._positions.items()}
+        return f"PrefetchGovernor({self._cache}, {self._readers}, {positions=})"
 
     @property
     def is_quiet(self) -> bool:
-        """Whether hints are ignored for now: all was in memory when last looked at."""
+        """Whether hints would be ignored now, since all is in memory."""
         return time.monotonic() < self._quiet_until_s
 
     def offer_nowait(self, hint: PrefetchHint) -> None:
         """Queue a hint; drops the oldest one instead of waiting."""
+        self._total_hints += 1
         if self.is_quiet:
-            self._total_hints += 1
             self._total_needless += 1
             return
         with self._changed:
-            self._total_hints += 1
             self._hints.append(hint)
-            if len(self._hints) > self._max_hints:
+            if len(self._hints) > MAX_HINTS:
                 self._hints.popleft()
                 self._total_dropped += 1
-            self._changed.notify()
+            self._changed.notify_all()
 
     def statistics(self) -> PrefetchStatistics:
         """Return the counters."""
+        read = self._readers.totals()
         return PrefetchStatistics(
-            self._total_hints,
-            self._total_dropped,
-            self._total_experts,
-            self._total_bytes,
-            self._total_refused,
-            self._total_needless,
+            total_hints=self._total_hints,
+            total_dropped=self._total_dropped,
+            total_needless=self._total_needless,
+            total_experts=read.total_experts,
+            total_bytes=read.total_bytes,
+            total_refused=read.total_refused,
+            total_hits=self._total_hits,
+            total_late=self._total_late,
+            total_misses=self._total_misses,
+            total_wasted_bytes=self._total_wasted_bytes,
+            layers=self._predictor.scores(),
         )
 
+    def wait_idle(self) -> None:
+        """Block until every hint offered before is worked off; reads may still be on their way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not (self._hints or self._planning))
+
     def close(self) -> None:
-        """Drop what waits and end the thread. Blocks; more calls do nothing."""
+        """Drop what waits and end all threads. Blocks for the reads on their way; can be repeated."""
         with self._changed:
             self._closed = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
+        self._readers.close()
 
     def _work(self) -> None:
-        while (hint := self._take()) is not None:
-            start_ns = self._recorder.now_ns()
-            try:
-                if self._probe is not None and self._probe.is_resident():
-                    self._total_needless += 1
-                    self._quiet_until_s = time.monotonic() + _QUIET_S
-                    continue
-                keys = [ExpertKey(hint.layer, expert) for expert in hint.experts.tolist()]
-                nbytes = sum(self._advisor.will_need(self._catalog.spans(key)) for key in keys)
-            except OSError:
-                self._total_refused += 1
+        while hints := self._take():
+            if self._looks_resident():
+                self._total_needless += len(hints)
                 continue
-            self._total_experts += len(keys)
-            self._total_bytes += nbytes
-            self._recorder.span(
-                Lane.PAGECACHE,
-                Name.ADVISE,
-                start_ns,
-                self._recorder.now_ns(),
-                {"experts": len(keys), "bytes": nbytes},
-            )
+            newest = {hint.chunk: hint for hint in hints}
+            for hint in hints:
+                self._plan(hint, is_stale=newest[hint.chunk] is not hint)
+            self._count()
 
-    def _take(self) -> PrefetchHint | None:
+    def _take(self) -> list[PrefetchHint]:
         with self._changed:
+            self._planning = False
+            if not self._hints:
+                self._changed.notify_all()
             while not self._hints and not self._closed:
                 self._changed.wait()
-            return None if self._closed else self._hints.popleft()
+            hints = [] if self._closed else list(self._hints)
+            self._hints.clear()
+            self._planning = True
+            return hints
+
+    def _looks_resident(self) -> bool:
+        """Look, once in a while, how much room there is, and whether all is in memory already."""
+        now_s = time.monotonic()
+        if now_s < self._look_at_s:
+            return False
+        self._look_at_s = now_s + _LOOK_EVERY_S
+        self._cache.capacity_bytes = self._room_bytes()
+        try:
+            is_resident = self._probe is not None and self._probe.is_resident()
+        except OSError:
+            return False
+        if is_resident:
+            self._quiet_until_s = self._look_at_s
+        return is_resident
+
+    def _plan(self, hint: PrefetchHint, *, is_stale: bool) -> None:
+        """Do what one hint calls for. A stale one's layer has been computed: it only teaches."""
+        layer, selected = hint.layer, hint.experts
+        self._move(hint)
+        self._cache.advance([position for position, _ in self._positions.values()])
+        if not hint.streams:
+            self._predictor.observe(layer, selected)
+        pending = self._readers.pending(layer)
+        held = self._cache.held(layer, selected)
+        late = sum(ExpertKey(layer, ExpertIndex(e)) in pending for e in selected.tolist())
+        self._total_late += late
+        self._total_hits += int(np.count_nonzero(held)) - late
+        self._total_misses += int(np.count_nonzero(~held))
+        self._cache.use(layer, selected)
+        if len(selected):
+            self._cancel_stale(layer, selected, pending)
+        if is_stale:
+            return
+        self._readers.read(pending.intersection(_keys(layer, selected)), 0)
+        self._fetch(layer, selected[~held], urgency=0)
+        self._cache.use(layer, selected)
+        if hint.streams:
+            self._stream(hint)
+        else:
+            self._predict(hint)
+
+    def _move(self, hint: PrefetchHint) -> None:
+        """Note where each prompt is; one that reached the last layer is gone with the next hint."""
+        self._num_steps += 1
+        last = self._cache.num_layers - 1
+        oldest = self._num_steps - _FORGOTTEN_ROUNDS * self._cache.num_layers
+        self._positions = {
+            chunk: (layer, step)
+            for chunk, (layer, step) in self._positions.items()
+            if layer < last and step >= oldest
+        }
+        if hint.streams:
+            self._positions[hint.chunk] = (hint.layer, self._num_steps)
+
+    def _cancel_stale(self, layer: LayerIndex, selected: IntArray, pending: set[ExpertKey]) -> None:
+        """Stop what waits for this layer in vain, and what waits for the layer that was left."""
+        stale = pending.difference(_keys(layer, selected))
+        stale |= self._readers.pending(LayerIndex((layer - 1) % self._cache.num_layers))
+        # What was selected is in memory all the same: compute has read it.
+        vain = [key for key in self._readers.cancel(stale) if not self._cache.was_selected(*key)]
+        for key in vain:
+            self._cache.forget(key.layer, key.expert)
+        self._readers.release(vain)
+
+    def _stream(self, hint: PrefetchHint) -> None:
+        """Fetch the next layers whole, in order, as far as there is room."""
+        num_layers = self._cache.num_layers
+        last = num_layers if hint.continues else num_layers - hint.layer
+        first = 1 if len(hint.experts) else 0
+        for distance in range(first, min(last, num_layers)):
+            layer = LayerIndex((hint.layer + distance) % num_layers)
+            missing = self._cache.missing(layer)
+            missing = missing[self._cold[layer, missing]]
+            evict = distance <= _EVICTING_LAYERS
+            if self._fetch(layer, missing, urgency=distance, evict=evict) < len(missing):
+                return
+
+    def _predict(self, hint: PrefetchHint) -> None:
+        """Fetch what the next layers will likely select; of the next token, what the last ones did."""
+        num_layers, predictor = self._cache.num_layers, self._predictor
+        for distance in range(1, min(_PREDICTED_LAYERS, num_layers - 1) + 1):
+            layer = LayerIndex((hint.layer + distance) % num_layers)
+            if layer > hint.layer and hint.residual is not None:
+                experts = predictor.from_state(layer, hint.residual)
+            else:
+                experts = predictor.from_recency(layer, len(hint.experts))
+            wanted = experts[self._cold[layer, experts] & ~self._cache.held(layer, experts)]
+            self._fetch(layer, wanted, urgency=distance)
+
+    def _fetch(
+        self, layer: LayerIndex, experts: IntArray, *, urgency: int, evict: bool = True
+    ) -> int:
+        """Ask for experts that are not held, as many as there is room for; returns how many."""
+        if not len(experts):
+            return 0
+        admission = self._cache.admit(layer, experts, evict=evict)
+        gone = [ExpertKey(LayerIndex(a), ExpertIndex(b)) for a, b in admission.evicted.tolist()]
+        self._total_wasted_bytes += admission.unused_bytes
+        self._readers.cancel(gone)
+        self._readers.release(gone)
+        self._readers.read(_keys(layer, admission.experts), urgency)
+        return len(admission.experts)
+
+    def _count(self) -> None:
+        if not self._recorder.enabled:
+            return
+        at_ns = self._recorder.now_ns()
+        counters = (
+            (Name.HIT, self._total_hits),
+            (Name.LATE, self._total_late),
+            (Name.MISS, self._total_misses),
+            (Name.WASTED, self._total_wasted_bytes),
+        )
+        for name, value in counters:
+            self._recorder.counter(f"{Name.PREFETCH} {name}", value, at_ns)
+
+
+def _keys(layer: LayerIndex, experts: IntArray) -> list[ExpertKey]:
+    return [ExpertKey(layer, ExpertIndex(expert)) for expert in experts.tolist()]

@@ -1,4 +1,4 @@
-"""Samples whether the experts' pages are in memory already, so that advice stops when it can not help.
+"""Samples whether the experts' pages are in memory already, so that reading stops when it can not help.
 
 A fixed random sample of pages is looked at, never every page of every expert. Knows no queue.
 """

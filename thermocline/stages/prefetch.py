@@ -1,24 +1,38 @@
-"""Hints the cold experts that were just selected, beside the compute that will read them."""
+"""Tells the governor where each chunk is and what it selected, beside the compute that will read it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thermocline.messages import PrefetchHint, Tier
+import numpy as np
+
+from thermocline.messages import LayerWork, PrefetchHint, Tier
 
 if TYPE_CHECKING:
-    from thermocline.messages import LayerWork
+    from thermocline.messages import Hidden
+    from thermocline.models.spec import RouterRule
     from thermocline.prefetch.governor import PrefetchGovernor
+
+_NONE = np.empty(0, np.int32)
 
 
 class PrefetchStage:
-    """LayerWork -> a hint to the governor; nothing flows on from here."""
+    """LayerWork, or the Hidden of a chunk that sets out -> a hint; nothing flows on from here."""
 
-    def __init__(self, governor: PrefetchGovernor) -> None:
+    def __init__(self, governor: PrefetchGovernor, rule: RouterRule) -> None:
         self._governor = governor
+        # From here on most experts of a layer are selected: 64 % if tokens choose independently.
+        self._streaming_tokens = rule.num_experts / rule.num_experts_used
 
-    async def __call__(self, work: LayerWork) -> None:
+    async def __call__(self, message: Hidden | LayerWork) -> None:
         """Offer the hint without waiting."""
-        cold = work.shares.get(Tier.COLD)
-        if cold is not None:
-            self._governor.offer_nowait(PrefetchHint(work.layer, cold.experts))
+        chunk = message.chunk
+        streams = chunk.num_tokens >= self._streaming_tokens
+        experts, residual = _NONE, None
+        if isinstance(message, LayerWork):
+            cold = message.shares.get(Tier.COLD)
+            experts = experts if cold is None else cold.experts
+            residual = None if streams else message.residual
+        continues = not len(chunk.logits_rows)
+        hint = PrefetchHint(chunk.id, message.layer, experts, streams, continues, residual)
+        self._governor.offer_nowait(hint)

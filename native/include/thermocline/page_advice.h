@@ -1,14 +1,22 @@
-// Which pages of a mapped file are wanted soon, and which are there.
+// Which pages of a mapped file are brought into memory, which may leave it, and which are there.
 #pragma once
 
 #include <cstdint>
 
 namespace thermocline {
 
-// Advises the pages of bytes [start, end) of a mapping as needed soon, at most `piece_bytes` per call:
-// the kernel cuts a longer call short without saying so. Returns the bytes advised, counted from the
-// first page's start, or -errno.
-int64_t will_need(const uint8_t* base, int64_t start, int64_t end, int64_t piece_bytes);
+// Reads the pages of bytes [start, end) of a mapping into memory and maps them; returns when they are
+// there. Where the kernel can not do that (before Linux 5.14) they are only asked for. Returns the bytes
+// of those pages, or -errno.
+int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end);
+
+// Lets go of the pages that lie wholly inside bytes [start, end): they leave this process's view, and
+// memory if nobody else has them mapped. Returns the bytes of those pages, or -errno.
+int64_t release_pages(const uint8_t* base, int64_t start, int64_t end);
+
+// Tells the kernel that bytes [start, end) of a mapping are not read in order: a page that is missing comes
+// alone, without its neighbours. Only pages that lie wholly inside. Returns their bytes, or -errno.
+int64_t stop_read_ahead(const uint8_t* base, int64_t start, int64_t end);
 
 // How many of the pages that hold these bytes of a mapping are in memory, or -errno.
 int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t count);

@@ -155,7 +155,8 @@ def test_the_graph_prints_and_validates():
     """The ring reads as text, and a graph with loose ends is refused."""
     graph = FakeStages().graph(2)
     graph.validate()
-    assert "router ~> prefetch (room 2)" in str(graph)
+    assert "router ~> prefetch (room 4)" in str(graph)
+    assert "embed ~> prefetch (room 4)" in str(graph)
     assert f"head -> {RESULTS} (room 2)" in str(graph)
     loose = replace(graph, edges=(*graph.edges, Edge("head", "nowhere", lambda _: True)))
     with pytest.raises(AssertionError, match="nowhere"):

@@ -1,0 +1,186 @@
+"""Page calls: exactly the experts' bytes, whole pages, never on an event loop, refusals as OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline.experts.catalog import ByteSpan, ExpertCatalog
+from thermocline.kernels.native import load_native
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import open_model
+from thermocline.prefetch.advice import PageAdvisor
+from thermocline.prefetch.residency import ResidencyProbe
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A toy file and the catalog of its experts."""
+    path = write_toy_model(tmp_path / "toy.gguf", ToyShape(hidden=256, intermediate=256))
+    with open_model_file(path) as file:
+        yield file, ExpertCatalog(open_model(file, ReferenceKernels()).expert_layers)
+
+
+class FakeCalls:
+    """Stands in for the compiled core: notes every call, and answers `answer` or the bytes."""
+
+    def __init__(self, answer: int | None = None) -> None:
+        self.calls: list[tuple[str, int, int, int]] = []
+        self._answer = answer
+
+    def _note(self, name, mapping, start, end):
+        self.calls.append((name, mapping.ctypes.data, start, end))
+        return end - start if self._answer is None else self._answer
+
+    def fetch_pages(self, mapping, start, end):
+        return self._note("fetch", mapping, start, end)
+
+    def release_pages(self, mapping, start, end):
+        return self._note("release", mapping, start, end)
+
+    def stop_read_ahead(self, mapping, start, end):
+        return self._note("stop", mapping, start, end)
+
+
+def test_spans_are_the_very_bytes_that_compute_reads(opened):
+    """Each span of the catalog equals the matching weight's raw bytes in the file."""
+    file, catalog = opened
+    for layer in range(2):
+        for expert in (0, 3, 7):
+            key = ExpertKey(LayerIndex(layer), ExpertIndex(expert))
+            weights = catalog.stack(LayerIndex(layer))[expert]
+            spans = catalog.spans(key)
+            for weight, span in zip((weights.gate, weights.up, weights.down), spans, strict=True):
+                stored = bytes(file.mapping(span.shard)[span.start : span.end])
+                assert stored == weight.raw.tobytes()
+            assert sum(span.end - span.start for span in spans) == catalog.expert_bytes(
+                LayerIndex(layer)
+            )
+
+
+def test_a_layers_spans_hold_all_its_experts(opened):
+    """The first expert begins where the layer's span begins, and the last ends where it ends."""
+    _, catalog = opened
+    whole = catalog.layer_spans(LayerIndex(1))
+    first = catalog.spans(ExpertKey(LayerIndex(1), ExpertIndex(0)))
+    last = catalog.spans(ExpertKey(LayerIndex(1), ExpertIndex(catalog.num_experts - 1)))
+    assert [span.start for span in whole] == [span.start for span in first]
+    assert [span.end for span in whole] == [span.end for span in last]
+
+
+def test_each_call_gets_the_span_of_the_right_mapping(opened):
+    """Fetching, releasing and stopping read-ahead pass the span on as it is."""
+    file, _ = opened
+    calls = FakeCalls()
+    advisor = PageAdvisor(file, calls)
+    assert advisor.fetch(ByteSpan(0, 100, 5000)) == 4900
+    assert advisor.release(ByteSpan(0, 0, 1)) == 1
+    advisor.stop_read_ahead([ByteSpan(0, 2, 3), ByteSpan(0, 4, 6)])
+    address = file.mapping(0).ctypes.data
+    assert calls.calls == [
+        ("fetch", address, 100, 5000),
+        ("release", address, 0, 1),
+        ("stop", address, 2, 3),
+        ("stop", address, 4, 6),
+    ]
+
+
+def test_a_refusal_of_the_kernel_is_an_os_error(opened):
+    """The error number of every call is kept."""
+    advisor = PageAdvisor(opened[0], FakeCalls(-errno.EAGAIN))
+    span = ByteSpan(0, 0, 1)
+    for call in (advisor.fetch, advisor.release, lambda span: advisor.stop_read_ahead([span])):
+        with pytest.raises(BlockingIOError):
+            call(span)
+
+
+def test_bytes_beyond_the_mapping_are_refused(opened):
+    """A span outside of the file never reaches the kernel."""
+    nbytes = opened[0].mapping(0).nbytes
+    advisor = PageAdvisor(opened[0])
+    for call in (advisor.fetch, advisor.release, lambda span: advisor.stop_read_ahead([span])):
+        with pytest.raises(ValueError, match="outside"):
+            call(ByteSpan(0, 0, nbytes + 1))
+
+
+async def test_advice_refuses_to_block_an_event_loop(opened):
+    """On a loop's thread, reading and releasing are errors, not stalls."""
+    advisor = PageAdvisor(opened[0], FakeCalls())
+    for call in (advisor.fetch, advisor.release):
+        with pytest.raises(RuntimeError, match="event loop"):
+            call(ByteSpan(0, 0, 1))
+
+
+def resident_share(mapping: np.ndarray, start: int, end: int) -> float:
+    """Return the share of the pages of mapping[start:end] that are in memory, by mincore."""
+    address = mapping.ctypes.data
+    first = (address + start) // mmap.PAGESIZE * mmap.PAGESIZE
+    num_pages = -(-(address + end - first) // mmap.PAGESIZE)
+    flags = (ctypes.c_ubyte * num_pages)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    length = ctypes.c_size_t(address + end - first)
+    assert libc.mincore(ctypes.c_void_p(first), length, flags) == 0
+    return sum(flag & 1 for flag in flags) / num_pages
+
+
+@pytest.mark.slow
+def test_fetched_bytes_are_in_memory_and_released_ones_are_not(tmp_path):
+    """Of a file that was dropped from memory exactly the fetched bytes come back, and they go again."""
+    shape = ToyShape(layers=1, hidden=1024, heads=2, kv_heads=1, experts=16, intermediate=1024)
+    path = write_toy_model(tmp_path / "toy.gguf", shape)
+    with path.open("rb") as stored:
+        os.fsync(stored.fileno())
+        os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with open_model_file(path) as file:
+        mapping, advisor = file.mapping(0), PageAdvisor(file)
+        span = ByteSpan(0, (64 << 20) + 123, (88 << 20) + 5)
+        if resident_share(mapping, span.start, span.end) > 0.5:
+            pytest.skip("this file system keeps everything in memory")
+        read = advisor.fetch(span)
+        assert 0 <= read - (span.end - span.start) < 2 * mmap.PAGESIZE
+        assert resident_share(mapping, span.start, span.end) == 1.0
+        assert resident_share(mapping, 140 << 20, 180 << 20) < 0.5
+        released = advisor.release(span)
+        assert 0 <= (span.end - span.start) - released < 2 * mmap.PAGESIZE
+        assert resident_share(mapping, span.start, span.end) < 0.1
+
+
+def test_a_span_within_one_page_is_fetched_and_never_released(opened):
+    """Fetching rounds out to whole pages, releasing rounds in: neighbours' bytes stay."""
+    advisor = PageAdvisor(opened[0])
+    assert advisor.fetch(ByteSpan(0, 10, 20)) == mmap.PAGESIZE
+    assert advisor.release(ByteSpan(0, 10, 20)) == 0
+    assert advisor.fetch(ByteSpan(0, 10, 10)) in (0, mmap.PAGESIZE)
+
+
+def test_a_file_that_is_read_is_resident(opened):
+    """With every page read the probe says so."""
+    file, catalog = opened
+    file.mapping(0).sum()
+    assert ResidencyProbe(file, catalog).is_resident()
+
+
+def test_a_page_that_is_gone_is_noticed(opened, monkeypatch):
+    """One sampled page out of memory is enough to read ahead; a refusing kernel is an OSError."""
+    probe = ResidencyProbe(*opened)
+    monkeypatch.setattr(probe, "_resident_pages", lambda _, offsets: len(offsets) - 1)
+    assert not probe.is_resident()
+    monkeypatch.setattr(probe, "_resident_pages", lambda *_: -errno.ENOMEM)
+    with pytest.raises(OSError, match="memory"):
+        probe.is_resident()
+
+
+def test_bytes_beyond_the_mapping_are_not_looked_at(opened):
+    """A mistake of ours is a ValueError at the boundary."""
+    mapping = opened[0].mapping(0)
+    for offset in (-1, len(mapping)):
+        with pytest.raises(ValueError, match="outside"):
+            load_native().resident_pages(mapping, np.array([offset], np.int64))

@@ -1,0 +1,110 @@
+"""Prediction: the router's own choice from an earlier state, recency beside it, and an honest score."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.messages import LayerIndex
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import open_model
+from thermocline.models.routing import RouterWeights
+from thermocline.prefetch.predictor import Predictor, likely_experts
+
+L0 = LayerIndex(0)
+
+
+def ids(*experts: int) -> np.ndarray:
+    return np.array(experts, np.int32)
+
+
+def unit_router(num_experts: int, num_used: int) -> RouterWeights:
+    """A router whose expert n listens to number n of the state."""
+    eye = np.eye(num_experts, dtype=np.float32)
+    return RouterWeights(np.ones(num_experts, np.float32), eye, 1e-6, num_used)
+
+
+def state(num_experts: int, *loud: int) -> np.ndarray:
+    """One token's state that is loud at some numbers."""
+    x = np.zeros((1, num_experts), np.float32)
+    x[0, list(loud)] = 1.0
+    return x
+
+
+def test_with_the_layers_own_state_the_guess_is_the_models_choice(tmp_path):
+    """From the very state that the router sees, the guess equals what it selects, for several tokens."""
+    path = write_toy_model(tmp_path / "toy.gguf", ToyShape())
+    with open_model_file(path) as file:
+        model = open_model(file, ReferenceKernels())
+        draw = np.random.default_rng(3)
+        for layer in (LayerIndex(0), LayerIndex(1)):
+            router = model.router_weights(layer)
+            for num_tokens in (1, 5):
+                x = draw.standard_normal((num_tokens, 64)).astype(np.float32)
+                _, routing = model.route(layer, x)
+                expected = np.unique(routing.expert_ids)
+                assert likely_experts(router, x).tolist() == expected.tolist()
+
+
+def test_a_state_of_zeros_is_no_error():
+    """The norm's epsilon keeps the guess finite."""
+    assert len(likely_experts(unit_router(4, 2), np.zeros((1, 4), np.float32))) == 2
+
+
+def test_the_score_counts_what_was_right():
+    """Two of three predicted experts selected: recall 2/4, precision 2/3 of that guess."""
+    predictor = Predictor([unit_router(8, 3)], 8)
+    assert predictor.from_state(L0, state(8, 1, 2, 3)).tolist() == [1, 2, 3]
+    predictor.observe(L0, ids(2, 3, 4, 5))
+    (score,) = predictor.scores()
+    assert (score.total_selected, score.total_predicted, score.total_correct) == (4, 3, 2)
+    assert (score.recall, score.precision) == (0.5, pytest.approx(2 / 3))
+
+
+def test_recency_is_scored_beside_the_acted_guess():
+    """The second time the same experts come, recency would have known them all."""
+    predictor = Predictor([unit_router(8, 2)], 8)
+    for _ in range(2):
+        predictor.from_state(L0, state(8, 0, 1))
+        predictor.observe(L0, ids(6, 7))
+    (score,) = predictor.scores()
+    assert score.total_correct == 0
+    assert score.recency_recall == 0.5
+
+
+def test_recent_use_decays():
+    """An expert used often long ago yields to one used lately."""
+    predictor = Predictor([unit_router(8, 1)], 8)
+    for expert in (1, 1, 1, *[2] * 8):
+        predictor.observe(L0, ids(expert))
+    assert predictor.from_recency(L0, 1).tolist() == [2]
+
+
+def test_a_layer_without_a_guess_scores_recency():
+    """Where no state was given, the recency guess is the one that counts."""
+    predictor = Predictor([unit_router(8, 1)], 8)
+    for _ in range(3):
+        predictor.observe(L0, ids(5))
+    (score,) = predictor.scores()
+    assert (score.total_predicted, score.total_correct) == (2, 2)
+
+
+def test_guesses_that_are_mostly_wrong_are_not_acted_upon_but_go_on_being_scored():
+    """Once the precision over enough guesses is below half the answer is empty, until it is better."""
+    predictor = Predictor([unit_router(8, 2)], 8)
+    for _ in range(40):
+        predictor.from_state(L0, state(8, 0, 1))
+        predictor.observe(L0, ids(6, 7))
+    assert len(predictor.from_state(L0, state(8, 0, 1))) == 0
+    for _ in range(60):
+        predictor.from_state(L0, state(8, 6, 7))
+        predictor.observe(L0, ids(6, 7))
+    assert predictor.from_state(L0, state(8, 6, 7)).tolist() == [6, 7]
+
+
+def test_a_model_never_used_scores_zero():
+    """No division by nothing."""
+    (score,) = Predictor([unit_router(4, 1)], 4).scores()
+    assert score.recall == score.precision == score.recency_recall == 0.0

@@ -1,0 +1,134 @@
+"""Decides which experts should be in memory: a model of the page cache, with a budget of bytes.
+
+Evicts what is wanted last. While chunks of prompts walk, every layer's experts are wanted in turn, and the
+layer just left is wanted last: dropping it, instead of the least recently used one, leaves the rest of the
+model where it is for the next chunk (a cyclic scan through a least-recently-used cache hits nothing). Else
+the least recently used go. Pure: knows no page, no kernel and no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from thermocline.messages import ExpertIndex, IntArray, LayerIndex
+
+_NEVER_VICTIM = np.iinfo(np.int64).max
+# A layer's distance outweighs every stamp.
+_DISTANCE_BITS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """experts: int32, those that got room; evicted: int32 [n, 2], (layer, expert) that made it."""
+
+    experts: IntArray
+    evicted: IntArray
+    unused_bytes: int
+    """Bytes of those that were never selected."""
+
+
+class CacheModel:
+    """Which experts are held, when each was last used, and who has to go."""
+
+    def __init__(self, expert_bytes: Sequence[int], num_experts: int, capacity_bytes: int) -> None:
+        shape = (len(expert_bytes), num_experts)
+        self._bytes = np.array(expert_bytes, np.int64)
+        self._stamps: NDArray[np.int64] = np.zeros(shape, np.int64)  # 0: not held
+        self._selected = np.zeros(shape, np.bool_)
+        self._distances: NDArray[np.int64] = np.zeros(shape[0], np.int64)
+        self._tick = 1
+        self.capacity_bytes = capacity_bytes
+        self.current_bytes = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"CacheModel({np.count_nonzero(self._stamps)} experts, "
+            f"{self.current_bytes} of {self.capacity_bytes} bytes)"
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with routed experts."""
+        return len(self._bytes)
+
+    def advance(self, positions: Sequence[LayerIndex]) -> None:
+        """Begin a step. positions: the layers where prompts are now; none during pure decode.
+
+        What is used or admitted from here on is not evicted before the next step.
+        """
+        self._tick += 1
+        layers = np.arange(self.num_layers)
+        ahead = [(layers - position) % self.num_layers for position in positions]
+        self._distances = np.min(ahead, axis=0) if ahead else np.zeros_like(self._distances)
+
+    def held(self, layer: LayerIndex, experts: IntArray) -> NDArray[np.bool_]:
+        """Return which of `experts` are held."""
+        held: NDArray[np.bool_] = self._stamps[layer, experts] > 0
+        return held
+
+    def missing(self, layer: LayerIndex) -> IntArray:
+        """Return every expert of a layer that is not held."""
+        return np.flatnonzero(self._stamps[layer] == 0).astype(np.int32)
+
+    def use(self, layer: LayerIndex, experts: IntArray) -> None:
+        """Note that `experts`, held or not, are being computed."""
+        held = experts[self.held(layer, experts)]
+        self._stamps[layer, held] = self._tick
+        self._selected[layer, held] = True
+
+    def admit(self, layer: LayerIndex, experts: IntArray, *, evict: bool = True) -> Admission:
+        """Take in as many of `experts` (none of them held), in order, as there is room for.
+
+        evict: room may be made by evicting what is wanted later than they are.
+        """
+        each = int(self._bytes[layer])
+        free = self.capacity_bytes - self.current_bytes
+        lacking = len(experts) * each - free
+        gone, unused_bytes = np.empty((0, 2), np.int32), 0
+        if lacking > 0 and evict:
+            gone, unused_bytes = self._evict(lacking, int(self._distances[layer]))
+        room = (self.capacity_bytes - self.current_bytes) // each
+        admitted = experts[: max(0, room)]
+        self._stamps[layer, admitted] = self._tick
+        self._selected[layer, admitted] = False
+        self.current_bytes += len(admitted) * each
+        return Admission(admitted, gone, unused_bytes)
+
+    def forget(self, layer: LayerIndex, expert: ExpertIndex) -> None:
+        """Take one back that was admitted and will not be fetched."""
+        if self._stamps[layer, expert]:
+            self._stamps[layer, expert] = 0
+            self.current_bytes -= int(self._bytes[layer])
+
+    def was_selected(self, layer: LayerIndex, expert: ExpertIndex) -> bool:
+        """Return whether a held expert was used since it was admitted."""
+        return bool(self._selected[layer, expert] and self._stamps[layer, expert])
+
+    def _evict(self, nbytes: int, distance: int) -> tuple[IntArray, int]:
+        score = self._stamps - (self._distances[:, None] << _DISTANCE_BITS)
+        keep = (self._stamps == 0) | (self._stamps == self._tick)
+        keep |= (self._distances < distance)[:, None]
+        if distance:
+            keep |= (self._distances == distance)[:, None]
+        score[keep] = _NEVER_VICTIM
+        most = min(score.size, nbytes // int(self._bytes.min()) + 1)
+        flat = score.reshape(-1)
+        order = np.argpartition(flat, most - 1)[:most]
+        order = order[np.argsort(flat[order], kind="stable")]
+        order = order[flat[order] != _NEVER_VICTIM]
+        sums = np.cumsum(self._bytes[order // score.shape[1]])
+        order = order[: int(np.searchsorted(sums, nbytes)) + 1]
+        keys = np.stack(np.divmod(order, score.shape[1]), axis=1).astype(np.int32)
+        layers, experts = keys[:, 0], keys[:, 1]
+        self.current_bytes -= int(self._bytes[layers].sum())
+        unused_bytes = int(self._bytes[layers[~self._selected[layers, experts]]].sum())
+        self._stamps[layers, experts] = 0
+        return keys, unused_bytes

@@ -1,0 +1,126 @@
+"""Guesses which experts the next layers of a decode step will select. Pure: NumPy in, ids out.
+
+Two guesses: a layer's router on an earlier layer's hidden state, and the experts that the layer used
+lately. Both are scored against what was selected, and a guess that is mostly wrong is not acted upon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.messages import FloatArray, IntArray, LayerIndex
+    from thermocline.models.routing import RouterWeights
+
+# An expert's recent use counts half after about seven tokens.
+_DECAY = 0.9
+# A wrong guess takes the disk as long as a right one saves.
+_MIN_PRECISION = 0.5
+# Before so many experts have been guessed, a layer's precision means nothing.
+_MIN_SCORED = 64
+_NONE = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPrediction:
+    """How good the guesses for one layer were, in experts over all decode steps.
+
+    recall = total_correct / total_selected; precision = total_correct / total_predicted. The recency
+    guess names at most as many experts as were selected. Where no state tells anything (of the next
+    token's first layer) it is the only guess, and both counts are its own.
+    """
+
+    layer: int
+    total_selected: int
+    total_predicted: int
+    total_correct: int
+    total_recency_correct: int
+
+    @property
+    def recall(self) -> float:
+        """Share of the selected experts that had been predicted."""
+        return self.total_correct / self.total_selected if self.total_selected else 0.0
+
+    @property
+    def precision(self) -> float:
+        """Share of the predicted experts that were selected."""
+        return self.total_correct / self.total_predicted if self.total_predicted else 0.0
+
+    @property
+    def recency_recall(self) -> float:
+        """What the recency guess alone reaches."""
+        return self.total_recency_correct / self.total_selected if self.total_selected else 0.0
+
+
+class Predictor:
+    """Predicts layers of a decode step from an earlier one, and keeps the score."""
+
+    def __init__(self, routers: Sequence[RouterWeights], num_experts: int) -> None:
+        self._routers = tuple(routers)
+        shape = (len(self._routers), num_experts)
+        self._recent = np.zeros(shape, np.float32)
+        self._guesses: dict[int, IntArray] = {}
+        self._totals = np.zeros((len(self._routers), 4), np.int64)
+
+    def observe(self, layer: LayerIndex, selected: IntArray) -> None:
+        """Score the open guesses for `layer` against the experts that it selected, ascending int32."""
+        recent = self._most_used(layer, len(selected))
+        guess = self._guesses.pop(layer, recent)
+        self._totals[layer] += (
+            len(selected),
+            len(guess),
+            len(np.intersect1d(guess, selected, assume_unique=True)),
+            len(np.intersect1d(recent, selected, assume_unique=True)),
+        )
+        self._recent[layer] *= _DECAY
+        self._recent[layer, selected] += 1.0
+
+    def from_state(self, layer: LayerIndex, residual: FloatArray) -> IntArray:
+        """Return `layer`'s likely experts from an earlier layer's residual stream [T, D].
+
+        Of several guesses for a layer the latest is scored: it saw the nearest hidden state. Empty while
+        guesses for this layer do more harm than good.
+        """
+        self._guesses[layer] = guess = likely_experts(self._routers[layer], residual)
+        return self._if_worth(layer, guess)
+
+    def from_recency(self, layer: LayerIndex, count: int) -> IntArray:
+        """Return the `count` experts that `layer` used most of late, fewer if fewer were used.
+
+        For layers that no state tells anything about. Empty as for `from_state`.
+        """
+        return self._if_worth(layer, self._most_used(layer, count))
+
+    def _most_used(self, layer: LayerIndex, count: int) -> IntArray:
+        recent = self._recent[layer]
+        best = np.argpartition(-recent, min(count, len(recent)) - 1)[:count]
+        return np.sort(best[recent[best] > 0]).astype(np.int32)
+
+    def _if_worth(self, layer: LayerIndex, guess: IntArray) -> IntArray:
+        _, predicted, correct, _ = self._totals[layer]
+        is_worth = predicted < _MIN_SCORED or correct >= _MIN_PRECISION * predicted
+        return guess if is_worth else _NONE
+
+    def scores(self) -> tuple[LayerPrediction, ...]:
+        """Return every layer's score since the start."""
+        return tuple(
+            LayerPrediction(layer, *(int(total) for total in totals))
+            for layer, totals in enumerate(self._totals)
+        )
+
+
+def likely_experts(router: RouterWeights, residual: FloatArray) -> IntArray:
+    """Return the experts, ascending int32, that `router` chooses for any row of residual [T, D]."""
+    power = np.einsum("td,td->t", residual, residual) / residual.shape[1]
+    normed = residual * (router.gain / np.sqrt(power + router.epsilon)[:, None])
+    # einsum, not matmul: it stays on this thread, where BLAS would wake its own.
+    logits = np.einsum("td,ed->te", normed, router.matrix)
+    # The best are the same before and after a softmax.
+    best = np.argpartition(-logits, router.num_used - 1, axis=1)[:, : router.num_used]
+    experts: IntArray = np.unique(best).astype(np.int32)
+    return experts

@@ -1,0 +1,195 @@
+"""Owns the threads that read experts into memory, and what waits for them, most urgent first.
+
+Each expert is read in pieces and waits at most once. What is on its way is bounded by threads x piece.
+Draws the page cache's lane: busy from the start of a read to the end of the last one beside it. Knows
+neither why an expert is wanted nor what else is in memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thermocline.experts.catalog import ByteSpan
+from thermocline.traces.lanes import Lane, Name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Protocol
+
+    from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.messages import ExpertKey, LayerIndex
+    from thermocline.traces.recorder import Recorder
+
+    class Advisor(Protocol):
+        """See `advice.PageAdvisor`."""
+
+        def fetch(self, span: ByteSpan) -> int:
+            """Read the pages of `span`."""
+            ...
+
+        def release(self, span: ByteSpan) -> int:
+            """Let go of the pages of `span`."""
+            ...
+
+
+# Measured on a virtual disk (docs/LOG.md): four reads of 1 MiB reach what the disk gives.
+PIECE_BYTES = 1 << 20
+NUM_THREADS = 4
+
+
+@dataclass(slots=True)
+class _Busy:
+    """The span being drawn: since when, reading what."""
+
+    layer: int
+    start_ns: int
+    keys: set[ExpertKey]
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderTotals:
+    """Counters since the start."""
+
+    total_experts: int
+    total_bytes: int
+    total_refused: int
+
+
+class ReaderThreads:
+    """Reads experts and releases experts. No method waits for a disk but `close`, for one piece each."""
+
+    def __init__(
+        self,
+        catalog: ExpertCatalog,
+        advisor: Advisor,
+        recorder: Recorder,
+        num_threads: int = NUM_THREADS,
+    ) -> None:
+        self._catalog = catalog
+        self._advisor = advisor
+        self._recorder = recorder
+        self._changed = threading.Condition()
+        self._numbers = itertools.count()
+        self._order: list[tuple[int, int, ExpertKey]] = []
+        self._waiting: dict[ExpertKey, deque[ByteSpan]] = {}
+        self._reading: Counter[ExpertKey] = Counter()
+        self._releases: deque[ByteSpan] = deque()
+        self._busy: _Busy | None = None
+        self._closed = False
+        self._total_experts = self._total_bytes = self._total_refused = 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"pagecache {n}", daemon=True)
+            for n in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __repr__(self) -> str:
+        return f"ReaderThreads({len(self._waiting)} waiting, {len(self._reading)} being read)"
+
+    def totals(self) -> ReaderTotals:
+        """Return the counters."""
+        return ReaderTotals(self._total_experts, self._total_bytes, self._total_refused)
+
+    def read(self, keys: Iterable[ExpertKey], urgency: int) -> None:
+        """Read experts; 0 is most urgent. One that waits already only becomes more urgent."""
+        with self._changed:
+            for key in keys:
+                if key not in self._waiting:
+                    self._waiting[key] = deque(self._pieces(key))
+                    self._total_experts += 1
+                heapq.heappush(self._order, (urgency, next(self._numbers), key))
+            self._changed.notify_all()
+
+    def release(self, keys: Iterable[ExpertKey]) -> None:
+        """Let go of experts' pages, before anything else is read."""
+        with self._changed:
+            self._releases.extend(span for key in keys for span in self._catalog.spans(key))
+            self._changed.notify_all()
+
+    def pending(self, layer: LayerIndex) -> set[ExpertKey]:
+        """Return the experts of a layer that wait or are being read."""
+        with self._changed:
+            return {key for key in (*self._waiting, *self._reading) if key.layer == layer}
+
+    def cancel(self, keys: Iterable[ExpertKey]) -> list[ExpertKey]:
+        """Forget those of `keys` that wait, also what is left of one in part read; returns them."""
+        with self._changed:
+            return [key for key in keys if self._waiting.pop(key, None) is not None]
+
+    def close(self) -> None:
+        """Drop what waits and end the threads. Blocks for a piece; more calls do nothing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._closed or self._waiting or self._releases):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                if self._releases:
+                    key, span = None, self._releases.popleft()
+                else:
+                    key, span = self._take()
+            nbytes = self._move(key, span)
+            if key is not None:
+                self._finish(key, nbytes)
+
+    def _take(self) -> tuple[ExpertKey, ByteSpan]:
+        """Return the next piece; something waits, and whatever waits is in the order."""
+        while (key := self._order[0][2]) not in self._waiting:
+            heapq.heappop(self._order)
+        pieces = self._waiting[key]
+        span = pieces.popleft()
+        if not pieces:
+            del self._waiting[key]
+            heapq.heappop(self._order)
+        self._reading[key] += 1
+        if self._busy is not None and self._busy.layer != key.layer:
+            self._draw()
+        if self._busy is None:
+            self._busy = _Busy(key.layer, self._recorder.now_ns(), set())
+        self._busy.keys.add(key)
+        self._busy.nbytes += span.end - span.start
+        return key, span
+
+    def _move(self, key: ExpertKey | None, span: ByteSpan) -> int:
+        try:
+            return self._advisor.release(span) if key is None else self._advisor.fetch(span)
+        except OSError:
+            # Advice only: compute reads these bytes itself, and says what is wrong with them.
+            with self._changed:
+                self._total_refused += 1
+            return 0
+
+    def _finish(self, key: ExpertKey, nbytes: int) -> None:
+        with self._changed:
+            self._total_bytes += nbytes
+            self._reading[key] -= 1
+            if not self._reading[key]:
+                del self._reading[key]
+            if not self._reading:
+                self._draw()
+
+    def _draw(self) -> None:
+        busy, self._busy = self._busy, None
+        if busy is not None:
+            args = {"layer": busy.layer, "experts": len(busy.keys), "bytes": busy.nbytes}
+            end_ns = self._recorder.now_ns()
+            self._recorder.span(Lane.PAGECACHE, Name.PREFETCH, busy.start_ns, end_ns, args)
+
+    def _pieces(self, key: ExpertKey) -> Iterable[ByteSpan]:
+        for span in self._catalog.spans(key):
+            for start in range(span.start, span.end, PIECE_BYTES):
+                yield ByteSpan(span.shard, start, min(start + PIECE_BYTES, span.end))
