@@ -201,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.repeats = 1
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder) / "tiny.gguf", "tiny")
-        run(options, model, Sizes(answer=8, beside=400, prompt=100, prefix=64))
+        run(options, model, Sizes(answer=60, beside=400, prompt=100, prefix=64))
     return 0
 
 

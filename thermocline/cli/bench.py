@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -120,6 +120,8 @@ def bench(
     --hot-device to compare.
     """
     plan = _Plan(num_prompt, num_decode, num_repetitions)
+    # Each repetition has the same prompt, and must compute it.
+    config = replace(config, scheduler=replace(config.scheduler, prefix_cache=False))
     run_until_done(_run(model_path(model), plan, config, as_json))
 
 
