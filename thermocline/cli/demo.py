@@ -16,7 +16,7 @@ from thermocline.cli.session import (
     run_until_done,
     stream_answer,
 )
-from thermocline.config import EngineConfig, PlacementConfig
+from thermocline.config import CpuConfig, EngineConfig, PlacementConfig, SchedulerConfig
 from thermocline.demo import DEMO_HELD_TEXT_PATH, DEMO_QUESTIONS
 
 if TYPE_CHECKING:
@@ -63,11 +63,17 @@ def demo(trace: str | None) -> None:
 
 async def _run(trace: TraceFile) -> None:
     from thermocline.cli.render import placement_table
+    from thermocline.kernels.cpu import default_threads
 
     trace.check()
     path = model_path(None)
     footprint = _footprint(path)
-    config = EngineConfig(placement=PlacementConfig(hot_device="cpu", hot_fraction=0.5))
+    # A device beside the CPU, so that there is something to overlap; it takes one of the processors.
+    config = EngineConfig(
+        placement=PlacementConfig(hot_device="simulated", hot_fraction=0.5),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=128),
+        cpu=CpuConfig(threads=max(default_threads() - 1, 1)),
+    )
     async with open_engine(path, config, trace) as engine:
         click.echo(f"{engine.spec.name}: a mixture of experts that is part of this package")
         show("", placement_table(footprint, engine.placement, config.placement.hot_device))

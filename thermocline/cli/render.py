@@ -66,17 +66,18 @@ def placement_table(footprint: Footprint, placement: Placement, hot_device: HotD
     table.add_column("where", overflow="fold")
     table.add_column("why", overflow="fold")
     trunk_size = format_bytes(footprint.trunk_bytes)
-    table.add_row("trunk", "", trunk_size, "CPU, trunk lane", "every token needs it")
+    table.add_row("trunk", "", trunk_size, "CPU", "every token needs it")
     if hot_device != "none":
+        where = "CPU" if hot_device == "cpu" else f"{hot_device} device"
         why = f"--hot-device {hot_device}"
         count = str(placement.num_hot)
-        table.add_row("hot experts", count, format_bytes(hot_bytes), "CPU, hot lane", why)
+        table.add_row("hot experts", count, format_bytes(hot_bytes), where, why)
     cold_size = format_bytes(footprint.experts_bytes - hot_bytes)
     table.add_row(
         "cold experts",
         str(placement.num_cold),
         cold_size,
-        "CPU, cold lane",
+        "CPU",
         "from the mapped file",
     )
     return table
