@@ -401,6 +401,7 @@ async def test_the_trace_shows_every_stage_and_channel(tmp_path, monkeypatch):
     tracks = {event.track for event in events if type(event).__name__ == "CounterEvent"}
     names = {"embed", "attend", "router", "prefetch", "hot", "cold", "combine", "head", "results"}
     counts = {f"prefetch {name}" for name in ("hit", "late", "miss", "wasted")}
+    counts |= {f"kv blocks {name}" for name in ("free", "cached", "held")} | {"bytes in flight"}
     assert tracks == {f"channel {name}" for name in names} | counts
     kinds = {type(event).__name__ for event in events}
     assert {"FlowEvent", "AsyncSpanEvent", "InstantEvent"} <= kinds

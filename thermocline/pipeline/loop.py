@@ -202,4 +202,9 @@ class StepLoop:
                 "kind": str(chunk.segments[0].kind),
                 "requests": " ".join(map(str, chunk.requests)),
             }
-            self._recorder.instant(Lane.SCHEDULER, Name.PLAN, self._recorder.now_ns(), args)
+            at_ns = self._recorder.now_ns()
+            self._recorder.instant(Lane.SCHEDULER, Name.PLAN, at_ns, args)
+            cache = self._scheduler.snapshot().cache
+            self._recorder.counter(Name.KV_FREE, cache.num_free_blocks, at_ns)
+            self._recorder.counter(Name.KV_CACHED, cache.num_cached_blocks, at_ns)
+            self._recorder.counter(Name.KV_HELD, cache.num_held_blocks, at_ns)

@@ -80,6 +80,7 @@ class ReaderThreads:
         self._waiting: dict[ExpertKey, deque[ByteSpan]] = {}
         self._reading: Counter[ExpertKey] = Counter()
         self._releases: deque[ByteSpan] = deque()
+        self._bytes_in_flight = 0
         self._busy: _Busy | None = None
         self._closed = False
         self._total_experts = self._total_bytes = self._total_refused = 0
@@ -144,7 +145,7 @@ class ReaderThreads:
                     key, span = self._take()
             nbytes = self._move(key, span)
             if key is not None:
-                self._finish(key, nbytes)
+                self._finish(key, span, nbytes)
 
     def _take(self) -> tuple[ExpertKey, ByteSpan]:
         """Return the next piece; something waits, and whatever waits is in the order."""
@@ -162,6 +163,7 @@ class ReaderThreads:
             self._busy = _Busy(key.layer, self._recorder.now_ns(), set())
         self._busy.keys.add(key)
         self._busy.nbytes += span.end - span.start
+        self._count(span.end - span.start)
         return key, span
 
     def _move(self, key: ExpertKey | None, span: ByteSpan) -> int:
@@ -173,14 +175,21 @@ class ReaderThreads:
                 self._total_refused += 1
             return 0
 
-    def _finish(self, key: ExpertKey, nbytes: int) -> None:
+    def _finish(self, key: ExpertKey, span: ByteSpan, nbytes: int) -> None:
         with self._changed:
             self._total_bytes += nbytes
+            self._count(span.start - span.end)
             self._reading[key] -= 1
             if not self._reading[key]:
                 del self._reading[key]
             if not self._reading:
                 self._draw()
+
+    def _count(self, more_bytes: int) -> None:
+        self._bytes_in_flight += more_bytes
+        if self._recorder.enabled:
+            at_ns = self._recorder.now_ns()
+            self._recorder.counter(Name.BYTES_IN_FLIGHT, self._bytes_in_flight, at_ns)
 
     def _draw(self) -> None:
         busy, self._busy = self._busy, None

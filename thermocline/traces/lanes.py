@@ -94,8 +94,6 @@ class Name(StrEnum):
     MISS = "miss"
     WASTED = "wasted"
     BYTES_IN_FLIGHT = "bytes in flight"
-    EXPERT_HITS = "expert hits"
-    EXPERT_MISSES = "expert misses"
     EVICT = "evict"
 
     DRAFT = "draft"
