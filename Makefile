@@ -56,7 +56,7 @@ stub: $(VENV)/.installed-dev
 demo-model: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.demo_model.train
 
-# The sample in traces/, and the picture in the README.
+# The sample in traces/. The picture in the README is from scripts/timeline_picture.sh and a larger model.
 sample-trace: $(VENV)/.installed-run
 	scripts/sample_trace.sh
 
