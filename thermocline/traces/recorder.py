@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thermocline.traces.clock import Clock, MonotonicClock
@@ -175,7 +176,9 @@ class MemoryRecorder:
         self.now_ns = self._clock.now_ns
         self._next_number = itertools.count().__next__
         self._first = 0
-        # Each slot is None or (number, record type, *the record's fields).
+        # Each slot is None or (number, kind, *the record's fields), with lanes and names as numbers: a tuple of
+        # plain values is of no interest to the garbage collector, which would look at each of a million again
+        # and again.
         self._ring: list[tuple[Any, ...] | None] = [None] * capacity
 
     def __repr__(self) -> str:
@@ -207,7 +210,7 @@ class MemoryRecorder:
             raise _ends_early(lane, name, start_ns, end_ns)
         number = self._next_number()
         self._ring[number % self._capacity] = (
-            number, SpanEvent, lane, name, start_ns, end_ns, args,
+            number, _SPAN, _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name], start_ns, end_ns, args,
         )  # fmt: skip
 
     def thread_spans(
@@ -223,19 +226,20 @@ class MemoryRecorder:
         if type(lane) is not Lane or type(name) is not Name:
             raise _not_in_vocabulary(lane, name)
         ring, capacity, next_number = self._ring, self._capacity, self._next_number
+        lane_number, name_number = _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name]
         for start_ns, end_ns in zip(starts_ns.tolist(), ends_ns.tolist(), strict=True):
             if end_ns < start_ns:
                 raise _ends_early(lane, name, start_ns, end_ns)
             number = next_number()
             ring[number % capacity] = (
-                number, SpanEvent, lane, name, start_ns, end_ns, args, index,
+                number, _SPAN, lane_number, name_number, start_ns, end_ns, args, index,
             )  # fmt: skip
 
     def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
         """Record one moment on `lane`."""
         if type(lane) is not Lane or type(name) is not Name:
             raise _not_in_vocabulary(lane, name)
-        self._store(InstantEvent, lane, name, at_ns, args)
+        self._store(_INSTANT, _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name], at_ns, args)
 
     def counter(self, name: str, value: float, at_ns: int) -> None:
         """Record a value on the counter track with the free-form label `name`."""
@@ -243,7 +247,7 @@ class MemoryRecorder:
             raise TypeError(f"a counter's name is a string, not {name!r}")
         if not math.isfinite(value):
             raise ValueError(f"counter {name!r} has no finite value: {value}")
-        self._store(CounterEvent, name, value, at_ns)
+        self._store(_COUNTER, str(name), value, at_ns)
 
     def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase, index: int = 0) -> None:
         """Record one point of an arrow; a span on its track must enclose `at_ns` for it to be shown."""
@@ -251,7 +255,7 @@ class MemoryRecorder:
             raise _not_in_vocabulary(lane, Name.CHUNK)
         if phase not in _FLOW_PHASES:
             raise ValueError(f"a flow's phase is one of {', '.join(_FLOW_PHASES)}, not {phase!r}")
-        self._store(FlowEvent, flow_id, lane, at_ns, phase, index)
+        self._store(_FLOW, flow_id, _NUMBER_OF_LANE[lane], at_ns, phase, index)
 
     def async_span(
         self, name: Name, span_id: int, start_ns: int, end_ns: int, args: Args | None = None
@@ -261,11 +265,11 @@ class MemoryRecorder:
             raise _not_in_vocabulary(Lane.REQUESTS, name)
         if end_ns < start_ns:
             raise _ends_early(Lane.REQUESTS, name, start_ns, end_ns)
-        self._store(AsyncSpanEvent, name, span_id, start_ns, end_ns, args)
+        self._store(_ASYNC_SPAN, _NUMBER_OF_NAME[name], span_id, start_ns, end_ns, args)
 
     def events(self) -> list[Event]:
         """Return a snapshot of what is kept, in the order of recording."""
-        return [slot[1](*slot[2:]) for slot in self._kept()]
+        return [_event(slot) for slot in self._kept()]
 
     def clear(self) -> None:
         """Forget everything recorded so far, also what another thread is just writing."""
@@ -284,6 +288,26 @@ class MemoryRecorder:
 
     def _dropped(self, kept: list[tuple[Any, ...]]) -> int:
         return kept[-1][0] + 1 - self._first - len(kept) if kept else 0
+
+
+_SPAN, _INSTANT, _COUNTER, _FLOW, _ASYNC_SPAN = range(5)
+_LANES, _NAMES = tuple(Lane), tuple(Name)
+_NUMBER_OF_LANE = MappingProxyType({lane: number for number, lane in enumerate(_LANES)})
+_NUMBER_OF_NAME = MappingProxyType({name: number for number, name in enumerate(_NAMES)})
+
+
+def _event(slot: tuple[Any, ...]) -> Event:
+    match slot[1]:
+        case 0:
+            return SpanEvent(_LANES[slot[2]], _NAMES[slot[3]], *slot[4:])
+        case 1:
+            return InstantEvent(_LANES[slot[2]], _NAMES[slot[3]], *slot[4:])
+        case 2:
+            return CounterEvent(*slot[2:])
+        case 3:
+            return FlowEvent(slot[2], _LANES[slot[3]], *slot[4:])
+        case _:
+            return AsyncSpanEvent(_NAMES[slot[2]], *slot[3:])
 
 
 def _number(slot: tuple[Any, ...]) -> int:
