@@ -202,7 +202,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         )
     governor = None
     if config.prefetch.mode != "off":
-        governor = _governor(config, file, model, placement, recorder)
+        governor = _governor(config, file, model, catalog, placement, recorder)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None
@@ -264,10 +264,10 @@ def _governor(
     config: EngineConfig,
     file: ModelFile,
     model: Model,
+    catalog: ExpertCatalog,
     placement: Placement,
     recorder: Recorder,
 ) -> PrefetchGovernor:
-    catalog = ExpertCatalog(model.expert_layers)
     layers = [LayerIndex(n) for n in range(catalog.num_layers)]
     reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + _SPARE_BYTES
 
@@ -275,9 +275,8 @@ def _governor(
         return page_cache_room_bytes() - reserved_bytes
 
     advisor = PageAdvisor(file)
-    with suppress(
-        OSError
-    ):  # advice: a kernel that refuses it reads more than is needed, nothing else
+    # Advice: where the kernel refuses it, more is read than is needed, and nothing else.
+    with suppress(OSError):
         for layer in layers:
             advisor.stop_read_ahead(catalog.layer_spans(layer))
     expert_bytes = [catalog.expert_bytes(layer) for layer in layers]

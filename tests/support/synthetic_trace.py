@@ -171,7 +171,7 @@ class SyntheticRun:
         start_ns = max(at_ns, self._free_ns.get(track, 0))
         end_ns = start_ns + self._random.randint(5, 60) * self._unit_ns
         args = {"experts": 8, "bytes": 8 << 20, "layer": layer}
-        self.events.append(SpanEvent(track.lane, Name.ADVISE, start_ns, end_ns, args))
+        self.events.append(SpanEvent(track.lane, Name.PREFETCH, start_ns, end_ns, args))
         self._free_ns[track] = end_ns
         for moment, value in ((start_ns, 8 << 20), (end_ns, 0)):
             self.events.append(CounterEvent(Name.BYTES_IN_FLIGHT, value, moment))

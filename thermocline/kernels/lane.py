@@ -12,6 +12,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -156,10 +157,10 @@ class LaneThread:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             elsewhere: Future[R] = Future()
-            self._put(_Job(run, _Settle(elsewhere), chunk))
+            self._put(_Job(run, partial(_settle, elsewhere), chunk))
             return await _Elsewhere(elsewhere)
         done: asyncio.Future[R] = loop.create_future()
-        self._put(_Job(run, _Post(loop, done), chunk))
+        self._put(_Job(run, partial(_post, loop, done), chunk))
         return await done
 
     def _put(self, job: _Job) -> None:
@@ -236,32 +237,26 @@ class _Elsewhere(Generic[R]):
         return self._future.result()
 
 
-@dataclass(frozen=True, slots=True)
-class _Settle:
-    done: Future[Any]
+def _settle(
+    done: asyncio.Future[Any] | Future[Any],
+    result: Any,  # noqa: ANN401 - whatever the job returned
+    error: BaseException | None,
+) -> None:
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
 
-    def __call__(self, result: Any, error: BaseException | None) -> None:  # noqa: ANN401
-        if error is None:
-            self.done.set_result(result)
-        else:
-            self.done.set_exception(error)
 
-
-@dataclass(frozen=True, slots=True)
-class _Post:
-    loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[Any]
-
-    def __call__(self, result: Any, error: BaseException | None) -> None:  # noqa: ANN401
-        try:
-            self.loop.call_soon_threadsafe(self._settle, result, error)
-        except RuntimeError:
-            return  # the waiter's loop is closed: nobody is left to tell
-
-    def _settle(self, result: Any, error: BaseException | None) -> None:  # noqa: ANN401
-        if self.done.cancelled():
-            return
-        if error is None:
-            self.done.set_result(result)
-        else:
-            self.done.set_exception(error)
+def _post(
+    loop: asyncio.AbstractEventLoop,
+    done: asyncio.Future[Any],
+    result: Any,  # noqa: ANN401 - whatever the job returned
+    error: BaseException | None,
+) -> None:
+    try:
+        loop.call_soon_threadsafe(_settle, done, result, error)
+    except RuntimeError:
+        return  # the waiter's loop is closed: nobody is left to tell

@@ -63,6 +63,10 @@ class Graph:
     shortcut: Shortcut | None = None
     """For a walk only."""
 
+    def outgoing(self, name: str) -> tuple[Edge, ...]:
+        """Return the edges that begin at `name`, in the order in which they are served."""
+        return tuple(edge for edge in self.edges if edge.source == name)
+
     def capacity(self, name: str) -> int:
         """Return the room of `name`'s input: one message per credit and incoming edge."""
         incoming = sum(edge.target == name for edge in self.edges)

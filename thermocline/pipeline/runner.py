@@ -78,8 +78,8 @@ class _Node:
             name in graph.ordered,
             tuple(
                 (edge, inputs[edge.target])
-                for edge in graph.edges
-                if edge.source == name and edge.target != RESULTS
+                for edge in graph.outgoing(name)
+                if edge.target != RESULTS
             ),
         )
 

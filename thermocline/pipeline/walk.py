@@ -41,10 +41,7 @@ class Walk:
         """overlap: False waits for each stage before the next begins, for comparison."""
         self._graph = graph
         self._overlap = overlap
-        self._outgoing: dict[str, tuple[Edge, ...]] = {
-            name: tuple(edge for edge in graph.edges if edge.source == name)
-            for name in graph.stages
-        }
+        self._outgoing = {name: graph.outgoing(name) for name in graph.stages}
 
     def run(self, chunk: Chunk) -> StepResult:
         """Return the end of the chunk's walk. Blocks; raises WalkError from what a stage raised."""

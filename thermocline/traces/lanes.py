@@ -87,7 +87,6 @@ class Name(StrEnum):
     KV_HELD = "kv blocks held"
 
     LOAD = "load"
-    ADVISE = "advise"
     COPY = "copy"
     HIT = "hit"
     LATE = "late"

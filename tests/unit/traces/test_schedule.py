@@ -190,7 +190,7 @@ def test_a_simulated_run_agrees_with_the_tape(tmp_path, seed):
 
 
 _TRACKS = [Track(Lane.CPU, 0), Track(Lane.CPU, 1), Track(Lane.HOT), Track(Lane.PAGECACHE), Track(Lane.LOOP)]  # fmt: skip
-_NAMES = [Name.EMBED, Name.ATTEND, Name.ROUTER, Name.HOT, Name.COLD, Name.COMBINE, Name.HEAD, Name.ADVISE]  # fmt: skip
+_NAMES = [Name.EMBED, Name.ATTEND, Name.ROUTER, Name.HOT, Name.COLD, Name.COMBINE, Name.HEAD, Name.PREFETCH]  # fmt: skip
 
 
 @st.composite
