@@ -282,7 +282,7 @@ def _governor(
     expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
     return PrefetchGovernor(
         CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
-        Predictor([model.router_weights(layer) for layer in layers], catalog.num_experts),
+        Predictor(model.router_weights, catalog.num_layers, catalog.num_experts),
         ReaderThreads(catalog, advisor, recorder),
         recorder,
         cold=~np.array([placement.hot_mask(layer) for layer in layers]),

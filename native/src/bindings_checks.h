@@ -41,6 +41,18 @@ inline void require_spans(const In<int32_t, 1>& starts, int64_t end) {
     require(starts.data()[size(starts, 0) - 1] == end, "starts must end with the number of entries");
 }
 
+inline void require_rotary(const In<float, 2>& cosines, const In<float, 2>& sines, int64_t tokens, int64_t head_dim) {
+    for (const auto* table : {&cosines, &sines})
+        require(size(*table, 0) == tokens && size(*table, 1) == size(cosines, 1),
+                "cosines and sines must be [tokens, rotary_dims / 2]");
+    require(2 * size(cosines, 1) <= head_dim, "rotary_dims must be at most head_dim");
+}
+
+inline void require_slots(const In<int32_t, 1>& slots, int64_t tokens, const CacheShape& cache) {
+    require(size(slots, 0) == tokens, "slots must have one entry per token");
+    require_below(slots.data(), tokens, cache.num_blocks * cache.block_tokens, "a slot lies beyond the cache");
+}
+
 // Sequence s has tokens [starts[s], starts[s + 1]) and the blocks
 // block_tables[table_starts[s]:table_starts[s + 1]], which hold all its positions.
 inline void require_sequences(const CacheShape& cache, const In<int32_t, 1>& positions, const In<int32_t, 1>& starts,

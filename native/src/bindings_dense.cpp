@@ -48,13 +48,8 @@ void prepare_heads(Core& core, Write<float, 3> q, In<float, 3> k, In<float, 3> v
                 "k and v must be [tokens, kv_heads, head_dim]");
     for (const auto& gain : {q_gain, k_gain})
         require(!gain || size(*gain, 0) == cache.head_dim, "a gain must have head_dim entries");
-    for (const auto& x : {cosines, sines})
-        require(size(x, 0) == tokens && size(x, 1) == size(cosines, 1),
-                "cosines and sines must be [tokens, rotary_dims / 2]");
-    require(2 * size(cosines, 1) <= cache.head_dim, "rotary_dims must be at most head_dim");
-    require(size(slots, 0) == tokens, "slots must have one entry per token");
-    require_below(slots.data(), tokens, cache.num_blocks * block_tokens,
-                  "a slot lies beyond the cache");
+    require_rotary(cosines, sines, tokens, cache.head_dim);
+    require_slots(slots, tokens, cache);
     const tc::HeadsJob job{q.data(),
                            k.data(),
                            v.data(),

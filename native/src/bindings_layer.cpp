@@ -76,11 +76,9 @@ void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32
     require(layer.attention.k.rows == cache.kv_heads * head_dim && q_rows % (cache.kv_heads * head_dim) == 0,
             "the heads of q, k and the cache do not match");
     require(weights.head_dim() == 0 || weights.head_dim() == head_dim, "a gain must have head_dim entries");
-    require(size(positions, 0) == tokens && size(slots, 0) == tokens, "positions and slots: one per token");
-    for (const auto& table : {cosines, sines})
-        require(size(table, 0) == tokens && 2 * size(table, 1) <= head_dim && size(table, 1) == size(cosines, 1),
-                "cosines and sines must be [tokens, rotary_dims / 2]");
-    require_below(slots.data(), tokens, cache.num_blocks * block_tokens, "a slot lies beyond the cache");
+    require(size(positions, 0) == tokens, "positions must have one entry per token");
+    require_rotary(cosines, sines, tokens, head_dim);
+    require_slots(slots, tokens, cache);
     require_sequences(cache, positions, starts, block_tables, table_starts);
     require(size(ids, 0) == tokens && size(ids, 1) == layer.router.chosen && size(expert_weights, 0) == tokens &&
                 size(expert_weights, 1) == layer.router.chosen,

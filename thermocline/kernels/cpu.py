@@ -225,22 +225,23 @@ class NativeKernels:
     def _layer(self, parts: LayerParts) -> LayerWeights:
         known = self._layers.get(id(parts))
         if known is None:
+            attention, rule = parts.attention, parts.rule
             layer = self._native.LayerWeights(
-                norm=parts.norm,
-                q=self._matrix(parts.q),
-                k=self._matrix(parts.k),
-                v=self._matrix(parts.v),
-                output=self._matrix(parts.output),
-                q_gain=parts.head_norm.q_gain,
-                k_gain=parts.head_norm.k_gain,
-                epsilon=parts.head_norm.epsilon,
-                attention_scale=parts.attention_scale,
+                norm=attention.norm,
+                q=self._matrix(attention.q),
+                k=self._matrix(attention.k),
+                v=self._matrix(attention.v),
+                output=self._matrix(attention.output),
+                q_gain=attention.head_norm.q_gain,
+                k_gain=attention.head_norm.k_gain,
+                epsilon=attention.head_norm.epsilon,
+                attention_scale=attention.scale,
                 router_norm=parts.router_norm,
                 router=self._matrix(parts.router),
-                chosen=parts.rule.chosen,
-                normalize=parts.rule.normalize,
-                min_sum=parts.rule.min_sum,
-                scale=parts.rule.scale,
+                chosen=rule.chosen,
+                normalize=rule.normalize,
+                min_sum=rule.min_sum,
+                scale=rule.scale,
                 experts=self._stack(parts.experts),
             )
             known = self._layers[id(parts)] = (parts, layer)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerParts:
-    """The weights and rules of one layer whose feed-forward is routed experts alone.
+class AttentionWeights:
+    """One layer's grouped-query attention. norm: float32 [hidden], with head_norm's epsilon.
 
-    norm, router_norm: float32 [hidden]; both and the heads' norms use head_norm.epsilon.
+    scale: what scores are multiplied by.
     """
 
     norm: FloatArray
@@ -34,7 +34,17 @@ class LayerParts:
     v: Weight
     output: Weight
     head_norm: HeadNorm
-    attention_scale: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerParts:
+    """The weights and rules of one layer whose feed-forward is routed experts alone.
+
+    router_norm: float32 [hidden], with the epsilon of the attention's norms.
+    """
+
+    attention: AttentionWeights
     router_norm: FloatArray
     router: Weight
     rule: SoftmaxRule

@@ -5,16 +5,16 @@ Each function treats every token by itself, so that results do not depend on the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.kernels.dense_contract import Attending, HeadNorm, RopeTable
+from thermocline.kernels.dense_contract import Attending, RopeTable
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray, IntArray, Kernels, Weight
+    from thermocline.kernels.contract import FloatArray, IntArray, Kernels
     from thermocline.kernels.dense_contract import DenseKernels
+    from thermocline.kernels.whole_layer import AttentionWeights
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk, LayerIndex
 
@@ -57,34 +57,9 @@ class RotaryTable:
         return RopeTable(self._rows.cosines[positions], self._rows.sines[positions])
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionWeights:
-    """One layer's attention. Norm gains are float32; q_norm and k_norm [head_dim]."""
-
-    norm: FloatArray
-    q: Weight
-    k: Weight
-    v: Weight
-    output: Weight
-    q_norm: FloatArray
-    k_norm: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Sizes of grouped-query attention."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    rms_epsilon: float
-
-
-def attend(  # noqa: PLR0913 - an attention layer has these parts
+def attend(
     kernels: Kernels,
     weights: AttentionWeights,
-    shape: AttentionShape,
     rotary: RotaryTable,
     layer: LayerIndex,
     chunk: Chunk,
@@ -93,16 +68,16 @@ def attend(  # noqa: PLR0913 - an attention layer has these parts
 ) -> FloatArray:
     """Return x [T, D] plus attention over it; appends the chunk's keys and values to `pool`."""
     num_tokens, dense, cache = len(x), kernels.dense, pool.layer(layer)
-    normed = dense.rms_norm(x, weights.norm, shape.rms_epsilon)
-    q, k, v = kernels.multiply_all(
-        (weights.q, weights.k, weights.v), normed, prompt=chunk.is_prompt
+    normed = dense.rms_norm(x, weights.norm, weights.head_norm.epsilon)
+    q, k, v = (
+        heads.reshape(num_tokens, -1, cache.shape.head_dim)
+        for heads in kernels.multiply_all(
+            (weights.q, weights.k, weights.v), normed, prompt=chunk.is_prompt
+        )
     )
-    q = q.reshape(num_tokens, shape.num_heads, shape.head_dim)
-    k = k.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
-    v = v.reshape(num_tokens, shape.num_kv_heads, shape.head_dim)
-    norm = HeadNorm(weights.q_norm, weights.k_norm, shape.rms_epsilon)
-    dense.prepare_heads(q, k, v, norm, rotary.at(chunk.positions), cache, chunk.kv_slots)
-    attended = dense.attention(q, chunk.positions, chunk.segments, cache, Attending(shape.scale))
+    rope = rotary.at(chunk.positions)
+    dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, chunk.kv_slots)
+    attended = dense.attention(q, chunk.positions, chunk.segments, cache, Attending(weights.scale))
     return kernels.matmul(
         weights.output, attended.reshape(num_tokens, -1), add=x, prompt=chunk.is_prompt
     )

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thermocline.kernels.dense_contract import HeadNorm
-from thermocline.kernels.whole_layer import LayerInput, LayerParts
+from thermocline.kernels.whole_layer import AttentionWeights, LayerInput, LayerParts
 from thermocline.messages import Routing
-from thermocline.models.layers import (
-    AttentionShape,
-    AttentionWeights,
-    RotaryTable,
-    attend,
-)
+from thermocline.models.layers import RotaryTable, attend
 from thermocline.models.metadata import SpecReader
-from thermocline.models.routing import RouterWeights, route, softmax_rule
+from thermocline.models.routing import RouterWeights, softmax_rule
 from thermocline.models.spec import ModelSpec, RouterRule
 from thermocline.models.weights import StackedExperts, WeightMap
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray, IntArray, Kernels, Weight
+    from thermocline.kernels.contract import FloatArray, IntArray, Kernels
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk, LayerIndex
     from thermocline.modelfile.reader import ModelFile
@@ -59,15 +53,6 @@ def read_spec(file: ModelFile) -> ModelSpec:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention: AttentionWeights
-    ffn_norm: FloatArray
-    router: Weight
-    experts: StackedExperts
-    parts: LayerParts
-
-
 class Qwen3Moe:
     """`Model` for general.architecture = qwen3moe."""
 
@@ -76,21 +61,15 @@ class Qwen3Moe:
         self._kernels = kernels
         weights = WeightMap(file)
         self._embedding = weights.matrix("token_embd.weight", spec.vocab_size, spec.hidden_size)
-        self._layers = tuple(_read_layer(weights, spec, n) for n in range(spec.num_layers))
+        layers = [_read_layer(weights, spec, n) for n in range(spec.num_layers)]
+        self._layers = tuple(parts for parts, _ in layers)
+        self.expert_layers = tuple(experts for _, experts in layers)
         self._output_norm = weights.vector("output_norm.weight", spec.hidden_size)
         self._output = self._embedding  # tied, unless the file has a head of its own
         if "output.weight" in weights:
             self._output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
         weights.finish()
         self._rotary = RotaryTable(kernels.dense, spec.head_dim, spec.rope_base)
-        self._attention = AttentionShape(
-            spec.num_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            spec.attention_scale,
-            spec.rms_epsilon,
-        )
-        self.expert_layers = tuple(layer.experts for layer in self._layers)
 
     def embed(self, token_ids: IntArray) -> FloatArray:
         """See `Model.embed`."""
@@ -99,14 +78,14 @@ class Qwen3Moe:
     def attend(self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool) -> FloatArray:
         """See `Model.attend`."""
         weights = self._layers[layer].attention
-        return attend(self._kernels, weights, self._attention, self._rotary, layer, chunk, x, pool)
+        return attend(self._kernels, weights, self._rotary, layer, chunk, x, pool)
 
     def route(self, layer: LayerIndex, x: FloatArray) -> tuple[FloatArray, Routing]:
         """See `Model.route`."""
-        weights = self._layers[layer]
-        normed = self._kernels.dense.rms_norm(x, weights.ffn_norm, self.spec.rms_epsilon)
-        logits = self._kernels.matmul(weights.router, normed)
-        return normed, route(self._kernels.dense, logits, self.spec.router)
+        parts, dense = self._layers[layer], self._kernels.dense
+        normed = dense.rms_norm(x, parts.router_norm, self.spec.rms_epsilon)
+        logits = self._kernels.matmul(parts.router, normed)
+        return normed, Routing(*dense.route_softmax(logits, parts.rule))
 
     @property
     def has_whole_layers(self) -> bool:
@@ -128,16 +107,16 @@ class Qwen3Moe:
             pool.layer(layer),
             chunk.is_prompt,
         )
-        out, expert_ids, weights = whole_layer(self._layers[layer].parts, given)
+        out, expert_ids, weights = whole_layer(self._layers[layer], given)
         return out, Routing(expert_ids, weights)
 
     def router_weights(self, layer: LayerIndex) -> RouterWeights:
         """See `Model.router_weights`."""
-        weights, rule = self._layers[layer], self.spec.router
+        parts, rule = self._layers[layer], self.spec.router
         rows = np.arange(rule.num_experts, dtype=np.int32)
-        matrix = self._kernels.decode_rows(weights.router, rows)
+        matrix = self._kernels.decode_rows(parts.router, rows)
         epsilon = self.spec.rms_epsilon
-        return RouterWeights(weights.ffn_norm, matrix, epsilon, rule.num_experts_used)
+        return RouterWeights(parts.router_norm, matrix, epsilon, rule.num_experts_used)
 
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         """See `Model.head`."""
@@ -145,35 +124,31 @@ class Qwen3Moe:
         return self._kernels.matmul(self._output, normed, prompt=prompt)
 
 
-def _read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> _Layer:
+def _read_layer(
+    weights: WeightMap, spec: ModelSpec, index: int
+) -> tuple[LayerParts, StackedExperts]:
     prefix = f"blk.{index}."
     hidden, head_dim = spec.hidden_size, spec.head_dim
     q_size, kv_size = spec.num_heads * head_dim, spec.num_kv_heads * head_dim
+    q_norm = weights.vector(prefix + "attn_q_norm.weight", head_dim)
+    k_norm = weights.vector(prefix + "attn_k_norm.weight", head_dim)
     attention = AttentionWeights(
         norm=weights.vector(prefix + "attn_norm.weight", hidden),
         q=weights.matrix(prefix + "attn_q.weight", q_size, hidden),
         k=weights.matrix(prefix + "attn_k.weight", kv_size, hidden),
         v=weights.matrix(prefix + "attn_v.weight", kv_size, hidden),
         output=weights.matrix(prefix + "attn_output.weight", hidden, q_size),
-        q_norm=weights.vector(prefix + "attn_q_norm.weight", head_dim),
-        k_norm=weights.vector(prefix + "attn_k_norm.weight", head_dim),
+        head_norm=HeadNorm(q_norm, k_norm, spec.rms_epsilon),
+        scale=spec.attention_scale,
     )
-    ffn_norm = weights.vector(prefix + "ffn_norm.weight", hidden)
-    router = weights.matrix(prefix + "ffn_gate_inp.weight", spec.router.num_experts, hidden)
     experts = weights.experts(
         prefix, spec.router.num_experts, spec.expert_intermediate_size, hidden
     )
     parts = LayerParts(
-        norm=attention.norm,
-        q=attention.q,
-        k=attention.k,
-        v=attention.v,
-        output=attention.output,
-        head_norm=HeadNorm(attention.q_norm, attention.k_norm, spec.rms_epsilon),
-        attention_scale=spec.attention_scale,
-        router_norm=ffn_norm,
-        router=router,
+        attention,
+        router_norm=weights.vector(prefix + "ffn_norm.weight", hidden),
+        router=weights.matrix(prefix + "ffn_gate_inp.weight", spec.router.num_experts, hidden),
         rule=softmax_rule(spec.router),
         experts=experts.stack,
     )
-    return _Layer(attention, ffn_norm, router, experts, parts)
+    return parts, experts

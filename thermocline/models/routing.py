@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import SoftmaxRule
-from thermocline.messages import Routing
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray
-    from thermocline.kernels.dense_contract import DenseKernels
     from thermocline.models.spec import RouterRule
 
 # The sum of the chosen weights is not allowed below the smallest normal half, as in llama.cpp.
@@ -28,14 +26,6 @@ class RouterWeights:
     """Experts per token."""
 
 
-def route(dense: DenseKernels, logits: FloatArray, rule: RouterRule) -> Routing:
-    """Softmax over all experts, then the best K of each token, best first, ties to the lower index.
-
-    logits: float32 [T, E].
-    """
-    return Routing(*dense.route_softmax(logits, softmax_rule(rule)))
-
-
 def softmax_rule(rule: RouterRule) -> SoftmaxRule:
-    """Return the rule as kernels take it."""
+    """Return the rule as kernels take it: softmax over all experts, then the best of each token."""
     return SoftmaxRule(rule.num_experts_used, rule.normalize_top_k, _MIN_WEIGHT_SUM, rule.scale)

@@ -7,12 +7,13 @@ lately. Both are scored against what was selected, and a guess that is mostly wr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from thermocline.messages import FloatArray, IntArray, LayerIndex
     from thermocline.models.routing import RouterWeights
@@ -58,14 +59,19 @@ class LayerPrediction:
 
 
 class Predictor:
-    """Predicts layers of a decode step from an earlier one, and keeps the score."""
+    """Predicts layers of a decode step from an earlier one, and keeps the score.
 
-    def __init__(self, routers: Sequence[RouterWeights], num_experts: int) -> None:
-        self._routers = tuple(routers)
-        shape = (len(self._routers), num_experts)
+    router_of: a layer's router, asked for when it is first predicted from.
+    """
+
+    def __init__(
+        self, router_of: Callable[[LayerIndex], RouterWeights], num_layers: int, num_experts: int
+    ) -> None:
+        self._router_of = cache(router_of)
+        shape = (num_layers, num_experts)
         self._recent = np.zeros(shape, np.float32)
         self._guesses: dict[int, IntArray] = {}
-        self._totals = np.zeros((len(self._routers), 4), np.int64)
+        self._totals = np.zeros((num_layers, 4), np.int64)
 
     def observe(self, layer: LayerIndex, selected: IntArray) -> None:
         """Score the open guesses for `layer` against the experts that it selected, ascending int32."""
@@ -86,7 +92,7 @@ class Predictor:
         Of several guesses for a layer the latest is scored: it saw the nearest hidden state. Empty while
         guesses for this layer do more harm than good.
         """
-        self._guesses[layer] = guess = likely_experts(self._routers[layer], residual)
+        self._guesses[layer] = guess = likely_experts(self._router_of(layer), residual)
         return self._if_worth(layer, guess)
 
     def from_recency(self, layer: LayerIndex, count: int) -> IntArray:

@@ -7,9 +7,15 @@ import pytest
 
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.messages import Routing
 from thermocline.models.layers import RotaryTable
-from thermocline.models.routing import route
+from thermocline.models.routing import softmax_rule
 from thermocline.models.spec import RouterRule
+
+
+def route(dense, logits, rule):
+    """Return the routing of a model with this rule."""
+    return Routing(*dense.route_softmax(logits, softmax_rule(rule)))
 
 
 @pytest.fixture(params=[NativeKernels, ReferenceKernels], ids=["native", "reference"])

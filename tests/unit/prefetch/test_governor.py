@@ -71,7 +71,7 @@ class Setup:
         router = RouterWeights(np.ones(4, np.float32), np.eye(4, dtype=np.float32), 1e-6, 1)
         self.governor = PrefetchGovernor(
             CacheModel([EXPERT_BYTES] * NUM_LAYERS, NUM_EXPERTS, capacity),
-            Predictor([router] * NUM_LAYERS, NUM_EXPERTS),
+            Predictor(lambda _: router, NUM_LAYERS, NUM_EXPERTS),
             self.readers,
             recorder or NullRecorder(),
             cold=np.ones((NUM_LAYERS, NUM_EXPERTS), bool) if cold is None else cold,

@@ -55,7 +55,7 @@ def test_a_state_of_zeros_is_no_error():
 
 def test_the_score_counts_what_was_right():
     """Two of three predicted experts selected: recall 2/4, precision 2/3 of that guess."""
-    predictor = Predictor([unit_router(8, 3)], 8)
+    predictor = Predictor(lambda _: unit_router(8, 3), 1, 8)
     assert predictor.from_state(L0, state(8, 1, 2, 3)).tolist() == [1, 2, 3]
     predictor.observe(L0, ids(2, 3, 4, 5))
     (score,) = predictor.scores()
@@ -65,7 +65,7 @@ def test_the_score_counts_what_was_right():
 
 def test_recency_is_scored_beside_the_acted_guess():
     """The second time the same experts come, recency would have known them all."""
-    predictor = Predictor([unit_router(8, 2)], 8)
+    predictor = Predictor(lambda _: unit_router(8, 2), 1, 8)
     for _ in range(2):
         predictor.from_state(L0, state(8, 0, 1))
         predictor.observe(L0, ids(6, 7))
@@ -76,7 +76,7 @@ def test_recency_is_scored_beside_the_acted_guess():
 
 def test_recent_use_decays():
     """An expert used often long ago yields to one used lately."""
-    predictor = Predictor([unit_router(8, 1)], 8)
+    predictor = Predictor(lambda _: unit_router(8, 1), 1, 8)
     for expert in (1, 1, 1, *[2] * 8):
         predictor.observe(L0, ids(expert))
     assert predictor.from_recency(L0, 1).tolist() == [2]
@@ -84,7 +84,7 @@ def test_recent_use_decays():
 
 def test_a_layer_without_a_guess_scores_recency():
     """Where no state was given, the recency guess is the one that counts."""
-    predictor = Predictor([unit_router(8, 1)], 8)
+    predictor = Predictor(lambda _: unit_router(8, 1), 1, 8)
     for _ in range(3):
         predictor.observe(L0, ids(5))
     (score,) = predictor.scores()
@@ -93,7 +93,7 @@ def test_a_layer_without_a_guess_scores_recency():
 
 def test_guesses_that_are_mostly_wrong_are_not_acted_upon_but_go_on_being_scored():
     """Once the precision over enough guesses is below half the answer is empty, until it is better."""
-    predictor = Predictor([unit_router(8, 2)], 8)
+    predictor = Predictor(lambda _: unit_router(8, 2), 1, 8)
     for _ in range(40):
         predictor.from_state(L0, state(8, 0, 1))
         predictor.observe(L0, ids(6, 7))
@@ -106,5 +106,5 @@ def test_guesses_that_are_mostly_wrong_are_not_acted_upon_but_go_on_being_scored
 
 def test_a_model_never_used_scores_zero():
     """No division by nothing."""
-    (score,) = Predictor([unit_router(4, 1)], 4).scores()
+    (score,) = Predictor(lambda _: unit_router(4, 1), 1, 4).scores()
     assert score.recall == score.precision == score.recency_recall == 0.0
