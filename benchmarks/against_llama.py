@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.bandwidth import BUFFER_BYTES, BandwidthProbe
 from benchmarks.engine_side import bytes_per_token
 from benchmarks.measure import (
-    RESULTS,
     ForeignLoad,
     Row,
     describe_machine,
@@ -29,6 +28,7 @@ from benchmarks.measure import (
     table,
     write_rows,
 )
+from benchmarks.model_options import model_parser, parse
 from benchmarks.sides import (
     EngineChild,
     LlamaChild,
@@ -288,11 +288,9 @@ def run(options: argparse.Namespace, model: Path, python: str | None) -> int:
     return 0
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.against_llama", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.gguf")
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = model_parser("against_llama", __doc__, "against-llama.csv")
     parser.add_argument("--llama-python", metavar="PYTHON", help="an interpreter with llama_cpp (or $THERMOCLINE_LLAMA_PYTHON)")  # fmt: skip
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048], metavar="TOKENS")
     parser.add_argument("--decode", type=int, default=32, metavar="TOKENS")
     parser.add_argument("--contexts", type=int, nargs="*", default=[0, 8192], metavar="TOKENS", help="decode behind so many tokens (0 stands for the one that must be there)")  # fmt: skip
@@ -302,17 +300,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tune-repeats", type=int, default=3, help="runs per setting of llama.cpp")
     parser.add_argument("--tune-only", action="store_true", help="only find llama.cpp's best")
     parser.add_argument("--bandwidth-bytes", type=int, default=BUFFER_BYTES, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "against-llama.csv")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and few runs: checks that all works, says nothing about speed")  # fmt: skip
-    options = parser.parse_args(arguments)
-    if options.model is None and not options.quick:
-        parser.error("give a model: python -m benchmarks.synthetic_model writes one")
-    return options
+    return parse(parser, arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for."""
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    options = _parse(arguments)
     python = llama_python(options.llama_python)
     if not options.quick:
         return run(options, options.model, python)

@@ -11,18 +11,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from benchmarks.engine_side import engine_config, random_prompt, time_request
-from benchmarks.measure import RESULTS, ForeignLoad, Row, describe_machine, verdict, write_rows
-from benchmarks.synthetic_model import write_model
+from benchmarks.measure import ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.model_options import model_parser, parse, run_on_model
 from thermocline import Engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _NAME: Final = "loop_lag"
 _TICK_S: Final = 0.001
@@ -140,30 +141,14 @@ def run(options: argparse.Namespace, model: Path) -> int:
     return 0 if holds else 1
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loop_lag", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.gguf")
-    parser.add_argument("--prompt", type=int, default=2048, metavar="TOKENS")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--quiet-s", type=float, default=2.0, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "loop-lag.csv")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and one run: checks that all works, says nothing about speed")  # fmt: skip
-    options = parser.parse_args(arguments)
-    if options.model is None and not options.quick:
-        parser.error("give a model: python -m benchmarks.synthetic_model writes one")
-    return options
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
-    if not options.quick:
-        return run(options, options.model)
-    options.prompt, options.repeats, options.quiet_s = 64, 1, 0.05
-    with tempfile.TemporaryDirectory() as folder:
-        run(options, write_model(Path(folder) / "tiny.gguf", "tiny"))
-    return 0
+    parser = model_parser(_NAME, __doc__, "loop-lag.csv")
+    parser.add_argument("--prompt", type=int, default=2048, metavar="TOKENS")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quiet-s", type=float, default=2.0, help=argparse.SUPPRESS)
+    quick = {"prompt": 64, "repeats": 1, "quiet_s": 0.05}
+    return run_on_model(parse(parser, arguments), quick, run)
 
 
 if __name__ == "__main__":

@@ -6,23 +6,24 @@ prompt whose first 2000 tokens were computed before. All at the default settings
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
-import tempfile
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.engine_side import random_prompt
-from benchmarks.measure import RESULTS, ForeignLoad, Row, describe_machine, verdict, write_rows
-from benchmarks.synthetic_model import write_model
+from benchmarks.measure import ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.model_options import model_parser, parse, run_on_model
 from thermocline import Engine, EngineConfig, SamplingParams
 from thermocline.config import CpuConfig, MemoryConfig
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
 
 _NAME: Final = "many_requests"
 _MIN_EIGHT: Final = 2.0
@@ -169,11 +170,11 @@ def checks(rows: list[Row]) -> list[tuple[str, bool]]:
     ]
 
 
-def run(options: argparse.Namespace, model: Path, sizes: Sizes) -> int:
+def run(options: argparse.Namespace, model: Path) -> int:
     """Measure `model`; 1 if a requirement does not hold."""
     facts = describe_machine(options.threads)
     with ForeignLoad() as load:
-        rows = asyncio.run(measure(model, sizes, options.threads, options.repeats))
+        rows = asyncio.run(measure(model, options.sizes, options.threads, options.repeats))
     for row in rows:
         print(f"{row.case:34} {row.metric:13} {row.median:8.3f} {row.unit}")
     verdicts = checks(rows)
@@ -187,22 +188,11 @@ def run(options: argparse.Namespace, model: Path, sizes: Sizes) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_requests", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.gguf")
-    parser.add_argument("--threads", type=int, default=2)
+    parser = model_parser(_NAME, __doc__, "many-requests.csv")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS / "many-requests.csv")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and one run: checks that all works, says nothing about speed")  # fmt: skip
-    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    if not options.quick:
-        if options.model is None:
-            parser.error("give a model: python -m benchmarks.synthetic_model writes one")
-        return run(options, options.model, Sizes(answer=48, beside=600, prompt=4096, prefix=2000))
-    options.repeats = 1
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder) / "tiny.gguf", "tiny")
-        run(options, model, Sizes(answer=60, beside=400, prompt=100, prefix=64))
-    return 0
+    parser.set_defaults(sizes=Sizes(answer=48, beside=600, prompt=4096, prefix=2000))
+    quick = {"repeats": 1, "sizes": Sizes(answer=60, beside=400, prompt=100, prefix=64)}
+    return run_on_model(parse(parser, arguments), quick, run)
 
 
 if __name__ == "__main__":

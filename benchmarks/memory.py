@@ -7,9 +7,7 @@ memory (what is not the page cache of the file) is sampled while it fills its co
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -17,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks.engine_side import bytes_per_token
-from benchmarks.measure import RESULTS, ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.measure import ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.model_options import model_parser, parse, run_on_model
 from benchmarks.sides import EngineChild, Work
-from benchmarks.synthetic_model import write_model
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
 
 _NAME: Final = "memory"
@@ -121,30 +120,13 @@ def run(options: argparse.Namespace, model: Path) -> int:
     return 0 if opens and fits else 1
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.gguf")
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
+    parser = model_parser(_NAME, __doc__, "memory.csv")
     parser.add_argument("--context", type=int, default=4096, metavar="TOKENS")
     parser.add_argument("--prompt", type=int, metavar="TOKENS", help="default: fills the context")
     parser.add_argument("--decode", type=int, default=32, metavar="TOKENS")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS / "memory.csv")
-    parser.add_argument("--quick", action="store_true", help="a tiny model: checks that all works, says nothing about a big one")  # fmt: skip
-    options = parser.parse_args(arguments)
-    if options.model is None and not options.quick:
-        parser.error("give a model: python -m benchmarks.synthetic_model --layers 48 writes one")
-    return options
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
-    if not options.quick:
-        return run(options, options.model)
-    options.context, options.decode = 64, 8
-    with tempfile.TemporaryDirectory() as folder:
-        run(options, write_model(Path(folder) / "tiny.gguf", "tiny"))
-    return 0
+    return run_on_model(parse(parser, arguments), {"context": 64, "decode": 8}, run)
 
 
 if __name__ == "__main__":

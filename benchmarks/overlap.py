@@ -7,18 +7,14 @@ itself, where there is nothing to gain, and little may be lost. Both sides in tu
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
-import tempfile
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.engine_side import random_prompt, time_request
 from benchmarks.measure import (
-    RESULTS,
     ForeignLoad,
     Row,
     describe_machine,
@@ -26,20 +22,32 @@ from benchmarks.measure import (
     verdict,
     write_rows,
 )
-from benchmarks.synthetic_model import write_model
+from benchmarks.model_options import model_parser, parse, run_on_model
 from thermocline import Engine, EngineConfig
-from thermocline.config import CpuConfig, MemoryConfig, PlacementConfig, SchedulerConfig
+from thermocline.config import (
+    CpuConfig,
+    HotDevice,
+    MemoryConfig,
+    PlacementConfig,
+    SchedulerConfig,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
 
 _NAME: Final = "overlap"
 _MAX_SIMULATED: Final = 0.8
 _MAX_CPU: Final = 1.03
 
 
-def config(device: str, threads: int, context: int, *, overlap: bool, chunk: int) -> EngineConfig:
+def config(
+    device: HotDevice, threads: int, context: int, *, overlap: bool, chunk: int
+) -> EngineConfig:
     """Return the settings of one side."""
     return EngineConfig(
         memory=MemoryConfig(max_context_tokens=context, max_full_contexts=1),
-        placement=PlacementConfig(hot_device=device, hot_fraction=0.5),  # type: ignore[arg-type]
+        placement=PlacementConfig(hot_device=device, hot_fraction=0.5),
         scheduler=SchedulerConfig(
             prefill_chunk_tokens=chunk,
             max_prompt_chunks=2 if overlap else 1,
@@ -51,7 +59,7 @@ def config(device: str, threads: int, context: int, *, overlap: bool, chunk: int
 
 
 async def compare(
-    model: Path, device: str, threads: int, prompt_tokens: int, chunk: int, repeats: int
+    model: Path, device: HotDevice, threads: int, prompt_tokens: int, chunk: int, repeats: int
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of a prompt with overlap and without, measured in turns."""
     spent: dict[bool, list[float]] = {True: [], False: []}
@@ -77,11 +85,12 @@ def run(options: argparse.Namespace, model: Path) -> int:
     """Measure `model`; 1 if a requirement does not hold."""
     facts = describe_machine(options.threads)
     rows, holds = [], []
+    cases: tuple[tuple[HotDevice, int, float], ...] = (
+        ("simulated", 1, _MAX_SIMULATED),
+        ("cpu", options.threads, _MAX_CPU),
+    )
     with ForeignLoad() as load:
-        for device, threads, limit in (
-            ("simulated", 1, _MAX_SIMULATED),
-            ("cpu", options.threads, _MAX_CPU),
-        ):
+        for device, threads, limit in cases:
             ours, theirs = asyncio.run(
                 compare(model, device, threads, options.prompt, options.chunk, options.repeats)
             )
@@ -103,23 +112,12 @@ def run(options: argparse.Namespace, model: Path) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__)
-    parser.add_argument("model", type=Path, nargs="?", metavar="MODEL.gguf")
+    parser = model_parser(_NAME, __doc__, "overlap.csv")
     parser.add_argument("--prompt", type=int, default=1024, metavar="TOKENS")
     parser.add_argument("--chunk", type=int, default=256, metavar="TOKENS")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=RESULTS / "overlap.csv")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and one run: checks that all works, says nothing about speed")  # fmt: skip
-    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    if not options.quick:
-        if options.model is None:
-            parser.error("give a model: python -m benchmarks.synthetic_model writes one")
-        return run(options, options.model)
-    options.prompt, options.chunk, options.repeats = 64, 16, 1
-    with tempfile.TemporaryDirectory() as folder:
-        run(options, write_model(Path(folder) / "tiny.gguf", "tiny"))
-    return 0
+    quick = {"prompt": 64, "chunk": 16, "repeats": 1}
+    return run_on_model(parse(parser, arguments), quick, run)
 
 
 if __name__ == "__main__":
