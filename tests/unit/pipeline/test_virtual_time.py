@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 
 from benchmarks.null_model import NullModel, null_graph
 from tests.support.chunks import make_chunk, make_decode
 from tests.support.virtual_time import Busy, VirtualLane, run_virtually
+from thermocline.config import SchedulerConfig
+from thermocline.kv.blocks import BlockAllocator
+from thermocline.messages import RequestId
+from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.runner import Runner
+from thermocline.pipeline.scheduler import Scheduler
+from thermocline.sampling.params import SamplingParams
 from thermocline.traces.lanes import Name
 from thermocline.traces.recorder import NullRecorder
 
@@ -124,3 +132,87 @@ def test_a_lost_overlap_would_fail():
     overlapped = makespan(run(prompts(1), given))
     one_after_the_other = makespan(run(prompts(1), times(attend=1.0, cold=4.0), hot=False))
     assert one_after_the_other == pytest.approx(overlapped + 4 * 2.0)
+
+
+class Asked:
+    """Stands in for a Generation: writes down when each of its tokens came, on the virtual clock."""
+
+    def __init__(self, request: int, prompt: int, count: int) -> None:
+        self.request, self.prompt = (
+            RequestId(request),
+            list(range(1000 * request, 1000 * request + prompt)),
+        )
+        self.params = SamplingParams(max_tokens=count)
+        self.wants_prompt_logits, self.priority, self.cache_salt = False, 0, None
+        self.max_new_tokens = 0
+        self.times: list[float] = []
+        self.ended = asyncio.Event()
+
+    def start(self) -> None:
+        """Its first chunk is on its way."""
+
+    def prompt_computed(self, num_computed: int, logits) -> None:
+        """Nobody watches."""
+
+    def advance(self, logits) -> int | None:
+        self.times.append(asyncio.get_running_loop().time())
+        if len(self.times) < self.max_new_tokens:
+            return 7
+        self.ended.set()
+        return None
+
+    def end(self, reason) -> None:
+        """Closed with its work done."""
+
+    def fail(self, error) -> None:
+        raise error
+
+
+def serve(asked: list[Asked], seconds_of, *, hot: bool, slowdown: float = 2.0) -> list[Busy]:
+    """Let the real scheduler and step loop serve all requests, in chunks of 8 prompt tokens."""
+    done: list[Busy] = []
+
+    async def main() -> None:
+        cpu = VirtualLane("cpu", seconds_of, done, slowdown)
+        device = VirtualLane("hot", seconds_of, done) if hot else None
+        config = SchedulerConfig(prefill_chunk_tokens=8, prefix_cache=False)
+        credits = config.max_prompt_chunks + 1
+        graph = null_graph(NullModel(4), cpu, device, credits=credits)
+        runner = Runner(graph, NullRecorder(), None if hot else cpu)
+        scheduler = Scheduler(config, BlockAllocator(256, 4), 512)
+        loop = StepLoop(scheduler, runner, NullRecorder())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            await asyncio.sleep(0)
+            for one in asked:
+                loop.submit(one)
+            await asyncio.gather(*(one.ended.wait() for one in asked))
+            loop.check_integrity()
+            loop.close()
+
+    run_virtually(main())
+    return done
+
+
+def test_the_scheduler_keeps_every_lane_as_busy_as_it_can_be():
+    """A long prompt through scheduler, loop and ring takes at most 1.05 of its lower bound."""
+    asked = [Asked(1, 160, 1)]
+    done = serve(asked, times(attend=1.0, hot=2.0, cold=1.0), hot=True)
+    assert len({busy.chunk for busy in done}) == 20
+    assert makespan(done) <= 1.05 * lower_bound(done, 4, 3.0)
+
+
+def test_answers_beside_a_prompt_wait_as_long_as_was_agreed():
+    """Four answers come as one step; with a long prompt beside them a token takes twice as long."""
+    alone = [Asked(n, 1, 30) for n in range(1, 5)]
+    serve(alone, times(attend=1.0, cold=1.0), hot=False)
+    beside = [Asked(n, 1, 30) for n in range(1, 5)]
+    done = serve([*beside, Asked(9, 400, 1)], times(attend=1.0, cold=1.0), hot=False)
+    for quiet, busy in zip(map(median_gap, alone), map(median_gap, beside), strict=True):
+        assert quiet == pytest.approx(4 * 2.0)
+        assert quiet < busy <= 2.0 * quiet
+    assert sum(b.end_s - b.start_s for b in done) == pytest.approx(makespan(done))
+
+
+def median_gap(asked: Asked) -> float:
+    return statistics.median(b - a for a, b in pairwise(asked.times))
