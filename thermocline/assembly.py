@@ -5,14 +5,13 @@ Everything is made here and handed over complete; no part looks for another.
 
 from __future__ import annotations
 
-import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.errors import ConfigError, EngineClosedError, ModelFileError
+from thermocline.errors import ConfigError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
@@ -34,13 +33,7 @@ from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.pace import Pace
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
-from thermocline.prefetch.advice import PageAdvisor
-from thermocline.prefetch.cache_model import CacheModel
-from thermocline.prefetch.governor import PrefetchGovernor
-from thermocline.prefetch.memory import page_cache_room_bytes
-from thermocline.prefetch.predictor import Predictor
-from thermocline.prefetch.readers import ReaderThreads
-from thermocline.prefetch.residency import ResidencyProbe
+from thermocline.prefetch.opening import open_governor
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
 from thermocline.stages.combine import CombineStage
@@ -50,7 +43,7 @@ from thermocline.stages.hot import HotStage
 from thermocline.stages.layer import LayerStage
 from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.router import RouterStage
-from thermocline.text.chat_template import ChatTemplate
+from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.vocabulary import TokenizerData
 from thermocline.traces.lanes import Lane
@@ -67,55 +60,12 @@ if TYPE_CHECKING:
     from thermocline.kernels.timeline import PoolTimeline
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.prefetch.governor import PrefetchGovernor
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
 
 # A context that nobody asked for should not reserve tens of gigabytes of address space.
 _DEFAULT_MAX_CONTEXT_TOKENS = 32768
-
-# Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
-_SPARE_BYTES = 256 << 20
-
-
-class TemplateHolder:
-    """Starts the chat template's child process when the first chat prompt asks for it."""
-
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        self._source = source
-        self._tokenizer = tokenizer
-        self._lock = threading.Lock()
-        self._template: ChatTemplate | None = None
-        self._closed = False
-
-    def get(self) -> ChatTemplate:
-        """Return the template, from any thread.
-
-        Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
-        after `close`.
-        """
-        if not self._source:
-            raise ConfigError(
-                "this model file has no chat template: give a plain prompt, or use an instruct model"
-            )
-        with self._lock:
-            if self._closed:
-                raise EngineClosedError("the engine is closed: open a new one")
-            if self._template is None:
-                tokenizer = self._tokenizer
-                self._template = ChatTemplate(
-                    self._source,
-                    bos_token=_token_text(tokenizer, tokenizer.bos_id),
-                    eos_token=_token_text(tokenizer, tokenizer.eos_id),
-                    control_tokens=tokenizer.control_texts,
-                )
-            return self._template
-
-    def close(self) -> None:
-        """End the child process, if there is one, and start no other."""
-        with self._lock:
-            self._closed = True
-            if self._template is not None:
-                self._template.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +152,9 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         )
     governor = None
     if config.prefetch.mode != "off":
-        governor = _governor(config, file, model, catalog, placement, recorder)
+        cold = ~np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
+        probes = config.prefetch.mode == "auto"
+        governor = open_governor(file, model, catalog, cold, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None
@@ -260,37 +212,6 @@ def _nothing_to_hint(governor: PrefetchGovernor | None) -> Callable[[], bool]:
     return (lambda: True) if governor is None else (lambda: governor.is_quiet)
 
 
-def _governor(
-    config: EngineConfig,
-    file: ModelFile,
-    model: Model,
-    catalog: ExpertCatalog,
-    placement: Placement,
-    recorder: Recorder,
-) -> PrefetchGovernor:
-    layers = [LayerIndex(n) for n in range(catalog.num_layers)]
-    reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + _SPARE_BYTES
-
-    def room_bytes() -> int:
-        return page_cache_room_bytes() - reserved_bytes
-
-    advisor = PageAdvisor(file)
-    # Advice: where the kernel refuses it, more is read than is needed, and nothing else.
-    with suppress(OSError):
-        for layer in layers:
-            advisor.stop_read_ahead(catalog.layer_spans(layer))
-    expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
-    return PrefetchGovernor(
-        CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
-        Predictor(model.router_weights, catalog.num_layers, catalog.num_experts),
-        ReaderThreads(catalog, advisor, recorder),
-        recorder,
-        cold=~np.array([placement.hot_mask(layer) for layer in layers]),
-        room_bytes=room_bytes,
-        probe=ResidencyProbe(file, catalog) if config.prefetch.mode == "auto" else None,
-    )
-
-
 def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     if config.kernels == "reference":
         return ReferenceKernels()
@@ -303,7 +224,7 @@ def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:
 
 
 def _recorder(config: EngineConfig) -> Recorder:
-    return MemoryRecorder(config.trace.max_events) if config.trace.enabled else NullRecorder()
+    return MemoryRecorder(config.trace.max_records) if config.trace.enabled else NullRecorder()
 
 
 def _context(config: EngineConfig, context_length: int) -> int:
@@ -350,7 +271,3 @@ def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokeni
             f"{model.spec.vocab_size} rows",
             fix="convert or download the model again",
         )
-
-
-def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
-    return "" if token_id is None else tokenizer.token_text(token_id)

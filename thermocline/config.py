@@ -197,8 +197,8 @@ class TraceConfig:
     """Recording of the timeline."""
 
     enabled: bool = False
-    max_events: int = 1 << 20
-    """Events kept; the oldest are dropped beyond it."""
+    max_records: int = 1 << 17
+    """Records kept, one for each job of a chunk's layer; the oldest are dropped beyond it."""
 
 
 @dataclass(frozen=True, slots=True)

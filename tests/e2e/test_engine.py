@@ -216,7 +216,7 @@ async def test_one_request_too_many_is_busy_and_loses_nothing(toy):
     """The refused request leaves no trace; the accepted one ends as usual."""
     config = EngineConfig(scheduler=SchedulerConfig(max_requests=1))
     async with Engine.open(toy, config) as engine:
-        stream = engine.generate("hello", SamplingParams(max_tokens=20, ignore_eos=True))
+        stream = engine.generate("hello", SamplingParams(max_tokens=400, ignore_eos=True))
         await anext(stream)
         with pytest.raises(BusyError):
             await collect(engine, "world", LONG)

@@ -185,6 +185,7 @@ class StepLoop:
     def _forget(self, request: RequestId) -> None:
         del self._generations[request]
         self._scheduler.finish(request)
+        self._runner.abandon(request)
 
     def _end_when_idle(self) -> None:
         if not self._runner.num_in_flight:

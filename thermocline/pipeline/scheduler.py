@@ -174,6 +174,7 @@ class Scheduler:
         for segment in chunk.segments:
             num_rows += segment.num_logits
             request = self._requests[segment.request]
+            assert chunk.id == min(request.in_flight), "a request's chunks end in order"
             request.in_flight.remove(chunk.id)
             if not request.finished:
                 request.computed += segment.length

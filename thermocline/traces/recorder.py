@@ -24,14 +24,14 @@ from thermocline.traces.events import (
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 
-class Moments(Protocol):
-    """A one-dimensional int64 array of times in nanoseconds, as NumPy has them."""
+class Notes(Protocol):
+    """An int64 array [N, 3], as NumPy has them: begin and end in nanoseconds, and the number of the part."""
 
-    def tolist(self) -> list[int]:
-        """Return the times as plain integers."""
+    def tolist(self) -> list[list[int]]:
+        """Return the rows as plain integers."""
         ...
 
 
@@ -61,18 +61,18 @@ class Recorder(Protocol):
         """Record, after the fact, that `lane` was busy in [start_ns, end_ns)."""
         ...
 
-    def thread_spans(
+    def pool_job(
         self,
         lane: Lane,
-        index: int,
-        name: Name,
-        starts_ns: Moments,
-        ends_ns: Moments,
-        args: Args | None = None,
+        parts: tuple[Name, ...],
+        notes: Sequence[Notes],
+        args: Args,
+        flow_id: int,
+        phase: FlowPhase,
     ) -> None:
-        """Record what one thread of a pool executed: [starts_ns[i], ends_ns[i]), waiting left out.
+        """Record what each thread of a pool executed of one job, waiting left out, and its arrow's point.
 
-        starts_ns, ends_ns: int64 [N], copied. One call per job and thread; all spans share `args`.
+        notes: by thread, kept by reference; `parts` names what they number. One record, however many spans.
         """
         ...
 
@@ -122,14 +122,14 @@ class NullRecorder:
     ) -> None:
         """Do nothing."""
 
-    def thread_spans(
+    def pool_job(
         self,
         lane: Lane,
-        index: int,
-        name: Name,
-        starts_ns: Moments,
-        ends_ns: Moments,
-        args: Args | None = None,
+        parts: tuple[Name, ...],
+        notes: Sequence[Notes],
+        args: Args,
+        flow_id: int,
+        phase: FlowPhase,
     ) -> None:
         """Do nothing."""
 
@@ -156,7 +156,7 @@ class NullRecorder:
 
 
 class MemoryRecorder:
-    """A ring of `capacity` events that drops the oldest and counts what it dropped.
+    """A ring of `capacity` records that drops the oldest and counts what it dropped.
 
     No locks: taking a number and storing a slot are one bytecode each under the interpreter lock.
     Every slot carries its number, so a snapshot taken between the two is sorted and merely lacks
@@ -192,12 +192,12 @@ class MemoryRecorder:
 
     @property
     def capacity(self) -> int:
-        """The most events that are kept."""
+        """The most records that are kept; a pool's job is one, of several events."""
         return self._capacity
 
     @property
     def dropped(self) -> int:
-        """The number of events lost to newer ones since the last `clear`. Reads the whole ring."""
+        """The number of records lost to newer ones since the last `clear`. Reads the whole ring."""
         return self._dropped(self._kept())
 
     def span(
@@ -213,27 +213,20 @@ class MemoryRecorder:
             number, _SPAN, _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name], start_ns, end_ns, args,
         )  # fmt: skip
 
-    def thread_spans(
+    def pool_job(
         self,
         lane: Lane,
-        index: int,
-        name: Name,
-        starts_ns: Moments,
-        ends_ns: Moments,
-        args: Args | None = None,
+        parts: tuple[Name, ...],
+        notes: Sequence[Notes],
+        args: Args,
+        flow_id: int,
+        phase: FlowPhase,
     ) -> None:
-        """Record what one thread of a pool executed; see `Recorder.thread_spans`."""
-        if type(lane) is not Lane or type(name) is not Name:
-            raise _not_in_vocabulary(lane, name)
-        ring, capacity, next_number = self._ring, self._capacity, self._next_number
-        lane_number, name_number = _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name]
-        for start_ns, end_ns in zip(starts_ns.tolist(), ends_ns.tolist(), strict=True):
-            if end_ns < start_ns:
-                raise _ends_early(lane, name, start_ns, end_ns)
-            number = next_number()
-            ring[number % capacity] = (
-                number, _SPAN, lane_number, name_number, start_ns, end_ns, args, index,
-            )  # fmt: skip
+        """Record what each thread of a pool executed of one job; see `Recorder.pool_job`."""
+        if type(lane) is not Lane or any(type(part) is not Name for part in parts):
+            raise _not_in_vocabulary(lane, parts)
+        numbers = tuple([_NUMBER_OF_NAME[part] for part in parts])
+        self._store(_POOL_JOB, _NUMBER_OF_LANE[lane], numbers, tuple(notes), args, flow_id, phase)
 
     def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
         """Record one moment on `lane`."""
@@ -269,7 +262,13 @@ class MemoryRecorder:
 
     def events(self) -> list[Event]:
         """Return a snapshot of what is kept, in the order of recording."""
-        return [_event(slot) for slot in self._kept()]
+        events: list[Event] = []
+        for slot in self._kept():
+            if slot[1] == _POOL_JOB:
+                events.extend(_pool_events(*slot[2:]))
+            else:
+                events.append(_event(slot))
+        return events
 
     def clear(self) -> None:
         """Forget everything recorded so far, also what another thread is just writing."""
@@ -290,7 +289,7 @@ class MemoryRecorder:
         return kept[-1][0] + 1 - self._first - len(kept) if kept else 0
 
 
-_SPAN, _INSTANT, _COUNTER, _FLOW, _ASYNC_SPAN = range(5)
+_SPAN, _INSTANT, _COUNTER, _FLOW, _ASYNC_SPAN, _POOL_JOB = range(6)
 _LANES, _NAMES = tuple(Lane), tuple(Name)
 _NUMBER_OF_LANE = MappingProxyType({lane: number for number, lane in enumerate(_LANES)})
 _NUMBER_OF_NAME = MappingProxyType({name: number for number, name in enumerate(_NAMES)})
@@ -308,6 +307,25 @@ def _event(slot: tuple[Any, ...]) -> Event:
             return FlowEvent(slot[2], _LANES[slot[3]], *slot[4:])
         case _:
             return AsyncSpanEvent(_NAMES[slot[2]], *slot[3:])
+
+
+def _pool_events(
+    lane_number: int,
+    parts: tuple[int, ...],
+    notes: Sequence[Notes],
+    args: Args,
+    flow_id: int,
+    phase: FlowPhase,
+) -> Iterator[Event]:
+    """Yield a pool job's spans thread by thread; the arrow points to its first one."""
+    lane, names = _LANES[lane_number], [_NAMES[part] for part in parts]
+    has_flow = False
+    for thread, of_thread in enumerate(notes):
+        for start_ns, end_ns, part in of_thread.tolist():
+            if not has_flow:
+                has_flow = True
+                yield FlowEvent(flow_id, lane, start_ns, phase, thread)
+            yield SpanEvent(lane, names[part], start_ns, end_ns, args, thread)
 
 
 def _number(slot: tuple[Any, ...]) -> int:
