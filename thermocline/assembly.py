@@ -6,7 +6,7 @@ Everything is made here and handed over complete; no part looks for another.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +33,7 @@ from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.pace import Pace
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
+from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.opening import open_governor
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
@@ -52,7 +53,6 @@ from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
     from typing import Any
 
     from thermocline.config import EngineConfig
@@ -66,6 +66,10 @@ if TYPE_CHECKING:
 
 # A context that nobody asked for should not reserve tens of gigabytes of address space.
 _DEFAULT_MAX_CONTEXT_TOKENS = 32768
+
+# Beyond 512 tokens a chunk computes hardly faster. A file that does not fit is read once for each chunk.
+_CHUNK_TOKENS = 512
+_CHUNK_TOKENS_OF_LARGE_FILES = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class EngineParts:
     runner: Runner
     step_loop: StepLoop
     max_context_tokens: int
+    chunk_tokens: int
+    """The most prompt tokens of one chunk."""
     token_bytes: int | None
     """What one decoded token makes the engine read, at least; None when that is not known."""
     template: TemplateHolder
@@ -157,10 +163,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         governor = open_governor(file, model, catalog, cold, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None
-    if model.has_whole_layers and not is_split:
-        stage = LayerStage(model, pool, heat, cpu)
-        shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
+    shortcut = None if is_split else _shortcut(model, pool, heat, cpu, governor)
     num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
         moe_graph(stages, spec.num_layers, num_credits, shortcut),
@@ -168,10 +171,14 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         cpu,
         overlap=config.scheduler.overlap,
     )
+    chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
     scheduler = Scheduler(
-        config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
+        replace(config.scheduler, prefill_chunk_tokens=chunk_tokens),
+        allocator,
+        max_context_tokens,
+        kinds_differ=kernels.prompts_differ,
     )
-    sizer = ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown)
+    sizer = ChunkSizer(chunk_tokens, config.scheduler.decode_slowdown)
     return EngineParts(
         model=model,
         kernels=kernels,
@@ -183,6 +190,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         runner=runner,
         step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times)),
         max_context_tokens=max_context_tokens,
+        chunk_tokens=chunk_tokens,
         token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
         template=template,
         resources=owned,
@@ -207,9 +215,20 @@ def _simulated(
     return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
 
 
-def _nothing_to_hint(governor: PrefetchGovernor | None) -> Callable[[], bool]:
-    """Whether a layer's parts may run in one: hints are made between them."""
-    return (lambda: True) if governor is None else (lambda: governor.is_quiet)
+def _shortcut(
+    model: Model,
+    pool: KVPool,
+    heat: ExpertHeat,
+    cpu: LaneThread,
+    governor: PrefetchGovernor | None,
+) -> Shortcut | None:
+    if not model.has_whole_layers:
+        return None
+
+    def nothing_to_hint() -> bool:  # hints are made between a layer's parts
+        return governor is None or governor.is_quiet
+
+    return Shortcut(LayerStage(model, pool, heat, cpu), model.spec.num_layers, nothing_to_hint)
 
 
 def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
@@ -221,6 +240,11 @@ def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
 
 def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:
     return kernels.timeline() if config.trace.enabled else None
+
+
+def _chunk_tokens(file: ModelFile) -> int:
+    fits = file.total_tensor_bytes <= page_cache_room_bytes()
+    return _CHUNK_TOKENS if fits else _CHUNK_TOKENS_OF_LARGE_FILES
 
 
 def _recorder(config: EngineConfig) -> Recorder:

@@ -105,7 +105,10 @@ class SchedulerConfig:
     """How requests become chunks."""
 
     prefill_chunk_tokens: int = setting(
-        512, "--prefill-chunk", "Prompt tokens that walk through the layers together."
+        0,
+        "--prefill-chunk",
+        "Prompt tokens that walk through the layers together, at most; 0 is 512, or 2048 where the model "
+        "is larger than the memory and every chunk reads it anew.",
     )
     max_prompt_chunks: int = setting(
         2,
@@ -135,8 +138,8 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
         _require(
-            self.prefill_chunk_tokens >= 1,
-            f"--prefill-chunk is {self.prefill_chunk_tokens}; it must be at least 1",
+            self.prefill_chunk_tokens >= 0,
+            f"--prefill-chunk is {self.prefill_chunk_tokens}; it must be at least 1, or 0 to choose",
         )
         _require(
             self.max_prompt_chunks >= 1,

@@ -114,6 +114,11 @@ class Engine:
         """Prompt and answer of one request must fit into so many tokens."""
         return self._parts.max_context_tokens
 
+    @property
+    def chunk_tokens(self) -> int:
+        """The most tokens of a prompt that walk through the layers together."""
+        return self._parts.chunk_tokens
+
     async def generate(
         self,
         prompt: str | Sequence[int],

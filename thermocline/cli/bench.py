@@ -135,10 +135,9 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
         draw = random.Random(_SEED)
         prompt = [draw.randrange(engine.tokenizer.vocab_size) for _ in range(num_prompt)]
         measured = await _measure(engine, prompt, plan)
-        spec, kernels = engine.spec, engine.kernels_name
+        spec, kernels, chunk_tokens = engine.spec, engine.kernels_name, engine.chunk_tokens
     prefill = Speed.of([run.timings.prompt_tokens_per_s for run in measured])
     decode = Speed.of([run.timings.decode_tokens_per_s for run in measured])
-    chunk_tokens = config.scheduler.prefill_chunk_tokens
     loads = _loads(path, measured, prefill, decode, num_prompt, chunk_tokens)
     machine = machine_facts()
     if not as_json:

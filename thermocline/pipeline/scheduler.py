@@ -68,6 +68,7 @@ class Scheduler:
         """kinds_differ: decoded tokens have another arithmetic than prompt tokens, and must not be
         shared with them.
         """
+        assert config.prefill_chunk_tokens >= 1, "the size of chunks is chosen before"
         self.prompt_tokens_limit = config.prefill_chunk_tokens
         """Tokens of the next prompt chunk at most; set before `plan`."""
         self._config = config
