@@ -19,6 +19,7 @@ from thermocline.cli.group import ErrorLineGroup
 from thermocline.cli.info import info
 from thermocline.cli.logits import logits
 from thermocline.cli.perplexity import perplexity
+from thermocline.cli.plan import plan
 from thermocline.cli.run import run
 from thermocline.cli.serve import serve
 from thermocline.cli.tokenize import tokenize
@@ -39,6 +40,7 @@ def cli() -> None:
     First steps:
       thermocline demo                      watch the built-in model answer, with a timeline
       thermocline info model.gguf           what is in a file, and what one token costs
+      thermocline plan model.gguf --vram 12GiB   what would lie where, and why
       thermocline run model.gguf --chat "Hello"
       thermocline chat model.gguf
       thermocline serve model.gguf          OpenAI's HTTP interface on this machine
@@ -49,7 +51,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, chat, serve, info, tokenize, bench, trace, perplexity, logits):
+for command in (demo, run, chat, serve, info, plan, tokenize, bench, trace, perplexity, logits):
     cli.add_command(command)
 
 
