@@ -1,0 +1,64 @@
+"""What answering brings, whatever the interface that asked: the forms of OpenAI's, Anthropic's and Ollama's
+interfaces all turn these into their bodies. Knows no interface, no socket and no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from thermocline.messages import Timings, TokenLogprob
+    from thermocline.text.pieces import Piece
+
+
+class EndReason(StrEnum):
+    """Why one choice ended, under OpenAI's names."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """The last step of a choice carries it.
+
+    stop: the stop string that ended it, None if an end token or a limit did.
+    num_reasoning_tokens: how many of its tokens were reasoning.
+    """
+
+    reason: EndReason
+    stop: str | None
+    timings: Timings
+    num_reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStep:
+    """One more token (or none, at an end) of one choice.
+
+    choice: prompt number * n + number of the prompt's choice. token_ids, logprobs, top_logprobs: as in
+    TokenEvent. pieces: what of the text became certain; may lag behind the tokens.
+    """
+
+    choice: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    end: ChoiceEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStep:
+    """How far the prompt of a choice is computed, in tokens; num_cached of them were known before."""
+
+    choice: int
+    num_computed: int
+    num_total: int
+    num_cached: int = 0
+
+
+Step: TypeAlias = AnswerStep | PromptStep
