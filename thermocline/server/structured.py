@@ -6,13 +6,14 @@ prompt and no body.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from thermocline.text.answer_parser import TextParser
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from thermocline.sampling.constraint import Constraint
     from thermocline.text.pieces import AnswerParser
     from thermocline.text.tool_formats import TemplateFacts
