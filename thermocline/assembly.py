@@ -52,6 +52,7 @@ from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.router import RouterStage
 from thermocline.text.chat_template import ChatTemplate
 from thermocline.text.tokenizer import Tokenizer
+from thermocline.text.tool_formats import read_template
 from thermocline.text.vocabulary import TokenizerData
 from thermocline.traces.lanes import Lane
 from thermocline.traces.recorder import MemoryRecorder, NullRecorder
@@ -81,6 +82,7 @@ class TemplateHolder:
     """Starts the chat template's child process when the first chat prompt asks for it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        self.facts = read_template(source)
         self._source = source
         self._tokenizer = tokenizer
         self._lock = threading.Lock()

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
     from thermocline.text.tokenizer import Tokenizer
+    from thermocline.text.tool_formats import TemplateFacts
     from thermocline.traces.events import Event
 
 # More than any last-level cache holds of it, and read within a second.
@@ -104,6 +105,11 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._parts.tokenizer
+
+    @property
+    def template_facts(self) -> TemplateFacts:
+        """What the model's chat template tells of its answers."""
+        return self._parts.template.facts
 
     @property
     def placement(self) -> Placement:

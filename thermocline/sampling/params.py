@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from thermocline.errors import RequestError
+from thermocline.sampling.constraint import Constraint
 
 MAX_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16
@@ -47,6 +48,7 @@ class SamplingParams:
     stop_token_ids      at most 256 token ids that end the answer
     ignore_eos          go on after the model's own end tokens (they are not masked)
     min_tokens          no end token and no stop token before this many tokens
+    constraint          what the answer must be; None = anything
     logprobs            None = off; k = the chosen token's and the k most likely tokens', 0..20
     """
 
@@ -67,11 +69,14 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self)
         if not isinstance(self.ignore_eos, bool):
             raise _refused("ignore_eos", self.ignore_eos, "true or false")
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise _refused("constraint", self.constraint, "a Constraint")
         # Frozen copies, so that a list or dict that the caller goes on to change is not ours.
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
