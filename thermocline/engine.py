@@ -152,8 +152,12 @@ class Engine:
         wants_prompt_logits: bool = False,
         priority: int = 0,
         cache_salt: str | None = None,
+        max_unread_entries: int | None = None,
     ) -> AsyncGenerator[TokenEvent | PromptProgress | PromptLogits, None]:
         """Yield all that happens to one request, in order; arguments and errors are `generate`'s.
+
+        max_unread_entries: tokens, with the likely ones beside them, that may wait to be taken; at more the
+        answer ends with ReaderTooSlowError. None is no limit.
 
         wants_prompt_logits: with the logits after every prompt token, a chunk at a time; the next chunk
         is computed when the last was taken. Such a prompt is computed whole, whatever is cached of it.
@@ -164,6 +168,7 @@ class Engine:
             wants_prompt_logits=wants_prompt_logits,
             priority=priority,
             cache_salt=cache_salt,
+            max_unread_entries=max_unread_entries,
         )
         try:
             while True:
@@ -302,11 +307,12 @@ class Engine:
         wants_prompt_logits: bool = False,
         priority: int = 0,
         cache_salt: str | None = None,
+        max_unread_entries: int | None = None,
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
         prompt = _checked_prompt(token_ids, parts)
         request = RequestId(next(self._request_ids))
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(asyncio.get_running_loop(), max_unread_entries)
         generation = Generation(
             request,
             prompt,

@@ -14,8 +14,10 @@ from thermocline.server.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES,
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{},\n é', max_size=12),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(st.text(alphabet='b"\\[{', max_size=4), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(alphabet='b"\\[{', max_size=4), inner, max_size=4)
+    ),
     max_leaves=30,
 )
 

@@ -17,7 +17,7 @@ def test_loopback_is_served(host):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2"])
 def test_other_machines_need_a_key(host):
     """Without one the error says how to give one, and --insecure is the way to mean it."""
-    with pytest.raises(ConfigError, match="THERMOCLINE_API_KEY.*--insecure"):
+    with pytest.raises(ConfigError, match=r"THERMOCLINE_API_KEY.*--insecure"):
         ServerConfig(host=host)
     assert ServerConfig(host=host, is_insecure=True).bind_host == host
     assert ServerConfig(host=host, api_keys=("secret",)).bind_host == host

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from thermocline.errors import ReaderTooSlowError
 from thermocline.messages import (
     FinishReason,
     PromptLogits,
@@ -136,8 +137,19 @@ class Generation:
             stop=stopped.matched,
             timings=None if reason is None else self._timings(),
         )
-        self._publish_end(event) if reason is not None else self._mailbox.put(event)
-        return None if reason is not None else token_id
+        if reason is not None:
+            self._publish_end(event)
+            return None
+        self._mailbox.put(event)
+        if self._mailbox.is_overfull:
+            self.fail(
+                ReaderTooSlowError(
+                    f"the reader is too far behind, {len(self._output)} tokens into the answer: read "
+                    "faster, or ask for fewer log-probabilities"
+                )
+            )
+            return None
+        return token_id
 
     def end(self, reason: FinishReason) -> None:
         """Publish the terminal event without a new token."""

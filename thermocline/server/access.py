@@ -19,7 +19,9 @@ ANY: Final = "*"
 _HOST_HEADER: Final = re.compile(
     r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[^:/@\[\]\s]+))(?::[0-9]*)?", re.IGNORECASE
 )
-_ORIGIN: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>[^/@\s?#*]+)", re.IGNORECASE)
+_ORIGIN: Final = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>[^/@\s?#*]+)", re.IGNORECASE
+)
 _HEADER_NAMES: Final = re.compile(r"[A-Za-z0-9_-]+(?:\s*,\s*[A-Za-z0-9_-]+)*")
 _MAX_PREFLIGHT_AGE_S: Final = 600
 

@@ -48,7 +48,7 @@ class Ask:
     """What one request wants: n answers to each prompt (token ids).
 
     make_parser: called once for each answer. Answer i to a prompt draws with params.seed + i. priority,
-    cache_salt: as in Engine.generate. Choices are numbered prompt by prompt.
+    cache_salt, max_unread_entries: as in Engine.events. Choices are numbered prompt by prompt.
     """
 
     prompts: tuple[Sequence[int], ...]
@@ -57,6 +57,7 @@ class Ask:
     make_parser: Callable[[], AnswerParser] = PlainText
     priority: int = 0
     cache_salt: str | None = None
+    max_unread_entries: int | None = None
 
     @property
     def num_choices(self) -> int:
@@ -127,6 +128,7 @@ async def _answer_one(engine: Engine, ask: Ask, choice: int) -> AsyncGenerator[S
         _with_seed(ask.params, number),
         priority=ask.priority,
         cache_salt=ask.cache_salt,
+        max_unread_entries=ask.max_unread_entries,
     )
     async with aclosing(events):
         async for event in events:

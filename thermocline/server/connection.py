@@ -5,7 +5,6 @@ aiohttp parses and answers; this adds the clocks that it does not have. Knows no
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
@@ -16,6 +15,8 @@ from aiohttp.http_exceptions import LineTooLong
 from thermocline.server.errors import HeaderTooLargeError, error_response
 
 if TYPE_CHECKING:
+    import asyncio
+
     from thermocline.server.settings import ServerConfig
 
 _LOG: Final = logging.getLogger("thermocline.server")
@@ -62,7 +63,7 @@ class Connection(web.RequestHandler):
             manager,
             loop=loop,
             keepalive_timeout=config.idle_timeout_s,
-            access_log=None,
+            access_log=None,  # type: ignore[arg-type]  # as its runner passes it
             auto_decompress=False,  # routes refuse compressed bodies
         )
         self._config = config

@@ -112,9 +112,7 @@ def process_families() -> list[Family]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     faults = {"true": usage.ru_majflt, "false": usage.ru_minflt}
     families = [
-        Family(
-            "build_info", "gauge", "This version.", (Sample(1, (("version", __version__),)),)
-        ),
+        Family("build_info", "gauge", "This version.", (Sample(1, (("version", __version__),)),)),
         labelled(
             "page_faults_total",
             "counter",

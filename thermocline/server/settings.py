@@ -62,24 +62,13 @@ class ServerConfig:
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
         self._check_listening()
-        for key in self.api_keys:
-            # What can not be sent in a header could never be right.
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
-                raise ConfigError(
-                    "--api-key has a key that is empty or has spaces or other than printable ASCII "
-                    "characters: choose another"
-                )
-        for name in self.allowed_hosts:
-            if name != ANY and host_name(name) is None:
-                raise ConfigError(f"--allowed-hosts has {name!r}: give names such as box.example.org")
-        for origin in self.cors_origins:
-            if origin != ANY and normal_origin(origin) is None:
-                raise ConfigError(
-                    f"--cors-origins has {origin!r}: give origins such as https://chat.example.org"
-                )
+        self._check_names()
         for flag, seconds in (
             ("--shutdown-timeout", self.shutdown_timeout_s),
-            ("--request-timeout", 1.0 if self.request_timeout_s is None else self.request_timeout_s),
+            (
+                "--request-timeout",
+                1.0 if self.request_timeout_s is None else self.request_timeout_s,
+            ),
         ):
             if not 0 <= seconds < math.inf:
                 raise ConfigError(f"{flag} is {seconds}; choose a number of seconds from 0 on")
@@ -89,6 +78,25 @@ class ServerConfig:
         ):
             if number < 1:
                 raise ConfigError(f"{flag} is {number}; it must be at least 1")
+
+    def _check_names(self) -> None:
+        for key in self.api_keys:
+            # What can not be sent in a header could never be right.
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise ConfigError(
+                    "--api-key has a key that is empty or has spaces or other than printable ASCII "
+                    "characters: choose another"
+                )
+        for name in self.allowed_hosts:
+            if name != ANY and host_name(name) is None:
+                raise ConfigError(
+                    f"--allowed-hosts has {name!r}: give names such as box.example.org"
+                )
+        for origin in self.cors_origins:
+            if origin != ANY and normal_origin(origin) is None:
+                raise ConfigError(
+                    f"--cors-origins has {origin!r}: give origins such as https://chat.example.org"
+                )
 
     def _check_listening(self) -> None:
         if not is_loopback(self.host):

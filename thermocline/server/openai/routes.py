@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from thermocline.server.answering import Ask, answer
+from thermocline.server.answering import Ask
 from thermocline.server.exchange import BACKEND, read_json, send_json, send_stream
 from thermocline.server.openai.chat_form import ChatForm
 from thermocline.server.openai.completion_form import CompletionForm
 from thermocline.server.openai.form import EVENTS, FormOptions, Served
 from thermocline.server.openai.schema import ChatRequest, CompletionRequest
+from thermocline.server.watching import watched_answer
 
 if TYPE_CHECKING:
     from thermocline.server.backend import OpenModel
@@ -70,7 +71,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def _send(
     request: web.Request, ask: Ask, form: AnswerForm, *, stream: bool
 ) -> web.StreamResponse:
-    steps = answer(request.app[BACKEND].model.engine, ask)
+    steps = watched_answer(request, ask)
     if stream:
         return await send_stream(request, steps, form, EVENTS)
     async with aclosing(steps):
