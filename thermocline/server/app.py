@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -170,7 +171,7 @@ async def _listen(
     assert manager is not None, "the runner is set up"
     connect = partial(Connection, manager, config, app[TELEMETRY].connections, loop=loop)
     try:
-        return await loop.create_server(
+        listener = await loop.create_server(
             connect, config.bind_host, config.port, backlog=config.max_connections
         )
     except OSError as error:
@@ -178,6 +179,10 @@ async def _listen(
             f"can not listen at {config.url(config.port)} ({error.strerror}): choose another "
             "--port, 0 picks a free one"
         ) from error
+    for listening in listener.sockets:
+        # Accepted sockets inherit it; else each could hold megabytes of what its client does not read.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
+    return listener
 
 
 async def _drain(app: web.Application) -> None:

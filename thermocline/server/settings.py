@@ -14,9 +14,6 @@ from thermocline.server.access import ANY, host_name, normal_origin
 
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 7717
-DEFAULT_SHUTDOWN_TIMEOUT_S: Final = 30.0
-DEFAULT_MAX_BODY_MIB: Final = 32
-DEFAULT_MAX_CONNECTIONS: Final = 512
 
 _MAX_PORT: Final = 65535
 
@@ -36,10 +33,10 @@ class ServerConfig:
     """Names besides its own that the Host header may have; "*" is all."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose web pages may call the server; "*" is all."""
-    shutdown_timeout_s: float = DEFAULT_SHUTDOWN_TIMEOUT_S
+    shutdown_timeout_s: float = 30.0
     """How long running answers may go on when the server is told to stop."""
-    max_connections: int = DEFAULT_MAX_CONNECTIONS
-    max_body_bytes: int = DEFAULT_MAX_BODY_MIB << 20
+    max_connections: int = 512
+    max_body_bytes: int = 32 << 20
     max_total_body_bytes: int = 256 << 20
     """Of all bodies that are being received."""
     header_timeout_s: float = 10.0
@@ -50,6 +47,8 @@ class ServerConfig:
     """How long a connection may stay open between requests."""
     write_timeout_s: float = 30.0
     """How long a client may leave a full socket unread, before its connection is cut."""
+    socket_buffer_bytes: int = 128 << 10
+    """What the system may hold of one answer on its way; it takes twice as much."""
     max_unread_entries: int = 8192
     """Tokens, with the other likely ones that were asked for, by which a client may be behind."""
     request_timeout_s: float | None = None
