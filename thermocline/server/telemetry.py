@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +43,7 @@ class Telemetry:
             self.lag.histogram.family(
                 "event_loop_lag_seconds", "How late the server's event loop comes to what is due."
             ),
+            gauge("tasks", "Tasks on the server's event loop.", len(asyncio.all_tasks())),
             *process_families(),
             *(await _engine_families(engine)),
         ]
