@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from thermocline.errors import ConfigError
-from thermocline.server import routes
+from thermocline.server import openapi, routes
 from thermocline.server.backend import Backend
 from thermocline.server.connection import Connection
 from thermocline.server.exchange import BACKEND, BODIES, CONFIG, ERROR_BODIES, answer_errors
@@ -59,7 +59,7 @@ def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     app[IN_FLIGHT] = InFlight()
     app[TELEMETRY] = Telemetry()
     app[ERROR_BODIES] = {}
-    app.add_routes(routes.routes() + openai_routes.routes())
+    app.add_routes(routes.routes() + openapi.routes() + openai_routes.routes())
     app.cleanup_ctx.append(_backend_lifetime)
     app.cleanup_ctx.append(_watch_loop)
     app.on_response_prepare.append(add_headers)
