@@ -49,7 +49,7 @@ def describe_routes(given: Iterable[web.AbstractRoute]) -> dict[str, Any]:
     described = [
         route for route in given if route.resource is not None and route.method not in ("HEAD", "*")
     ]
-    types = {ErrorBody}
+    types: set[type] = {ErrorBody}
     for route in described:
         types |= {kind for kind in _types(route) if kind is not None}
     ordered = sorted(types, key=lambda kind: (kind.__module__, kind.__qualname__))
