@@ -41,6 +41,7 @@ from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.predictor import Predictor
 from thermocline.prefetch.readers import ReaderThreads
 from thermocline.prefetch.residency import ResidencyProbe
+from thermocline.sampling.matcher import Grammars
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
 from thermocline.stages.combine import CombineStage
@@ -137,6 +138,7 @@ class EngineParts:
     token_bytes: int | None
     """What one decoded token makes the engine read, at least; None when that is not known."""
     template: TemplateHolder
+    grammars: Grammars
     resources: ExitStack
 
     def close(self) -> None:
@@ -167,6 +169,8 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     source = file.metadata.get_str("tokenizer.chat_template", default="")
     template = TemplateHolder(source, tokenizer)
     owned.callback(template.close)
+    grammars = Grammars(tokenizer)
+    owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     pool, allocator = _cache(config, model, max_context_tokens)
@@ -235,6 +239,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         max_context_tokens=max_context_tokens,
         token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
         template=template,
+        grammars=grammars,
         resources=owned,
     )
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from thermocline.errors import RequestError
-from thermocline.sampling.constraint import Constraint
+from thermocline.sampling.constraint import Constraint, ReasoningBudget
 
 MAX_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16
@@ -48,7 +48,9 @@ class SamplingParams:
     stop_token_ids      at most 256 token ids that end the answer
     ignore_eos          go on after the model's own end tokens (they are not masked)
     min_tokens          no end token and no stop token before this many tokens
-    constraint          what the answer must be; None = anything
+    constraint          what the answer must be; None = anything. It ends the answer, and nothing else
+                        does before it is fulfilled, but stop strings, stop tokens and max_tokens
+    reasoning_budget    how long the model may reason; None = as long as it likes
     logprobs            None = off; k = the chosen token's and the k most likely tokens', 0..20
     """
 
@@ -70,6 +72,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     constraint: Constraint | None = None
+    reasoning_budget: ReasoningBudget | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self)
