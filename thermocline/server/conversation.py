@@ -1,0 +1,21 @@
+"""A conversation to go on with, in the one form that prompts are made from. Knows no interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thermocline.sampling.params import SamplingParams
+    from thermocline.server.structured import FormatFields
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat asks for. messages: as in OpenAI's chats; format: what shapes the answer."""
+
+    messages: list[Object]
+    params: SamplingParams
+    format: FormatFields
