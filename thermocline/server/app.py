@@ -13,9 +13,11 @@ from aiohttp import web
 
 from thermocline import __version__
 from thermocline.errors import ConfigError
+from thermocline.server import routes
 from thermocline.server.backend import Backend
 from thermocline.server.errors import HostRefusedError
-from thermocline.server.routes import BACKEND, CONFIG, answer_errors, routes
+from thermocline.server.exchange import BACKEND, CONFIG, ERROR_BODIES, answer_errors
+from thermocline.server.openai import routes as openai_routes
 
 if TYPE_CHECKING:
     import os
@@ -80,7 +82,8 @@ def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     app[BACKEND] = backend
     app[CONFIG] = config
     app[IN_FLIGHT] = InFlight()
-    app.add_routes(routes())
+    app[ERROR_BODIES] = {}
+    app.add_routes(routes.routes() + openai_routes.routes())
     app.cleanup_ctx.append(_backend_lifetime)
     app.on_shutdown.append(_drain)
     app.on_response_prepare.append(_add_headers)
