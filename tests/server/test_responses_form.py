@@ -21,6 +21,7 @@ from tests.server.told import (
     stream_of,
     told,
 )
+from thermocline.errors import BusyError
 from thermocline.server.responses.form import ResponseForm
 from thermocline.server.responses.schema import ResponsesRequest
 from thermocline.server.steps import EndReason
@@ -147,13 +148,12 @@ def test_a_failure_is_an_event():
     """A stream that breaks ends with response.failed, numbered on, with what it had."""
     made = form()
     steps = told(*TEXT, *REASONING)[:4]
-    raw = (
-        made.prelude + b"".join(map(made.frames, steps)) + made.failure("server_error", "it broke")
-    )
+    raw = made.prelude + b"".join(map(made.frames, steps)) + made.failure(BusyError("it broke"))
     events = read_events(raw)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "response.failed"
     EVENT.validate_python(events[-1], strict=True)
     response = events[-1]["response"]
-    assert (response["status"], response["error"]["message"]) == ("failed", "it broke")
+    assert response["status"] == "failed"
+    assert response["error"] == {"code": "rate_limit_exceeded", "message": "it broke"}
     assert [item["type"] for item in response["output"]] == ["message"]

@@ -36,6 +36,7 @@ def told(
         decode_s=2.0,
         num_prompt_tokens=NUM_PROMPT,
         num_output_tokens=max(1, len(pieces)),
+        num_cached_tokens=NUM_CACHED,
     )
     num_reasoning = sum(isinstance(piece, ReasoningPiece) for piece in pieces)
     end = ChoiceEnd(reason, stop, timings, num_reasoning)

@@ -14,10 +14,14 @@ from aiohttp import web
 from thermocline import __version__
 from thermocline.errors import ConfigError
 from thermocline.server import routes
+from thermocline.server.anthropic import errors as anthropic_errors
+from thermocline.server.anthropic import routes as anthropic_routes
 from thermocline.server.backend import Backend
 from thermocline.server.errors import HostRefusedError
 from thermocline.server.exchange import BACKEND, CONFIG, ERROR_BODIES, answer_errors
+from thermocline.server.ollama import routes as ollama_routes
 from thermocline.server.openai import routes as openai_routes
+from thermocline.server.responses import routes as responses_routes
 
 if TYPE_CHECKING:
     import os
@@ -82,8 +86,12 @@ def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     app[BACKEND] = backend
     app[CONFIG] = config
     app[IN_FLIGHT] = InFlight()
-    app[ERROR_BODIES] = {}
-    app.add_routes(routes.routes() + openai_routes.routes())
+    app[ERROR_BODIES] = {
+        anthropic_routes.PATH: anthropic_errors.error_body,
+        ollama_routes.PATH: ollama_routes.error_body,
+    }
+    for part in (routes, openai_routes, responses_routes, anthropic_routes, ollama_routes):
+        app.add_routes(part.routes())
     app.cleanup_ctx.append(_backend_lifetime)
     app.on_shutdown.append(_drain)
     app.on_response_prepare.append(_add_headers)

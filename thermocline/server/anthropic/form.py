@@ -36,14 +36,13 @@ def event_frames(bodies: Iterable[Body]) -> bytes:
 class MessageForm:
     """One message. A stream sends `prelude` first, then the `frames` of each step in order.
 
-    num_prompt_tokens: of the whole prompt, tokens read from the cache included.
+    num_prompt_tokens: of the whole prompt. How many of them the cache knew is told at the end.
     """
 
     def __init__(self, model: str, num_prompt_tokens: int) -> None:
         self._id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._num_prompt_tokens = num_prompt_tokens
-        self._num_cached = 0
         self._splitter = BlockSplitter()
 
     @property
@@ -59,13 +58,12 @@ class MessageForm:
     def events(self, step: Step) -> list[Body]:
         """Return the events of one step; none while it has nothing to show."""
         if isinstance(step, PromptStep):
-            self._num_cached = step.num_cached
             return []
         events = _event_bodies(self._splitter.push(step.pieces))
         if step.end is not None:
             is_cut = step.end.reason is EndReason.LENGTH
             events += _event_bodies(self._splitter.end(is_cut=is_cut))
-            usage = self._usage(step.end.timings.num_output_tokens)
+            usage = self._final_usage(step.end)
             events += [
                 {"type": "message_delta", "delta": _stop(step.end), "usage": usage},
                 {"type": "message_stop"},
@@ -77,7 +75,6 @@ class MessageForm:
         content, end = [], None
         for step in steps:
             if isinstance(step, PromptStep):
-                self._num_cached = step.num_cached
                 continue
             events = self._splitter.push(step.pieces)
             if step.end is not None:
@@ -86,7 +83,7 @@ class MessageForm:
             ended = [event.block for event in events if isinstance(event, BlockEnd)]
             content += [_whole_block(block) for block in ended if _is_usable(block)]
         assert end is not None, "the last step of an answer carries its end"
-        usage = self._usage(end.timings.num_output_tokens)
+        usage = self._final_usage(end)
         return self._message(content, _stop(end), usage)
 
     def _message(self, content: list[Body], stop: Body | None, usage: Body) -> Body:
@@ -100,14 +97,17 @@ class MessageForm:
             "usage": usage,
         }
 
-    def _usage(self, num_output_tokens: int) -> Body:
+    def _usage(self, num_output_tokens: int, num_cached_tokens: int = 0) -> Body:
         """Return the counts; input_tokens are those that were not read from the cache."""
         return {
-            "input_tokens": self._num_prompt_tokens - self._num_cached,
+            "input_tokens": self._num_prompt_tokens - num_cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self._num_cached,
+            "cache_read_input_tokens": num_cached_tokens,
             "output_tokens": num_output_tokens,
         }
+
+    def _final_usage(self, end: ChoiceEnd) -> Body:
+        return self._usage(end.timings.num_output_tokens, end.timings.num_cached_tokens)
 
 
 def _stop(end: ChoiceEnd) -> Body:

@@ -98,14 +98,13 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
         return (self.options or Options()).sampling_params()
 
     def _format_fields(self, tools: list[Object] | None = None) -> FormatFields:
-        thinks, effort = self.think, None
-        if isinstance(thinks, str):
-            thinks, effort = True, thinks
+        thinks = self.think
+        is_switch = isinstance(thinks, bool)
         return FormatFields(
             tools=tools or None,
             response_format=self._response_format(),
-            reasoning_effort=effort,
-            chat_template_kwargs={} if thinks is None else {"enable_thinking": thinks},
+            reasoning_effort=thinks if isinstance(thinks, str) else None,
+            chat_template_kwargs={"enable_thinking": thinks} if is_switch else None,
         )
 
     def _response_format(self) -> Object | None:

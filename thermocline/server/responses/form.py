@@ -14,6 +14,7 @@ from thermocline.server.blocks import (
     BlockMore,
     BlockSplitter,
 )
+from thermocline.server.errors import describe, message_of
 from thermocline.server.sse import frame
 from thermocline.server.steps import EndReason, PromptStep
 
@@ -37,6 +38,9 @@ _CONTENT_NAMES: Final = {
     BlockKind.TOOL_CALL: "function_call_arguments",
 }
 
+# The client's type knows these and many about images.
+_ERROR_CODES: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
 
 class ResponseForm:
     """One response. A stream sends `prelude` first, then the `frames` of each step in order."""
@@ -51,7 +55,6 @@ class ResponseForm:
         self._numbers = itertools.count()
         self._output: list[Body] = []
         self._item: Body = {}
-        self._num_cached = 0
 
     @property
     def prelude(self) -> bytes:
@@ -67,7 +70,6 @@ class ResponseForm:
     def events(self, step: Step) -> list[Body]:
         """Return the events of one step; none while it has nothing to show."""
         if isinstance(step, PromptStep):
-            self._num_cached = step.num_cached
             return []
         events = self._block_events(self._splitter.push(step.pieces))
         if step.end is not None:
@@ -77,10 +79,11 @@ class ResponseForm:
             events.append(self._event(f"response.{response['status']}", response=response))
         return events
 
-    def failure(self, code: str, message: str) -> bytes:
+    def failure(self, error: BaseException) -> bytes:
         """Return the frame that ends a stream which failed."""
-        error = {"code": code, "message": message}
-        response = self._response("failed", error=error)
+        code = _ERROR_CODES.get(describe(error).status, "server_error")
+        told = {"code": code, "message": message_of(error)}
+        response = self._response("failed", error=told)
         return _frames([self._event("response.failed", response=response)])
 
     def whole(self, steps: Iterable[Step]) -> Body:
@@ -98,7 +101,10 @@ class ResponseForm:
         timings = end.timings
         usage = {
             "input_tokens": timings.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": self._num_cached, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": timings.num_cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": timings.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": end.num_reasoning_tokens},
             "total_tokens": timings.num_prompt_tokens + timings.num_output_tokens,

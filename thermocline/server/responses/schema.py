@@ -155,38 +155,33 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             _add(messages, _typed(item, f"input[{index}]"), f"input[{index}]")
         return messages
 
-    def _tool_choice(self) -> object:
-        match self.tool_choice:
-            case {"type": "function"}:
-                return _nested(self.tool_choice)
-            case {"type": "allowed_tools", "tools": list(tools), **rest}:
-                allowed = [_nested(tool) if isinstance(tool, dict) else tool for tool in tools]
-                return {"type": "allowed_tools", "allowed_tools": {"tools": allowed, **rest}}
-            case _:
-                return self.tool_choice
+    def _tool_choice(self) -> str | Object | None:
+        choice = self.tool_choice
+        if not isinstance(choice, dict):
+            return choice
+        if choice.get("type") == "allowed_tools":
+            tools = choice.get("tools")
+            if isinstance(tools, list):
+                tools = [_nested(tool) if isinstance(tool, dict) else tool for tool in tools]
+            allowed = {"mode": choice.get("mode"), "tools": tools}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        return _nested(choice)
 
     def _response_format(self) -> Object | None:
-        match None if self.text is None else self.text.format:
-            case None | {"type": "text"}:
-                return None
-            case {"type": "json_object"}:
-                return {"type": "json_object"}
-            case {"type": "json_schema", **fields}:
-                return {"type": "json_schema", "json_schema": fields}
-            case _:
-                raise RequestError(
-                    'text.format must be of type "text", "json_object" or "json_schema"',
-                    param="text.format",
-                )
+        wanted = None if self.text is None else self.text.format
+        if wanted is None or wanted.get("type") != "json_schema":
+            return wanted
+        return {"type": "json_schema", "json_schema": wanted}
 
 
 def _typed(item: Object, where: str) -> Item:
     """Return the item in its type; without one it is a message."""
     try:
-        return msgspec.convert({"type": "message"} | item, type=Item)
+        typed: Item = msgspec.convert({"type": "message"} | item, type=Item)
     except msgspec.ValidationError as error:
         # Its text names the place inside of the item.
         raise RequestError(f"{where}: {error}", param=where) from error
+    return typed
 
 
 def _add(messages: list[Object], item: Item, where: str) -> None:
@@ -242,7 +237,5 @@ def _text_of(content: Content, where: str) -> str:
 
 def _nested(tool: Object) -> Object:
     """Return the tool as chats write it: all that belongs to the function one level down."""
-    return {
-        "type": "function",
-        "function": {name: value for name, value in tool.items() if name != "type"},
-    }
+    function = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": tool.get("type"), "function": function}
