@@ -16,7 +16,8 @@ INTERFACE_VERSION: Final = "0.12.0"
 """The version of Ollama whose interface this is; clients ask for it to know what they may send."""
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
-_BILLION: Final = 1e9
+# From the largest down; the first that is not above the count names it.
+_UNITS: Final = ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, ""))
 
 
 def iso_time(seconds: float) -> str:
@@ -73,9 +74,15 @@ def _details(model: OpenModel) -> Body:
         "format": "gguf",
         "family": family,
         "families": [family],
-        "parameter_size": f"{model.card.num_parameters / _BILLION:.1f}B",
+        "parameter_size": _short_count(model.card.num_parameters),
         "quantization_level": model.card.quant,
     }
+
+
+def _short_count(count: int) -> str:
+    """Return the count as in "30.5B"."""
+    unit, name = next((unit, name) for unit, name in _UNITS if count >= unit or unit == 1)
+    return f"{count / unit:.4g}{name}"
 
 
 def _model_info(spec: ModelSpec, num_parameters: int) -> Body:

@@ -94,7 +94,6 @@ async def generate(request: web.Request) -> web.StreamResponse:
     model = request.app[BACKEND].model
     asked = await read_json(request, GenerateRequest)
     model.check_name(asked.model_name)
-    asked.check()
     form = GenerateForm(asked.model, iso_time(time.time()))
     if not asked.prompt:
         return send_json(form.loaded())

@@ -174,8 +174,8 @@ class GenerateRequest(AnswerRequest, kw_only=True):
     images: list[Any] | None = None
     context: list[int] | None = None
 
-    def check(self) -> None:
-        """Raise RequestError for what can not be served."""
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer. Raises RequestError for what can not be served."""
         for name in ("suffix", "template", "images", "context"):
             if getattr(self, name):
                 raise RequestError(
@@ -186,6 +186,7 @@ class GenerateRequest(AnswerRequest, kw_only=True):
             raise RequestError(
                 "raw takes the prompt as it is: leave out system and format", param="raw"
             )
+        return super().sampling_params()
 
     def to_conversation(self) -> Conversation:
         """Return what is asked, as a chat of one turn. Raises RequestError for what can not be served."""
