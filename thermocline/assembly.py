@@ -17,6 +17,7 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
@@ -128,6 +131,8 @@ class EngineParts:
     kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
+    hot_mask: NDArray[np.bool_]
+    """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
     recorder: Recorder
@@ -175,6 +180,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     hot_fraction = config.placement.hot_fraction if is_split else 0.0
     placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
+    routing_log = RoutingLog()
     cpu = owned.enter_context(
         LaneThread(
             Lane.CPU,
@@ -191,7 +197,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, pool, cpu),
-        "router": RouterStage(model, placement, heat, cpu),
+        "router": RouterStage(model, placement, heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
@@ -209,7 +215,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None
     if model.has_whole_layers and not is_split:
-        stage = LayerStage(model, pool, heat, cpu)
+        stage = LayerStage(model, pool, heat, routing_log, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
     num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
@@ -227,11 +233,12 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
+        hot_mask=np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)]),
         heat=heat,
         governor=governor,
         recorder=recorder,
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times)),
+        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times), routing_log),
         max_context_tokens=max_context_tokens,
         token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
         template=template,

@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from thermocline.config import EngineConfig
 from thermocline.engine_thread import EngineThread
 from thermocline.errors import PromptTooLongError, RequestError
+from thermocline.experts.figures import ExpertFigures
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.machine import machine_facts
-from thermocline.messages import PromptLogits, PromptProgress, RequestFailed, RequestId, TokenEvent
+from thermocline.machine import bytes_read_from_storage, machine_facts
+from thermocline.messages import (
+    PromptLogits,
+    PromptProgress,
+    RequestFailed,
+    RequestId,
+    RequestOptions,
+    TokenEvent,
+)
 from thermocline.pipeline.generation import Generation
 from thermocline.pipeline.mailbox import Mailbox
 from thermocline.sampling.params import SamplingParams
@@ -140,9 +148,8 @@ class Engine:
         engine fails.
         """
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        events = self.events(
-            token_ids, params or SamplingParams(), priority=priority, cache_salt=cache_salt
-        )
+        options = RequestOptions(priority=priority, cache_salt=cache_salt)
+        events = self.events(token_ids, params or SamplingParams(), options)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, TokenEvent):
@@ -154,23 +161,10 @@ class Engine:
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
-        *,
-        wants_prompt_logits: bool = False,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        options: RequestOptions,
     ) -> AsyncGenerator[TokenEvent | PromptProgress | PromptLogits, None]:
-        """Yield all that happens to one request, in order; arguments and errors are `generate`'s.
-
-        wants_prompt_logits: with the logits after every prompt token, a chunk at a time; the next chunk
-        is computed when the last was taken. Such a prompt is computed whole, whatever is cached of it.
-        """
-        request, mailbox = await self._submit(
-            token_ids,
-            params,
-            wants_prompt_logits=wants_prompt_logits,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
+        """Yield all that happens to one request, in order. Raises like `generate`."""
+        request, mailbox = await self._submit(token_ids, params, options)
         try:
             while True:
                 event = await mailbox.get()
@@ -189,7 +183,8 @@ class Engine:
 
         The next chunk is computed when the last was taken. Raises like `generate`.
         """
-        events = self.events(token_ids, SamplingParams(max_tokens=0), wants_prompt_logits=True)
+        options = RequestOptions(wants_prompt_logits=True)
+        events = self.events(token_ids, SamplingParams(max_tokens=0), options)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, PromptLogits):
@@ -230,6 +225,20 @@ class Engine:
             parts.heat.counts(),
             parts.placement,
             None if governor is None else governor.statistics(),
+        )
+
+    def expert_figures(self) -> ExpertFigures:
+        """Return what became of chosen experts so far; tens of microseconds."""
+        parts = self._parts
+        counts = parts.heat.counts()
+        total, hot = int(counts.sum()), int(counts[parts.hot_mask].sum())
+        governor = parts.governor
+        return ExpertFigures(
+            hits=hot,
+            misses=total - hot if parts.hot_mask.any() else 0,
+            prefetched=0 if governor is None else governor.statistics().total_experts,
+            cpu=total - hot,
+            bytes_disk=bytes_read_from_storage(),
         )
 
     async def snapshot(self) -> SchedulerSnapshot:
@@ -304,10 +313,7 @@ class Engine:
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
-        *,
-        wants_prompt_logits: bool = False,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        options: RequestOptions,
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
         prompt = _checked_prompt(token_ids, parts)
@@ -321,9 +327,7 @@ class Engine:
             mailbox,
             parts.recorder,
             MonotonicClock(),
-            wants_prompt_logits=wants_prompt_logits,
-            priority=priority,
-            cache_salt=cache_salt,
+            options,
         )
         try:
             await self._call(lambda loop: loop.submit(generation))
