@@ -6,7 +6,7 @@ Everything is made here and handed over complete; no part looks for another.
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,7 @@ from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from numpy.typing import NDArray
@@ -86,7 +86,7 @@ class TemplateHolder:
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         self.facts = read_template(source)
-        self._source = source
+        self.source = source
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
@@ -98,7 +98,7 @@ class TemplateHolder:
         Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
         after `close`.
         """
-        if not self._source:
+        if not self.source:
             raise ConfigError(
                 "this model file has no chat template: give a plain prompt, or use an instruct model"
             )
@@ -106,14 +106,26 @@ class TemplateHolder:
             if self._closed:
                 raise EngineClosedError("the engine is closed: open a new one")
             if self._template is None:
-                tokenizer = self._tokenizer
-                self._template = ChatTemplate(
-                    self._source,
-                    bos_token=_token_text(tokenizer, tokenizer.bos_id),
-                    eos_token=_token_text(tokenizer, tokenizer.eos_id),
-                    control_tokens=tokenizer.control_texts,
-                )
+                self._template = self._start(self.source)
             return self._template
+
+    @contextmanager
+    def borrow(self, source: str | None) -> Iterator[ChatTemplate]:
+        """Use the template of another text meanwhile, in a process of its own; None: as `get`."""
+        if source is None:
+            yield self.get()
+        else:
+            with self._start(source) as template:
+                yield template
+
+    def _start(self, source: str) -> ChatTemplate:
+        tokenizer = self._tokenizer
+        return ChatTemplate(
+            source,
+            bos_token=_token_text(tokenizer, tokenizer.bos_id),
+            eos_token=_token_text(tokenizer, tokenizer.eos_id),
+            control_tokens=tokenizer.control_texts,
+        )
 
     def close(self) -> None:
         """End the child process, if there is one, and start no other."""

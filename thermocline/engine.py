@@ -92,6 +92,7 @@ class Engine:
         self._thread = EngineThread(path, config)
         self._request_ids = itertools.count(1)
         self._limits: MachineLimits | None = None
+        self._max_requests = config.scheduler.max_requests
 
     @classmethod
     def open(
@@ -118,6 +119,16 @@ class Engine:
     def template_facts(self) -> TemplateFacts:
         """What the model's chat template tells of its answers."""
         return self._parts.template.facts
+
+    @property
+    def template_source(self) -> str:
+        """The text of the model's chat template, empty for none."""
+        return self._parts.template.source
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that are accepted at a time, running and waiting."""
+        return self._max_requests
 
     @property
     def placement(self) -> Placement:
@@ -190,10 +201,15 @@ class Engine:
                 if isinstance(event, PromptLogits):
                     yield event
 
-    async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
-        """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text."""
-        tokenizer = self.tokenizer
-        return await asyncio.to_thread(tokenizer.encode, text, parse_special=parse_special)
+    async def encode(
+        self, text: str, *, parse_special: bool = True, add_bos: bool | None = None
+    ) -> list[int]:
+        """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text.
+
+        parse_special, add_bos: as in `Tokenizer.encode`.
+        """
+        encode = self.tokenizer.encode
+        return await asyncio.to_thread(encode, text, parse_special=parse_special, add_bos=add_bos)
 
     async def encode_chat(
         self,
@@ -201,18 +217,30 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        template: str | None = None,
     ) -> list[int]:
         """Return the token ids of a chat prompt, ready for the assistant's answer.
 
-        messages: OpenAI-style dicts. Text of messages can not form control tokens. Raises
-        ChatTemplateError when the template refuses them, RequestError when their shape is wrong.
+        messages: OpenAI-style dicts. Text of messages can not form control tokens. continue_final: the
+        last message is the beginning of the answer. template: the text of another template than the
+        model's. Raises ChatTemplateError when the template refuses them, RequestError when their shape
+        is wrong.
         """
         parts = self._parts
 
         def encode() -> list[int]:
-            return encode_chat(
-                parts.tokenizer, parts.template.get(), messages, tools=tools, variables=variables
-            )
+            with parts.template.borrow(template) as borrowed:
+                return encode_chat(
+                    parts.tokenizer,
+                    borrowed,
+                    messages,
+                    tools=tools,
+                    variables=variables,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final=continue_final,
+                )
 
         return await asyncio.to_thread(encode)
 
@@ -268,6 +296,11 @@ class Engine:
                 break
         self._limits = await asyncio.to_thread(parts.kernels.measure_limits, sample)
         return self._limits
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the recorder takes what happens."""
+        return self._parts.recorder.enabled
 
     def trace_events(self) -> list[Event]:
         """Return what the recorder holds; empty unless the config enabled the trace."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -51,6 +51,15 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     metavar="X",
     help="Seconds that running answers may go on after Ctrl-C or SIGTERM.",
 )
+@click.option("--any-model", is_flag=True, help="Serve requests that name another model too.")
+@click.option(
+    "--strict-params", is_flag=True, help="Refuse fields that are unknown instead of ignoring them."
+)
+@click.option(
+    "--trust-request-chat-template",
+    is_flag=True,
+    help="Let requests bring a chat template: a program of the client's.",
+)
 @engine_options(
     "--ctx",
     "--kv-type",
@@ -68,7 +77,10 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--pin-threads",
 )
 def serve(
-    model: str | None, host: str, port: int, shutdown_timeout: float, config: EngineConfig
+    model: str | None,
+    config: EngineConfig,
+    shutdown_timeout: float,
+    **settings: Any,  # noqa: ANN401 - checked by ServerConfig
 ) -> None:
     """Serve a model to OpenAI clients, until Ctrl-C.
 
@@ -84,7 +96,7 @@ def serve(
     """
     import asyncio
 
-    listen = ServerConfig(host=host, port=port, shutdown_timeout_s=shutdown_timeout)
+    listen = ServerConfig(shutdown_timeout_s=shutdown_timeout, **settings)
     path = model_path(model)
     card = model_card(path)
 

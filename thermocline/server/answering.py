@@ -207,6 +207,7 @@ class _Content:
             self._num_reasoning,
             self._figures() - self._figures_before,
             event.routing,
+            event.request,
         )
 
 

@@ -29,6 +29,7 @@ class ChoiceEnd:
     stop: the stop string that ended it, None if an end token or a limit did.
     num_reasoning_tokens: how many of its tokens were reasoning. experts: what became of chosen experts, all
     requests', while this choice was answered. routing: as in TokenEvent.
+    request: the engine's number of it, by which a trace names it.
     """
 
     reason: EndReason
@@ -37,6 +38,7 @@ class ChoiceEnd:
     num_reasoning_tokens: int = 0
     experts: ExpertFigures | None = None
     routing: ExpertIds | None = None
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
