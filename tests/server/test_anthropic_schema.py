@@ -112,6 +112,16 @@ def test_a_turn_of_the_model_is_one_message():
     ]
 
 
+def test_text_of_the_model_at_the_end_is_gone_on_with():
+    """The answer begins with it; a call at the end waits for its result instead."""
+    begun = {"role": "assistant", "content": "The answer is ("}
+    assert conversation(messages=[*HELLO, begun]).continues_final
+    assert not conversation().continues_final
+    call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+    turn = {"role": "assistant", "content": [call]}
+    assert not conversation(messages=[*HELLO, turn]).continues_final
+
+
 def test_tools_get_the_neutral_form():
     """input_schema is parameters; custom is the type of tools that the client runs."""
     tool = {"name": "add", "description": "Adds.", "input_schema": SCHEMA}

@@ -23,9 +23,12 @@ async def ask_for(engine: Engine, asked: Conversation) -> Ask:
     """Return the one answer that is wanted. Raises RequestError for what the model can not do."""
     plan = plan_format(engine.template_facts, asked.format)
     prompt = await engine.encode_chat(
-        asked.messages, tools=plan.tools, variables=plan.template_variables
+        asked.messages,
+        tools=plan.tools,
+        variables=plan.template_variables,
+        continue_final=asked.continues_final,
     )
-    last = [engine.tokenizer.token_bytes(token_id) for token_id in prompt[-_PROMPT_END_TOKENS:]]
-    answer_format = plan.for_prompt(b"".join(last).decode("utf-8", "replace"))
+    end = engine.tokenizer.decode(prompt[-_PROMPT_END_TOKENS:], skip_special=False)
+    answer_format = plan.for_prompt(end)
     params = replace(asked.params, constraint=answer_format.constraint)
     return Ask((prompt,), params, make_parser=answer_format.make_parser)

@@ -12,7 +12,14 @@ from thermocline.server.anthropic.errors import error_body
 from thermocline.server.anthropic.form import PING, MessageForm, event_frames
 from thermocline.server.anthropic.schema import CountRequest, MessagesRequest
 from thermocline.server.asking import ask_for
-from thermocline.server.exchange import BACKEND, read_json, send_json, send_stream
+from thermocline.server.exchange import (
+    BACKEND,
+    check_model,
+    operation,
+    read_json,
+    send_json,
+    send_stream,
+)
 from thermocline.server.sse import Framing
 
 PATH: Final = "/v1/messages"
@@ -28,11 +35,12 @@ def routes() -> list[web.RouteDef]:
     return [web.post(PATH, messages), web.post(f"{PATH}/count_tokens", count_tokens)]
 
 
+@operation(takes=MessagesRequest)
 async def messages(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     model = request.app[BACKEND].model
     asked = await read_json(request, MessagesRequest)
-    model.check_name(asked.model)
+    check_model(request, asked.model)
     ask = await ask_for(model.engine, asked.to_conversation())
     form = MessageForm(model.card.id, len(ask.prompts[0]))
     steps = answer(model.engine, ask)
@@ -42,10 +50,11 @@ async def messages(request: web.Request) -> web.StreamResponse:
         return send_json(form.whole([step async for step in steps]))
 
 
+@operation(takes=CountRequest)
 async def count_tokens(request: web.Request) -> web.Response:
     """Say how many tokens the prompt of a conversation has."""
     model = request.app[BACKEND].model
     asked = await read_json(request, CountRequest)
-    model.check_name(asked.model)
+    check_model(request, asked.model)
     ask = await ask_for(model.engine, asked.to_conversation())
     return send_json({"input_tokens": len(ask.prompts[0])})

@@ -12,7 +12,7 @@ import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.sampling.params import SamplingParams
-from thermocline.server.conversation import Conversation, Object
+from thermocline.server.conversation import Conversation, Object, is_begun
 from thermocline.server.structured import FormatFields
 
 # Claude Code puts this in front of its system prompt, with a number that changes with each request. It is
@@ -146,7 +146,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
             thinking_token_budget=self.thinking.budget_tokens if thinks and self.thinking else None,
         )
         messages = [*self._system(), *self._turns()]
-        return Conversation(messages, self.sampling_params(), form)
+        return Conversation(messages, self.sampling_params(), form, is_begun(messages))
 
     def _system(self) -> list[Object]:
         blocks = [TextBlock(self.system)] if isinstance(self.system, str) else self.system or []

@@ -12,7 +12,14 @@ from thermocline import __version__
 from thermocline.server.answering import Ask, answer
 from thermocline.server.asking import ask_for
 from thermocline.server.errors import NotSupportedError, message_of
-from thermocline.server.exchange import BACKEND, read_json, send_json, send_stream
+from thermocline.server.exchange import (
+    BACKEND,
+    check_model,
+    operation,
+    read_json,
+    send_json,
+    send_stream,
+)
 from thermocline.server.ollama.about import (
     INTERFACE_VERSION,
     iso_time,
@@ -65,10 +72,11 @@ async def tags(request: web.Request) -> web.Response:
     return send_json(tags_body(request.app[BACKEND].model))
 
 
+@operation(takes=ShowRequest)
 async def show(request: web.Request) -> web.Response:
     """Show one model."""
     model = request.app[BACKEND].model
-    model.check_name((await read_json(request, ShowRequest)).model_name)
+    check_model(request, (await read_json(request, ShowRequest)).model_name)
     return send_json(show_body(model))
 
 
@@ -77,11 +85,12 @@ async def ps(request: web.Request) -> web.Response:
     return send_json(ps_body(request.app[BACKEND].model))
 
 
+@operation(takes=ChatRequest)
 async def chat(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     model = request.app[BACKEND].model
     asked = await read_json(request, ChatRequest)
-    model.check_name(asked.model_name)
+    check_model(request, asked.model_name)
     form = ChatForm(asked.model, iso_time(time.time()))
     if not asked.messages:
         return send_json(form.loaded())
@@ -89,11 +98,12 @@ async def chat(request: web.Request) -> web.StreamResponse:
     return await _send(request, ask, form, is_streamed=asked.is_streamed)
 
 
+@operation(takes=GenerateRequest)
 async def generate(request: web.Request) -> web.StreamResponse:
     """Answer a prompt, or go on with it."""
     model = request.app[BACKEND].model
     asked = await read_json(request, GenerateRequest)
-    model.check_name(asked.model_name)
+    check_model(request, asked.model_name)
     form = GenerateForm(asked.model, iso_time(time.time()))
     if not asked.prompt:
         return send_json(form.loaded())

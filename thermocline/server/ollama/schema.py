@@ -12,7 +12,7 @@ import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.sampling.params import SamplingParams
-from thermocline.server.conversation import Conversation, Object
+from thermocline.server.conversation import Conversation, Object, is_begun
 from thermocline.server.structured import FormatFields
 
 # Same meaning here and in SamplingParams; None means its default.
@@ -160,7 +160,8 @@ class ChatRequest(AnswerRequest, kw_only=True):
             _neutral_message(message, f"messages[{index}]")
             for index, message in enumerate(self.messages or ())
         ]
-        return Conversation(messages, self.sampling_params(), self._format_fields(self.tools))
+        form = self._format_fields(self.tools)
+        return Conversation(messages, self.sampling_params(), form, is_begun(messages))
 
 
 class GenerateRequest(AnswerRequest, kw_only=True):

@@ -9,7 +9,14 @@ from aiohttp import web
 
 from thermocline.server.answering import answer
 from thermocline.server.asking import ask_for
-from thermocline.server.exchange import BACKEND, read_json, send_json, send_stream
+from thermocline.server.exchange import (
+    BACKEND,
+    check_model,
+    operation,
+    read_json,
+    send_json,
+    send_stream,
+)
 from thermocline.server.responses.form import ResponseForm
 from thermocline.server.responses.schema import ResponsesRequest
 from thermocline.server.sse import Framing
@@ -20,11 +27,12 @@ def routes() -> list[web.RouteDef]:
     return [web.post("/v1/responses", create_response)]
 
 
+@operation(takes=ResponsesRequest)
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     model = request.app[BACKEND].model
     asked = await read_json(request, ResponsesRequest)
-    model.check_name(asked.model)
+    check_model(request, asked.model)
     ask = await ask_for(model.engine, asked.to_conversation())
     form = ResponseForm(asked, model.card.id, int(time.time()))
     steps = answer(model.engine, ask)
