@@ -156,18 +156,19 @@ def test_tool_choices(choice, expected, parallel):
 
 
 @pytest.mark.parametrize(
-    ("thinking", "enabled", "budget"),
+    ("thinking", "enabled", "effort", "budget"),
     [
-        (None, False, None),
-        ({"type": "disabled"}, False, None),
-        ({"type": "adaptive"}, True, None),
-        ({"type": "enabled", "budget_tokens": 2048}, True, 2048),
+        (None, False, "none", None),
+        ({"type": "disabled"}, False, "none", None),
+        ({"type": "adaptive"}, True, "high", None),
+        ({"type": "enabled", "budget_tokens": 2048}, True, "high", 2048),
     ],
 )
-def test_thinking_is_off_until_asked_for(thinking, enabled, budget):
-    """As in Anthropic's interface, and its budget is ours."""
-    found = conversation(thinking=thinking).format
+def test_thinking_is_off_until_asked_for(thinking, enabled, effort, budget):
+    """As in Anthropic's interface, and its effort and budget are ours."""
+    found = conversation(thinking=thinking, output_config={"effort": "high"}).format
     assert found.chat_template_kwargs == {"enable_thinking": enabled}
+    assert found.reasoning_effort == effort
     assert found.thinking_token_budget == budget
 
 

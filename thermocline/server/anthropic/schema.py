@@ -112,9 +112,10 @@ class OutputFormat(msgspec.Struct):
 
 
 class OutputConfig(msgspec.Struct):
-    """What the answer must look like."""
+    """What the answer must look like, and how long to think about it."""
 
     format: OutputFormat | None = None
+    effort: str | None = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
@@ -134,7 +135,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
     def to_conversation(self) -> Conversation:
         """Return what is asked. Raises RequestError for what can not be served."""
-        choice = self.tool_choice
+        choice, output = self.tool_choice, self.output_config or OutputConfig()
         thinks = self.thinking is not None and self.thinking.type != "disabled"
         form = FormatFields(
             tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())] or None,
@@ -142,6 +143,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
             parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
             response_format=self._response_format(),
             # In this interface nothing is thought until the client asks for it.
+            reasoning_effort=output.effort if thinks else "none",
             chat_template_kwargs={"enable_thinking": thinks},
             thinking_token_budget=self.thinking.budget_tokens if thinks and self.thinking else None,
         )
