@@ -25,6 +25,7 @@ from thermocline.server.in_flight import InFlight
 if TYPE_CHECKING:
     from thermocline.server.settings import ServerConfig
 
+_SERVER: Final = f"thermocline/{__version__}"
 IN_FLIGHT: Final = web.AppKey("IN_FLIGHT", InFlight)
 
 _OPEN_PATHS: Final = frozenset({"/health", "/v1/health"})
@@ -82,7 +83,6 @@ class Gate:
     ) -> dict[str, str]:
         """Return the headers that the response should carry; those it has come first."""
         headers = {
-            "Server": f"thermocline/{__version__}",
             "X-Request-Id": f"req_{uuid.uuid4().hex}",
             "X-Content-Type-Options": "nosniff",
             **self._origins.response_headers(request.headers.get("Origin")),
@@ -139,3 +139,5 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     """Give a response the headers that it lacks."""
     for name, value in request.app[GATE].response_headers(request, response).items():
         response.headers.setdefault(name, value)
+    # aiohttp has put its own name there.
+    response.headers["Server"] = _SERVER
