@@ -16,6 +16,7 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
@@ -35,6 +36,7 @@ from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.opening import open_governor
+from thermocline.sampling.matcher import Grammars
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
 from thermocline.stages.combine import CombineStage
@@ -54,6 +56,8 @@ from thermocline.units import ceil_div
 if TYPE_CHECKING:
     import os
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
@@ -80,6 +84,8 @@ class EngineParts:
     kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
+    hot_mask: NDArray[np.bool_]
+    """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
     recorder: Recorder
@@ -91,6 +97,7 @@ class EngineParts:
     token_bytes: int | None
     """What one decoded token makes the engine read, at least; None when that is not known."""
     template: TemplateHolder
+    grammars: Grammars
     resources: ExitStack
 
     def close(self) -> None:
@@ -121,14 +128,20 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     source = file.metadata.get_str("tokenizer.chat_template", default="")
     template = TemplateHolder(source, tokenizer)
     owned.callback(template.close)
+    grammars = Grammars(tokenizer)
+    owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     pool, allocator = _cache(config, model, max_context_tokens)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
-    hot_fraction = config.placement.hot_fraction if is_split else 0.0
-    placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
+    placement = uniform_placement(
+        spec.num_layers,
+        spec.router.num_experts,
+        config.placement.hot_fraction if is_split else 0.0,
+    )
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
+    routing_log = RoutingLog()
     cpu = owned.enter_context(
         LaneThread(
             Lane.CPU,
@@ -145,7 +158,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, pool, cpu),
-        "router": RouterStage(model, placement, heat, cpu),
+        "router": RouterStage(model, placement, heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
@@ -163,7 +176,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         governor = open_governor(file, model, catalog, cold, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None if is_split else _shortcut(model, pool, heat, cpu, governor)
+    shortcut = None if is_split else _shortcut(model, pool, heat, routing_log, cpu, governor)
     num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
         moe_graph(stages, spec.num_layers, num_credits, shortcut),
@@ -184,15 +197,17 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
+        hot_mask=np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)]),
         heat=heat,
         governor=governor,
         recorder=recorder,
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times)),
+        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times), routing_log),
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
         token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
         template=template,
+        grammars=grammars,
         resources=owned,
     )
 
@@ -219,6 +234,7 @@ def _shortcut(
     model: Model,
     pool: KVPool,
     heat: ExpertHeat,
+    routing_log: RoutingLog,
     cpu: LaneThread,
     governor: PrefetchGovernor | None,
 ) -> Shortcut | None:
@@ -228,7 +244,9 @@ def _shortcut(
     def nothing_to_hint() -> bool:  # hints are made between a layer's parts
         return governor is None or governor.is_quiet
 
-    return Shortcut(LayerStage(model, pool, heat, cpu), model.spec.num_layers, nothing_to_hint)
+    return Shortcut(
+        LayerStage(model, pool, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
+    )
 
 
 def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

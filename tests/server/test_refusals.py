@@ -91,7 +91,7 @@ def test_a_prompt_that_is_too_long_says_the_numbers():
 
 REFUSED_CHATS = [
     ({"model": "other"}, 404, "model"),
-    ({"n": 2}, 400, "n"),
+    ({"n": 17}, 400, "n"),
     ({"n": 0}, 400, "n"),
     ({"temperature": 2.5}, 400, "temperature"),
     ({"temperature": "hot"}, 400, "temperature"),
@@ -113,8 +113,6 @@ REFUSED_CHATS = [
     ({"messages": "hello"}, 400, "messages"),
     ({"messages": [{"role": "god", "content": "x"}]}, 400, "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
-    ({"tools": [{"type": "function"}]}, 501, "tools"),
-    ({"response_format": {"type": "json_object"}}, 501, "response_format"),
     ({"modalities": ["text", "audio"]}, 400, "modalities"),
     ({"audio": {"voice": "x"}}, 400, "audio"),
     ({"chat_template": "{{ x }}"}, 400, "chat_template"),
@@ -155,14 +153,13 @@ async def test_parts_that_are_no_text_are_refused(toy):
 REFUSED_COMPLETIONS = [
     ({"prompt": ""}, 400, "prompt"),
     ({"prompt": []}, 400, "prompt"),
-    ({"prompt": ["a", "b"]}, 400, "prompt"),
+    ({"prompt": ["a", ""]}, 400, "prompt"),
     ({"prompt": ["a", 1]}, 400, "prompt"),
     ({"prompt": [10**6]}, 400, "prompt"),
     ({"prompt": [True]}, 400, "prompt[0]"),
     ({"prompt": list(range(64))}, 400, "prompt"),
     ({"best_of": 2}, 400, "best_of"),
     ({"logprobs": 21}, 400, "logprobs"),
-    ({"echo": True}, 501, "echo"),
     ({"suffix": "end"}, 501, "suffix"),
 ]
 

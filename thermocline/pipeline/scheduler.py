@@ -113,6 +113,7 @@ class Scheduler:
         *,
         max_new_tokens: int | None,
         wants_all_logits: bool = False,
+        wants_routing: bool = False,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> int:
@@ -132,6 +133,11 @@ class Scheduler:
                 f"{len(self._requests)} requests are running or waiting, the most that are "
                 "accepted (--max-requests): try again later"
             )
+        if self._places.num_waiting >= self._config.max_queue:
+            raise BusyError(
+                f"{self._places.num_waiting} requests are waiting, the most that may (--max-queue): "
+                "try again later"
+            )
         new_tokens = room if max_new_tokens is None else min(max_new_tokens, room)
         max_total_tokens = len(prompt) + new_tokens
         arrival = next(self._numbers)
@@ -144,6 +150,7 @@ class Scheduler:
             arrival=arrival,
             turn=arrival,
             wants_all_logits=wants_all_logits,
+            wants_routing=wants_routing,
             table=self._blocks.new_table(max_total_tokens),
             root=root_key(cache_salt),
         )

@@ -35,8 +35,8 @@ class OpenModel:
     opened_at: int
 
     def check_name(self, name: str | None) -> None:
-        """Raise ModelNotFoundError if a request wants another model; None is any."""
-        if name is not None and name != self.card.id:
+        """Raise ModelNotFoundError if a request wants another model; None and "" are any."""
+        if name and name != self.card.id:
             raise ModelNotFoundError(
                 f"the model {name!r} is not served here: ask for {self.card.id!r}", param="model"
             )
@@ -93,6 +93,11 @@ class Backend:
         if not self._opened.done():
             raise LoadingError("Loading model")
         return self._opened.result()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a model."""
+        return self._opened.done() and self._opened.exception() is None
 
     async def wait_opened(self) -> OpenModel:
         """Wait until the model is open. Raises what opening raised."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from thermocline.errors import ConfigError, EngineClosedError
 from thermocline.text.chat_template import ChatTemplate
+from thermocline.text.tool_formats import read_template
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from thermocline.text.tokenizer import Tokenizer
 
 
@@ -16,7 +20,8 @@ class TemplateHolder:
     """Starts the chat template's child process when the first chat prompt asks for it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        self._source = source
+        self.facts = read_template(source)
+        self.source = source
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
@@ -28,7 +33,7 @@ class TemplateHolder:
         Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
         after `close`.
         """
-        if not self._source:
+        if not self.source:
             raise ConfigError(
                 "this model file has no chat template: give a plain prompt, or use an instruct model"
             )
@@ -36,14 +41,26 @@ class TemplateHolder:
             if self._closed:
                 raise EngineClosedError("the engine is closed: open a new one")
             if self._template is None:
-                tokenizer = self._tokenizer
-                self._template = ChatTemplate(
-                    self._source,
-                    bos_token=_token_text(tokenizer, tokenizer.bos_id),
-                    eos_token=_token_text(tokenizer, tokenizer.eos_id),
-                    control_tokens=tokenizer.control_texts,
-                )
+                self._template = self._start(self.source)
             return self._template
+
+    @contextmanager
+    def borrow(self, source: str | None) -> Iterator[ChatTemplate]:
+        """Use the template of another text meanwhile, in a process of its own; None: as `get`."""
+        if source is None:
+            yield self.get()
+        else:
+            with self._start(source) as template:
+                yield template
+
+    def _start(self, source: str) -> ChatTemplate:
+        tokenizer = self._tokenizer
+        return ChatTemplate(
+            source,
+            bos_token=_token_text(tokenizer, tokenizer.bos_id),
+            eos_token=_token_text(tokenizer, tokenizer.eos_id),
+            control_tokens=tokenizer.control_texts,
+        )
 
     def close(self) -> None:
         """End the child process, if there is one, and start no other."""
