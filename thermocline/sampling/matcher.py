@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from thermocline.errors import EngineClosedError, RequestError
 from thermocline.sampling.grammar import grammar_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from thermocline.sampling.constraint import Constraint
     from thermocline.sampling.logits import Logits
+
+R = TypeVar("R")
 
 _MAX_CACHED: Final = 32
 _NUM_THREADS: Final = 2
@@ -128,7 +130,7 @@ class Grammars:
         self._tokenizer_lock = threading.Lock()
         self._tokenizer: Any = None
         self._cached: OrderedDict[Constraint, Any] = OrderedDict()
-        self._jobs: SimpleQueue[tuple[Constraint, Future[Matcher]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -137,19 +139,11 @@ class Grammars:
 
         The future raises RequestError for a constraint that is not valid or not supported.
         """
-        wanted: Future[Matcher] = Future()
-        with self._lock:
-            if self._closed:
-                raise EngineClosedError("the engine is closed: open a new one")
-            if len(self._threads) < _NUM_THREADS:
-                # Daemons, so that a compilation that never ends does not keep the process.
-                thread = threading.Thread(
-                    target=self._work, name="thermocline grammar", daemon=True
-                )
-                thread.start()
-                self._threads.append(thread)
-        self._jobs.put((constraint, wanted))
-        return wanted
+        return self._post(lambda: self.matcher(constraint))
+
+    def prepare(self) -> Future[Any]:
+        """Have the vocabulary's table made, soon, if the model can be constrained."""
+        return self._post(lambda: self._opened_tokenizer() if self._vocabulary.end_ids else None)
 
     def close(self) -> None:
         """End the threads, each after its present work; what waits fails."""
@@ -163,17 +157,35 @@ class Grammars:
         compiled = self._compiled(constraint)
         return Matcher(compiled.deep_copy(), self._vocabulary.vocab_size, constraint.param)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            constraint, wanted = job
+    def _post(self, work: Callable[[], R]) -> Future[R]:
+        wanted: Future[R] = Future()
+
+        def run() -> None:
             if not wanted.set_running_or_notify_cancel():
-                continue
+                return
             try:
                 if self._closed:
                     raise EngineClosedError("the engine was closed while a grammar was compiled")
-                wanted.set_result(self.matcher(constraint))
+                wanted.set_result(work())
             except BaseException as error:  # noqa: BLE001 - handed to who asked
                 wanted.set_exception(error)
+
+        with self._lock:
+            if self._closed:
+                raise EngineClosedError("the engine is closed: open a new one")
+            if len(self._threads) < _NUM_THREADS:
+                # Daemons, so that a compilation that never ends does not keep the process.
+                thread = threading.Thread(
+                    target=self._work, name="thermocline grammar", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+        self._jobs.put(run)
+        return wanted
+
+    def _work(self) -> None:
+        while (run := self._jobs.get()) is not None:
+            run()
 
     def _compiled(self, constraint: Constraint) -> Any:  # noqa: ANN401 - llguidance's
         with self._lock:
