@@ -26,6 +26,8 @@ R = TypeVar("R")
 
 _MAX_CACHED: Final = 32
 _NUM_THREADS: Final = 2
+# A compilation that takes longer is left to itself.
+_JOIN_S: Final = 1.0
 _MAX_MESSAGE_CHARS: Final = 300
 
 # What one grammar may cost: about 10 ms for a step's work in the lexer, 20 MB of its states.
@@ -112,7 +114,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._compiled.is_error():
-            raise self._failed(_first_line(self._compiled.get_error()))
+            raise self._failed(_reason(self._compiled.get_error()))
 
     def _failed(self, why: str) -> RequestError:
         return RequestError(
@@ -151,6 +153,8 @@ class Grammars:
             self._closed = True
         for _ in self._threads:
             self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(_JOIN_S)
 
     def matcher(self, constraint: Constraint) -> Matcher:
         """Return a new matcher; takes milliseconds to seconds. Raises as the future of `submit` does."""
@@ -207,7 +211,7 @@ class Grammars:
         compiled = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if compiled.is_error():
             raise RequestError(
-                f"{constraint.param} can not be enforced: {_first_line(compiled.get_error())}",
+                f"{constraint.param} can not be enforced: {_reason(compiled.get_error())}",
                 param=constraint.param,
             )
         # The first mask of a grammar takes milliseconds, and every copy shares what it found.
@@ -260,7 +264,7 @@ def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _first_line(message: str) -> str:
-    """Return what the library says is wrong, without its view of the grammar."""
-    line = message.strip().split("\n", 1)[0].strip()
+def _reason(message: str) -> str:
+    """Return what the library says is wrong, in one line."""
+    line = " ".join(message.split())
     return line[:_MAX_MESSAGE_CHARS] or "the library gives no reason"

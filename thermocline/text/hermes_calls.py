@@ -73,13 +73,14 @@ class HermesCalls:
     def _in_call(self, call: JsonCall, text: str) -> Generator[Piece, None, str]:
         used, pieces = call.push(text)
         yield from pieces
-        if not call.has_begun:
+        if call.has_begun:
+            self._outlet.call()
+        else:
             self._raw += text[:used]
         if call.state is CallState.READING:
             return ""
         self._call = None
         if call.has_begun:
-            self._outlet.call()
             self._num_calls += 1
             self._closing = True
         else:

@@ -70,13 +70,14 @@ class PlainCalls:
     def _in_call(self, call: JsonCall, text: str) -> Generator[Piece, None, str]:
         used, pieces = call.push(text)
         yield from pieces
-        if not call.has_begun:
+        if call.has_begun:
+            self._outlet.call()
+        else:
             self._raw += text[:used]
         if call.state is CallState.READING:
             return ""
         self._call = None
         if call.has_begun:
-            self._outlet.call()
             self._num_calls += 1
         else:
             self._is_text = True
