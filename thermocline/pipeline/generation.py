@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.errors import ReaderTooSlowError
 from thermocline.messages import (
     FinishReason,
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.errors import ThermoclineError
-    from thermocline.messages import FloatArray, RequestId
+    from thermocline.messages import ExpertIds, FloatArray, RequestId, RequestOptions
     from thermocline.pipeline.mailbox import Mailbox
     from thermocline.sampling.params import SamplingParams
     from thermocline.text.tokenizer import Tokenizer
@@ -46,16 +48,11 @@ class Generation:
         mailbox: Mailbox,
         recorder: Recorder,
         clock: Clock,
-        *,
-        wants_prompt_logits: bool,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        options: RequestOptions,
     ) -> None:
         self.request = request
-        self.priority = priority
-        self.cache_salt = cache_salt
+        self.options = options
         self.prompt = tuple(prompt)
-        self.wants_prompt_logits = wants_prompt_logits
         self.params = params
         self.max_new_tokens = 0
         """Set by the scheduler's answer, once, when the request is accepted."""
@@ -68,12 +65,13 @@ class Generation:
         self._end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._end_ids |= tokenizer.end_ids
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, show_control=not params.skip_special_tokens)
         self._stops = StopMatcher(params.stop)
         self._mailbox = mailbox
         self._recorder = recorder
         self._clock = clock
         self._output: list[int] = []
+        self._routing: list[tuple[int, ExpertIds]] = []
         self._num_cached = 0
         self._num_prompt_computed = 0
         self._submitted_ns = clock.now_ns()
@@ -102,11 +100,21 @@ class Generation:
         if self._num_prompt_computed >= num_computed:
             return
         self._num_prompt_computed = num_computed
-        if self.wants_prompt_logits:
+        if self.options.wants_prompt_logits:
             self._mailbox.put(PromptLogits(self.request, num_computed - len(logits), logits))
         self._mailbox.put(
-            PromptProgress(self.request, num_computed, len(self.prompt), self._num_cached)
+            PromptProgress(
+                self.request,
+                num_computed,
+                len(self.prompt),
+                self._num_cached,
+                (self._clock.now_ns() - (self._started_ns or 0)) * 1e-9,
+            )
         )
+
+    def routed(self, start: int, chosen: ExpertIds) -> None:
+        """Note the experts of the tokens from position `start` on."""
+        self._routing.append((start, chosen))
 
     def advance(self, logits: FloatArray) -> int | None:
         """Sample the next token from float32 [V] and publish it; None when that ended the request."""
@@ -124,6 +132,8 @@ class Generation:
         text = stopped.text
         if reason is not None and stopped.matched is None:
             text += self._remaining_text()
+        elif stopped.matched is not None and self.params.include_stop_str_in_output:
+            text += stopped.matched
         chosen: tuple[TokenLogprob, ...] = ()
         if sampled.logprob is not None:
             chosen = (TokenLogprob(token_id, sampled.logprob),)
@@ -135,7 +145,8 @@ class Generation:
             top_logprobs=(sampled.top,) if chosen else (),
             finish_reason=reason,
             stop=stopped.matched,
-            timings=None if reason is None else self._timings(),
+            timings=self._timings() if reason or self.options.wants_timings else None,
+            routing=self._all_routing() if reason else None,
         )
         if reason is not None:
             self._publish_end(event)
@@ -155,7 +166,14 @@ class Generation:
         """Publish the terminal event without a new token."""
         text = self._remaining_text() if self._output else ""
         self._publish_end(
-            TokenEvent(self.request, (), text, finish_reason=reason, timings=self._timings())
+            TokenEvent(
+                self.request,
+                (),
+                text,
+                finish_reason=reason,
+                timings=self._timings(),
+                routing=self._all_routing(),
+            )
         )
 
     def fail(self, error: ThermoclineError) -> None:
@@ -175,6 +193,17 @@ class Generation:
 
     def _remaining_text(self) -> str:
         return self._stops.push(self._detokenizer.flush()).text + self._stops.flush().text
+
+    def _all_routing(self) -> ExpertIds | None:
+        if not self._routing:
+            return None
+        # What was preempted was computed again, with the same result.
+        _, last = self._routing[-1]
+        num_tokens = max(start + len(chosen) for start, chosen in self._routing)
+        whole = np.full((num_tokens, *last.shape[1:]), -1, np.int16)
+        for start, chosen in self._routing:
+            whole[start : start + len(chosen)] = chosen
+        return whole
 
     def _note_first_token(self) -> None:
         if self._first_token_ns is None:

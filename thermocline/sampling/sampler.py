@@ -67,6 +67,8 @@ class Sampler:
     ) -> None:
         _check_ids("logit_bias", params.logit_bias, vocab_size)
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        for ids in params.bad_token_sequences:
+            _check_ids("bad_token_sequences", ids, vocab_size)
         assert all(0 <= token_id < vocab_size for token_id in end_ids)
         self._params = params
         self._vocab_size = vocab_size
@@ -107,9 +109,10 @@ class Sampler:
         penalise_output = len(output_ids) > 0 and (
             params.presence_penalty != 0 or params.frequency_penalty != 0
         )
+        bad_ids = self._bad_ids(output_ids)
         forbid_end = len(output_ids) < params.min_tokens and len(self._late_ids) > 0
         repetition = _repetition_is_on(params)
-        if not (len(self._bias_ids) or repetition or penalise_output or forbid_end):
+        if not (len(self._bias_ids) or repetition or penalise_output or forbid_end or bad_ids):
             return logits
         row = logits.copy()
         maths.add_bias(row, self._bias_ids, self._bias)
@@ -124,7 +127,14 @@ class Sampler:
             )
         if forbid_end:
             maths.forbid(row, self._late_ids)
+        if bad_ids:
+            maths.forbid(row, np.array(bad_ids, dtype=np.int64))
         return row
+
+    def _bad_ids(self, output_ids: Sequence[int]) -> list[int]:
+        """Return the tokens that would complete a sequence which the answer may not hold."""
+        bad = self._params.bad_token_sequences
+        return [ids[-1] for ids in bad if tuple(_last(output_ids, len(ids) - 1)) == ids[:-1]]
 
     def _choose(self, row: maths.Logits, position: int) -> int:
         """Return the greedy token of `row`, or the drawn one."""

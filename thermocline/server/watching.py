@@ -45,7 +45,12 @@ async def watched_answer(request: web.Request, ask: Ask) -> AsyncGenerator[Step,
     watch = meter.begin()
     reason: str | None = "abort"
     try:
-        steps = answer(engine, replace(ask, max_unread_entries=config.max_unread_entries))
+        steps = answer(
+            engine,
+            replace(
+                ask, options=replace(ask.options, max_unread_entries=config.max_unread_entries)
+            ),
+        )
         async with aclosing(_in_time(steps, config.request_timeout_s)) as in_time:
             async for step in in_time:
                 watch.step(step)

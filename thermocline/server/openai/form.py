@@ -5,17 +5,22 @@ Pure: steps in, bodies and frames out. Knows neither sockets nor requests' ways 
 
 from __future__ import annotations
 
+import base64
+import io
 import time
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
 
 from thermocline.server.errors import error_body
 from thermocline.server.openai.bodies import (
     LEAST_LOGPROB,
+    ExpertsBody,
     PromptProgressBody,
     TimingsBody,
     Usage,
@@ -53,7 +58,8 @@ class FormOptions:
     timings_per_token: bool = False
     return_progress: bool = False
     return_token_ids: bool = False
-    own: dict[str, Any] | None = None
+    trace_id: bool = False
+    own: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,7 @@ class AnswerForm(ABC):
     def _prompt_frames(self, step: PromptStep) -> bytes:
         choices = self._prompt_pieces(step)
         frames = [self._chunk([choice]) for choice in choices]
-        if self._options.return_progress:
+        if self._options.return_progress and not step.logprobs:
             progress = PromptProgressBody(
                 step.num_total, step.num_cached, step.num_computed, step.elapsed_s * 1e3
             )
@@ -166,11 +172,16 @@ class AnswerForm(ABC):
         return extras
 
     def _last_extras(self) -> dict[str, Any]:
-        extras: dict[str, Any] = {"timings": _together(list(self._ends.values()))}
+        timings = _together(list(self._ends.values()))
+        timings.experts = _experts(list(self._ends.values()))
+        extras: dict[str, Any] = {"timings": timings}
         if self._options.include_usage:
             extras["usage"] = self._usage()
-        if self._options.own:
-            extras["thermocline"] = self._options.own
+        own = dict(self._options.own)
+        if self._options.trace_id:
+            own["trace_id"] = " ".join(str(end.request) for end in self._ends.values())
+        if own:
+            extras["thermocline"] = own
         return extras
 
     def _usage(self) -> Usage:
@@ -210,6 +221,25 @@ class AnswerForm(ABC):
 def known_logprob(logprob: float) -> float:
     """Return `logprob` as JSON can hold it."""
     return max(logprob, LEAST_LOGPROB)
+
+
+def routed_experts(end: ChoiceEnd) -> str | UnsetType:
+    """Return the experts of each token, if they were asked for, as base64 of a .npy file."""
+    if end.routing is None:
+        return UNSET
+    file = io.BytesIO()
+    np.save(file, end.routing, allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _experts(ends: Sequence[ChoiceEnd]) -> ExpertsBody:
+    """Return what became of chosen experts; of several choices, the most that happened beside one."""
+    figures = [end.experts for end in ends if end.experts is not None]
+
+    def most(name: str) -> int:
+        return max((int(getattr(figure, name)) for figure in figures), default=0)
+
+    return ExpertsBody(*(most(field) for field in ExpertsBody.__struct_fields__))
 
 
 def _together(ends: Sequence[ChoiceEnd]) -> TimingsBody:
