@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz sanitize check-neon oracle golden stub demo-model sample-trace clean \
+.PHONY: demo test lint check install fuzz sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
 	bench-overhead bench-larger load
 
@@ -44,6 +44,10 @@ check-neon:
 # Against transformers and llama.cpp, in an environment of their own.
 oracle:
 	scripts/oracle.sh
+
+# The server against clients from PyPI and npm, in an environment of their own.
+clients: $(VENV)/.installed-run
+	scripts/clients.sh
 
 # Write again the expected values that the suite checks without those packages.
 golden:

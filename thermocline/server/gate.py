@@ -65,6 +65,14 @@ class Gate:
                 "this server wants an API key: send it as Authorization: Bearer KEY"
             )
 
+    def cache_salt(self, request: web.Request, asked: str | None) -> str | None:
+        """Return whose computed prompts a request may find: those of the same key and the same salt.
+
+        Else the speed of an answer would tell the holder of one key what that of another asked.
+        """
+        owner = self._keys.owner(request.headers)
+        return f"{owner}:{asked or ''}" if owner else asked
+
     def preflight(self, request: web.Request) -> web.Response | None:
         """Return the answer to a browser that asks before it sends for a page of an allowed origin.
 
