@@ -7,7 +7,7 @@ export VENV
 
 .PHONY: demo test lint check install fuzz fuzz-api sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
-	bench-overhead bench-larger
+	bench-overhead bench-larger load
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -75,6 +75,10 @@ bench: bench-layer bench-types bench-lag bench-llama
 
 bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap bench-overhead bench-larger: bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
+
+# The server with 64 streams for three minutes; the test suite runs 16 for 20 s.
+load: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.server_load $(ARGS)
 
 clean:
 	rm -rf build $(VENV)
