@@ -351,7 +351,7 @@ class Engine:
         parts = self._parts
         prompt = _checked_prompt(token_ids, parts)
         request = RequestId(next(self._request_ids))
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(asyncio.get_running_loop(), options.max_unread_entries)
         generation = Generation(
             request,
             prompt,

@@ -330,6 +330,9 @@ class RequestOptions:
     """The last event brings the experts of every token; so the prompt is computed whole too."""
     wants_timings: bool = False
     """Every event has timings, not only the last."""
+    max_unread_entries: int | None = None
+    """Tokens, with the likely ones beside them, that may wait to be taken; at more the answer ends with
+    ReaderTooSlowError. None is no limit."""
 
 
 @dataclass(frozen=True, slots=True)

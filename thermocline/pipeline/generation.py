@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.errors import ReaderTooSlowError
 from thermocline.messages import (
     FinishReason,
     PromptLogits,
@@ -147,8 +148,19 @@ class Generation:
             timings=self._timings() if reason or self.options.wants_timings else None,
             routing=self._all_routing() if reason else None,
         )
-        self._publish_end(event) if reason is not None else self._mailbox.put(event)
-        return None if reason is not None else token_id
+        if reason is not None:
+            self._publish_end(event)
+            return None
+        self._mailbox.put(event)
+        if self._mailbox.is_overfull:
+            self.fail(
+                ReaderTooSlowError(
+                    f"the reader is too far behind, {len(self._output)} tokens into the answer: read "
+                    "faster, or ask for fewer log-probabilities"
+                )
+            )
+            return None
+        return token_id
 
     def end(self, reason: FinishReason) -> None:
         """Publish the terminal event without a new token."""

@@ -6,7 +6,7 @@ Other interfaces make their bodies from `describe` and `message_of`.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,6 +18,7 @@ from thermocline.errors import (
     EngineClosedError,
     ModelError,
     PromptTooLongError,
+    ReaderTooSlowError,
     RequestError,
     ThermoclineError,
 )
@@ -55,6 +56,34 @@ class HostRefusedError(RequestError):
     """The request was meant for another host."""
 
 
+class OriginRefusedError(RequestError):
+    """A web page of another origin sent the request."""
+
+
+class KeyRefusedError(RequestError):
+    """The request has no API key, or a wrong one."""
+
+
+class HeaderTooLargeError(RequestError):
+    """A line of the request's header is too long."""
+
+
+class DrainingError(ThermoclineError):
+    """The server is shutting down and takes no new work."""
+
+
+class AnswerTimeoutError(ThermoclineError):
+    """The answer took longer than the server gives to one."""
+
+
+class QueueFullError(BusyError):
+    """BusyError with the time after which a place should be free."""
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
     """How one kind of error looks from outside."""
@@ -68,11 +97,17 @@ class ErrorAnswer:
 # The first row that fits decides, so subclasses come before their bases.
 _TABLE: Final[tuple[tuple[type[BaseException], ErrorAnswer], ...]] = (
     (LoadingError, ErrorAnswer(503, "unavailable_error", 503, _RETRY_AFTER_S)),
+    (DrainingError, ErrorAnswer(503, "unavailable_error", 503, _RETRY_AFTER_S)),
+    (AnswerTimeoutError, ErrorAnswer(504, "timeout")),
+    (ReaderTooSlowError, ErrorAnswer(408, "timeout", "reader_too_slow")),
     (ModelNotFoundError, ErrorAnswer(404, "not_found_error", "model_not_found")),
     (NotSupportedError, ErrorAnswer(501, "not_supported_error", "not_supported")),
     (MediaTypeError, ErrorAnswer(415, "invalid_request_error", "unsupported_media_type")),
     (BodyTimeoutError, ErrorAnswer(408, "timeout")),
     (HostRefusedError, ErrorAnswer(403, "invalid_request_error", "host_not_allowed")),
+    (OriginRefusedError, ErrorAnswer(403, "invalid_request_error", "origin_not_allowed")),
+    (KeyRefusedError, ErrorAnswer(401, "authentication_error", "invalid_api_key")),
+    (HeaderTooLargeError, ErrorAnswer(431, "invalid_request_error")),
     (PromptTooLongError, ErrorAnswer(400, "invalid_request_error", "context_length_exceeded")),
     (RequestError, ErrorAnswer(400, "invalid_request_error")),
     (ConfigError, ErrorAnswer(400, "invalid_request_error")),
@@ -123,7 +158,10 @@ def error_response(
 
 def describe(error: BaseException) -> ErrorAnswer:
     """Return status, type and code of the answer to `error`."""
-    return next((answer for kind, answer in _TABLE if isinstance(error, kind)), _OTHER)
+    answer = next((answer for kind, answer in _TABLE if isinstance(error, kind)), _OTHER)
+    if isinstance(error, QueueFullError):
+        return replace(answer, retry_after_s=str(error.retry_after_s))
+    return answer
 
 
 def message_of(error: BaseException) -> str:

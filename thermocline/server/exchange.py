@@ -5,7 +5,6 @@ Owns the keys under which the application keeps its parts. Knows no interface: e
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
@@ -15,7 +14,8 @@ from aiohttp import web
 
 from thermocline.server.backend import Backend
 from thermocline.server.bodies import decode_body
-from thermocline.server.errors import BodyTimeoutError, MediaTypeError, error_body, error_response
+from thermocline.server.errors import error_body, error_response
+from thermocline.server.receiving import BodyReader
 from thermocline.server.settings import ServerConfig
 from thermocline.server.sse import EventStream
 
@@ -34,6 +34,7 @@ ErrorBody: TypeAlias = Callable[[BaseException], object]
 
 BACKEND: Final = web.AppKey("BACKEND", Backend)
 CONFIG: Final = web.AppKey("CONFIG", ServerConfig)
+BODIES: Final = web.AppKey("BODIES", BodyReader)
 ERROR_BODIES: Final[web.AppKey[Mapping[str, ErrorBody]]] = web.AppKey("ERROR_BODIES", Mapping)
 """By the beginning of a path; OpenAI's is everywhere else."""
 
@@ -73,20 +74,8 @@ async def read_json(request: web.Request, kind: type[T]) -> T:
 
 
 async def read_bytes(request: web.Request) -> bytes:
-    """Return the body as it was sent. Raises RequestError if it is not declared as JSON, or late."""
-    if request.content_type != "application/json":
-        # A web page can send other types to any address without asking first.
-        raise MediaTypeError("send the header Content-Type: application/json")
-    if "Content-Encoding" in request.headers:
-        raise MediaTypeError("send the body as it is, without Content-Encoding")
-    timeout_s = request.app[CONFIG].body_timeout_s
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await request.read()
-    except TimeoutError as error:
-        raise BodyTimeoutError(
-            f"the body did not arrive within {timeout_s:g} s: send it faster"
-        ) from error
+    """Return the body as it was sent. Raises what `BodyReader.read` does."""
+    return await request.app[BODIES].read(request)
 
 
 def send_json(body: object, status: int = 200) -> web.Response:

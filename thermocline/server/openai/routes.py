@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
-from thermocline.server.answering import answer
 from thermocline.server.bodies import decode_body, unknown_fields
 from thermocline.server.errors import NotSupportedError
 from thermocline.server.exchange import (
@@ -24,6 +23,7 @@ from thermocline.server.openai.asks import manners_of, prepare_chat, prepare_com
 from thermocline.server.openai.bodies import ChatBody, CompletionBody
 from thermocline.server.openai.form import EVENTS
 from thermocline.server.openai.schema import AnswerRequest, ChatRequest, CompletionRequest
+from thermocline.server.watching import watched_answer
 
 if TYPE_CHECKING:
     from thermocline.server.openai.asks import Manners, Prepared
@@ -74,7 +74,7 @@ async def _read(request: web.Request, kind: type[R]) -> tuple[R, Manners]:
 async def _send(
     request: web.Request, asked: AnswerRequest, prepared: Prepared
 ) -> web.StreamResponse:
-    steps = answer(request.app[BACKEND].model.engine, prepared.ask)
+    steps = watched_answer(request, prepared.ask)
     form = prepared.form
     if asked.stream:
         return await send_stream(request, steps, form, EVENTS, ping_after_s=asked.ping_after_s)

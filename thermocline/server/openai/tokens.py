@@ -46,7 +46,7 @@ class TokenPiece(msgspec.Struct):
 class TokenizeResult(msgspec.Struct):
     """Token ids, with their pieces if asked for; how many there are and may be."""
 
-    tokens: list[int] | list[TokenPiece]
+    tokens: list[int | TokenPiece]
     count: int
     max_model_len: int
     token_strs: list[str] | None
