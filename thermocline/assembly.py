@@ -42,6 +42,7 @@ from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.predictor import Predictor
 from thermocline.prefetch.readers import ReaderThreads
 from thermocline.prefetch.residency import ResidencyProbe
+from thermocline.sampling.matcher import Grammars
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
 from thermocline.stages.combine import CombineStage
@@ -154,6 +155,7 @@ class EngineParts:
     token_bytes: int | None
     """What one decoded token makes the engine read, at least; None when that is not known."""
     template: TemplateHolder
+    grammars: Grammars
     resources: ExitStack
 
     def close(self) -> None:
@@ -184,13 +186,18 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     source = file.metadata.get_str("tokenizer.chat_template", default="")
     template = TemplateHolder(source, tokenizer)
     owned.callback(template.close)
+    grammars = Grammars(tokenizer)
+    owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     pool, allocator = _cache(config, model, max_context_tokens)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
-    hot_fraction = config.placement.hot_fraction if is_split else 0.0
-    placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
+    placement = uniform_placement(
+        spec.num_layers,
+        spec.router.num_experts,
+        config.placement.hot_fraction if is_split else 0.0,
+    )
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
     routing_log = RoutingLog()
     cpu = owned.enter_context(
@@ -239,7 +246,10 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     scheduler = Scheduler(
         config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
     )
-    sizer = ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown)
+    pace = Pace(
+        ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown),
+        cpu.take_times,
+    )
     return EngineParts(
         model=model,
         kernels=kernels,
@@ -250,10 +260,11 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         governor=governor,
         recorder=recorder,
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times), routing_log),
+        step_loop=StepLoop(scheduler, runner, recorder, pace, routing_log),
         max_context_tokens=max_context_tokens,
         token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
         template=template,
+        grammars=grammars,
         resources=owned,
     )
 

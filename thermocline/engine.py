@@ -51,12 +51,17 @@ if TYPE_CHECKING:
     from thermocline.pipeline.loop import StepLoop
     from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
+    from thermocline.sampling.constraint import Constraint
+    from thermocline.sampling.matcher import Matcher
     from thermocline.text.tokenizer import Tokenizer
     from thermocline.text.tool_formats import TemplateFacts
     from thermocline.traces.events import Event
 
 # More than any last-level cache holds of it, and read within a second.
 _LIMIT_SAMPLE_BYTES = 1 << 30
+
+# A large schema takes half a second; the first one waits for the vocabulary's table besides.
+_COMPILE_TIMEOUT_S = 10.0
 
 R = TypeVar("R")
 
@@ -350,6 +355,7 @@ class Engine:
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
         prompt = _checked_prompt(token_ids, parts)
+        matcher = await self._matcher(params.constraint)
         request = RequestId(next(self._request_ids))
         mailbox = Mailbox(asyncio.get_running_loop(), options.max_unread_entries)
         generation = Generation(
@@ -361,6 +367,7 @@ class Engine:
             parts.recorder,
             MonotonicClock(),
             options,
+            matcher,
         )
         try:
             await self._call(lambda loop: loop.submit(generation))
@@ -369,6 +376,19 @@ class Engine:
             self._post(lambda loop: loop.abort(request))
             raise
         return request, mailbox
+
+    async def _matcher(self, constraint: Constraint | None) -> Matcher | None:
+        """Return a matcher, compiled away from both event loops."""
+        if constraint is None:
+            return None
+        compiling = asyncio.wrap_future(self._parts.grammars.submit(constraint))
+        try:
+            return await asyncio.wait_for(compiling, _COMPILE_TIMEOUT_S)
+        except TimeoutError as error:
+            raise RequestError(
+                f"{constraint.param} was not compiled within {_COMPILE_TIMEOUT_S:g} s: simplify it",
+                param=constraint.param,
+            ) from error
 
     async def _call(self, action: Callable[[StepLoop], R]) -> R:
         return await self._thread.call(action)

@@ -19,6 +19,7 @@ from thermocline.messages import (
     TokenEvent,
     TokenLogprob,
 )
+from thermocline.sampling.reasoning_limit import ReasoningLimit
 from thermocline.sampling.sampler import Sampler
 from thermocline.text.detokenizer import Detokenizer
 from thermocline.text.stops import StopMatcher
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from thermocline.errors import ThermoclineError
     from thermocline.messages import ExpertIds, FloatArray, RequestId, RequestOptions
     from thermocline.pipeline.mailbox import Mailbox
+    from thermocline.sampling.constraint import ReasoningBudget
+    from thermocline.sampling.matcher import Matcher
     from thermocline.sampling.params import SamplingParams
     from thermocline.text.tokenizer import Tokenizer
     from thermocline.traces.clock import Clock
@@ -49,7 +52,9 @@ class Generation:
         recorder: Recorder,
         clock: Clock,
         options: RequestOptions,
+        matcher: Matcher | None = None,
     ) -> None:
+        """matcher: of the params' constraint."""
         self.request = request
         self.options = options
         self.prompt = tuple(prompt)
@@ -61,9 +66,11 @@ class Generation:
             vocab_size=tokenizer.vocab_size,
             end_ids=tokenizer.end_ids,
             prompt_ids=self.prompt,
+            matcher=matcher,
+            limit=_reasoning_limit(params.reasoning_budget, tokenizer),
         )
         self._end_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        if matcher is not None or not params.ignore_eos:
             self._end_ids |= tokenizer.end_ids
         self._detokenizer = Detokenizer(tokenizer, show_control=not params.skip_special_tokens)
         self._stops = StopMatcher(params.stop)
@@ -125,7 +132,7 @@ class Generation:
         ended = token_id in self._end_ids
         stopped = self._stops.push("" if ended else self._detokenizer.push(token_id))
         reason = None
-        if ended or stopped.matched is not None:
+        if ended or stopped.matched is not None or self._sampler.is_complete(self._output):
             reason = FinishReason.STOP
         elif len(self._output) >= self.max_new_tokens:
             reason = FinishReason.LENGTH
@@ -228,3 +235,10 @@ class Generation:
             num_output_tokens=len(self._output),
             num_cached_tokens=self._num_cached,
         )
+
+
+def _reasoning_limit(budget: ReasoningBudget | None, tokenizer: Tokenizer) -> ReasoningLimit | None:
+    if budget is None:
+        return None
+    closing_ids = tokenizer.encode(budget.closing, add_bos=False)
+    return ReasoningLimit(budget, closing_ids, tokenizer.token_bytes)

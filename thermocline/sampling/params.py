@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from thermocline.errors import RequestError
-from thermocline.sampling.constraint import Constraint
+from thermocline.sampling.constraint import Constraint, ReasoningBudget
 
 MAX_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16
@@ -52,7 +52,9 @@ class SamplingParams:
     bad_token_sequences  at most 256 sequences of token ids that the answer may not hold
     include_stop_str_in_output  the stop string that ended the answer is a part of it
     skip_special_tokens  control tokens add nothing to the text
-    constraint          what the answer must be; None = anything
+    constraint          what the answer must be; None = anything. It ends the answer, and nothing else
+                        does before it is fulfilled, but stop strings, stop tokens and max_tokens
+    reasoning_budget    how long the model may reason; None = as long as it likes
     logprobs            None = off; k = the chosen token's and the k most likely tokens', 0..20
     """
 
@@ -77,6 +79,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     constraint: Constraint | None = None
+    reasoning_budget: ReasoningBudget | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self)

@@ -107,12 +107,23 @@ class CompletionForm(AnswerForm):
             offsets,
         )
 
+    def _token_text(self, token_id: int) -> str:
+        return _token_text(self._vocabulary.token_bytes(token_id))
+
     def _by_text(self, top: Iterable[TokenLogprob]) -> dict[str, float]:
         """Return the most likely tokens; of two with one text, the likelier."""
         by_text: dict[str, float] = {}
         for other in top:
             by_text.setdefault(self._token_text(other.token_id), known_logprob(other.logprob))
         return by_text
+
+
+def _token_text(raw: bytes) -> str:
+    """Return a token as text, in OpenAI's notation where it is only a part of a character."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 class _Text:

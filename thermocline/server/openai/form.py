@@ -110,25 +110,12 @@ class AnswerForm(ABC):
         if isinstance(step, PromptStep):
             return self._prompt_frames(step)
         self._num_tokens += len(step.token_ids)
-        choices = self._pieces(step)
-        if step.end is None:
-            if self._options.continuous_usage or self._options.timings_per_token:
-                extras = self._running_extras(step)
-                return b"".join([self._chunk([choice], extras) for choice in choices])
-            return b"".join([self._chunk([choice]) for choice in choices])
-        self._ends[step.choice] = step.end
-        choices.append(self._finish(step.choice, step.end))
-        extras = self._last_extras() if len(self._ends) == self._ask.num_choices else {}
-        usage = extras.pop("usage", None)
-        if usage is None:
-            return b"".join(
-                [self._chunk([choice]) for choice in choices[:-1]]
-                + [self._chunk(choices[-1:], extras)]
-            )
-        return b"".join(
-            [self._chunk([choice]) for choice in choices]
-            + [self._chunk([], extras | {"usage": usage})]
-        )
+        extras = self._running_extras(step)
+        frames = [self._chunk([choice], extras) for choice in self._pieces(step)]
+        if step.end is not None:
+            self._ends[step.choice] = step.end
+            frames += self._end_frames(step.choice, step.end)
+        return b"".join(frames)
 
     def whole(self, steps: Iterable[Step]) -> dict[str, Any]:
         """Return the body of an answer that is not streamed, given all of its steps."""
@@ -163,7 +150,19 @@ class AnswerForm(ABC):
             frames.append(self._chunk([self._nothing(step.choice)], {"prompt_progress": progress}))
         return b"".join(frames)
 
-    def _running_extras(self, step: AnswerStep) -> dict[str, Any]:
+    def _end_frames(self, index: int, end: ChoiceEnd) -> list[bytes]:
+        """Return the chunks that end a choice; those of the last choice tell of the whole request."""
+        finish = self._finish(index, end)
+        if len(self._ends) < self._ask.num_choices:
+            return [self._chunk([finish])]
+        extras = self._last_extras()
+        if not self._options.include_usage:
+            return [self._chunk([finish], extras)]
+        return [self._chunk([finish]), self._chunk([], extras | {"usage": self._usage()})]
+
+    def _running_extras(self, step: AnswerStep) -> dict[str, Any] | None:
+        if not (self._options.continuous_usage or self._options.timings_per_token):
+            return None
         extras: dict[str, Any] = {}
         if self._options.continuous_usage:
             extras["usage"] = self._usage()
@@ -175,8 +174,6 @@ class AnswerForm(ABC):
         timings = _together(list(self._ends.values()))
         timings.experts = _experts(list(self._ends.values()))
         extras: dict[str, Any] = {"timings": timings}
-        if self._options.include_usage:
-            extras["usage"] = self._usage()
         own = dict(self._options.own)
         if self._options.trace_id:
             own["trace_id"] = " ".join(str(end.request) for end in self._ends.values())
@@ -193,9 +190,6 @@ class AnswerForm(ABC):
             {"cached_tokens": sum(end.timings.num_cached_tokens for end in firsts)},
             {"reasoning_tokens": sum(end.num_reasoning_tokens for end in self._ends.values())},
         )
-
-    def _token_text(self, token_id: int) -> str:
-        return self._vocabulary.token_bytes(token_id).decode("utf-8", "replace")
 
     def _prompt_pieces(self, step: PromptStep) -> list[Choice]:
         """Return the choices of chunks that a computed part of the prompt brings."""

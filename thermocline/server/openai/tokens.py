@@ -105,11 +105,9 @@ async def tokenize(request: web.Request) -> web.Response:
             add_bos=False if False in wanted else None,
         )
     tokenizer = engine.tokenizer
-    shown = (
-        [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in ids]
-        if asked.with_pieces
-        else ids
-    )
+    shown: list[int | TokenPiece] = [*ids]
+    if asked.with_pieces:
+        shown = [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in ids]
     texts = (
         [tokenizer.token_text(token_id) for token_id in ids] if asked.return_token_strs else None
     )
