@@ -106,6 +106,7 @@ class Backend:
     async def _hold(self) -> None:
         try:
             async with Engine.open(self._path, self._config) as engine:
+                await engine.prepare_constraints()
                 fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
                 self._opened.set_result(
                     OpenModel(engine, self._card, fingerprint, int(time.time()))
