@@ -346,7 +346,7 @@ def test_no_body_is_a_server_s_failure(small_toy):
             async with server.client.post(path, data=raw, headers=JSON) as response:
                 return response.status, await response.read()
 
-        @settings(max_examples=300, deadline=None, database=None, derandomize=True)
+        @settings(max_examples=120, deadline=None, database=None, derandomize=True)
         @given(changed_bodies())
         def check(case):
             path, raw = case
