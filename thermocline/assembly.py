@@ -84,7 +84,6 @@ class LoadStep(StrEnum):
     FILE = "file"
     WEIGHTS = "weights"
     TOKENIZER = "tokenizer"
-    CACHE = "cache"
     EXPERTS = "experts"
 
 
@@ -190,7 +189,6 @@ def _build(
     owned.callback(template.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
-    on_step(LoadStep.CACHE)
     pool, allocator = _cache(config, model, max_context_tokens)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)

@@ -81,6 +81,7 @@ class Engine:
     """
 
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
+        self.config = config
         self._thread = EngineThread(path, config)
         self._request_ids = itertools.count(1)
         self._limits: MachineLimits | None = None

@@ -15,6 +15,7 @@ from thermocline import __version__
 from thermocline.errors import ConfigError
 from thermocline.server.backend import Backend
 from thermocline.server.errors import HostRefusedError
+from thermocline.server.own import routes as own
 from thermocline.server.routes import BACKEND, CONFIG, answer_errors, routes
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     app[CONFIG] = config
     app[IN_FLIGHT] = InFlight()
     app.add_routes(routes())
+    own.install(app)
     app.cleanup_ctx.append(_backend_lifetime)
     app.on_shutdown.append(_drain)
     app.on_response_prepare.append(_add_headers)

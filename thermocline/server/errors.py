@@ -45,6 +45,14 @@ class BodyTimeoutError(RequestError):
     """The body did not arrive in time."""
 
 
+class TraceStateError(RequestError):
+    """The recording is not in a state for this."""
+
+
+class NoTraceError(RequestError):
+    """There is no timeline to show."""
+
+
 class HostRefusedError(RequestError):
     """The request was meant for another host."""
 
@@ -66,6 +74,8 @@ _TABLE: Final[tuple[tuple[type[BaseException], _Answer], ...]] = (
     (NotSupportedError, _Answer(501, "not_supported_error", "not_supported")),
     (MediaTypeError, _Answer(415, "invalid_request_error", "unsupported_media_type")),
     (BodyTimeoutError, _Answer(408, "timeout")),
+    (TraceStateError, _Answer(409, "invalid_request_error", "trace_state")),
+    (NoTraceError, _Answer(404, "not_found_error", "no_trace")),
     (HostRefusedError, _Answer(403, "invalid_request_error", "host_not_allowed")),
     (PromptTooLongError, _Answer(400, "invalid_request_error", "context_length_exceeded")),
     (RequestError, _Answer(400, "invalid_request_error")),

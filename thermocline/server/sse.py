@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
-_HEADERS: Final = {
+HEADERS: Final = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
@@ -45,7 +45,7 @@ class EventStream:
     def __init__(
         self, request: web.Request, config: ServerConfig, prelude: Sequence[dict[str, Any]]
     ) -> None:
-        self.response = web.StreamResponse(headers=_HEADERS)
+        self.response = web.StreamResponse(headers=HEADERS)
         self._request = request
         self._config = config
         self._prelude = b"".join(map(frame, prelude))
