@@ -164,6 +164,8 @@ def _experts(statistics: EngineStatistics) -> Body:
         hits, late, misses = prefetch.total_hits, prefetch.total_late, prefetch.total_misses
         asked = hits + late + misses
         body["memory"] = {
+            "hints": prefetch.total_hints,
+            "needless": prefetch.total_needless,
             "hits": hits,
             "late": late,
             "misses": misses,

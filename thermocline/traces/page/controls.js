@@ -98,13 +98,14 @@ function wirePointer(timeline, model, select) {
   });
 }
 
-function wireKeys(timeline, model, select) {
+// `target` hears the keys: the document, or the canvas where the page has others to type into.
+function wireKeys(timeline, model, select, target) {
   const actions = {
     w: () => timeline.zoom(0.75), s: () => timeline.zoom(1 / 0.75), a: () => timeline.pan(-90), d: () => timeline.pan(90),
     ArrowUp: () => timeline.zoom(0.75), ArrowDown: () => timeline.zoom(1 / 0.75), ArrowLeft: () => timeline.pan(-90), ArrowRight: () => timeline.pan(90),
     0: () => timeline.show(0, model.length), p: () => select({ path: !timeline.lit.path }), Escape: () => select({}),
   };
-  document.addEventListener("keydown", (event) => {
+  target.addEventListener("keydown", (event) => {
     // Arrows scroll the page unless the timeline has the focus.
     const isOurs = !event.key.startsWith("Arrow") || document.activeElement === timeline.canvas;
     if (event.ctrlKey || event.metaKey || event.altKey || !isOurs || !Object.hasOwn(actions, event.key)) return;

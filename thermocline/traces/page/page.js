@@ -84,7 +84,7 @@ async function main() {
   };
   redrawAll();
   wirePointer(timeline, model, select);
-  wireKeys(timeline, model, select);
+  wireKeys(timeline, model, select, document);
   const readView = () => {
     const view = readAddress();
     if (view.to > view.from) timeline.show(view.from, view.to);
