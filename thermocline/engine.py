@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -141,24 +142,52 @@ class Engine:
         engine fails.
         """
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        request, mailbox = await self._submit(
+        events = self.events(
             token_ids, params or SamplingParams(), priority=priority, cache_salt=cache_salt
+        )
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, TokenEvent):
+                    yield event
+                elif isinstance(event, PromptProgress) and on_prompt_progress is not None:
+                    on_prompt_progress(event.num_computed, event.num_total)
+
+    async def events(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        wants_prompt_logits: bool = False,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        max_unread_entries: int | None = None,
+    ) -> AsyncGenerator[TokenEvent | PromptProgress | PromptLogits, None]:
+        """Yield all that happens to one request, in order; arguments and errors are `generate`'s.
+
+        max_unread_entries: tokens, with the likely ones beside them, that may wait to be taken; at more the
+        answer ends with ReaderTooSlowError. None is no limit.
+
+        wants_prompt_logits: with the logits after every prompt token, a chunk at a time; the next chunk
+        is computed when the last was taken. Such a prompt is computed whole, whatever is cached of it.
+        """
+        request, mailbox = await self._submit(
+            token_ids,
+            params,
+            wants_prompt_logits=wants_prompt_logits,
+            priority=priority,
+            cache_salt=cache_salt,
+            max_unread_entries=max_unread_entries,
         )
         try:
             while True:
                 event = await mailbox.get()
-                match event:
-                    case TokenEvent():
-                        yield event
-                        if event.finish_reason is not None:
-                            return
-                    case PromptProgress():
-                        if on_prompt_progress is not None:
-                            on_prompt_progress(event.num_computed, event.num_total)
-                    case RequestFailed():
-                        raise event.error
-                    case PromptLogits():
-                        raise AssertionError("only score() asks for prompt logits")
+                if isinstance(event, RequestFailed):
+                    raise event.error
+                yield event
+                if isinstance(event, PromptLogits):
+                    self._post(lambda loop: loop.resume(request))
+                elif isinstance(event, TokenEvent) and event.finish_reason is not None:
+                    return
         finally:
             self._post(lambda loop: loop.abort(request))
 
@@ -167,23 +196,11 @@ class Engine:
 
         The next chunk is computed when the last was taken. Raises like `generate`.
         """
-        params = SamplingParams(max_tokens=0)
-        request, mailbox = await self._submit(token_ids, params, wants_prompt_logits=True)
-        try:
-            while True:
-                event = await mailbox.get()
-                match event:
-                    case PromptLogits():
-                        yield event
-                        self._post(lambda loop: loop.resume(request))
-                    case RequestFailed():
-                        raise event.error
-                    case TokenEvent():
-                        return
-                    case PromptProgress():
-                        continue
-        finally:
-            self._post(lambda loop: loop.abort(request))
+        events = self.events(token_ids, SamplingParams(max_tokens=0), wants_prompt_logits=True)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, PromptLogits):
+                    yield event
 
     async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text."""
@@ -337,11 +354,12 @@ class Engine:
         wants_prompt_logits: bool = False,
         priority: int = 0,
         cache_salt: str | None = None,
+        max_unread_entries: int | None = None,
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
         prompt = _checked_prompt(token_ids, parts)
         request = RequestId(next(self._request_ids))
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(asyncio.get_running_loop(), max_unread_entries)
         generation = Generation(
             request,
             prompt,

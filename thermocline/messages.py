@@ -255,11 +255,14 @@ class Timings:
     """From its first token to its last."""
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found computed when the request started."""
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Prompt tokens per second of `prompt_s`."""
-        return self.num_prompt_tokens / self.prompt_s if self.prompt_s else 0.0
+        """Prompt tokens computed per second of `prompt_s`."""
+        num_computed = self.num_prompt_tokens - self.num_cached_tokens
+        return num_computed / self.prompt_s if self.prompt_s else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -299,16 +302,19 @@ class TokenEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | None = None
+    """The stop string that ended the answer."""
     timings: Timings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How much of a prompt is computed, in tokens."""
+    """How much of a prompt is computed, in tokens; num_cached of them were found computed."""
 
     request: RequestId
     num_computed: int
     num_total: int
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,7 @@ class Page:
 
     async def shoot(self, path: Path, *, whole: bool = False) -> None:
         """Write a picture of the window, or of the whole page."""
-        shot = await self.call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=whole
-        )
+        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def _note(self, method: str, params: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from thermocline.errors import ReaderTooSlowError
 from thermocline.messages import (
     FinishReason,
     PromptLogits,
@@ -73,6 +74,7 @@ class Generation:
         self._recorder = recorder
         self._clock = clock
         self._output: list[int] = []
+        self._num_cached = 0
         self._num_prompt_computed = 0
         self._submitted_ns = clock.now_ns()
         self._started_ns: int | None = None
@@ -82,10 +84,15 @@ class Generation:
     def __repr__(self) -> str:
         return f"Generation({self.request}, {len(self.prompt)} + {len(self._output)} tokens)"
 
-    def start(self) -> None:
-        """Note that the first chunk is on its way."""
-        if self._started_ns is None:
-            self._started_ns = self._clock.now_ns()
+    @property
+    def has_started(self) -> bool:
+        """Whether a chunk was on its way."""
+        return self._started_ns is not None
+
+    def start(self, num_cached: int) -> None:
+        """Note that the first chunk is on its way, and how many tokens before it were found computed."""
+        self._started_ns = self._clock.now_ns()
+        self._num_cached = num_cached
 
     def prompt_computed(self, num_computed: int, logits: FloatArray) -> None:
         """Report that the prompt's first `num_computed` tokens are computed.
@@ -97,8 +104,9 @@ class Generation:
         self._num_prompt_computed = num_computed
         if self.wants_prompt_logits:
             self._mailbox.put(PromptLogits(self.request, num_computed - len(logits), logits))
-        progress = PromptProgress(self.request, self._num_prompt_computed, len(self.prompt))
-        self._mailbox.put(progress)
+        self._mailbox.put(
+            PromptProgress(self.request, num_computed, len(self.prompt), self._num_cached)
+        )
 
     def advance(self, logits: FloatArray) -> int | None:
         """Sample the next token from float32 [V] and publish it; None when that ended the request."""
@@ -126,10 +134,22 @@ class Generation:
             logprobs=chosen,
             top_logprobs=(sampled.top,) if chosen else (),
             finish_reason=reason,
+            stop=stopped.matched,
             timings=None if reason is None else self._timings(),
         )
-        self._publish_end(event) if reason is not None else self._mailbox.put(event)
-        return None if reason is not None else token_id
+        if reason is not None:
+            self._publish_end(event)
+            return None
+        self._mailbox.put(event)
+        if self._mailbox.is_overfull:
+            self.fail(
+                ReaderTooSlowError(
+                    f"the reader is too far behind, {len(self._output)} tokens into the answer: read "
+                    "faster, or ask for fewer log-probabilities"
+                )
+            )
+            return None
+        return token_id
 
     def end(self, reason: FinishReason) -> None:
         """Publish the terminal event without a new token."""
@@ -177,4 +197,5 @@ class Generation:
             decode_s=(now - first) * 1e-9,
             num_prompt_tokens=len(self.prompt),
             num_output_tokens=len(self._output),
+            num_cached_tokens=self._num_cached,
         )

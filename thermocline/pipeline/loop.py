@@ -135,7 +135,10 @@ class StepLoop:
             self._scheduler.prompt_tokens_limit = self._pace.chunk_tokens(is_decoding=is_decoding)
         while self._runner.has_credit and (chunk := self._scheduler.plan()) is not None:
             for segment in chunk.segments:
-                self._generations[segment.request].start()
+                generation = self._generations[segment.request]
+                if not generation.has_started:
+                    # What precedes a request's first token to be computed was found in the cache.
+                    generation.start(int(chunk.positions[segment.start]))
             self._record_plan(chunk)
             self._runner.inject(chunk)
 

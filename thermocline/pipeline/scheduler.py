@@ -167,6 +167,11 @@ class Scheduler:
                 f"{len(self._requests)} requests are running or waiting, the most that are "
                 "accepted (--max-requests): try again later"
             )
+        if self._places.num_waiting >= self._config.max_queue:
+            raise BusyError(
+                f"{self._places.num_waiting} requests are waiting, the most that may (--max-queue): "
+                "try again later"
+            )
         new_tokens = room if max_new_tokens is None else min(max_new_tokens, room)
         max_total_tokens = len(prompt) + new_tokens
         arrival = next(self._numbers)

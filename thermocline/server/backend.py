@@ -106,6 +106,11 @@ class Backend:
             raise LoadingError("Loading model")
         return self._opened.result()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a model."""
+        return self._opened.done() and self._opened.exception() is None
+
     async def wait_opened(self) -> OpenModel:
         """Wait until the model is open. Raises what opening raised."""
         return await asyncio.shield(self._opened)

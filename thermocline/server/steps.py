@@ -40,7 +40,8 @@ class AnswerStep:
     """One more token (or none, at an end) of one choice.
 
     choice: prompt number * n + number of the prompt's choice. token_ids, logprobs, top_logprobs: as in
-    TokenEvent. pieces: what of the text became certain; may lag behind the tokens.
+    TokenEvent. pieces: what of the text became certain; may lag behind the tokens. timings:
+    so far, if the request asked for them.
     """
 
     choice: int
@@ -48,17 +49,22 @@ class AnswerStep:
     logprobs: tuple[TokenLogprob, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     pieces: tuple[Piece, ...] = ()
+    timings: Timings | None = None
     end: ChoiceEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PromptStep:
-    """How far the prompt of a choice is computed, in tokens; num_cached of them were known before."""
+    """How far the prompt of a choice is computed, in tokens; num_cached of them were known before.
+
+    elapsed_s: since the first of them was begun.
+    """
 
     choice: int
     num_computed: int
     num_total: int
     num_cached: int = 0
+    elapsed_s: float = 0.0
 
 
 Step: TypeAlias = AnswerStep | PromptStep

@@ -11,7 +11,7 @@ import hashlib
 from collections import defaultdict
 from importlib.resources import files
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from thermocline.traces.events import Args, Event, Trace
 
 _SCRIPTS = ("model.js", "timeline.js", "panels.js", "controls.js", "page.js")
+_FOLDER: Final = files("thermocline.traces") / "page"
 # Level 9 takes four times as long for a page that is 1% smaller.
 _GZIP_LEVEL = 6
 _COLUMN_ARGS = ("chunk", "layer")
@@ -42,21 +43,30 @@ def pack_timeline(trace: Trace) -> bytes:
 
 
 def page_around(packed: bytes) -> str:
-    """Return the page of what `pack_timeline` made. It runs no script but its own, wherever it lies."""
-    folder = files("thermocline.traces") / "page"
-    style = (folder / "page.css").read_text("utf-8")
-    script = "\n".join((folder / name).read_text("utf-8") for name in _SCRIPTS)
+    """Return the page of what `pack_timeline` made."""
+    style, script = _code()
     parts = {
+        "/*POLICY*/": page_policy(),
         "/*STYLE*/": style,
         "/*SCRIPT*/": script,
-        "/*STYLE-HASH*/": _hash_source(style),
-        "/*SCRIPT-HASH*/": _hash_source(script),
         "/*DATA*/": base64.b64encode(packed).decode(),
     }
-    page = (folder / "page.html").read_text("utf-8")
+    page = (_FOLDER / "page.html").read_text("utf-8")
     for mark, content in parts.items():
         page = page.replace(mark, content)
     return page
+
+
+def page_policy() -> str:
+    """Return the page's content security policy: its own code, and nothing from anywhere."""
+    style, script = map(_hash_source, _code())
+    return f"default-src 'none'; script-src {script}; style-src {style}"
+
+
+def _code() -> tuple[str, str]:
+    """Return the page's style and script."""
+    scripts = ((_FOLDER / name).read_text("utf-8") for name in _SCRIPTS)
+    return (_FOLDER / "page.css").read_text("utf-8"), "\n".join(scripts)
 
 
 def _hash_source(text: str) -> str:

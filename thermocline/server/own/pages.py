@@ -28,30 +28,18 @@ _TYPES: Final[Mapping[str, str]] = MappingProxyType(
         "svg": "image/svg+xml",
     }
 )
+PAGE: Final = "page.html"
 # The timeline's scripts are the offline page's own.
 _SHARED: Final = ("model.js", "timeline.js", "controls.js")
 _OWN: Final = (
-    "page.css",
-    "api.js",
-    "chat.js",
-    "live.js",
-    "heat.js",
-    "trace.js",
-    "page.js",
-    "icon.svg",
+    *("page.css", "icon.svg"),
+    *("api.js", "chat.js", "live.js", "heat.js", "trace.js", "page.js"),
 )
-_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "Content-Security-Policy": (
-            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        ),
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        # Looked up again each time, which costs nothing but a 304.
-        "Cache-Control": "no-cache",
-    }
-)
+PAGE_FILES: Final = (*_SHARED, *_OWN)
+"""The names of what the page loads."""
+
+# Looked up again each time, which costs nothing but a 304.
+_HEADERS: Final[Mapping[str, str]] = MappingProxyType({"Cache-Control": "no-cache"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +64,9 @@ class PageFile:
 
 
 def load_page_files() -> Mapping[str, PageFile]:
-    """Return the page's files by name; the page itself is "page.html"."""
+    """Return the page's files by name, `PAGE` among them."""
     own, shared = files("thermocline.server.own") / "page", files("thermocline.traces") / "page"
-    folders = dict.fromkeys(("page.html", *_OWN), own) | dict.fromkeys(_SHARED, shared)
+    folders = dict.fromkeys((PAGE, *_OWN), own) | dict.fromkeys(_SHARED, shared)
     return MappingProxyType(
         {name: _page_file(name, (folder / name).read_bytes()) for name, folder in folders.items()}
     )

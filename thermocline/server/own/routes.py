@@ -5,29 +5,25 @@ from __future__ import annotations
 import asyncio
 import gzip
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 from aiohttp import web
 
 from thermocline.errors import RequestError
+from thermocline.server.errors import error_body
+from thermocline.server.exchange import BACKEND, CONFIG, send_json
 from thermocline.server.own.experts import experts_body, placement_body
-from thermocline.server.own.pages import FILES_PATH, PAGE_PATH
+from thermocline.server.own.pages import FILES_PATH, PAGE, PAGE_FILES, PAGE_PATH
 from thermocline.server.own.state import OwnViews, own_views
-from thermocline.server.routes import BACKEND
-from thermocline.server.sse import HEADERS
-from thermocline.traces.timeline_page import page_around
+from thermocline.server.sse import EventStream, Framing, frame
+from thermocline.traces.timeline_page import page_around, page_policy
 
 if TYPE_CHECKING:
     from thermocline.engine import Engine
 
-OPEN_PREFIXES: Final = (FILES_PATH,)
-"""Paths that need no API key; beside them `PAGE_PATH`."""
-
 VIEWS: Final = web.AppKey("VIEWS", OwnViews)
 
-# Whoever does not take a third of a kilobyte for so long has left without a word.
-_SEND_TIMEOUT_S: Final = 30.0
+_FRAMING: Final = Framing(error=lambda error: frame(error_body(error)))
 
 
 def install(app: web.Application) -> None:
@@ -48,7 +44,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/trace/last.json.gz", packed_trace),
         web.get("/events", events),
         web.get(PAGE_PATH, page),
-        web.get(FILES_PATH + "{name}", page_file),
+        *(web.get(FILES_PATH + name, page_file) for name in PAGE_FILES),
     ]
 
 
@@ -62,7 +58,7 @@ async def experts(request: web.Request) -> web.Response:
         layers = (_number(request.query["layer"], "layer", num_layers),)
     num_used = engine.spec.router.num_experts_used
     body = experts_body(engine.statistics(), num_used, layers, summary=wanted == "summary")
-    return _json(body)
+    return send_json(body)
 
 
 async def placement(request: web.Request) -> web.Response:
@@ -70,7 +66,7 @@ async def placement(request: web.Request) -> web.Response:
     engine = _engine(request)
     process_bytes = request.app[VIEWS].live.memory().process_bytes
     statistics = engine.statistics()
-    return _json(
+    return send_json(
         placement_body(statistics, engine.footprint, engine.config.placement, process_bytes)
     )
 
@@ -78,13 +74,13 @@ async def placement(request: web.Request) -> web.Response:
 async def start_trace(request: web.Request) -> web.Response:
     """Begin to record the timeline."""
     trace_id = request.app[VIEWS].recording.start(_engine(request))
-    return _json({"trace_id": trace_id, "recording": True})
+    return send_json({"trace_id": trace_id, "recording": True})
 
 
 async def stop_trace(request: web.Request) -> web.Response:
     """End the recording, and keep what was recorded as the last window."""
     window = await request.app[VIEWS].recording.stop(_engine(request))
-    return _json(window.as_body() | {"recording": False})
+    return send_json(window.as_body() | {"recording": False})
 
 
 async def last_trace(request: web.Request) -> web.Response:
@@ -97,7 +93,8 @@ async def last_trace(request: web.Request) -> web.Response:
     packed = await asyncio.to_thread(window.packed_timeline)
     if wanted == "timeline":
         return await _unpacked_if_needed(request, packed)
-    return web.Response(text=page_around(packed), content_type="text/html")
+    headers = {"Content-Security-Policy": page_policy()}
+    return web.Response(text=page_around(packed), content_type="text/html", headers=headers)
 
 
 async def packed_trace(request: web.Request) -> web.Response:
@@ -108,30 +105,21 @@ async def packed_trace(request: web.Request) -> web.Response:
 
 async def events(request: web.Request) -> web.StreamResponse:
     """Stream what the server does, a few times a second, until the client or the server leaves."""
-    response = web.StreamResponse(headers=HEADERS)
-    async with aclosing(request.app[VIEWS].feed.frames()) as frames:
-        async for frame in frames:
-            try:
-                async with asyncio.timeout(_SEND_TIMEOUT_S):
-                    if not response.prepared:
-                        await response.prepare(request)
-                    await response.write(frame)
-            except (ConnectionError, TimeoutError):
-                break
-    return response
+    stream = EventStream(request, request.app[CONFIG], _FRAMING)
+    async with aclosing(request.app[VIEWS].feed.frames()) as frames, stream:
+        async for event in frames:
+            await stream.send(event)
+    return stream.response
 
 
 async def page(request: web.Request) -> web.Response:
     """Return the page."""
-    return request.app[VIEWS].files["page.html"].answer(request)
+    return request.app[VIEWS].files[PAGE].answer(request)
 
 
 async def page_file(request: web.Request) -> web.Response:
     """Return a file that the page is made of."""
-    found = request.app[VIEWS].files.get(request.match_info["name"])
-    if found is None:
-        raise web.HTTPNotFound
-    return found.answer(request)
+    return request.app[VIEWS].files[request.path.removeprefix(FILES_PATH)].answer(request)
 
 
 async def _close_feed(app: web.Application) -> None:
@@ -168,7 +156,3 @@ def _number(text: str, name: str, end: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < end):
         raise RequestError(f"{name} is {text!r}: give 0 to {end - 1}", param=name)
     return int(text)
-
-
-def _json(body: dict[str, Any]) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

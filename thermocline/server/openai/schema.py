@@ -6,18 +6,18 @@ SamplingParams, messages by the engine.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.sampling.params import SamplingParams
+from thermocline.server.answering import MAX_CHOICES_PER_PROMPT
 from thermocline.server.errors import NotSupportedError
 
 T = TypeVar("T")
 
-_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])?`$")
+MAX_PROMPTS: Final = 1024
 
 # Same name and meaning here and in SamplingParams; None means its default.
 _PLAIN_FIELDS: Final = (
@@ -74,12 +74,18 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
         """Whether a stream ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def _sampling(self, num_logprobs: int | None) -> SamplingParams:
-        if self.n is not None and self.n != 1:
+    @property
+    def num_answers(self) -> int:
+        """How many answers to each prompt. Raises RequestError."""
+        if self.n is None:
+            return 1
+        if not 1 <= self.n <= MAX_CHOICES_PER_PROMPT:
             raise RequestError(
-                f"n is {self.n}: this version gives one answer per request, send n = 1 or leave it out",
-                param="n",
+                f"n is {self.n}: it must be an integer in 1..{MAX_CHOICES_PER_PROMPT}", param="n"
             )
+        return self.n
+
+    def _sampling(self, num_logprobs: int | None) -> SamplingParams:
         given = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         given["repetition_penalty"] = _first(self.repetition_penalty, self.repeat_penalty)
         given["max_tokens"] = _first(self.max_completion_tokens, self.max_tokens)
@@ -154,39 +160,22 @@ class CompletionRequest(AnswerRequest, kw_only=True):
             )
         return self._sampling(self.logprobs)
 
-    def single_prompt(self) -> str | list[int]:
-        """Return the prompt as text or token ids. Raises RequestError for several prompts."""
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each as text or token ids. Raises RequestError for a mixture."""
         if isinstance(self.prompt, str):
-            return self.prompt
+            return [self.prompt]
         ids = [item for item in self.prompt if isinstance(item, int)]
         if len(ids) == len(self.prompt):
-            return ids
-        if len(self.prompt) > 1:
+            return [ids]
+        prompts = [item for item in self.prompt if not isinstance(item, int)]
+        if ids:
+            raise RequestError("prompt mixes token ids with prompts: send either", param="prompt")
+        if len(prompts) > MAX_PROMPTS:
             raise RequestError(
-                "prompt is a list of several prompts: this version takes one per request",
+                f"prompt is a list of {len(prompts)} prompts: send at most {MAX_PROMPTS} at a time",
                 param="prompt",
             )
-        (only,) = self.prompt
-        assert not isinstance(only, int), only
-        return only
-
-
-def decode_body(raw: bytes, kind: type[T]) -> T:
-    """Return the request in `raw`. Raises RequestError for whatever is wrong with it."""
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        place = _PLACE.search(text)
-        message = text if place is None else text[: place.start()]
-        param = place[1] or None if place is not None else None
-        where = "the body" if param is None else param
-        raise RequestError(f"{where}: {message}", param=param) from error
-    except RecursionError as error:
-        raise RequestError("the body is nested too deeply: send a flatter one") from error
-    # Invalid UTF-8 and integers of thousands of digits are ValueErrors.
-    except (msgspec.DecodeError, ValueError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}") from error
+        return prompts
 
 
 def _first(*values: T | None) -> T | None:
