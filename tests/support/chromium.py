@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import shutil
-import subprocess
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -100,10 +100,10 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": value}]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
-    async def shoot(self, path: Path, *, whole: bool = False) -> None:
-        """Write a picture of the window, or of the whole page."""
-        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
+    async def shoot(self) -> bytes:
+        """Return a picture of the window, as PNG."""
+        shot = await self.call("Page.captureScreenshot", format="png")
+        return base64.b64decode(shot["data"])
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
@@ -117,18 +117,18 @@ class Page:
 @asynccontextmanager
 async def open_page(chromium: str, folder: Path):
     """Start the browser with a profile in `folder`, and end it."""
-    process = subprocess.Popen(
-        [
-            *(chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-            *("--disable-background-networking", "--no-first-run", "--disable-extensions"),
-            *(f"--user-data-dir={folder}", "--remote-debugging-port=0", "about:blank"),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    process = await asyncio.create_subprocess_exec(
+        *(chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+        *("--disable-background-networking", "--no-first-run", "--disable-extensions"),
+        *(f"--user-data-dir={folder}", "--remote-debugging-port=0", "about:blank"),
+        stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stderr is not None
+    draining = None
     try:
-        port = await _port(folder / "DevToolsActivePort")
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+        origin = await asyncio.wait_for(_origin(process.stderr), _START_S)
+        draining = asyncio.create_task(process.stderr.read())
+        async with aiohttp.ClientSession(origin) as client:
             async with client.get("/json") as response:
                 targets = await response.json()
             url = next(each for each in targets if each["type"] == "page")["webSocketDebuggerUrl"]
@@ -142,11 +142,15 @@ async def open_page(chromium: str, folder: Path):
                 await asyncio.wait({listener})
     finally:
         process.kill()
-        process.wait()
+        await process.wait()
+        if draining is not None:
+            await draining
 
 
-async def _port(path: Path) -> int:
-    async with asyncio.timeout(_START_S):
-        while not (path.exists() and path.read_text().strip()):  # noqa: ASYNC110 - a file has no event
-            await asyncio.sleep(0.05)
-    return int(path.read_text().split()[0])
+async def _origin(log: asyncio.StreamReader) -> str:
+    """Return where the browser listens, as it says itself."""
+    while line := await log.readline():
+        found = re.search(rb"listening on ws://([^/]+)/", line)
+        if found is not None:
+            return f"http://{found[1].decode()}"
+    raise AssertionError("the browser ended before it listened")
