@@ -59,7 +59,7 @@ def top(url: str, api_key: str | None, once: bool) -> None:
 
 
 def _print_once(url: str, api_key: str | None) -> None:
-    from thermocline.cli.live_events import ServerAwayError, read_events
+    from thermocline.cli.live_events import ReadyEvent, ServerAwayError, read_events
     from thermocline.cli.live_view import LiveScreen
 
     screen = LiveScreen(url)
@@ -67,7 +67,7 @@ def _print_once(url: str, api_key: str | None) -> None:
         for event in read_events(url, api_key):
             screen.take(event)
             # Shares and speeds are differences: the first event has none.
-            if event.tokens is None or event.tokens.output_per_second is not None:
+            if not isinstance(event, ReadyEvent) or event.tokens.output_per_second is not None:
                 show(screen)
                 return
     except ServerAwayError as error:
