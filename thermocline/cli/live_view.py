@@ -58,7 +58,7 @@ class LiveScreen:
         is_ascii = options.ascii_only
         width = max(options.max_width - _LABELS_WIDTH, 4)
         bar = min(width, _MAX_BAR)
-        parts = [
+        parts: list[RenderableType] = [
             _speed_rows(event, list(self._speeds)[-width:], is_ascii=is_ascii),
             _lane_rows(event, bar, is_ascii=is_ascii),
             _fact_rows(event),
