@@ -152,11 +152,11 @@ def read_events(url: str, api_key: str | None) -> Iterator[LiveEvent]:
             headers["Authorization"] = f"Bearer {api_key}"
         try:
             connection.request("GET", f"{urlsplit(url).path.rstrip('/')}/events", headers=headers)
-            response = connection.getresponse()
-            _check(response, url)
-            while line := response.readline(_MAX_LINE_BYTES):
-                if line.startswith(b"data: "):
-                    yield msgspec.json.decode(line[len(b"data: ") :], type=LiveEvent)
+            with connection.getresponse() as response:
+                _check(response, url)
+                while line := response.readline(_MAX_LINE_BYTES):
+                    if line.startswith(b"data: "):
+                        yield msgspec.json.decode(line[len(b"data: ") :], type=LiveEvent)
         except (OSError, http.client.HTTPException) as error:
             raise ServerAwayError(str(error) or type(error).__name__) from error
         except msgspec.MsgspecError as error:

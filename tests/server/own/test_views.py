@@ -6,10 +6,12 @@ import asyncio
 import gzip
 import json
 
+import msgspec
 import pytest
 
 from tests.server.live import CARD, CHAT, HELLO, live, until
 from thermocline import EngineConfig
+from thermocline.cli.live_events import LiveEvent
 from thermocline.config import PlacementConfig, TraceConfig
 from thermocline.server.backend import Backend
 from thermocline.server.own.routes import VIEWS
@@ -182,8 +184,9 @@ async def test_events_are_there_before_and_after_the_model(toy, tmp_path):
     """While it is opened, after it was closed, and when it could not be opened at all."""
 
     async def state(backend: Backend) -> dict:
-        made = await LiveView(backend).make()
-        return json.loads(made.removeprefix(b"data: "))
+        made = (await LiveView(backend).make()).removeprefix(b"data: ")
+        msgspec.json.decode(made, type=LiveEvent)  # what `thermocline top` reads
+        return json.loads(made)
 
     backend = Backend(toy, EngineConfig(), CARD)
     loading = await state(backend)
