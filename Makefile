@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz sanitize check-neon oracle golden stub demo-model sample-trace clean \
+.PHONY: demo test lint check install fuzz sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
-	bench-overhead bench-larger
+	bench-overhead bench-larger load
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -45,6 +45,10 @@ check-neon:
 oracle:
 	scripts/oracle.sh
 
+# The server against clients from PyPI and npm, in an environment of their own.
+clients: $(VENV)/.installed-run
+	scripts/clients.sh
+
 # Write again the expected values that the suite checks without those packages.
 golden:
 	scripts/oracle.sh golden
@@ -66,6 +70,10 @@ bench: bench-layer bench-types bench-lag bench-llama
 
 bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap bench-overhead bench-larger: bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
+
+# The server with 64 streams for three minutes; the test suite runs 16 for 20 s.
+load: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.server_load $(ARGS)
 
 clean:
 	rm -rf build $(VENV)

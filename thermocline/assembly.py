@@ -6,7 +6,7 @@ Everything is made here and handed over complete; no part looks for another.
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
@@ -42,6 +43,7 @@ from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.predictor import Predictor
 from thermocline.prefetch.readers import ReaderThreads
 from thermocline.prefetch.residency import ResidencyProbe
+from thermocline.sampling.matcher import Grammars
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
 from thermocline.stages.combine import CombineStage
@@ -53,6 +55,7 @@ from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.router import RouterStage
 from thermocline.text.chat_template import ChatTemplate
 from thermocline.text.tokenizer import Tokenizer
+from thermocline.text.tool_formats import read_template
 from thermocline.text.vocabulary import TokenizerData
 from thermocline.traces.lanes import Lane
 from thermocline.traces.recorder import MemoryRecorder
@@ -60,8 +63,10 @@ from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
@@ -91,7 +96,8 @@ class TemplateHolder:
     """Starts the chat template's child process when the first chat prompt asks for it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        self._source = source
+        self.facts = read_template(source)
+        self.source = source
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
@@ -103,7 +109,7 @@ class TemplateHolder:
         Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
         after `close`.
         """
-        if not self._source:
+        if not self.source:
             raise ConfigError(
                 "this model file has no chat template: give a plain prompt, or use an instruct model"
             )
@@ -111,14 +117,26 @@ class TemplateHolder:
             if self._closed:
                 raise EngineClosedError("the engine is closed: open a new one")
             if self._template is None:
-                tokenizer = self._tokenizer
-                self._template = ChatTemplate(
-                    self._source,
-                    bos_token=_token_text(tokenizer, tokenizer.bos_id),
-                    eos_token=_token_text(tokenizer, tokenizer.eos_id),
-                    control_tokens=tokenizer.control_texts,
-                )
+                self._template = self._start(self.source)
             return self._template
+
+    @contextmanager
+    def borrow(self, source: str | None) -> Iterator[ChatTemplate]:
+        """Use the template of another text meanwhile, in a process of its own; None: as `get`."""
+        if source is None:
+            yield self.get()
+        else:
+            with self._start(source) as template:
+                yield template
+
+    def _start(self, source: str) -> ChatTemplate:
+        tokenizer = self._tokenizer
+        return ChatTemplate(
+            source,
+            bos_token=_token_text(tokenizer, tokenizer.bos_id),
+            eos_token=_token_text(tokenizer, tokenizer.eos_id),
+            control_tokens=tokenizer.control_texts,
+        )
 
     def close(self) -> None:
         """End the child process, if there is one, and start no other."""
@@ -136,6 +154,8 @@ class EngineParts:
     kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
+    hot_mask: NDArray[np.bool_]
+    """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
     recorder: MemoryRecorder
@@ -145,6 +165,7 @@ class EngineParts:
     max_context_tokens: int
     footprint: Footprint
     template: TemplateHolder
+    grammars: Grammars
     resources: ExitStack
 
     def close(self) -> None:
@@ -187,15 +208,21 @@ def _build(
         file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
     )
     owned.callback(template.close)
+    grammars = Grammars(tokenizer)
+    owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     pool, allocator = _cache(config, model, max_context_tokens)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
-    hot_fraction = config.placement.hot_fraction if is_split else 0.0
-    placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
+    placement = uniform_placement(
+        spec.num_layers,
+        spec.router.num_experts,
+        config.placement.hot_fraction if is_split else 0.0,
+    )
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
+    routing_log = RoutingLog()
     cpu = owned.enter_context(
         LaneThread(
             Lane.CPU,
@@ -213,7 +240,7 @@ def _build(
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, pool, cpu),
-        "router": RouterStage(model, placement, heat, cpu),
+        "router": RouterStage(model, placement, heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
@@ -231,11 +258,11 @@ def _build(
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None
     if model.has_whole_layers and not is_split:
-        stage = LayerStage(model, pool, heat, cpu)
+        stage = LayerStage(model, pool, heat, routing_log, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
-    num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
-        moe_graph(stages, spec.num_layers, num_credits, shortcut),
+        # One more credit than prompts take: a decode step finds one, always.
+        moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
         recorder,
         cpu,
         overlap=config.scheduler.overlap,
@@ -243,23 +270,29 @@ def _build(
     scheduler = Scheduler(
         config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
     )
-    sizer = ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown)
     return EngineParts(
         model=model,
         kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
+        hot_mask=np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)]),
         heat=heat,
         governor=governor,
         recorder=recorder,
         lanes=tuple(lanes),
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times)),
+        step_loop=StepLoop(scheduler, runner, recorder, _pace(config, cpu), routing_log),
         max_context_tokens=max_context_tokens,
         footprint=measure_footprint(file.tensors.values(), spec.router),
         template=template,
+        grammars=grammars,
         resources=owned,
     )
+
+
+def _pace(config: EngineConfig, cpu: LaneThread) -> Pace:
+    wanted = config.scheduler
+    return Pace(ChunkSizer(wanted.prefill_chunk_tokens, wanted.decode_slowdown), cpu.take_times)
 
 
 def _simulated(

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import operator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thermocline.config import EngineConfig
 from thermocline.engine_thread import EngineThread
-from thermocline.errors import PromptTooLongError, RequestError
+from thermocline.errors import RequestError
+from thermocline.experts.figures import ExpertFigures
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.machine import machine_facts
-from thermocline.messages import PromptLogits, PromptProgress, RequestFailed, RequestId, TokenEvent
+from thermocline.machine import bytes_read_from_storage, machine_facts
+from thermocline.messages import (
+    PromptLogits,
+    PromptProgress,
+    RequestFailed,
+    RequestId,
+    RequestOptions,
+    TokenEvent,
+)
 from thermocline.pipeline.generation import Generation
 from thermocline.pipeline.mailbox import Mailbox
 from thermocline.sampling.params import SamplingParams
 from thermocline.text.chat_prompt import encode_chat
+from thermocline.text.prompt_ids import checked_prompt
 from thermocline.traces.chrome import write_chrome
 from thermocline.traces.clock import MonotonicClock
 from thermocline.traces.events import ExpertUse, Trace
@@ -45,11 +53,17 @@ if TYPE_CHECKING:
     from thermocline.pipeline.loop import StepLoop
     from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
+    from thermocline.sampling.constraint import Constraint
+    from thermocline.sampling.matcher import Matcher
     from thermocline.text.tokenizer import Tokenizer
+    from thermocline.text.tool_formats import TemplateFacts
     from thermocline.traces.events import Event
 
 # More than any last-level cache holds of it, and read within a second.
 _LIMIT_SAMPLE_BYTES = 1 << 30
+
+# A large schema takes half a second; the first one waits for the vocabulary's table besides.
+_COMPILE_TIMEOUT_S = 10.0
 
 R = TypeVar("R")
 
@@ -86,6 +100,7 @@ class Engine:
         self._thread = EngineThread(path, config)
         self._request_ids = itertools.count(1)
         self._limits: MachineLimits | None = None
+        self._max_requests = config.scheduler.max_requests
 
     @classmethod
     def open(
@@ -107,6 +122,21 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._parts.tokenizer
+
+    @property
+    def template_facts(self) -> TemplateFacts:
+        """What the model's chat template tells of its answers."""
+        return self._parts.template.facts
+
+    @property
+    def template_source(self) -> str:
+        """The text of the model's chat template, empty for none."""
+        return self._parts.template.source
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that are accepted at a time, running and waiting."""
+        return self._max_requests
 
     @property
     def placement(self) -> Placement:
@@ -142,9 +172,8 @@ class Engine:
         engine fails.
         """
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        events = self.events(
-            token_ids, params or SamplingParams(), priority=priority, cache_salt=cache_salt
-        )
+        options = RequestOptions(priority=priority, cache_salt=cache_salt)
+        events = self.events(token_ids, params or SamplingParams(), options)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, TokenEvent):
@@ -156,28 +185,10 @@ class Engine:
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
-        *,
-        wants_prompt_logits: bool = False,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        max_unread_entries: int | None = None,
+        options: RequestOptions,
     ) -> AsyncGenerator[TokenEvent | PromptProgress | PromptLogits, None]:
-        """Yield all that happens to one request, in order; arguments and errors are `generate`'s.
-
-        max_unread_entries: tokens, with the likely ones beside them, that may wait to be taken; at more the
-        answer ends with ReaderTooSlowError. None is no limit.
-
-        wants_prompt_logits: with the logits after every prompt token, a chunk at a time; the next chunk
-        is computed when the last was taken. Such a prompt is computed whole, whatever is cached of it.
-        """
-        request, mailbox = await self._submit(
-            token_ids,
-            params,
-            wants_prompt_logits=wants_prompt_logits,
-            priority=priority,
-            cache_salt=cache_salt,
-            max_unread_entries=max_unread_entries,
-        )
+        """Yield all that happens to one request, in order. Raises like `generate`."""
+        request, mailbox = await self._submit(token_ids, params, options)
         try:
             while True:
                 event = await mailbox.get()
@@ -196,16 +207,22 @@ class Engine:
 
         The next chunk is computed when the last was taken. Raises like `generate`.
         """
-        events = self.events(token_ids, SamplingParams(max_tokens=0), wants_prompt_logits=True)
+        options = RequestOptions(wants_prompt_logits=True)
+        events = self.events(token_ids, SamplingParams(max_tokens=0), options)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, PromptLogits):
                     yield event
 
-    async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
-        """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text."""
-        tokenizer = self.tokenizer
-        return await asyncio.to_thread(tokenizer.encode, text, parse_special=parse_special)
+    async def encode(
+        self, text: str, *, parse_special: bool = True, add_bos: bool | None = None
+    ) -> list[int]:
+        """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text.
+
+        parse_special, add_bos: as in `Tokenizer.encode`.
+        """
+        encode = self.tokenizer.encode
+        return await asyncio.to_thread(encode, text, parse_special=parse_special, add_bos=add_bos)
 
     async def encode_chat(
         self,
@@ -213,18 +230,30 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        template: str | None = None,
     ) -> list[int]:
         """Return the token ids of a chat prompt, ready for the assistant's answer.
 
-        messages: OpenAI-style dicts. Text of messages can not form control tokens. Raises
-        ChatTemplateError when the template refuses them, RequestError when their shape is wrong.
+        messages: OpenAI-style dicts. Text of messages can not form control tokens. continue_final: the
+        last message is the beginning of the answer. template: the text of another template than the
+        model's. Raises ChatTemplateError when the template refuses them, RequestError when their shape
+        is wrong.
         """
         parts = self._parts
 
         def encode() -> list[int]:
-            return encode_chat(
-                parts.tokenizer, parts.template.get(), messages, tools=tools, variables=variables
-            )
+            with parts.template.borrow(template) as borrowed:
+                return encode_chat(
+                    parts.tokenizer,
+                    borrowed,
+                    messages,
+                    tools=tools,
+                    variables=variables,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final=continue_final,
+                )
 
         return await asyncio.to_thread(encode)
 
@@ -237,6 +266,20 @@ class Engine:
             parts.heat.counts(),
             parts.placement,
             None if governor is None else governor.statistics(),
+        )
+
+    def expert_figures(self) -> ExpertFigures:
+        """Return what became of chosen experts so far; tens of microseconds."""
+        parts = self._parts
+        counts = parts.heat.counts()
+        total, hot = int(counts.sum()), int(counts[parts.hot_mask].sum())
+        governor = parts.governor
+        return ExpertFigures(
+            hits=hot,
+            misses=total - hot if parts.hot_mask.any() else 0,
+            prefetched=0 if governor is None else governor.statistics().total_experts,
+            cpu=total - hot,
+            bytes_disk=bytes_read_from_storage(),
         )
 
     async def snapshot(self) -> SchedulerSnapshot:
@@ -266,6 +309,11 @@ class Engine:
                 break
         self._limits = await asyncio.to_thread(parts.kernels.measure_limits, sample)
         return self._limits
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the recorder takes what happens."""
+        return self._parts.recorder.enabled
 
     def trace_events(self) -> list[Event]:
         """Return what the recorder holds; empty unless the config enabled the trace, or it was started."""
@@ -350,16 +398,13 @@ class Engine:
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
-        *,
-        wants_prompt_logits: bool = False,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        max_unread_entries: int | None = None,
+        options: RequestOptions,
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
-        prompt = _checked_prompt(token_ids, parts)
+        prompt = checked_prompt(token_ids, parts.tokenizer.vocab_size, parts.max_context_tokens)
+        matcher = await self._matcher(params.constraint)
         request = RequestId(next(self._request_ids))
-        mailbox = Mailbox(asyncio.get_running_loop(), max_unread_entries)
+        mailbox = Mailbox(asyncio.get_running_loop(), options.max_unread_entries)
         generation = Generation(
             request,
             prompt,
@@ -368,9 +413,8 @@ class Engine:
             mailbox,
             parts.recorder,
             MonotonicClock(),
-            wants_prompt_logits=wants_prompt_logits,
-            priority=priority,
-            cache_salt=cache_salt,
+            options,
+            matcher,
         )
         try:
             await self._call(lambda loop: loop.submit(generation))
@@ -379,6 +423,19 @@ class Engine:
             self._post(lambda loop: loop.abort(request))
             raise
         return request, mailbox
+
+    async def _matcher(self, constraint: Constraint | None) -> Matcher | None:
+        """Return a matcher, compiled away from both event loops."""
+        if constraint is None:
+            return None
+        compiling = asyncio.wrap_future(self._parts.grammars.submit(constraint))
+        try:
+            return await asyncio.wait_for(compiling, _COMPILE_TIMEOUT_S)
+        except TimeoutError as error:
+            raise RequestError(
+                f"{constraint.param} was not compiled within {_COMPILE_TIMEOUT_S:g} s: simplify it",
+                param=constraint.param,
+            ) from error
 
     async def _call(self, action: Callable[[StepLoop], R]) -> R:
         return await self._thread.call(action)
@@ -417,31 +474,3 @@ class EngineContext:
     ) -> None:
         self._engine._thread.request_close()
         await self._engine._thread.wait_ended()
-
-
-def _checked_prompt(token_ids: Sequence[int], parts: EngineParts) -> list[int]:
-    vocab_size = parts.tokenizer.vocab_size
-    if len(token_ids) == 0:
-        raise RequestError("the prompt is empty: give at least one token", param="prompt")
-    if len(token_ids) > parts.max_context_tokens:
-        # First, so that a prompt of millions of ids costs the caller's loop nothing.
-        raise PromptTooLongError(len(token_ids), parts.max_context_tokens)
-    checked = []
-    for token_id in token_ids:
-        try:
-            # Integers of any kind, NumPy's included; True is a slip, not token 1.
-            checked.append(operator.index(token_id))
-            is_integer = not isinstance(token_id, bool)
-        except TypeError:
-            is_integer = False
-        if not is_integer:
-            raise RequestError(
-                f"a prompt token is {token_id!r}: give integers from 0 to {vocab_size - 1}",
-                param="prompt",
-            )
-        if not 0 <= checked[-1] < vocab_size:
-            raise RequestError(
-                f"prompt token {token_id} is outside of the vocabulary: give 0 to {vocab_size - 1}",
-                param="prompt",
-            )
-    return checked

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.server.live import CHAT, HELLO, TEXT, Live, live, until
+from tests.server.live import CHAT, HELLO, Live, live, until
 from thermocline.server.exchange import BODIES
 from thermocline.server.telemetry import TELEMETRY
 
@@ -162,9 +162,9 @@ async def test_bodies_have_a_depth_and_a_total_size(toy):
 
 async def test_a_declared_size_is_enough_to_refuse(toy):
     """413 before a byte of the body was sent."""
-    async with live(toy, max_body_bytes=1000) as server:
-        async with wire(server, HEAD + b"Content-Length: 1001\r\n\r\n") as (reader, _):
-            assert b" 413 " in await reader.readline()
+    sent = HEAD + b"Content-Length: 1001\r\n\r\n"
+    async with live(toy, max_body_bytes=1000) as server, wire(server, sent) as (reader, _):
+        assert b" 413 " in await reader.readline()
 
 
 @pytest.mark.slow

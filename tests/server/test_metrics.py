@@ -116,9 +116,9 @@ async def test_figures_before_the_model_is_open(toy, monkeypatch):
 
 
 async def test_a_stalled_loop_shows(toy):
-    """What blocks the loop is seen in the lag's histogram."""
+    """What blocks the loop is seen as lag; on a busy machine not all of it is the server's own."""
     async with live(toy) as server:
-        lag = server.server.app[TELEMETRY].lag.histogram
+        lag = server.server.app[TELEMETRY].lag.lag
         await until(lambda: len(lag) > 0)
         stall(0.25)
         before = len(lag)

@@ -108,7 +108,7 @@ def test_while_it_drains_the_server_says_so(start, toy):
     """Health is 503, new work is refused with 503 and a time; the answer that runs goes on to its end."""
     process = start(toy, "--port", 0)
     connection = connect(process)
-    response, first = open_stream(connection, max_tokens=2000)
+    response, first = open_stream(connection, max_tokens=500)
     process.send_signal(signal.SIGTERM)
     other = http.client.HTTPConnection("127.0.0.1", connection.port, timeout=30)
     while (answer := ask_health(other))[0] == 200:
@@ -119,7 +119,7 @@ def test_while_it_drains_the_server_says_so(start, toy):
     assert (refused.status, int(refused.headers["Retry-After"]) > 0) == (503, True)
     other.close()
     events = parse_events(first + response.read())
-    assert json.loads(events[-2])["timings"]["predicted_n"] == 2000
+    assert json.loads(events[-2])["timings"]["predicted_n"] == 500
     connection.close()
     assert process.wait(30) == 0
     assert process.stderr.read() == b""

@@ -88,6 +88,17 @@ _OPTIONS: Final = {
         metavar="X",
         help="Seconds that one answer may take (default: no limit).",
     ),
+    "any_model": click.option(
+        "--any-model", is_flag=True, help="Serve requests that name another model too."
+    ),
+    "strict_params": click.option(
+        "--strict-params", is_flag=True, help="Refuse unknown fields instead of ignoring them."
+    ),
+    "trust_request_chat_template": click.option(
+        "--trust-request-chat-template",
+        is_flag=True,
+        help="Let requests bring a chat template: a program of the client's.",
+    ),
     "shutdown_timeout": click.option(
         "--shutdown-timeout",
         type=float,
@@ -127,6 +138,9 @@ def _make_config(values: dict[str, Any]) -> Callable[[], ServerConfig]:
             max_body_bytes=values["max_body"] * _MIB,
             request_timeout_s=values["request_timeout"],
             shutdown_timeout_s=values["shutdown_timeout"],
+            any_model=values["any_model"],
+            strict_params=values["strict_params"],
+            trust_request_chat_template=values["trust_request_chat_template"],
         )
 
     return make

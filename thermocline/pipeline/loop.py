@@ -16,6 +16,7 @@ from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
+    from thermocline.experts.routing_log import RoutingLog
     from thermocline.messages import Chunk, FloatArray, RequestId, StepResult
     from thermocline.pipeline.generation import Generation
     from thermocline.pipeline.pace import Pace
@@ -33,12 +34,17 @@ class StepLoop:
         runner: Runner,
         recorder: Recorder,
         pace: Pace | None = None,
+        routing_log: RoutingLog | None = None,
     ) -> None:
-        """pace: how large prompt chunks may be beside decode steps; None is as large as was set."""
+        """pace: how large prompt chunks may be beside decode steps; None is as large as was set.
+
+        routing_log: where the stages leave what requests want to know of their routing.
+        """
         self._scheduler = scheduler
         self._runner = runner
         self._recorder = recorder
         self._pace = pace
+        self._routing_log = routing_log
         self._generations: dict[RequestId, Generation] = {}
         self._busy = BusyTime()
         self._closed = False
@@ -63,13 +69,15 @@ class StepLoop:
         """Accept a request and start it when there is room. Raises RequestError or BusyError."""
         if self._closed:
             raise EngineClosedError("the engine is closed: open a new one")
+        options = generation.options
         generation.max_new_tokens = self._scheduler.submit(
             generation.request,
             generation.prompt,
             max_new_tokens=generation.params.max_tokens,
-            wants_all_logits=generation.wants_prompt_logits,
-            priority=generation.priority,
-            cache_salt=generation.cache_salt,
+            wants_all_logits=options.wants_prompt_logits,
+            wants_routing=options.wants_routing,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
         )
         self._generations[generation.request] = generation
         self._fill()
@@ -149,18 +157,30 @@ class StepLoop:
             for request in result.chunk.requests:
                 self._end_with_error(request, result.error)
             self._scheduler.fail(result.chunk)
+            self._take_routing(result.chunk)
             return
         chunk = result.chunk
+        self._take_routing(chunk)
         self._report_prompts(chunk, result.logits)
         for caught_up in self._scheduler.commit(chunk):
             self._advance(caught_up.request, result.logits[caught_up.logits_row])
+
+    def _take_routing(self, chunk: Chunk) -> None:
+        if self._routing_log is None or not chunk.wants_routing:
+            return
+        chosen = self._routing_log.take(chunk)
+        for segment in chunk.segments:
+            generation = self._generations.get(segment.request)
+            if generation is not None and generation.options.wants_routing:
+                rows = chosen[segment.start : segment.start + segment.length]
+                generation.routed(int(chunk.positions[segment.start]), rows)
 
     def _report_prompts(self, chunk: Chunk, logits: FloatArray) -> None:
         for segment, rows in chunk.logits_by_segment():
             generation = self._generations.get(segment.request)
             if generation is None or segment.kind is not SegmentKind.PROMPT:
                 continue
-            if generation.wants_prompt_logits and segment.num_logits:
+            if generation.options.wants_prompt_logits and segment.num_logits:
                 self._scheduler.hold(segment.request)
             last_row = segment.start + segment.length - 1
             generation.prompt_computed(int(chunk.positions[last_row]) + 1, logits[rows])

@@ -148,6 +148,7 @@ class Scheduler:
         *,
         max_new_tokens: int | None,
         wants_all_logits: bool = False,
+        wants_routing: bool = False,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> int:
@@ -184,6 +185,7 @@ class Scheduler:
             arrival=arrival,
             turn=arrival,
             wants_all_logits=wants_all_logits,
+            wants_routing=wants_routing,
             table=self._blocks.new_table(max_total_tokens),
             root=root_key(cache_salt),
         )

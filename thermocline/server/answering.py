@@ -11,17 +11,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import EngineError
-from thermocline.messages import FinishReason, PromptProgress, TokenEvent
+from thermocline.messages import (
+    FinishReason,
+    PromptLogits,
+    PromptProgress,
+    RequestOptions,
+    TokenEvent,
+)
+from thermocline.scoring import token_logprobs
 from thermocline.server.steps import AnswerStep, ChoiceEnd, EndReason, PromptStep
-from thermocline.text.pieces import ReasoningPiece, TextPiece, ToolCallBegin
+from thermocline.text.answer_parser import TextParser
+from thermocline.text.pieces import ToolCallBegin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from thermocline.engine import Engine
+    from thermocline.experts.figures import ExpertFigures
     from thermocline.sampling.params import SamplingParams
     from thermocline.server.steps import Step
-    from thermocline.text.pieces import AnswerParser, Piece
+    from thermocline.text.pieces import AnswerParser
 
 MAX_CHOICES_PER_PROMPT: Final = 16
 """The greatest n of an interface."""
@@ -31,33 +40,21 @@ _MAX_AT_A_TIME: Final = 16
 _SEEDS: Final = 1 << 64
 
 
-class PlainText:
-    """The parser of answers that are nothing but text."""
-
-    def push(self, text: str) -> tuple[Piece, ...]:
-        """Return the text as it came."""
-        return (TextPiece(text),) if text else ()
-
-    def flush(self) -> tuple[Piece, ...]:
-        """Return nothing: nothing is held back."""
-        return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What one request wants: n answers to each prompt (token ids).
 
-    make_parser: called once for each answer. Answer i to a prompt draws with params.seed + i. priority,
-    cache_salt, max_unread_entries: as in Engine.events. Choices are numbered prompt by prompt.
+    make_parser: called once for each answer. Answer i to a prompt draws with params.seed + i.
+    prompt_logprobs: None = off; k = those of the prompt's tokens, and of the k most likely in their place.
+    Choices are numbered prompt by prompt.
     """
 
     prompts: tuple[Sequence[int], ...]
     params: SamplingParams
     n: int = 1
-    make_parser: Callable[[], AnswerParser] = PlainText
-    priority: int = 0
-    cache_salt: str | None = None
-    max_unread_entries: int | None = None
+    make_parser: Callable[[], AnswerParser] = TextParser
+    options: RequestOptions = RequestOptions()  # noqa: RUF009 - frozen
+    prompt_logprobs: int | None = None
 
     @property
     def num_choices(self) -> int:
@@ -122,42 +119,68 @@ def _start_choices(
 
 async def _answer_one(engine: Engine, ask: Ask, choice: int) -> AsyncGenerator[Step, None]:
     prompt, number = divmod(choice, ask.n)
-    content = _Content(choice, ask.make_parser())
-    events = engine.events(
-        ask.prompts[prompt],
-        _with_seed(ask.params, number),
-        priority=ask.priority,
-        cache_salt=ask.cache_salt,
-        max_unread_entries=ask.max_unread_entries,
-    )
+    token_ids = ask.prompts[prompt]
+    options = replace(ask.options, wants_prompt_logits=ask.prompt_logprobs is not None)
+    content = _Content(choice, ask.make_parser(), engine.expert_figures)
+    events = engine.events(token_ids, _with_seed(ask.params, number), options)
     async with aclosing(events):
         async for event in events:
-            if isinstance(event, TokenEvent):
-                yield content.step(event)
-            elif isinstance(event, PromptProgress):
-                yield PromptStep(choice, event.num_computed, event.num_total, event.num_cached)
+            match event:
+                case TokenEvent():
+                    yield content.step(event)
+                case PromptProgress():
+                    yield PromptStep(
+                        choice,
+                        event.num_computed,
+                        event.num_total,
+                        event.num_cached,
+                        event.elapsed_s,
+                    )
+                case PromptLogits():
+                    yield await _scored(choice, token_ids, event, ask.prompt_logprobs or 0)
+
+
+async def _scored(
+    choice: int, token_ids: Sequence[int], part: PromptLogits, num_top: int
+) -> PromptStep:
+    first = part.start + 1
+    end = part.start + len(part.logits)
+    # The logits after the last token say what follows the prompt.
+    wanted = token_ids[first : end + 1]
+    rows = part.logits[: len(wanted)]
+    scored = await asyncio.to_thread(token_logprobs, rows, wanted, num_top)
+    return PromptStep(
+        choice,
+        end,
+        len(token_ids),
+        first=first,
+        logprobs=tuple(chosen for chosen, _ in scored),
+        top_logprobs=tuple(top for _, top in scored),
+    )
 
 
 class _Content:
     """What one answer consists of so far."""
 
-    def __init__(self, choice: int, parser: AnswerParser) -> None:
+    def __init__(
+        self, choice: int, parser: AnswerParser, figures: Callable[[], ExpertFigures]
+    ) -> None:
         self._choice = choice
         self._parser = parser
-        self._is_reasoning = False
+        self._figures = figures
+        self._figures_before = figures()
         self._num_reasoning = 0
         self._has_tool_calls = False
 
     def step(self, event: TokenEvent) -> AnswerStep:
         """Return what an event brings. Raises EngineError for an answer that ended early."""
+        was_reasoning = self._parser.is_reasoning
         pieces = self._parser.push(event.text) if event.text else ()
+        if was_reasoning or self._parser.is_reasoning:
+            self._num_reasoning += len(event.token_ids)
         if event.finish_reason is not None:
             pieces += self._parser.flush()
-        for piece in pieces:
-            self._is_reasoning = isinstance(piece, ReasoningPiece)
-            self._has_tool_calls |= isinstance(piece, ToolCallBegin)
-        if self._is_reasoning:
-            self._num_reasoning += len(event.token_ids)
+        self._has_tool_calls |= any(isinstance(piece, ToolCallBegin) for piece in pieces)
         return AnswerStep(
             self._choice,
             event.token_ids,
@@ -177,7 +200,15 @@ class _Content:
                 reason = EndReason.LENGTH
             case other:
                 raise EngineError(f"the answer ended early ({other}): send the request again")
-        return ChoiceEnd(reason, event.stop, event.timings, self._num_reasoning)
+        return ChoiceEnd(
+            reason,
+            event.stop,
+            event.timings,
+            self._num_reasoning,
+            self._figures() - self._figures_before,
+            event.routing,
+            event.request,
+        )
 
 
 def _with_seed(params: SamplingParams, number: int) -> SamplingParams:

@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from thermocline.errors import ConfigError
-from thermocline.server import routes
+from thermocline.server import openapi, routes
+from thermocline.server.anthropic import errors as anthropic_errors
+from thermocline.server.anthropic import routes as anthropic_routes
 from thermocline.server.backend import Backend
 from thermocline.server.connection import Connection
 from thermocline.server.exchange import BACKEND, BODIES, CONFIG, ERROR_BODIES, answer_errors
 from thermocline.server.gate import GATE, IN_FLIGHT, Gate, add_headers, follow, guard
 from thermocline.server.in_flight import InFlight
+from thermocline.server.ollama import routes as ollama_routes
 from thermocline.server.openai import routes as openai_routes
 from thermocline.server.own import routes as own
 from thermocline.server.receiving import BodyReader
+from thermocline.server.responses import routes as responses_routes
 from thermocline.server.telemetry import TELEMETRY, Telemetry
 
 if TYPE_CHECKING:
@@ -59,8 +63,19 @@ def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     app[GATE] = Gate(config)
     app[IN_FLIGHT] = InFlight()
     app[TELEMETRY] = Telemetry()
-    app[ERROR_BODIES] = {}
-    app.add_routes(routes.routes() + openai_routes.routes())
+    app[ERROR_BODIES] = {
+        anthropic_routes.PATH: anthropic_errors.error_body,
+        ollama_routes.PATH: ollama_routes.error_body,
+    }
+    for part in (
+        routes,
+        openapi,
+        openai_routes,
+        responses_routes,
+        anthropic_routes,
+        ollama_routes,
+    ):
+        app.add_routes(part.routes())
     own.install(app)
     app.cleanup_ctx.append(_backend_lifetime)
     app.cleanup_ctx.append(_watch_loop)

@@ -36,8 +36,8 @@ class OpenModel:
     opened_at: int
 
     def check_name(self, name: str | None) -> None:
-        """Raise ModelNotFoundError if a request wants another model; None is any."""
-        if name is not None and name != self.card.id:
+        """Raise ModelNotFoundError if a request wants another model; None and "" are any."""
+        if name and name != self.card.id:
             raise ModelNotFoundError(
                 f"the model {name!r} is not served here: ask for {self.card.id!r}", param="model"
             )

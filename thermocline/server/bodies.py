@@ -30,3 +30,11 @@ def decode_body(raw: bytes, kind: type[T]) -> T:
     # Invalid UTF-8 and integers of thousands of digits are ValueErrors.
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+def unknown_fields(raw: bytes, kind: type[msgspec.Struct]) -> list[str]:
+    """Return the names of the object in `raw`, a valid `kind`, that `kind` has no field for."""
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    return [
+        name for name in msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if name not in known
+    ]

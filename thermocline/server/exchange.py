@@ -5,7 +5,7 @@ Owns the keys under which the application keeps its parts. Knows no interface: e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from thermocline.server.steps import Step
 
 T = TypeVar("T")
+
+Handler = TypeVar("Handler", bound=Callable[[web.Request], Awaitable[web.StreamResponse]])
 
 ErrorBody: TypeAlias = Callable[[BaseException], object]
 """From a failure to the body that an interface answers it with."""
@@ -48,6 +50,22 @@ class StreamForm(Protocol):
     def frames(self, step: Step) -> bytes:
         """Return the frames of the next step; empty while it has nothing to show."""
         ...
+
+
+def operation(takes: type | None = None, gives: type | None = None) -> Callable[[Handler], Handler]:
+    """Note the types of a route's bodies, which /openapi.json shows."""
+
+    def note(handler: Handler) -> Handler:
+        handler.takes, handler.gives = takes, gives  # type: ignore[attr-defined]
+        return handler
+
+    return note
+
+
+def check_model(request: web.Request, name: str | None) -> None:
+    """Raise ModelNotFoundError if the request wants another model than is served."""
+    if not request.app[CONFIG].any_model:
+        request.app[BACKEND].model.check_name(name)
 
 
 async def read_json(request: web.Request, kind: type[T]) -> T:

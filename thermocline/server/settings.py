@@ -57,6 +57,12 @@ class ServerConfig:
     """A stream whose first token takes longer starts without it; until then, errors are plain answers."""
     ping_after_s: float = 15.0
     """Silence after which a stream says that it is alive."""
+    any_model: bool = False
+    """Whether requests that name another model are served by this one."""
+    strict_params: bool = False
+    """Whether fields that nobody knows are refused; else they are ignored, and the answer says so."""
+    trust_request_chat_template: bool = False
+    """Whether requests may bring a chat template, a program that runs in a process of its own."""
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""

@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from thermocline.messages import Timings, TokenLogprob
+    from thermocline.experts.figures import ExpertFigures
+    from thermocline.messages import ExpertIds, Timings, TokenLogprob
     from thermocline.text.pieces import Piece
 
 
@@ -26,13 +27,18 @@ class ChoiceEnd:
     """The last step of a choice carries it.
 
     stop: the stop string that ended it, None if an end token or a limit did.
-    num_reasoning_tokens: how many of its tokens were reasoning.
+    num_reasoning_tokens: how many of its tokens were reasoning. experts: what became of chosen experts, all
+    requests', while this choice was answered. routing: as in TokenEvent.
+    request: the engine's number of it, by which a trace names it.
     """
 
     reason: EndReason
     stop: str | None
     timings: Timings
     num_reasoning_tokens: int = 0
+    experts: ExpertFigures | None = None
+    routing: ExpertIds | None = None
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,8 @@ class AnswerStep:
 class PromptStep:
     """How far the prompt of a choice is computed, in tokens; num_cached of them were known before.
 
-    elapsed_s: since the first of them was begun.
+    elapsed_s: since the first of them was begun. logprobs, top_logprobs: of the prompt's tokens from number
+    `first` on, if the request asked for them; nothing is known of its first token.
     """
 
     choice: int
@@ -65,6 +72,9 @@ class PromptStep:
     num_total: int
     num_cached: int = 0
     elapsed_s: float = 0.0
+    first: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 Step: TypeAlias = AnswerStep | PromptStep

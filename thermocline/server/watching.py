@@ -12,6 +12,7 @@ from thermocline.errors import BusyError, EngineClosedError, ReaderTooSlowError,
 from thermocline.server.answering import answer
 from thermocline.server.errors import AnswerTimeoutError, QueueFullError
 from thermocline.server.exchange import BACKEND, CONFIG
+from thermocline.server.gate import GATE
 from thermocline.server.telemetry import TELEMETRY
 
 if TYPE_CHECKING:
@@ -42,10 +43,15 @@ async def watched_answer(request: web.Request, ask: Ask) -> AsyncGenerator[Step,
     """
     app = request.app
     engine, config, meter = app[BACKEND].model.engine, app[CONFIG], app[TELEMETRY].meter
+    options = replace(
+        ask.options,
+        cache_salt=app[GATE].cache_salt(request, ask.options.cache_salt),
+        max_unread_entries=config.max_unread_entries,
+    )
     watch = meter.begin()
     reason: str | None = "abort"
     try:
-        steps = answer(engine, replace(ask, max_unread_entries=config.max_unread_entries))
+        steps = answer(engine, replace(ask, options=options))
         async with aclosing(_in_time(steps, config.request_timeout_s)) as in_time:
             async for step in in_time:
                 watch.step(step)

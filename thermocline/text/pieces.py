@@ -44,6 +44,14 @@ Piece: TypeAlias = TextPiece | ReasoningPiece | ToolCallBegin | ToolCallArgument
 class AnswerParser(Protocol):
     """Turns one answer's text, however it is cut, into pieces. Sans-I/O; one parser per answer."""
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text that comes next is reasoning, as far as is known.
+
+        A token is a reasoning token if this was true before its text was pushed, or is true after.
+        """
+        ...
+
     def push(self, text: str) -> tuple[Piece, ...]:
         """Return what became certain; text that may begin a marker is held back."""
         ...

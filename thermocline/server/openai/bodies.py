@@ -5,7 +5,7 @@ UNSET fields are left out of the JSON; None is null.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -27,6 +27,20 @@ class Usage(msgspec.Struct):
     completion_tokens_details: dict[str, int]
 
 
+class ExpertsBody(msgspec.Struct):
+    """What became of chosen experts while the request was answered, whoever chose them.
+
+    The names are those of `ExpertFigures`.
+    """
+
+    hits: int
+    misses: int
+    prefetched: int
+    cpu: int
+    bytes_h2d: int
+    bytes_disk: int
+
+
 class TimingsBody(msgspec.Struct):
     """Where the time went, in milliseconds, under llama-server's names and two of our own."""
 
@@ -39,6 +53,7 @@ class TimingsBody(msgspec.Struct):
     predicted_per_second: float
     queue_ms: float
     ttft_ms: float
+    experts: ExpertsBody | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct):
@@ -142,6 +157,34 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
     routed_experts: str | UnsetType = UNSET
+
+
+class ChatBody(msgspec.Struct):
+    """A whole answer to a chat."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: TimingsBody
+    thermocline: dict[str, Any] | UnsetType = UNSET
+
+
+class CompletionBody(msgspec.Struct):
+    """A whole answer to a completion."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    timings: TimingsBody
+    thermocline: dict[str, Any] | UnsetType = UNSET
 
 
 Choice: TypeAlias = ChatChoice | ChatChunkChoice | CompletionChoice

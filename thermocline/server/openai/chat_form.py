@@ -16,7 +16,7 @@ from thermocline.server.openai.bodies import (
     ToolCallBody,
     TopLogprob,
 )
-from thermocline.server.openai.form import AnswerForm, known_logprob
+from thermocline.server.openai.form import AnswerForm, known_logprob, routed_experts
 from thermocline.server.steps import AnswerStep
 from thermocline.text.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from thermocline.messages import TokenLogprob
+    from thermocline.server.answering import Ask
     from thermocline.server.openai.bodies import Choice
+    from thermocline.server.openai.form import FormOptions, Served
     from thermocline.server.steps import ChoiceEnd, Step
     from thermocline.text.pieces import Piece
 
@@ -36,10 +38,15 @@ class ChatForm(AnswerForm):
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
+    def __init__(self, served: Served, ask: Ask, options: FormOptions, prefix: str = "") -> None:
+        """prefix: text that each answer begins with, before the model's own."""
+        super().__init__(served, ask, options)
+        self._prefix = prefix
+
     @property
     def prelude(self) -> bytes:
         """The chunks that say who speaks, one for each choice."""
-        first = Delta(role="assistant", content="")
+        first = Delta(role="assistant", content=self._prefix)
         return b"".join(
             self._chunk([ChatChunkChoice(index, first)]) for index in range(self._ask.num_choices)
         )
@@ -58,7 +65,9 @@ class ChatForm(AnswerForm):
         return [*choices]
 
     def _finish(self, index: int, end: ChoiceEnd) -> Choice:
-        return ChatChunkChoice(index, Delta(), finish_reason=str(end.reason))
+        return ChatChunkChoice(
+            index, Delta(), finish_reason=str(end.reason), routed_experts=routed_experts(end)
+        )
 
     def _nothing(self, index: int) -> Choice:
         return ChatChunkChoice(index, Delta())
@@ -67,9 +76,10 @@ class ChatForm(AnswerForm):
         answer = [step for step in steps if isinstance(step, AnswerStep)]
         choice = ChatChoice(
             index,
-            _message([piece for step in answer for piece in step.pieces]),
+            _message(self._prefix, [piece for step in answer for piece in step.pieces]),
             self._logprobs(answer),
             str(end.reason),
+            routed_experts=routed_experts(end),
         )
         if self._options.return_token_ids:
             choice.token_ids = [token_id for step in answer for token_id in step.token_ids]
@@ -107,8 +117,8 @@ def _call_begin(index: int, name: str) -> ToolCallBody:
     )
 
 
-def _message(pieces: Iterable[Piece]) -> Message:
-    texts: list[str] = []
+def _message(prefix: str, pieces: Iterable[Piece]) -> Message:
+    texts: list[str] = [prefix] if prefix else []
     thoughts: list[str] = []
     calls: dict[int, ToolCallBody] = {}
     for piece in pieces:

@@ -5,17 +5,22 @@ Pure: steps in, bodies and frames out. Knows neither sockets nor requests' ways 
 
 from __future__ import annotations
 
+import base64
+import io
 import time
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
 
 from thermocline.server.errors import error_body
 from thermocline.server.openai.bodies import (
     LEAST_LOGPROB,
+    ExpertsBody,
     PromptProgressBody,
     TimingsBody,
     Usage,
@@ -53,7 +58,8 @@ class FormOptions:
     timings_per_token: bool = False
     return_progress: bool = False
     return_token_ids: bool = False
-    own: dict[str, Any] | None = None
+    trace_id: bool = False
+    own: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +110,12 @@ class AnswerForm(ABC):
         if isinstance(step, PromptStep):
             return self._prompt_frames(step)
         self._num_tokens += len(step.token_ids)
-        choices = self._pieces(step)
-        if step.end is None:
-            if self._options.continuous_usage or self._options.timings_per_token:
-                extras = self._running_extras(step)
-                return b"".join([self._chunk([choice], extras) for choice in choices])
-            return b"".join([self._chunk([choice]) for choice in choices])
-        self._ends[step.choice] = step.end
-        choices.append(self._finish(step.choice, step.end))
-        extras = self._last_extras() if len(self._ends) == self._ask.num_choices else {}
-        usage = extras.pop("usage", None)
-        if usage is None:
-            return b"".join(
-                [self._chunk([choice]) for choice in choices[:-1]]
-                + [self._chunk(choices[-1:], extras)]
-            )
-        return b"".join(
-            [self._chunk([choice]) for choice in choices]
-            + [self._chunk([], extras | {"usage": usage})]
-        )
+        extras = self._running_extras(step)
+        frames = [self._chunk([choice], extras) for choice in self._pieces(step)]
+        if step.end is not None:
+            self._ends[step.choice] = step.end
+            frames += self._end_frames(step.choice, step.end)
+        return b"".join(frames)
 
     def whole(self, steps: Iterable[Step]) -> dict[str, Any]:
         """Return the body of an answer that is not streamed, given all of its steps."""
@@ -150,14 +143,26 @@ class AnswerForm(ABC):
     def _prompt_frames(self, step: PromptStep) -> bytes:
         choices = self._prompt_pieces(step)
         frames = [self._chunk([choice]) for choice in choices]
-        if self._options.return_progress:
+        if self._options.return_progress and not step.logprobs:
             progress = PromptProgressBody(
                 step.num_total, step.num_cached, step.num_computed, step.elapsed_s * 1e3
             )
             frames.append(self._chunk([self._nothing(step.choice)], {"prompt_progress": progress}))
         return b"".join(frames)
 
-    def _running_extras(self, step: AnswerStep) -> dict[str, Any]:
+    def _end_frames(self, index: int, end: ChoiceEnd) -> list[bytes]:
+        """Return the chunks that end a choice; those of the last choice tell of the whole request."""
+        finish = self._finish(index, end)
+        if len(self._ends) < self._ask.num_choices:
+            return [self._chunk([finish])]
+        extras = self._last_extras()
+        if not self._options.include_usage:
+            return [self._chunk([finish], extras)]
+        return [self._chunk([finish]), self._chunk([], extras | {"usage": self._usage()})]
+
+    def _running_extras(self, step: AnswerStep) -> dict[str, Any] | None:
+        if not (self._options.continuous_usage or self._options.timings_per_token):
+            return None
         extras: dict[str, Any] = {}
         if self._options.continuous_usage:
             extras["usage"] = self._usage()
@@ -166,11 +171,14 @@ class AnswerForm(ABC):
         return extras
 
     def _last_extras(self) -> dict[str, Any]:
-        extras: dict[str, Any] = {"timings": _together(list(self._ends.values()))}
-        if self._options.include_usage:
-            extras["usage"] = self._usage()
-        if self._options.own:
-            extras["thermocline"] = self._options.own
+        timings = _together(list(self._ends.values()))
+        timings.experts = _experts(list(self._ends.values()))
+        extras: dict[str, Any] = {"timings": timings}
+        own = dict(self._options.own)
+        if self._options.trace_id:
+            own["trace_id"] = " ".join(str(end.request) for end in self._ends.values())
+        if own:
+            extras["thermocline"] = own
         return extras
 
     def _usage(self) -> Usage:
@@ -182,9 +190,6 @@ class AnswerForm(ABC):
             {"cached_tokens": sum(end.timings.num_cached_tokens for end in firsts)},
             {"reasoning_tokens": sum(end.num_reasoning_tokens for end in self._ends.values())},
         )
-
-    def _token_text(self, token_id: int) -> str:
-        return self._vocabulary.token_bytes(token_id).decode("utf-8", "replace")
 
     def _prompt_pieces(self, step: PromptStep) -> list[Choice]:
         """Return the choices of chunks that a computed part of the prompt brings."""
@@ -210,6 +215,25 @@ class AnswerForm(ABC):
 def known_logprob(logprob: float) -> float:
     """Return `logprob` as JSON can hold it."""
     return max(logprob, LEAST_LOGPROB)
+
+
+def routed_experts(end: ChoiceEnd) -> str | UnsetType:
+    """Return the experts of each token, if they were asked for, as base64 of a .npy file."""
+    if end.routing is None:
+        return UNSET
+    file = io.BytesIO()
+    np.save(file, end.routing, allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _experts(ends: Sequence[ChoiceEnd]) -> ExpertsBody:
+    """Return what became of chosen experts; of several choices, the most that happened beside one."""
+    figures = [end.experts for end in ends if end.experts is not None]
+
+    def most(name: str) -> int:
+        return max((int(getattr(figure, name)) for figure in figures), default=0)
+
+    return ExpertsBody(*(most(field) for field in ExpertsBody.__struct_fields__))
 
 
 def _together(ends: Sequence[ChoiceEnd]) -> TimingsBody:
