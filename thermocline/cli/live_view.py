@@ -193,7 +193,7 @@ def _request_rows(event: ReadyEvent, width: int, *, is_ascii: bool) -> Renderabl
 
 def _bar(share: float, width: int, style: str, *, is_ascii: bool) -> Text:
     """Return a bar of `width` cells with its rest shown."""
-    full, rest = ("#", ".") if is_ascii else ("█", "░")
+    full, rest = ("#", ".") if is_ascii else ("█", "·")
     cells = round(min(max(share, 0.0), 1.0) * width)
     return Text.assemble((full * cells, style), (rest * (width - cells), "bright_black"))
 

@@ -41,10 +41,9 @@ class HeatMap {
     this.width = width;
     this.high = Math.max(1, ...layers.map((layer) => Math.max(0, ...layer.counts)));
     const note = document.getElementById("heat-note");
-    note.textContent = `${layers.length} layers (rows) by ${width} experts, ${used} for each token. The stronger, the more often chosen, at most ${this.high.toLocaleString("en")} times. `;
+    note.textContent = `${layers.length} layers (rows) by ${width} experts, ${used} for each token. ${choices ? `The stronger, the more often chosen, at most ${this.high.toLocaleString("en")} times.` : "None was chosen yet."} `;
     if (layers.some((layer) => layer.hot.length)) note.append(element("span", { class: "hot" }, "Hot experts"), ` got ${formatShare(choices ? hotShare : 0)} of the choices.`);
-    this.draw();
-    if (this.cursor) this.moveTo(this.cursor);
+    this.moveTo(this.cursor);
   }
 
   draw() {

@@ -19,6 +19,7 @@ class TracePanel {
   async start() {
     try {
       await request("/trace/start", { method: "POST" });
+      this.note("Recording.");
       return true;
     } catch (error) {
       this.note(error instanceof ServerError ? `Not recorded: ${error.message}.` : "Not recorded: the server does not answer.");
