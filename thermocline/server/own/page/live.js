@@ -169,6 +169,7 @@ async function followEvents(onEvent, onAway) {
       continue;
     }
     const leaving = new AbortController();
+    let wantsKey = false;
     const onHide = () => document.hidden && leaving.abort();
     document.addEventListener("visibilitychange", onHide);
     try {
@@ -176,10 +177,13 @@ async function followEvents(onEvent, onAway) {
       for await (const event of readEvents(response)) onEvent(event);
       onAway("the server has ended the connection");
     } catch (error) {
+      wantsKey = error.status === 401;
       if (!leaving.signal.aborted) onAway(error instanceof ServerError ? error.message : "the server does not answer");
     } finally {
       document.removeEventListener("visibilitychange", onHide);
     }
-    if (!leaving.signal.aborted) await new Promise((resolve) => setTimeout(resolve, 1500));
+    // Whoever has closed the question for the key is asked again when they come back to the page.
+    if (wantsKey) await new Promise((resolve) => document.addEventListener("pointerdown", resolve, { once: true }));
+    else if (!leaving.signal.aborted) await new Promise((resolve) => setTimeout(resolve, 1500));
   }
 }

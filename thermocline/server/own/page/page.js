@@ -12,7 +12,7 @@ function startPage() {
       if (event.state === "ready") heat.follow(event.experts.choices);
     },
     (why) => {
-      live.say("away", `${why}; trying again`);
+      live.say("away", why);
       chat.setReady(false);
     },
   );
