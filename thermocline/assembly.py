@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,20 +51,21 @@ from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.vocabulary import TokenizerData
 from thermocline.traces.lanes import Lane
-from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+from thermocline.traces.recorder import MemoryRecorder
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
     from typing import Any
 
     from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
-    from thermocline.kernels.timeline import PoolTimeline
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.footprint import Footprint
     from thermocline.prefetch.governor import PrefetchGovernor
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
@@ -74,6 +76,15 @@ _DEFAULT_MAX_CONTEXT_TOKENS = 32768
 # Beyond 512 tokens a chunk computes hardly faster. A file that does not fit is read once for each chunk.
 _CHUNK_TOKENS = 512
 _CHUNK_TOKENS_OF_LARGE_FILES = 2048
+
+
+class LoadStep(StrEnum):
+    """What opening a model consists of, in order."""
+
+    FILE = "file"
+    WEIGHTS = "weights"
+    TOKENIZER = "tokenizer"
+    EXPERTS = "experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +99,14 @@ class EngineParts:
     """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
-    recorder: Recorder
+    recorder: MemoryRecorder
+    lanes: tuple[LaneThread, ...]
     runner: Runner
     step_loop: StepLoop
     max_context_tokens: int
     chunk_tokens: int
     """The most prompt tokens of one chunk."""
-    token_bytes: int | None
-    """What one decoded token makes the engine read, at least; None when that is not known."""
+    footprint: Footprint
     template: TemplateHolder
     grammars: Grammars
     resources: ExitStack
@@ -105,34 +116,47 @@ class EngineParts:
         self.resources.close()
 
 
-def load_parts(path: str | os.PathLike[str], config: EngineConfig) -> EngineParts:
+def load_parts(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    on_step: Callable[[LoadStep], None] = lambda step: None,
+) -> EngineParts:
     """Open the file and build all parts; on any error, what was opened is closed again.
 
-    Raises ModelError, ConfigError or NativeModuleError.
+    on_step is told what begins. Raises ModelError, ConfigError or NativeModuleError.
     """
+    on_step(LoadStep.FILE)
     with ExitStack() as resources:
-        parts = _build(path, config, resources)
+        parts = _build(path, config, resources, on_step)
         resources.pop_all()
         return parts
 
 
-def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitStack) -> EngineParts:
+def _build(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    resources: ExitStack,
+    on_step: Callable[[LoadStep], None],
+) -> EngineParts:
     owned = ExitStack()
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
-    recorder = _recorder(config)
+    recorder = MemoryRecorder(config.trace.max_records, enabled=config.trace.enabled)
     kernels = _kernels(config)
+    on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
-    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
-    _require_equal_vocabularies(file, model, tokenizer)
-    source = file.metadata.get_str("tokenizer.chat_template", default="")
-    template = TemplateHolder(source, tokenizer)
-    owned.callback(template.close)
+    on_step(LoadStep.TOKENIZER)
+    tokenizer = _tokenizer(file, model)
+    template = TemplateHolder(
+        file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
+    )
     grammars = Grammars(tokenizer)
+    owned.callback(template.close)
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     pool, allocator = _cache(config, model, max_context_tokens)
+    on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
     placement = uniform_placement(
@@ -140,16 +164,18 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         spec.router.num_experts,
         config.placement.hot_fraction if is_split else 0.0,
     )
+    hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
     routing_log = RoutingLog()
     cpu = owned.enter_context(
         LaneThread(
             Lane.CPU,
             recorder,
-            timeline=_timeline(config, kernels),
+            timeline=kernels.timeline(),
             slowdown=config.scheduler.decode_slowdown,
         )
     )
+    lanes = [cpu]
     fingerprint = placement_fingerprint(spec, placement)
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
@@ -167,19 +193,18 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["hot"] = HotStage(
             cpu_experts(Tier.HOT)
             if config.placement.hot_device == "cpu"
-            else _simulated(config, catalog, placement, fingerprint, recorder, owned)
+            else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
         )
     governor = None
     if config.prefetch.mode != "off":
-        cold = ~np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
         probes = config.prefetch.mode == "auto"
-        governor = open_governor(file, model, catalog, cold, recorder, probes=probes)
+        governor = open_governor(file, model, catalog, ~hot_mask, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None if is_split else _shortcut(model, pool, heat, routing_log, cpu, governor)
-    num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
-        moe_graph(stages, spec.num_layers, num_credits, shortcut),
+        # One more credit than prompts take: a decode step finds one, always.
+        moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
         recorder,
         cpu,
         overlap=config.scheduler.overlap,
@@ -191,25 +216,31 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         max_context_tokens,
         kinds_differ=kernels.prompts_differ,
     )
-    sizer = ChunkSizer(chunk_tokens, config.scheduler.decode_slowdown)
     return EngineParts(
         model=model,
         kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
-        hot_mask=np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)]),
+        hot_mask=hot_mask,
         heat=heat,
         governor=governor,
         recorder=recorder,
+        lanes=tuple(lanes),
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times), routing_log),
+        step_loop=StepLoop(
+            scheduler, runner, recorder, _pace(config, chunk_tokens, cpu), routing_log
+        ),
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
-        token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
+        footprint=measure_footprint(file.tensors.values(), spec.router),
         template=template,
         grammars=grammars,
         resources=owned,
     )
+
+
+def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
+    return Pace(ChunkSizer(chunk_tokens, config.scheduler.decode_slowdown), cpu.take_times)
 
 
 def _simulated(
@@ -219,6 +250,7 @@ def _simulated(
     fingerprint: str,
     recorder: Recorder,
     owned: ExitStack,
+    lanes: list[LaneThread],
 ) -> SimulatedExpertCompute:
     wanted = config.placement
     experts = DeviceExperts(catalog, placement, wanted.simulated_memory_bytes)
@@ -227,6 +259,7 @@ def _simulated(
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
     kernels = _kernels(config, threads=1)
     device = owned.enter_context(LaneThread(Lane.HOT, recorder))
+    lanes += (engine_lane, device)
     return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
 
 
@@ -256,17 +289,9 @@ def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
 
 
-def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:
-    return kernels.timeline() if config.trace.enabled else None
-
-
 def _chunk_tokens(file: ModelFile) -> int:
     fits = file.total_tensor_bytes <= page_cache_room_bytes()
     return _CHUNK_TOKENS if fits else _CHUNK_TOKENS_OF_LARGE_FILES
-
-
-def _recorder(config: EngineConfig) -> Recorder:
-    return MemoryRecorder(config.trace.max_records) if config.trace.enabled else NullRecorder()
 
 
 def _context(config: EngineConfig, context_length: int) -> int:
@@ -305,7 +330,8 @@ def _cache_type(name: str, head_dim: int) -> CacheType:
     return CacheType[name.upper()]
 
 
-def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokenizer) -> None:
+def _tokenizer(file: ModelFile, model: Model) -> Tokenizer:
+    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
     if tokenizer.vocab_size != model.spec.vocab_size:
         raise ModelFileError(
             file.path,
@@ -313,3 +339,4 @@ def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokeni
             f"{model.spec.vocab_size} rows",
             fix="convert or download the model again",
         )
+    return tokenizer

@@ -25,10 +25,11 @@ from thermocline.server.in_flight import InFlight
 if TYPE_CHECKING:
     from thermocline.server.settings import ServerConfig
 
-_SERVER: Final = f"thermocline/{__version__}"
 IN_FLIGHT: Final = web.AppKey("IN_FLIGHT", InFlight)
 
-_OPEN_PATHS: Final = frozenset({"/health", "/v1/health"})
+# The page's files hold nothing of the model; the page itself asks for the key.
+_OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/"})
+_OPEN_FOLDER: Final = "/page/"
 # Of this server's own files only. A page with code in itself sends a policy with that code's hash instead.
 _PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -61,10 +62,19 @@ class Gate:
             raise OriginRefusedError(
                 "a web page of another origin sent this: add the origin to --cors-origins"
             )
-        if request.path not in _OPEN_PATHS and not self._keys.opens(request.headers):
+        is_open = request.path in _OPEN_PATHS or request.path.startswith(_OPEN_FOLDER)
+        if not is_open and not self._keys.opens(request.headers):
             raise KeyRefusedError(
                 "this server wants an API key: send it as Authorization: Bearer KEY"
             )
+
+    def cache_salt(self, request: web.Request, asked: str | None) -> str | None:
+        """Return whose computed prompts a request may find: those of the same key and the same salt.
+
+        Else the speed of an answer would tell the holder of one key what that of another asked.
+        """
+        owner = self._keys.owner(request.headers)
+        return f"{owner}:{asked or ''}" if owner else asked
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """Return the answer to a browser that asks before it sends for a page of an allowed origin.
@@ -81,8 +91,9 @@ class Gate:
     def response_headers(
         self, request: web.Request, response: web.StreamResponse
     ) -> dict[str, str]:
-        """Return the headers that the response should carry; those it has come first."""
+        """Return the headers that the response should carry."""
         headers = {
+            "Server": f"thermocline/{__version__}",
             "X-Request-Id": f"req_{uuid.uuid4().hex}",
             "X-Content-Type-Options": "nosniff",
             **self._origins.response_headers(request.headers.get("Origin")),
@@ -96,10 +107,7 @@ class Gate:
                 "X-Frame-Options": "DENY",
             }
         if response.status == 401:
-            # A browser that opens the page asks its user, and sends what it was told from then on.
-            headers["WWW-Authenticate"] = (
-                'Basic realm="API key as password"' if request.path == "/" else "Bearer"
-            )
+            headers["WWW-Authenticate"] = "Bearer"
         return headers
 
 
@@ -136,8 +144,8 @@ async def guard(request: web.Request, handler: Any) -> web.StreamResponse:  # no
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Give a response the headers that it lacks."""
-    for name, value in request.app[GATE].response_headers(request, response).items():
-        response.headers.setdefault(name, value)
-    # aiohttp has put its own name there.
-    response.headers["Server"] = _SERVER
+    """Give a response its headers; a page may bring a policy of its own."""
+    policy = response.headers.get("Content-Security-Policy")
+    response.headers.update(request.app[GATE].response_headers(request, response))
+    if policy is not None:
+        response.headers["Content-Security-Policy"] = policy
