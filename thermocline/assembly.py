@@ -25,7 +25,7 @@ from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
-from thermocline.messages import LayerIndex, Tier
+from thermocline.messages import LayerIndex, LoadProgress, Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import open_model
@@ -80,6 +80,8 @@ _DEFAULT_MAX_CONTEXT_TOKENS = 32768
 
 # Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
 _SPARE_BYTES = 256 << 20
+
+_LOAD_STEPS = ("file", "weights", "tokenizer", "cache")
 
 
 class TemplateHolder:
@@ -163,33 +165,48 @@ class EngineParts:
         self.resources.close()
 
 
-def load_parts(path: str | os.PathLike[str], config: EngineConfig) -> EngineParts:
+def load_parts(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    on_progress: Callable[[LoadProgress], None] | None = None,
+) -> EngineParts:
     """Open the file and build all parts; on any error, what was opened is closed again.
 
-    Raises ModelError, ConfigError or NativeModuleError.
+    on_progress is called as each step begins. Raises ModelError, ConfigError or NativeModuleError.
     """
+
+    def begin(step: str) -> None:
+        if on_progress is not None:
+            on_progress(LoadProgress(step, _LOAD_STEPS.index(step), len(_LOAD_STEPS)))
+
+    begin("file")
     with ExitStack() as resources:
-        parts = _build(path, config, resources)
+        parts = _build(path, config, resources, begin)
         resources.pop_all()
         return parts
 
 
-def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitStack) -> EngineParts:
+def _build(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    resources: ExitStack,
+    begin: Callable[[str], None],
+) -> EngineParts:
     owned = ExitStack()
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
     recorder = _recorder(config)
     kernels = _kernels(config)
+    begin("weights")
     model = open_model(file, kernels)
-    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
-    _require_equal_vocabularies(file, model, tokenizer)
-    source = file.metadata.get_str("tokenizer.chat_template", default="")
-    template = TemplateHolder(source, tokenizer)
-    owned.callback(template.close)
+    begin("tokenizer")
+    tokenizer = _tokenizer(file, model)
+    template = _template(file, tokenizer, owned)
     grammars = Grammars(tokenizer)
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
+    begin("cache")
     pool, allocator = _cache(config, model, max_context_tokens)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
@@ -267,6 +284,19 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         grammars=grammars,
         resources=owned,
     )
+
+
+def _tokenizer(file: ModelFile, model: Model) -> Tokenizer:
+    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
+    _require_equal_vocabularies(file, model, tokenizer)
+    return tokenizer
+
+
+def _template(file: ModelFile, tokenizer: Tokenizer, owned: ExitStack) -> TemplateHolder:
+    source = file.metadata.get_str("tokenizer.chat_template", default="")
+    template = TemplateHolder(source, tokenizer)
+    owned.callback(template.close)
+    return template
 
 
 def _simulated(

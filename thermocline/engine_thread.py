@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from thermocline.assembly import EngineParts
     from thermocline.config import EngineConfig
+    from thermocline.messages import LoadProgress
     from thermocline.pipeline.loop import StepLoop
 
 R = TypeVar("R")
@@ -29,9 +30,16 @@ _Opened = tuple["EngineParts", asyncio.AbstractEventLoop]
 class EngineThread:
     """Runs one engine's parts. `start`, `wait_ready`, then `call`; `request_close`, then `wait_ended`."""
 
-    def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: EngineConfig,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> None:
+        """on_progress: called on this thread as each step of opening begins."""
         self._path = path
         self._config = config
+        self._on_progress = on_progress
         self._ready: Future[_Opened] = Future()
         self._ended: Future[None] = Future()
         self._lock = threading.Lock()
@@ -133,7 +141,7 @@ class EngineThread:
                 call.set_exception(EngineClosedError("the engine is closed: open a new one"))
 
     async def _main(self) -> None:
-        parts = load_parts(self._path, self._config)
+        parts = load_parts(self._path, self._config, self._on_progress)
         try:
             self._ready.set_result((parts, asyncio.get_running_loop()))
             await parts.step_loop.run()

@@ -78,7 +78,7 @@ JSON = {"Content-Type": "application/json"}
         ),
         (ZeroDivisionError("secret"), 500, "server_error", None),
         (NotSupportedError("x"), 501, "not_supported_error", "not_supported"),
-        (LoadingError("x"), 503, "unavailable_error", 503),
+        (LoadingError(), 503, "unavailable_error", 503),
         (EngineClosedError("x"), 503, "unavailable_error", None),
         (ModelFileError("f", "x", fix="y"), 503, "unavailable_error", None),
         (MemoryError("x"), 503, "unavailable_error", None),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import os
 
     from thermocline.config import EngineConfig
+    from thermocline.messages import LoadProgress
     from thermocline.server.settings import ModelCard
 
 # The header of a GGUF file, in which every tensor's name, type and place is, begins here.
@@ -71,6 +72,8 @@ class Backend:
         self._config = config
         self._card = card
         self._opened: asyncio.Future[OpenModel] = asyncio.get_running_loop().create_future()
+        self._progress: LoadProgress | None = None
+        """Written by the engine's thread, whole."""
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -91,7 +94,7 @@ class Backend:
     def model(self) -> OpenModel:
         """The model. Raises LoadingError while it is being opened, and what opening raised."""
         if not self._opened.done():
-            raise LoadingError("Loading model")
+            raise LoadingError(self._progress)
         return self._opened.result()
 
     @property
@@ -103,9 +106,13 @@ class Backend:
         """Wait until the model is open. Raises what opening raised."""
         return await asyncio.shield(self._opened)
 
+    def _note_progress(self, progress: LoadProgress) -> None:
+        self._progress = progress
+
     async def _hold(self) -> None:
         try:
-            async with Engine.open(self._path, self._config) as engine:
+            opening = Engine.open(self._path, self._config, on_load_progress=self._note_progress)
+            async with opening as engine:
                 fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
                 self._opened.set_result(
                     OpenModel(engine, self._card, fingerprint, int(time.time()))
