@@ -30,5 +30,9 @@ async def ask_for(engine: Engine, asked: Conversation) -> Ask:
     )
     end = engine.tokenizer.decode(prompt[-_PROMPT_END_TOKENS:], skip_special=False)
     answer_format = plan.for_prompt(end)
-    params = replace(asked.params, constraint=answer_format.constraint)
+    params = replace(
+        asked.params,
+        constraint=answer_format.constraint,
+        reasoning_budget=answer_format.reasoning_budget,
+    )
     return Ask((prompt,), params, make_parser=answer_format.make_parser)

@@ -113,6 +113,7 @@ class Backend:
         try:
             opening = Engine.open(self._path, self._config, on_load_progress=self._note_progress)
             async with opening as engine:
+                await engine.prepare_constraints()
                 fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
                 self._opened.set_result(
                     OpenModel(engine, self._card, fingerprint, int(time.time()))
