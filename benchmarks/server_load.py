@@ -32,7 +32,7 @@ _NAME: Final = "server_load"
 _MAX_LAG_S: Final = 0.02
 _MAX_GROWTH_MIB: Final = 1.0
 """Per minute."""
-_NUM_REQUESTS: Final = 24
+_NUM_REQUESTS: Final = 12
 _WORDS: Final = [
     "the",
     "a",

@@ -80,7 +80,7 @@ async def test_a_storm_leaves_the_engine_consistent(toy):
     """Scheduler, cache and ring agree after it, and every block is free."""
     async with live(toy) as server:
         before = len(asyncio.all_tasks())
-        await storm(int(server.server.url.rpartition(":")[2]), 100, seed=1)
+        await storm(int(server.server.url.rpartition(":")[2]), 50, seed=1)
         await server.until_in_flight(0)
         await server.settle()
         await until(lambda: len(asyncio.all_tasks()) <= before)
