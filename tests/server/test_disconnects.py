@@ -25,7 +25,7 @@ def a_request(rng: random.Random) -> tuple[bytes, bool]:
     """
     stream, is_whole = rng.random() < 0.5, rng.random() < 0.8
     fields = {"stream": stream, "ignore_eos": True}
-    if rng.random() < 0.3:
+    if rng.random() < 0.15:
         path, fields = CHAT, fields | {"messages": HELLO}
     else:
         path, fields = TEXT, fields | {"prompt": "a" * rng.choice([1, 30, 2000]), "n": 2}
