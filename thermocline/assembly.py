@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
-from thermocline.messages import LayerIndex, LoadProgress, Tier
+from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import open_model
@@ -57,7 +58,7 @@ from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.tool_formats import read_template
 from thermocline.text.vocabulary import TokenizerData
 from thermocline.traces.lanes import Lane
-from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+from thermocline.traces.recorder import MemoryRecorder
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
-    from thermocline.kernels.timeline import PoolTimeline
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.footprint import Footprint
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
 
@@ -81,7 +82,14 @@ _DEFAULT_MAX_CONTEXT_TOKENS = 32768
 # Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
 _SPARE_BYTES = 256 << 20
 
-_LOAD_STEPS = ("file", "weights", "tokenizer", "cache")
+
+class LoadStep(StrEnum):
+    """What opening a model consists of, in order."""
+
+    FILE = "file"
+    WEIGHTS = "weights"
+    TOKENIZER = "tokenizer"
+    EXPERTS = "experts"
 
 
 class TemplateHolder:
@@ -150,12 +158,12 @@ class EngineParts:
     """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
-    recorder: Recorder
+    recorder: MemoryRecorder
+    lanes: tuple[LaneThread, ...]
     runner: Runner
     step_loop: StepLoop
     max_context_tokens: int
-    token_bytes: int | None
-    """What one decoded token makes the engine read, at least; None when that is not known."""
+    footprint: Footprint
     template: TemplateHolder
     grammars: Grammars
     resources: ExitStack
@@ -168,20 +176,15 @@ class EngineParts:
 def load_parts(
     path: str | os.PathLike[str],
     config: EngineConfig,
-    on_progress: Callable[[LoadProgress], None] | None = None,
+    on_step: Callable[[LoadStep], None] = lambda step: None,
 ) -> EngineParts:
     """Open the file and build all parts; on any error, what was opened is closed again.
 
-    on_progress is called as each step begins. Raises ModelError, ConfigError or NativeModuleError.
+    on_step is told what begins. Raises ModelError, ConfigError or NativeModuleError.
     """
-
-    def begin(step: str) -> None:
-        if on_progress is not None:
-            on_progress(LoadProgress(step, _LOAD_STEPS.index(step), len(_LOAD_STEPS)))
-
-    begin("file")
+    on_step(LoadStep.FILE)
     with ExitStack() as resources:
-        parts = _build(path, config, resources, begin)
+        parts = _build(path, config, resources, on_step)
         resources.pop_all()
         return parts
 
@@ -190,24 +193,27 @@ def _build(
     path: str | os.PathLike[str],
     config: EngineConfig,
     resources: ExitStack,
-    begin: Callable[[str], None],
+    on_step: Callable[[LoadStep], None],
 ) -> EngineParts:
     owned = ExitStack()
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
-    recorder = _recorder(config)
+    recorder = MemoryRecorder(config.trace.max_events, enabled=config.trace.enabled)
     kernels = _kernels(config)
-    begin("weights")
+    on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
-    begin("tokenizer")
+    on_step(LoadStep.TOKENIZER)
     tokenizer = _tokenizer(file, model)
-    template = _template(file, tokenizer, owned)
+    template = TemplateHolder(
+        file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
+    )
+    owned.callback(template.close)
     grammars = Grammars(tokenizer)
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
-    begin("cache")
     pool, allocator = _cache(config, model, max_context_tokens)
+    on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
     placement = uniform_placement(
@@ -221,10 +227,11 @@ def _build(
         LaneThread(
             Lane.CPU,
             recorder,
-            timeline=_timeline(config, kernels),
+            timeline=kernels.timeline(),
             slowdown=config.scheduler.decode_slowdown,
         )
     )
+    lanes = [cpu]
     fingerprint = placement_fingerprint(spec, placement)
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
@@ -242,7 +249,7 @@ def _build(
         stages["hot"] = HotStage(
             cpu_experts(Tier.HOT)
             if config.placement.hot_device == "cpu"
-            else _simulated(config, catalog, placement, fingerprint, recorder, owned)
+            else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
         )
     governor = None
     if config.prefetch.mode != "off":
@@ -253,19 +260,15 @@ def _build(
     if model.has_whole_layers and not is_split:
         stage = LayerStage(model, pool, heat, routing_log, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
-    num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
-        moe_graph(stages, spec.num_layers, num_credits, shortcut),
+        # One more credit than prompts take: a decode step finds one, always.
+        moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
         recorder,
         cpu,
         overlap=config.scheduler.overlap,
     )
     scheduler = Scheduler(
         config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
-    )
-    pace = Pace(
-        ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown),
-        cpu.take_times,
     )
     return EngineParts(
         model=model,
@@ -276,27 +279,20 @@ def _build(
         heat=heat,
         governor=governor,
         recorder=recorder,
+        lanes=tuple(lanes),
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, pace, routing_log),
+        step_loop=StepLoop(scheduler, runner, recorder, _pace(config, cpu), routing_log),
         max_context_tokens=max_context_tokens,
-        token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
+        footprint=measure_footprint(file.tensors.values(), spec.router),
         template=template,
         grammars=grammars,
         resources=owned,
     )
 
 
-def _tokenizer(file: ModelFile, model: Model) -> Tokenizer:
-    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
-    _require_equal_vocabularies(file, model, tokenizer)
-    return tokenizer
-
-
-def _template(file: ModelFile, tokenizer: Tokenizer, owned: ExitStack) -> TemplateHolder:
-    source = file.metadata.get_str("tokenizer.chat_template", default="")
-    template = TemplateHolder(source, tokenizer)
-    owned.callback(template.close)
-    return template
+def _pace(config: EngineConfig, cpu: LaneThread) -> Pace:
+    wanted = config.scheduler
+    return Pace(ChunkSizer(wanted.prefill_chunk_tokens, wanted.decode_slowdown), cpu.take_times)
 
 
 def _simulated(
@@ -306,6 +302,7 @@ def _simulated(
     fingerprint: str,
     recorder: Recorder,
     owned: ExitStack,
+    lanes: list[LaneThread],
 ) -> SimulatedExpertCompute:
     wanted = config.placement
     experts = DeviceExperts(catalog, placement, wanted.simulated_memory_bytes)
@@ -314,6 +311,7 @@ def _simulated(
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
     kernels = _kernels(config, threads=1)
     device = owned.enter_context(LaneThread(Lane.HOT, recorder))
+    lanes += (engine_lane, device)
     return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
 
 
@@ -360,14 +358,6 @@ def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
 
 
-def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:
-    return kernels.timeline() if config.trace.enabled else None
-
-
-def _recorder(config: EngineConfig) -> Recorder:
-    return MemoryRecorder(config.trace.max_events) if config.trace.enabled else NullRecorder()
-
-
 def _context(config: EngineConfig, context_length: int) -> int:
     wanted = config.memory.max_context_tokens
     if wanted is None:
@@ -404,7 +394,8 @@ def _cache_type(name: str, head_dim: int) -> CacheType:
     return CacheType[name.upper()]
 
 
-def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokenizer) -> None:
+def _tokenizer(file: ModelFile, model: Model) -> Tokenizer:
+    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
     if tokenizer.vocab_size != model.spec.vocab_size:
         raise ModelFileError(
             file.path,
@@ -412,6 +403,7 @@ def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokeni
             f"{model.spec.vocab_size} rows",
             fix="convert or download the model again",
         )
+    return tokenizer
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

@@ -13,9 +13,9 @@ import pytest
 from tests.server.live import CARD, CHAT, HELLO, TEXT, Live, live, parse_events, until
 from tests.support.toy_model import write_toy_model
 from thermocline import EngineConfig, SchedulerConfig, engine_thread
+from thermocline.assembly import LoadStep
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.messages import LoadProgress
 from thermocline.server.app import running_server, serve
 from thermocline.server.exchange import BACKEND
 from thermocline.server.settings import ServerConfig
@@ -187,10 +187,10 @@ async def test_while_the_model_loads_the_server_says_so(toy, monkeypatch):
     loop = asyncio.get_running_loop()
     real = engine_thread.load_parts
 
-    def slow(path, config, on_progress):
-        def pause(progress):
-            on_progress(progress)
-            if progress.step == "tokenizer":
+    def slow(path, config, on_step):
+        def pause(step):
+            on_step(step)
+            if step is LoadStep.TOKENIZER:
                 asyncio.run_coroutine_threadsafe(opened.wait(), loop).result(10)
 
         return real(path, config, pause)
@@ -202,7 +202,7 @@ async def test_while_the_model_loads_the_server_says_so(toy, monkeypatch):
         aiohttp.ClientSession(base_url=server.url) as client,
     ):
         backend = server.app[BACKEND]
-        await until(lambda: backend._progress == LoadProgress("tokenizer", 2, 4))
+        await until(lambda: backend.load_step is LoadStep.TOKENIZER)
         async with client.get("/health") as response:
             assert response.status == 503
             error = (await response.json())["error"]

@@ -18,8 +18,8 @@ from thermocline.server.errors import LoadingError, ModelNotFoundError
 if TYPE_CHECKING:
     import os
 
+    from thermocline.assembly import LoadStep
     from thermocline.config import EngineConfig
-    from thermocline.messages import LoadProgress
     from thermocline.server.settings import ModelCard
 
 # The header of a GGUF file, in which every tensor's name, type and place is, begins here.
@@ -69,13 +69,12 @@ class Backend:
 
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig, card: ModelCard) -> None:
         self._path = path
-        self._config = config
-        self._card = card
+        self.card = card
         self._opened: asyncio.Future[OpenModel] = asyncio.get_running_loop().create_future()
-        self._progress: LoadProgress | None = None
-        """Written by the engine's thread, whole."""
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._opening = Engine.open(path, config)
+        self._started_s = time.monotonic()
 
     def start(self) -> None:
         """Begin to open the model; returns at once."""
@@ -91,10 +90,22 @@ class Backend:
             await asyncio.wait({self._task})
 
     @property
+    def load_step(self) -> LoadStep | None:
+        """What opening does at present, or did last; None before it began."""
+        return self._opening.load_step
+
+    @property
+    def seconds_opening(self) -> float:
+        """Seconds since opening began."""
+        return time.monotonic() - self._started_s
+
+    @property
     def model(self) -> OpenModel:
         """The model. Raises LoadingError while it is being opened, and what opening raised."""
         if not self._opened.done():
-            raise LoadingError(self._progress)
+            step = self.load_step
+            steps = [] if step is None else list(type(step))
+            raise LoadingError(step or "", steps.index(step) if step else 0, len(steps))
         return self._opened.result()
 
     @property
@@ -106,18 +117,12 @@ class Backend:
         """Wait until the model is open. Raises what opening raised."""
         return await asyncio.shield(self._opened)
 
-    def _note_progress(self, progress: LoadProgress) -> None:
-        self._progress = progress
-
     async def _hold(self) -> None:
         try:
-            opening = Engine.open(self._path, self._config, on_load_progress=self._note_progress)
-            async with opening as engine:
+            async with self._opening as engine:
                 await engine.prepare_constraints()
                 fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
-                self._opened.set_result(
-                    OpenModel(engine, self._card, fingerprint, int(time.time()))
-                )
+                self._opened.set_result(OpenModel(engine, self.card, fingerprint, int(time.time())))
                 await self._closing.wait()
         except Exception as error:
             if self._opened.done():

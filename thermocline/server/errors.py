@@ -6,7 +6,7 @@ Other interfaces make their bodies from `describe` and `message_of`.
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,8 +26,6 @@ from thermocline.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thermocline.messages import LoadProgress
-
 _LOG: Final = logging.getLogger("thermocline.server")
 
 # Long enough for a few tokens of the requests ahead, short enough not to leave places empty.
@@ -35,10 +33,13 @@ _RETRY_AFTER_S: Final = "2"
 
 
 class LoadingError(ThermoclineError):
-    """The model is still being opened; try again soon. progress: how far that is, None at its beginning."""
+    """The model is still being opened; try again soon.
 
-    def __init__(self, progress: LoadProgress | None = None) -> None:
-        self.progress = progress
+    step: what that does at present, in a word; num_done of num_steps steps come before it.
+    """
+
+    def __init__(self, step: str = "", num_done: int = 0, num_steps: int = 0) -> None:
+        self.progress = {"step": step, "num_done": num_done, "num_steps": num_steps}
         super().__init__("Loading model")
 
 
@@ -56,6 +57,14 @@ class MediaTypeError(RequestError):
 
 class BodyTimeoutError(RequestError):
     """The body did not arrive in time."""
+
+
+class TraceStateError(RequestError):
+    """The recording is not in a state for this."""
+
+
+class NoTraceError(RequestError):
+    """There is no timeline to show."""
 
 
 class HostRefusedError(RequestError):
@@ -110,6 +119,8 @@ _TABLE: Final[tuple[tuple[type[BaseException], ErrorAnswer], ...]] = (
     (NotSupportedError, ErrorAnswer(501, "not_supported_error", "not_supported")),
     (MediaTypeError, ErrorAnswer(415, "invalid_request_error", "unsupported_media_type")),
     (BodyTimeoutError, ErrorAnswer(408, "timeout")),
+    (TraceStateError, ErrorAnswer(409, "invalid_request_error", "trace_state")),
+    (NoTraceError, ErrorAnswer(404, "not_found_error", "no_trace")),
     (HostRefusedError, ErrorAnswer(403, "invalid_request_error", "host_not_allowed")),
     (OriginRefusedError, ErrorAnswer(403, "invalid_request_error", "origin_not_allowed")),
     (KeyRefusedError, ErrorAnswer(401, "authentication_error", "invalid_api_key")),
@@ -139,8 +150,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
         "param": error.param if isinstance(error, RequestError) else None,
         "code": answer.code,
     }
-    if isinstance(error, LoadingError) and error.progress is not None:
-        fields["progress"] = asdict(error.progress)
+    if isinstance(error, LoadingError):
+        fields["progress"] = error.progress
     if isinstance(error, PromptTooLongError):
         fields["n_prompt_tokens"] = error.num_prompt_tokens
         fields["n_ctx"] = error.max_context_tokens
