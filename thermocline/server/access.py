@@ -5,7 +5,6 @@ Pure decisions about headers; knows neither sockets nor settings.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import re
@@ -36,10 +35,9 @@ class KeyRing:
         return len(self._digests)
 
     def opens(self, headers: Mapping[str, str]) -> bool:
-        """Whether the headers carry one of the keys: as Bearer token, x-api-key or Basic password.
+        """Whether the headers carry one of the keys, as a Bearer token or as x-api-key.
 
-        Basic is what a browser can ask its user for. The time it takes does not depend on which key is
-        near to the given one.
+        The time it takes does not depend on which key is near to the given one.
         """
         if not self._digests:
             return True
@@ -104,17 +102,9 @@ def normal_origin(origin: str) -> str | None:
 
 def _given_key(headers: Mapping[str, str]) -> str:
     scheme, _, token = headers.get("Authorization", "").partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return token.strip()
-        case "basic":
-            try:
-                pair = base64.b64decode(token, validate=True).decode()
-            except ValueError:
-                return ""
-            return pair.partition(":")[2]
-        case _:
-            return headers.get("x-api-key", "").strip()
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return headers.get("x-api-key", "").strip()
 
 
 def _digest(key: str) -> bytes:

@@ -103,7 +103,9 @@ class Backend:
     def model(self) -> OpenModel:
         """The model. Raises LoadingError while it is being opened, and what opening raised."""
         if not self._opened.done():
-            raise LoadingError("Loading model")
+            step = self.load_step
+            steps = [] if step is None else list(type(step))
+            raise LoadingError(step or "", steps.index(step) if step else 0, len(steps))
         return self._opened.result()
 
     @property

@@ -33,7 +33,14 @@ _RETRY_AFTER_S: Final = "2"
 
 
 class LoadingError(ThermoclineError):
-    """The model is still being opened; try again soon."""
+    """The model is still being opened; try again soon.
+
+    step: what that does at present, in a word; num_done of num_steps steps come before it.
+    """
+
+    def __init__(self, step: str = "", num_done: int = 0, num_steps: int = 0) -> None:
+        self.progress = {"step": step, "num_done": num_done, "num_steps": num_steps}
+        super().__init__("Loading model")
 
 
 class ModelNotFoundError(RequestError):
@@ -143,6 +150,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
         "param": error.param if isinstance(error, RequestError) else None,
         "code": answer.code,
     }
+    if isinstance(error, LoadingError):
+        fields["progress"] = error.progress
     if isinstance(error, PromptTooLongError):
         fields["n_prompt_tokens"] = error.num_prompt_tokens
         fields["n_ctx"] = error.max_context_tokens
