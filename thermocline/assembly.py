@@ -6,8 +6,9 @@ Everything is made here and handed over complete; no part looks for another.
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
@@ -56,19 +58,21 @@ from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.tool_formats import read_template
 from thermocline.text.vocabulary import TokenizerData
 from thermocline.traces.lanes import Lane
-from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+from thermocline.traces.recorder import MemoryRecorder
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
+
+    from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
-    from thermocline.kernels.timeline import PoolTimeline
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.footprint import Footprint
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
 
@@ -79,12 +83,21 @@ _DEFAULT_MAX_CONTEXT_TOKENS = 32768
 _SPARE_BYTES = 256 << 20
 
 
+class LoadStep(StrEnum):
+    """What opening a model consists of, in order."""
+
+    FILE = "file"
+    WEIGHTS = "weights"
+    TOKENIZER = "tokenizer"
+    EXPERTS = "experts"
+
+
 class TemplateHolder:
     """Starts the chat template's child process when the first chat prompt asks for it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         self.facts = read_template(source)
-        self._source = source
+        self.source = source
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._template: ChatTemplate | None = None
@@ -96,7 +109,7 @@ class TemplateHolder:
         Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
         after `close`.
         """
-        if not self._source:
+        if not self.source:
             raise ConfigError(
                 "this model file has no chat template: give a plain prompt, or use an instruct model"
             )
@@ -104,14 +117,26 @@ class TemplateHolder:
             if self._closed:
                 raise EngineClosedError("the engine is closed: open a new one")
             if self._template is None:
-                tokenizer = self._tokenizer
-                self._template = ChatTemplate(
-                    self._source,
-                    bos_token=_token_text(tokenizer, tokenizer.bos_id),
-                    eos_token=_token_text(tokenizer, tokenizer.eos_id),
-                    control_tokens=tokenizer.control_texts,
-                )
+                self._template = self._start(self.source)
             return self._template
+
+    @contextmanager
+    def borrow(self, source: str | None) -> Iterator[ChatTemplate]:
+        """Use the template of another text meanwhile, in a process of its own; None: as `get`."""
+        if source is None:
+            yield self.get()
+        else:
+            with self._start(source) as template:
+                yield template
+
+    def _start(self, source: str) -> ChatTemplate:
+        tokenizer = self._tokenizer
+        return ChatTemplate(
+            source,
+            bos_token=_token_text(tokenizer, tokenizer.bos_id),
+            eos_token=_token_text(tokenizer, tokenizer.eos_id),
+            control_tokens=tokenizer.control_texts,
+        )
 
     def close(self) -> None:
         """End the child process, if there is one, and start no other."""
@@ -129,14 +154,16 @@ class EngineParts:
     kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
+    hot_mask: NDArray[np.bool_]
+    """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
-    recorder: Recorder
+    recorder: MemoryRecorder
+    lanes: tuple[LaneThread, ...]
     runner: Runner
     step_loop: StepLoop
     max_context_tokens: int
-    token_bytes: int | None
-    """What one decoded token makes the engine read, at least; None when that is not known."""
+    footprint: Footprint
     template: TemplateHolder
     grammars: Grammars
     resources: ExitStack
@@ -146,47 +173,65 @@ class EngineParts:
         self.resources.close()
 
 
-def load_parts(path: str | os.PathLike[str], config: EngineConfig) -> EngineParts:
+def load_parts(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    on_step: Callable[[LoadStep], None] = lambda step: None,
+) -> EngineParts:
     """Open the file and build all parts; on any error, what was opened is closed again.
 
-    Raises ModelError, ConfigError or NativeModuleError.
+    on_step is told what begins. Raises ModelError, ConfigError or NativeModuleError.
     """
+    on_step(LoadStep.FILE)
     with ExitStack() as resources:
-        parts = _build(path, config, resources)
+        parts = _build(path, config, resources, on_step)
         resources.pop_all()
         return parts
 
 
-def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitStack) -> EngineParts:
+def _build(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    resources: ExitStack,
+    on_step: Callable[[LoadStep], None],
+) -> EngineParts:
     owned = ExitStack()
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
-    recorder = _recorder(config)
+    recorder = MemoryRecorder(config.trace.max_events, enabled=config.trace.enabled)
     kernels = _kernels(config)
+    on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
-    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
-    _require_equal_vocabularies(file, model, tokenizer)
-    source = file.metadata.get_str("tokenizer.chat_template", default="")
-    template = TemplateHolder(source, tokenizer)
+    on_step(LoadStep.TOKENIZER)
+    tokenizer = _tokenizer(file, model)
+    template = TemplateHolder(
+        file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
+    )
     owned.callback(template.close)
     grammars = Grammars(tokenizer)
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     pool, allocator = _cache(config, model, max_context_tokens)
+    on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
-    hot_fraction = config.placement.hot_fraction if is_split else 0.0
-    placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
+    placement = uniform_placement(
+        spec.num_layers,
+        spec.router.num_experts,
+        config.placement.hot_fraction if is_split else 0.0,
+    )
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
+    routing_log = RoutingLog()
     cpu = owned.enter_context(
         LaneThread(
             Lane.CPU,
             recorder,
-            timeline=_timeline(config, kernels),
+            timeline=kernels.timeline(),
             slowdown=config.scheduler.decode_slowdown,
         )
     )
+    lanes = [cpu]
     fingerprint = placement_fingerprint(spec, placement)
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
@@ -195,7 +240,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, pool, cpu),
-        "router": RouterStage(model, placement, heat, cpu),
+        "router": RouterStage(model, placement, heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
@@ -204,7 +249,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["hot"] = HotStage(
             cpu_experts(Tier.HOT)
             if config.placement.hot_device == "cpu"
-            else _simulated(config, catalog, placement, fingerprint, recorder, owned)
+            else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
         )
     governor = None
     if config.prefetch.mode != "off":
@@ -213,11 +258,11 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None
     if model.has_whole_layers and not is_split:
-        stage = LayerStage(model, pool, heat, cpu)
+        stage = LayerStage(model, pool, heat, routing_log, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
-    num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
-        moe_graph(stages, spec.num_layers, num_credits, shortcut),
+        # One more credit than prompts take: a decode step finds one, always.
+        moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
         recorder,
         cpu,
         overlap=config.scheduler.overlap,
@@ -225,23 +270,29 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     scheduler = Scheduler(
         config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
     )
-    sizer = ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown)
     return EngineParts(
         model=model,
         kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
+        hot_mask=np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)]),
         heat=heat,
         governor=governor,
         recorder=recorder,
+        lanes=tuple(lanes),
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times)),
+        step_loop=StepLoop(scheduler, runner, recorder, _pace(config, cpu), routing_log),
         max_context_tokens=max_context_tokens,
-        token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
+        footprint=measure_footprint(file.tensors.values(), spec.router),
         template=template,
         grammars=grammars,
         resources=owned,
     )
+
+
+def _pace(config: EngineConfig, cpu: LaneThread) -> Pace:
+    wanted = config.scheduler
+    return Pace(ChunkSizer(wanted.prefill_chunk_tokens, wanted.decode_slowdown), cpu.take_times)
 
 
 def _simulated(
@@ -251,6 +302,7 @@ def _simulated(
     fingerprint: str,
     recorder: Recorder,
     owned: ExitStack,
+    lanes: list[LaneThread],
 ) -> SimulatedExpertCompute:
     wanted = config.placement
     experts = DeviceExperts(catalog, placement, wanted.simulated_memory_bytes)
@@ -259,6 +311,7 @@ def _simulated(
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
     kernels = _kernels(config, threads=1)
     device = owned.enter_context(LaneThread(Lane.HOT, recorder))
+    lanes += (engine_lane, device)
     return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
 
 
@@ -305,14 +358,6 @@ def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
 
 
-def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:
-    return kernels.timeline() if config.trace.enabled else None
-
-
-def _recorder(config: EngineConfig) -> Recorder:
-    return MemoryRecorder(config.trace.max_events) if config.trace.enabled else NullRecorder()
-
-
 def _context(config: EngineConfig, context_length: int) -> int:
     wanted = config.memory.max_context_tokens
     if wanted is None:
@@ -349,7 +394,8 @@ def _cache_type(name: str, head_dim: int) -> CacheType:
     return CacheType[name.upper()]
 
 
-def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokenizer) -> None:
+def _tokenizer(file: ModelFile, model: Model) -> Tokenizer:
+    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
     if tokenizer.vocab_size != model.spec.vocab_size:
         raise ModelFileError(
             file.path,
@@ -357,6 +403,7 @@ def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokeni
             f"{model.spec.vocab_size} rows",
             fix="convert or download the model again",
         )
+    return tokenizer
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

@@ -129,7 +129,10 @@ class SchedulerConfig:
         "Let stages work side by side; without it one works at a time, to measure what overlap gives.",
     )
     max_requests: int = setting(
-        64, "--max-requests", "Requests accepted at a time, running and waiting; one more is busy."
+        128, "--max-requests", "Requests accepted at a time, running and waiting; one more is busy."
+    )
+    max_queue: int = setting(
+        64, "--max-queue", "Requests that may wait for room in the cache; one more is busy."
     )
 
     def __post_init__(self) -> None:
@@ -149,6 +152,7 @@ class SchedulerConfig:
         _require(
             self.max_requests >= 1, f"--max-requests is {self.max_requests}; it must be at least 1"
         )
+        _require(self.max_queue >= 1, f"--max-queue is {self.max_queue}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ class Sampler:
     ) -> None:
         _check_ids("logit_bias", params.logit_bias, vocab_size)
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        for ids in params.bad_token_sequences:
+            _check_ids("bad_token_sequences", ids, vocab_size)
         assert all(0 <= token_id < vocab_size for token_id in end_ids)
         self._params = params
         self._matcher = matcher
@@ -125,11 +127,11 @@ class Sampler:
         penalise_output = len(output_ids) > 0 and (
             params.presence_penalty != 0 or params.frequency_penalty != 0
         )
-        late_ids = self._forbidden_ids(len(output_ids))
+        forbidden = self._forbidden_ids(output_ids)
         repetition = _repetition_is_on(params)
         if self._matcher is not None:
             row = self._matcher.masked(logits, output_ids)
-        elif len(self._bias_ids) or repetition or penalise_output or len(late_ids):
+        elif len(self._bias_ids) or repetition or penalise_output or len(forbidden):
             row = logits.copy()
         else:
             return logits
@@ -143,17 +145,25 @@ class Sampler:
                 presence=params.presence_penalty,
                 frequency=params.frequency_penalty,
             )
-        if len(late_ids):
-            maths.forbid(row, late_ids)
+        if len(forbidden):
+            maths.forbid(row, forbidden)
         return row
 
-    def _forbidden_ids(self, position: int) -> maths.TokenIds:
-        """Return the tokens that would end the answer too early at output position `position`."""
-        if position < self._params.min_tokens:
-            return self._late_ids
-        if self._matcher is not None and self._params.ignore_eos:
-            return self._end_ids
-        return self._end_ids[:0]
+    def _forbidden_ids(self, output_ids: Sequence[int]) -> maths.TokenIds:
+        """Return the tokens that would end the answer too early, or complete what it may not hold."""
+        params = self._params
+        if len(output_ids) < params.min_tokens:
+            early = self._late_ids
+        elif self._matcher is not None and params.ignore_eos:
+            early = self._end_ids
+        else:
+            early = self._end_ids[:0]
+        bad = [
+            ids[-1]
+            for ids in params.bad_token_sequences
+            if tuple(_last(output_ids, len(ids) - 1)) == ids[:-1]
+        ]
+        return np.array([*early, *bad], dtype=np.int64) if bad else early
 
     def _choose(self, row: maths.Logits, position: int) -> int:
         """Return the greedy token of `row`, or the drawn one."""

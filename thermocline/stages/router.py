@@ -12,6 +12,7 @@ from thermocline.traces.lanes import Name
 if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
+    from thermocline.experts.routing_log import RoutingLog
     from thermocline.kernels.lane import JobLane
     from thermocline.messages import Hidden
     from thermocline.models.contract import Model
@@ -20,9 +21,17 @@ if TYPE_CHECKING:
 class RouterStage:
     """Hidden inside a layer -> LayerWork."""
 
-    def __init__(self, model: Model, placement: Placement, heat: ExpertHeat, lane: JobLane) -> None:
+    def __init__(
+        self,
+        model: Model,
+        placement: Placement,
+        heat: ExpertHeat,
+        routing_log: RoutingLog,
+        lane: JobLane,
+    ) -> None:
         self._model = model
         self._heat = heat
+        self._routing_log = routing_log
         self._lane = lane
         num_layers = len(placement.hot)
         self._hot_masks = [placement.hot_mask(LayerIndex(n)) for n in range(num_layers)]
@@ -35,5 +44,7 @@ class RouterStage:
     def _route(self, hidden: Hidden) -> LayerWork:
         normed, routing = self._model.route(hidden.layer, hidden.x)
         self._heat.record(hidden.layer, routing)
+        if hidden.chunk.wants_routing:
+            self._routing_log.record(hidden.chunk, hidden.layer, routing)
         shares = dispatch(routing, self._hot_masks[hidden.layer])
         return LayerWork(hidden.chunk, hidden.layer, hidden.x, normed, routing, shares)

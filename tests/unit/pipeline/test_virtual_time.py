@@ -14,7 +14,7 @@ from tests.support.chunks import make_chunk, make_decode
 from tests.support.virtual_time import Busy, VirtualLane, run_virtually
 from thermocline.config import SchedulerConfig
 from thermocline.kv.blocks import BlockAllocator
-from thermocline.messages import RequestId
+from thermocline.messages import RequestId, RequestOptions
 from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
@@ -143,13 +143,15 @@ class Asked:
             list(range(1000 * request, 1000 * request + prompt)),
         )
         self.params = SamplingParams(max_tokens=count)
-        self.wants_prompt_logits, self.priority, self.cache_salt = False, 0, None
+        self.options = RequestOptions()
+        self.has_started = False
         self.max_new_tokens = 0
         self.times: list[float] = []
         self.ended = asyncio.Event()
 
-    def start(self) -> None:
+    def start(self, num_cached: int) -> None:
         """Its first chunk is on its way."""
+        self.has_started = True
 
     def prompt_computed(self, num_computed: int, logits) -> None:
         """Nobody watches."""
