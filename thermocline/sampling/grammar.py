@@ -33,6 +33,7 @@ _IN_SLASHES: Final = {
     "\\w": "[0-9A-Za-z_]",
     "\\W": "[^0-9A-Za-z_]",
 }
+_SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 _GBNF: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _MULTIPLE: Final = re.compile(r'"multipleOf"\s*:\s*([-+.0-9eE]+)')
 _ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
@@ -76,7 +77,7 @@ def rule(constraint: Constraint) -> str:
                 raise _refused(constraint, "must be a list of at least one string")
             if not all(isinstance(choice, str) and choice for choice in choices):
                 raise _refused(constraint, "must hold strings, and none of them empty")
-            return " | ".join(map(literal, choices))
+            return f"/{'|'.join(map(literal_regex, choices))}/"
         case ConstraintKind.GRAMMAR:
             raise AssertionError("a grammar is no single rule")
         case _:
@@ -91,14 +92,9 @@ def json_rule(schema: Any, *, lenient: bool = False) -> str:  # noqa: ANN401 - a
     return "%json " + json.dumps({**whole, "x-guidance": options})
 
 
-def literal(text: str) -> str:
-    """Return the rule of exactly `text`."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def literal_regex(text: str) -> str:
     """Return the regular expression of exactly `text`, for use between slashes."""
-    return _delimited(re.escape(text))
+    return _delimited(_SPECIAL.sub(r"\\\g<0>", text))
 
 
 def depth_of(value: object) -> int:

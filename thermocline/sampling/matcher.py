@@ -32,6 +32,7 @@ _MAX_MESSAGE_CHARS: Final = 300
 
 # What one grammar may cost: about 10 ms for a step's work in the lexer, 20 MB of its states.
 _STEP_FUEL: Final = 150_000
+_MAX_ROW_ITEMS: Final = 10_000
 _MAX_LEXER_STATES: Final = 20_000
 _MAX_GRAMMAR_SIZE: Final = 200_000
 
@@ -203,6 +204,7 @@ class Grammars:
 
         tokenizer = self._opened_tokenizer()
         limits = llguidance.LLParserLimits(
+            max_items_in_row=_MAX_ROW_ITEMS,
             step_lexer_fuel=_STEP_FUEL,
             max_lexer_states=_MAX_LEXER_STATES,
             max_grammar_size=_MAX_GRAMMAR_SIZE,
@@ -217,6 +219,10 @@ class Grammars:
         # The first mask of a grammar takes milliseconds, and every copy shares what it found.
         bits = np.zeros(-(-self._vocabulary.vocab_size // 32), dtype=np.int32)
         compiled.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if compiled.is_stopped() and not compiled.is_accepting():
+            raise RequestError(
+                f"{constraint.param} can not be met by any answer", param=constraint.param
+            )
         with self._lock:
             self._cached[constraint] = compiled
             while len(self._cached) > _MAX_CACHED:

@@ -51,7 +51,8 @@ class Sampler:
     model's end tokens; with `params.stop_token_ids` they are impossible before `min_tokens`
     tokens, unless nothing else is possible. Without `params.seed` each sampler draws its own.
     matcher: of `params.constraint`; then `ignore_eos` means to end as late as it allows. limit: of
-    `params.reasoning_budget`; what it forces is neither masked nor drawn. Raises RequestError for an id outside of the vocabulary. `sample` may run in any thread.
+    `params.reasoning_budget`; what it forces is neither masked nor drawn. Raises RequestError for an
+    id outside of the vocabulary. `sample` may run in any thread, one at a time.
     """
 
     __slots__ = (

@@ -100,6 +100,15 @@ def is_person(text):
     return len(value["name"]) <= 5 and 0 <= value["age"] <= 120
 
 
+CHOICES = [
+    "yes",
+    "no",
+    'a "quoted"\né',
+    "a/b\\c.*",
+    "[x]-{y}(z)^$|?+#&~",
+    "\ttab \r",
+    "<t>@%!:;,'`_=",
+]
 CONSTRAINTS = {
     "schema": (Constraint(Kind.JSON_SCHEMA, json.dumps(SCHEMA)), is_person),
     "regex": (
@@ -107,8 +116,8 @@ CONSTRAINTS = {
         lambda text: re.fullmatch(r"\d{3}-[ab/]{2}", text),
     ),
     "choice": (
-        Constraint(Kind.CHOICE, json.dumps(["yes", "no", 'a "quoted"\né'])),
-        lambda text: text in {"yes", "no", 'a "quoted"\né'},
+        Constraint(Kind.CHOICE, json.dumps(CHOICES)),
+        lambda text: text in CHOICES,
     ),
     "lark": (
         Constraint(Kind.GRAMMAR, 'start: "<" word ">"\nword: /[a-c]{1,3}/'),
@@ -168,6 +177,13 @@ def test_whitespace_is_bounded(grammars, tokenizer):
         output.append(chooser.sample(logits_of(tokenizer, len(output)), output).token_id)
         assert len(output) < 1000
     assert is_person(tokenizer.decode(output))
+
+
+def test_many_choices_are_no_problem(grammars, tokenizer):
+    """Thousands of choices are held like two."""
+    choices = [f"word {number}" for number in range(4000)]
+    constraint = Constraint(Kind.CHOICE, json.dumps(choices))
+    assert tokenizer.decode(answer(grammars, tokenizer, constraint)) in choices
 
 
 @pytest.mark.slow
@@ -241,6 +257,8 @@ def test_reasoning_comes_first(grammars, tokenizer):
         (Kind.CHOICE, "[]", "at least one"),
         (Kind.CHOICE, '["a", ""]', "empty"),
         (Kind.GRAMMAR, "start: nothing", "nothing"),
+        (Kind.GRAMMAR, "start: start", "any answer"),
+        (Kind.JSON_SCHEMA, '{"$ref": "#"}', "any answer"),
         (Kind.GRAMMAR, "no grammar at all", "response_format"),
     ],
 )

@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.text.answer_parser import AnswerShape, Thinking
@@ -70,6 +70,7 @@ MARKERS = [
 ANSWERS = st.lists(st.sampled_from(MARKERS), max_size=14).map("".join)
 
 
+@settings(deadline=None)
 @given(
     ANSWERS,
     st.lists(st.integers(0, 200), max_size=12),
@@ -85,12 +86,14 @@ def test_cuts_change_nothing(text, cuts, calls, thinking):
     assert parse(shape(calls, thinking), *text) == whole
 
 
+@settings(deadline=None)
 @given(ANSWERS.filter(lambda text: "<think>" not in text))
 def test_without_calls_nothing_is_lost(text):
     """An answer that may hold neither reasoning nor calls is passed through as it is."""
     assert parse(shape(), *text) == ([("text", text)] if text else [])
 
 
+@settings(deadline=None)
 @given(ANSWERS, st.sampled_from([ToolFormat.HERMES, ToolFormat.PLAIN]))
 def test_only_space_beside_calls_is_lost(text, calls):
     """All but space that is no call is in the text pieces, in order."""
