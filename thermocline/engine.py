@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -257,6 +258,14 @@ class Engine:
 
         return await asyncio.to_thread(encode)
 
+    async def prepare_constraints(self) -> None:
+        """Make now what the first constrained answer would make: the vocabulary's table.
+
+        With 150,000 tokens that holds the interpreter for a second, which a server should not do while
+        it answers others. A model without end tokens has none.
+        """
+        await asyncio.wrap_future(self._parts.grammars.prepare())
+
     def statistics(self) -> EngineStatistics:
         """Return the counters so far."""
         parts = self._parts
@@ -273,13 +282,16 @@ class Engine:
         parts = self._parts
         counts = parts.heat.counts()
         total, hot = int(counts.sum()), int(counts[parts.hot_mask].sum())
-        governor = parts.governor
+        governor, busy = parts.governor, self.busy_ns()
         return ExpertFigures(
             hits=hot,
             misses=total - hot if parts.hot_mask.any() else 0,
             prefetched=0 if governor is None else governor.statistics().total_experts,
             cpu=total - hot,
             bytes_disk=bytes_read_from_storage(),
+            cpu_ns=max((ns for track, ns in busy.items() if track.lane is Lane.CPU), default=0),
+            device_ns=busy.get(Track(Lane.HOT), 0),
+            at_ns=time.perf_counter_ns(),
         )
 
     async def snapshot(self) -> SchedulerSnapshot:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anthropic
 import ollama
 import openai
@@ -136,3 +138,108 @@ async def test_ollama_chat_and_generate():
                     await call
                 assert caught.value.status_code == status
                 assert not caught.value.error.startswith("{")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "rank": {"type": "integer", "minimum": 0, "maximum": 9},
+        "kind": {"enum": ["hot", "cold"]},
+    },
+    "required": ["rank", "kind"],
+    "additionalProperties": False,
+}
+
+
+def check_reply(reply):
+    """The object has the schema's form."""
+    assert set(reply) == {"rank", "kind"}
+    assert reply["rank"] in range(10)
+    assert reply["kind"] in ("hot", "cold")
+
+
+@pytest.mark.slow
+async def test_openai_responses_hold_to_tools_and_schemas(thinker):
+    """On random weights: a required tool and a schema give valid objects; reasoning has its own item."""
+    tool = {"type": "function", "name": "place", "parameters": SCHEMA, "strict": True}
+    form = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
+    asked = {"model": MODEL, "input": QUESTION, "max_output_tokens": 200}
+    quiet = {"reasoning": {"effort": "none"}}
+    async with (
+        live(thinker) as server,
+        openai.AsyncOpenAI(
+            base_url=f"{server.server.url}/v1", api_key="x", max_retries=0
+        ) as client,
+    ):
+        for choice in ("required", {"type": "function", "name": "place"}):
+            called = await client.responses.create(
+                tools=[tool], tool_choice=choice, parallel_tool_calls=False, **asked, **quiet
+            )
+            (call,) = called.output
+            assert (call.type, call.name) == ("function_call", "place")
+            check_reply(json.loads(call.arguments))
+        async with client.responses.stream(
+            tools=[tool], tool_choice="required", **asked, **quiet
+        ) as stream:
+            final = await stream.get_final_response()
+        check_reply(json.loads(final.output[0].arguments))
+        formed = await client.responses.create(text={"format": form}, **asked, **quiet)
+        check_reply(json.loads(formed.output_text))
+        thought = await client.responses.create(
+            reasoning={"effort": "low"}, **asked | {"max_output_tokens": 8}
+        )
+        (item,) = thought.output
+        assert (item.type, item.status, thought.status) == ("reasoning", "incomplete", "incomplete")
+        assert thought.usage.output_tokens_details.reasoning_tokens == 8
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.create(tool_choice="required", **asked)
+
+
+@pytest.mark.slow
+async def test_anthropic_messages_think_and_call(thinker):
+    """On random weights: thinking within its budget, then the tool, whole and streamed; or a schema."""
+    asked = {"model": MODEL, "messages": ASKED, "max_tokens": 300}
+    tools = [{"name": "place", "input_schema": SCHEMA}]
+    one = {"type": "any", "disable_parallel_tool_use": True}
+    thinking = {"type": "enabled", "budget_tokens": 6}
+    async with (
+        live(thinker) as server,
+        anthropic.AsyncAnthropic(base_url=server.server.url, api_key="x", max_retries=0) as client,
+    ):
+        fields = {"tools": tools, "tool_choice": one, "thinking": thinking}
+        whole = await client.messages.create(**asked, **fields)
+        async with client.messages.stream(**asked, **fields) as stream:
+            streamed = await stream.get_final_message()
+        for message in (whole, streamed):
+            assert message.stop_reason == "tool_use"
+            assert [block.type for block in message.content] == ["thinking", "tool_use"]
+            check_reply(message.content[1].input)
+        assert whole.content[0].signature == streamed.content[0].signature
+        result = {"type": "tool_result", "tool_use_id": whole.content[1].id, "content": "done"}
+        turns = [*ASKED, {"role": "assistant", "content": whole.content}]
+        turns.append({"role": "user", "content": [result]})
+        named = {"tools": tools, "tool_choice": {"type": "tool", "name": "place"}}
+        again = await client.messages.create(**asked | {"messages": turns}, **named)
+        assert again.content[0].type == "tool_use"
+        form = {"format": {"type": "json_schema", "schema": SCHEMA}}
+        formed = await client.messages.create(output_config=form, **asked)
+        check_reply(json.loads(formed.content[0].text))
+
+
+@pytest.mark.slow
+async def test_ollama_holds_to_formats(thinker):
+    """On random weights: a schema gives a valid object, and thinking is apart from the answer."""
+    async with live(thinker) as server, ollama.AsyncClient(host=server.server.url) as client:
+        formed = await client.chat(MODEL, ASKED, format=SCHEMA, think=False)
+        check_reply(json.loads(formed.message.content))
+        made = await client.generate(MODEL, QUESTION, format=SCHEMA, think=False)
+        check_reply(json.loads(made.response))
+        thought = await client.chat(MODEL, ASKED, think=True, options={"num_predict": 8})
+        assert thought.message.thinking
+        assert not thought.message.content
+        assert {"tools", "thinking"} <= set((await client.show(MODEL)).capabilities)
+        tool = {"type": "function", "function": {"name": "place", "parameters": SCHEMA}}
+        offered = await client.chat(
+            MODEL, ASKED, tools=[tool], think=False, options={"num_predict": 8}
+        )
+        assert offered.done_reason in ("stop", "length")

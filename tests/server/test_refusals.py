@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 from contextlib import AsyncExitStack
 
 import pytest
@@ -44,6 +45,8 @@ from thermocline.server.errors import (
 )
 
 JSON = {"Content-Type": "application/json"}
+# The longer target sets more.
+BODIES = int(os.environ.get("THERMOCLINE_API_BODIES", "300"))
 
 
 @pytest.mark.parametrize(
@@ -293,6 +296,14 @@ WRONG = {
     "stream": st.text() | st.integers(2),
     "stream_options": st.text() | st.integers(),
     "seed": st.text() | st.integers(min_value=1 << 63),
+    "n": st.integers(max_value=0) | st.integers(min_value=17) | st.text(),
+    "top_p": st.floats(max_value=0) | st.floats(min_value=1.1) | st.just([]),
+    "stop_token_ids": st.text(min_size=1) | st.lists(st.text(), min_size=1),
+    "bad_words": st.text(min_size=1) | st.just([""]) | st.just(["x"] * 129),
+    "sse_ping_interval": st.floats(max_value=0.5) | st.text(),
+    "cache_salt": st.integers() | st.just(""),
+    "return_routed_experts": st.text() | st.integers(),
+    "chat_template_kwargs": st.text() | st.lists(st.integers()),
 }
 
 
@@ -334,7 +345,7 @@ def test_malformed_bodies_are_always_400(toy):
             async with server.client.post(CHAT, data=raw, headers=JSON) as response:
                 return response.status, await response.json()
 
-        @settings(max_examples=200, deadline=None, database=None, derandomize=True)
+        @settings(max_examples=BODIES, deadline=None, database=None, derandomize=True)
         @given(malformed_bodies())
         def check(raw):
             status, body = runner.run(post(raw))

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -17,13 +17,17 @@ from thermocline.errors import EngineClosedError, RequestError
 from thermocline.sampling.grammar import grammar_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from thermocline.sampling.constraint import Constraint
     from thermocline.sampling.logits import Logits
 
+R = TypeVar("R")
+
 _MAX_CACHED: Final = 32
 _NUM_THREADS: Final = 2
+# A compilation that takes longer is left to itself.
+_JOIN_S: Final = 1.0
 _MAX_MESSAGE_CHARS: Final = 300
 
 # What one grammar may cost: about 10 ms for a step's work in the lexer, 20 MB of its states.
@@ -110,7 +114,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._compiled.is_error():
-            raise self._failed(_first_line(self._compiled.get_error()))
+            raise self._failed(_reason(self._compiled.get_error()))
 
     def _failed(self, why: str) -> RequestError:
         return RequestError(
@@ -128,7 +132,7 @@ class Grammars:
         self._tokenizer_lock = threading.Lock()
         self._tokenizer: Any = None
         self._cached: OrderedDict[Constraint, Any] = OrderedDict()
-        self._jobs: SimpleQueue[tuple[Constraint, Future[Matcher]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -137,7 +141,39 @@ class Grammars:
 
         The future raises RequestError for a constraint that is not valid or not supported.
         """
-        wanted: Future[Matcher] = Future()
+        return self._post(lambda: self.matcher(constraint))
+
+    def prepare(self) -> Future[Any]:
+        """Have the vocabulary's table made, soon, if the model can be constrained."""
+        return self._post(lambda: self._opened_tokenizer() if self._vocabulary.end_ids else None)
+
+    def close(self) -> None:
+        """End the threads, each after its present work; what waits fails."""
+        with self._lock:
+            self._closed = True
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+
+    def matcher(self, constraint: Constraint) -> Matcher:
+        """Return a new matcher; takes milliseconds to seconds. Raises as the future of `submit` does."""
+        compiled = self._compiled(constraint)
+        return Matcher(compiled.deep_copy(), self._vocabulary.vocab_size, constraint.param)
+
+    def _post(self, work: Callable[[], R]) -> Future[R]:
+        wanted: Future[R] = Future()
+
+        def run() -> None:
+            if not wanted.set_running_or_notify_cancel():
+                return
+            try:
+                if self._closed:
+                    raise EngineClosedError("the engine was closed while a grammar was compiled")
+                wanted.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - handed to who asked
+                wanted.set_exception(error)
+
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed: open a new one")
@@ -148,32 +184,12 @@ class Grammars:
                 )
                 thread.start()
                 self._threads.append(thread)
-        self._jobs.put((constraint, wanted))
+        self._jobs.put(run)
         return wanted
 
-    def close(self) -> None:
-        """End the threads, each after its present work; what waits fails."""
-        with self._lock:
-            self._closed = True
-        for _ in self._threads:
-            self._jobs.put(None)
-
-    def matcher(self, constraint: Constraint) -> Matcher:
-        """Return a new matcher; takes milliseconds to seconds. Raises as the future of `submit` does."""
-        compiled = self._compiled(constraint)
-        return Matcher(compiled.deep_copy(), self._vocabulary.vocab_size, constraint.param)
-
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            constraint, wanted = job
-            if not wanted.set_running_or_notify_cancel():
-                continue
-            try:
-                if self._closed:
-                    raise EngineClosedError("the engine was closed while a grammar was compiled")
-                wanted.set_result(self.matcher(constraint))
-            except BaseException as error:  # noqa: BLE001 - handed to who asked
-                wanted.set_exception(error)
+        while (run := self._jobs.get()) is not None:
+            run()
 
     def _compiled(self, constraint: Constraint) -> Any:  # noqa: ANN401 - llguidance's
         with self._lock:
@@ -195,7 +211,7 @@ class Grammars:
         compiled = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if compiled.is_error():
             raise RequestError(
-                f"{constraint.param} can not be enforced: {_first_line(compiled.get_error())}",
+                f"{constraint.param} can not be enforced: {_reason(compiled.get_error())}",
                 param=constraint.param,
             )
         # The first mask of a grammar takes milliseconds, and every copy shares what it found.
@@ -248,7 +264,7 @@ def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _first_line(message: str) -> str:
-    """Return what the library says is wrong, without its view of the grammar."""
-    line = message.strip().split("\n", 1)[0].strip()
+def _reason(message: str) -> str:
+    """Return what the library says is wrong, in one line."""
+    line = " ".join(message.split())
     return line[:_MAX_MESSAGE_CHARS] or "the library gives no reason"

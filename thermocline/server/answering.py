@@ -20,7 +20,7 @@ from thermocline.messages import (
 )
 from thermocline.scoring import token_logprobs
 from thermocline.server.steps import AnswerStep, ChoiceEnd, EndReason, PromptStep
-from thermocline.text.answer_parser import TextParser
+from thermocline.text.answer_parser import AnswerShape
 from thermocline.text.pieces import ToolCallBegin
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Ask:
     prompts: tuple[Sequence[int], ...]
     params: SamplingParams
     n: int = 1
-    make_parser: Callable[[], AnswerParser] = TextParser
+    make_parser: Callable[[], AnswerParser] = AnswerShape().parser
     options: RequestOptions = RequestOptions()  # noqa: RUF009 - frozen
     prompt_logprobs: int | None = None
 

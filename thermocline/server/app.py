@@ -14,7 +14,6 @@ from aiohttp import web
 
 from thermocline.errors import ConfigError
 from thermocline.server import openapi, routes
-from thermocline.server.anthropic import errors as anthropic_errors
 from thermocline.server.anthropic import routes as anthropic_routes
 from thermocline.server.backend import Backend
 from thermocline.server.connection import Connection
@@ -63,18 +62,9 @@ def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     app[GATE] = Gate(config)
     app[IN_FLIGHT] = InFlight()
     app[TELEMETRY] = Telemetry()
-    app[ERROR_BODIES] = {
-        anthropic_routes.PATH: anthropic_errors.error_body,
-        ollama_routes.PATH: ollama_routes.error_body,
-    }
-    for part in (
-        routes,
-        openapi,
-        openai_routes,
-        responses_routes,
-        anthropic_routes,
-        ollama_routes,
-    ):
+    others = (anthropic_routes, ollama_routes)
+    app[ERROR_BODIES] = {part.PATH: part.error_body for part in others}
+    for part in (routes, openapi, openai_routes, responses_routes, *others):
         app.add_routes(part.routes())
     own.install(app)
     app.cleanup_ctx.append(_backend_lifetime)

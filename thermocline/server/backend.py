@@ -118,6 +118,7 @@ class Backend:
     async def _hold(self) -> None:
         try:
             async with self._opening as engine:
+                await engine.prepare_constraints()
                 fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
                 self._opened.set_result(OpenModel(engine, self.card, fingerprint, int(time.time())))
                 await self._closing.wait()

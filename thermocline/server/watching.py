@@ -52,8 +52,10 @@ async def watched_answer(request: web.Request, ask: Ask) -> AsyncGenerator[Step,
     reason: str | None = "abort"
     try:
         steps = answer(engine, replace(ask, options=options))
-        async with aclosing(_in_time(steps, config.request_timeout_s)) as in_time:
-            async for step in in_time:
+        if config.request_timeout_s is not None:
+            steps = _in_time(steps, config.request_timeout_s)
+        async with aclosing(steps):
+            async for step in steps:
                 watch.step(step)
                 yield step
         reason = None
@@ -70,13 +72,9 @@ async def watched_answer(request: web.Request, ask: Ask) -> AsyncGenerator[Step,
 
 
 async def _in_time(
-    steps: AsyncGenerator[Step, None], timeout_s: float | None
+    steps: AsyncGenerator[Step, None], timeout_s: float
 ) -> AsyncGenerator[Step, None]:
     async with aclosing(steps):
-        if timeout_s is None:
-            async for step in steps:
-                yield step
-            return
         loop = asyncio.get_running_loop()
         due_s = loop.time() + timeout_s
         while True:

@@ -38,7 +38,7 @@ class TemplateFacts:
     variables: frozenset[str] = frozenset()
 
 
-_KNOWN_VARIABLES: Final = ("enable_thinking", "thinking", "reasoning_effort")
+_KNOWN_VARIABLES: Final = ("enable_thinking", "reasoning_effort")
 
 
 def read_template(source: str, tool_format: ToolFormat | None = None) -> TemplateFacts:
