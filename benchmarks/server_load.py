@@ -32,7 +32,7 @@ _NAME: Final = "server_load"
 _MAX_LAG_S: Final = 0.02
 _MAX_GROWTH_MIB: Final = 1.0
 """Per minute."""
-_NUM_REQUESTS: Final = 24
+_NUM_REQUESTS: Final = 12
 _WORDS: Final = [
     "the",
     "a",
@@ -223,7 +223,6 @@ def main(arguments: list[str] | None = None) -> int:
     verdicts = checks(load)
     for text, holds in verdicts:
         print(f"{verdict(holds)}  {text}")
-    print(" ".join(f"{mib:.1f}" for _, mib in load.memory))
     print(foreign)
     facts = describe_machine(2) | {"foreign_cores": f"{foreign.cores:.2f}"}
     write_rows(options.out, rows(load), facts)

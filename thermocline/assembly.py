@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,7 @@ from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.pool import KVPool
-from thermocline.messages import LayerIndex, Tier
+from thermocline.messages import LayerIndex, LoadProgress, Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import open_model
@@ -82,14 +81,7 @@ _DEFAULT_MAX_CONTEXT_TOKENS = 32768
 # Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
 _SPARE_BYTES = 256 << 20
 
-
-class LoadStep(StrEnum):
-    """What opening a model consists of, in order."""
-
-    FILE = "file"
-    WEIGHTS = "weights"
-    TOKENIZER = "tokenizer"
-    EXPERTS = "experts"
+_LOAD_STEPS = ("file", "weights", "tokenizer", "cache")
 
 
 class TemplateHolder:
@@ -176,15 +168,20 @@ class EngineParts:
 def load_parts(
     path: str | os.PathLike[str],
     config: EngineConfig,
-    on_step: Callable[[LoadStep], None] = lambda step: None,
+    on_progress: Callable[[LoadProgress], None] | None = None,
 ) -> EngineParts:
     """Open the file and build all parts; on any error, what was opened is closed again.
 
-    on_step is told what begins. Raises ModelError, ConfigError or NativeModuleError.
+    on_progress is called as each step begins. Raises ModelError, ConfigError or NativeModuleError.
     """
-    on_step(LoadStep.FILE)
+
+    def begin(step: str) -> None:
+        if on_progress is not None:
+            on_progress(LoadProgress(step, _LOAD_STEPS.index(step), len(_LOAD_STEPS)))
+
+    begin("file")
     with ExitStack() as resources:
-        parts = _build(path, config, resources, on_step)
+        parts = _build(path, config, resources, begin)
         resources.pop_all()
         return parts
 
@@ -193,27 +190,24 @@ def _build(
     path: str | os.PathLike[str],
     config: EngineConfig,
     resources: ExitStack,
-    on_step: Callable[[LoadStep], None],
+    begin: Callable[[str], None],
 ) -> EngineParts:
     owned = ExitStack()
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
     recorder = MemoryRecorder(config.trace.max_events, enabled=config.trace.enabled)
     kernels = _kernels(config)
-    on_step(LoadStep.WEIGHTS)
+    begin("weights")
     model = open_model(file, kernels)
-    on_step(LoadStep.TOKENIZER)
+    begin("tokenizer")
     tokenizer = _tokenizer(file, model)
-    template = TemplateHolder(
-        file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
-    )
-    owned.callback(template.close)
+    template = _template(file, tokenizer, owned)
     grammars = Grammars(tokenizer)
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
+    begin("cache")
     pool, allocator = _cache(config, model, max_context_tokens)
-    on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
     placement = uniform_placement(
@@ -288,6 +282,13 @@ def _build(
         grammars=grammars,
         resources=owned,
     )
+
+
+def _template(file: ModelFile, tokenizer: Tokenizer, owned: ExitStack) -> TemplateHolder:
+    source = file.metadata.get_str("tokenizer.chat_template", default="")
+    template = TemplateHolder(source, tokenizer)
+    owned.callback(template.close)
+    return template
 
 
 def _pace(config: EngineConfig, cpu: LaneThread) -> Pace:

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from thermocline.assembly import EngineParts, LoadStep
+    from thermocline.assembly import EngineParts
     from thermocline.experts.placement import Placement
-    from thermocline.messages import MachineLimits
+    from thermocline.messages import LoadProgress, MachineLimits
     from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.channel import ChannelStatistics
@@ -96,23 +96,33 @@ class Engine:
     Methods that are coroutines or async iterators may be used from any event loop.
     """
 
-    def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: EngineConfig,
+        on_load_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> None:
         self.config = config
-        self._thread = EngineThread(path, config)
+        self._thread = EngineThread(path, config, on_load_progress)
         self._request_ids = itertools.count(1)
         self._limits: MachineLimits | None = None
         self._max_requests = config.scheduler.max_requests
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], config: EngineConfig | None = None
+        cls,
+        path: str | os.PathLike[str],
+        config: EngineConfig | None = None,
+        *,
+        on_load_progress: Callable[[LoadProgress], None] | None = None,
     ) -> EngineContext:
         """Return a context manager that opens the GGUF file at `path` and closes it at the end.
 
-        Entering raises ModelError for a file that can not be used, ConfigError for a setting that
+        on_load_progress is called on the engine's thread as each step of opening begins. Entering raises ModelError for a file that can not be used, ConfigError for a setting that
         does not fit it, NativeModuleError when the compiled core is missing.
         """
-        return EngineContext(cls(path, EngineConfig() if config is None else config))
+        settings = EngineConfig() if config is None else config
+        return EngineContext(cls(path, settings, on_load_progress))
 
     @property
     def spec(self) -> ModelSpec:
@@ -461,11 +471,6 @@ class EngineContext:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-
-    @property
-    def load_step(self) -> LoadStep | None:
-        """What opening does at present, or did last; None before it began."""
-        return self._engine._thread.load_step
 
     async def __aenter__(self) -> Engine:
         thread = self._engine._thread

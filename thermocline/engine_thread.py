@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from thermocline.assembly import EngineParts, LoadStep
+    from thermocline.assembly import EngineParts
     from thermocline.config import EngineConfig
+    from thermocline.messages import LoadProgress
     from thermocline.pipeline.loop import StepLoop
 
 R = TypeVar("R")
@@ -29,15 +30,20 @@ _Opened = tuple["EngineParts", asyncio.AbstractEventLoop]
 class EngineThread:
     """Runs one engine's parts. `start`, `wait_ready`, then `call`; `request_close`, then `wait_ended`."""
 
-    def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: EngineConfig,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> None:
+        """on_progress: called on this thread as each step of opening begins."""
         self._path = path
         self._config = config
+        self._on_progress = on_progress
         self._ready: Future[_Opened] = Future()
         self._ended: Future[None] = Future()
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
-        self.load_step: LoadStep | None = None
-        """What opening does at present, or did last."""
         self._thread = threading.Thread(target=self._run, name="thermocline engine", daemon=True)
 
     def __repr__(self) -> str:
@@ -134,11 +140,8 @@ class EngineThread:
             if not call.done() and call.set_running_or_notify_cancel():
                 call.set_exception(EngineClosedError("the engine is closed: open a new one"))
 
-    def _note_step(self, step: LoadStep) -> None:
-        self.load_step = step
-
     async def _main(self) -> None:
-        parts = load_parts(self._path, self._config, self._note_step)
+        parts = load_parts(self._path, self._config, self._on_progress)
         try:
             self._ready.set_result((parts, asyncio.get_running_loop()))
             await parts.step_loop.run()

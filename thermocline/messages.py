@@ -275,6 +275,15 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far the opening of a model is. step: what is being done, in a word; num_done: steps before it."""
+
+    step: str
+    num_done: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class MachineLimits:
     """What the computing threads reach at most, just now: bytes read, and int8 multiply-adds."""
 

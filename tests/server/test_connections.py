@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.server.live import CHAT, HELLO, Live, live, until
+from tests.server.live import CHAT, HELLO, TEXT, Live, live, until
 from thermocline.server.exchange import BODIES
 from thermocline.server.telemetry import TELEMETRY
 
@@ -247,6 +247,14 @@ async def test_a_client_that_sends_far_ahead_is_cut(toy, gate, in_one_go):
         await server.until_in_flight(0)
         await server.until_requests(0)
         gate.open()
+
+
+async def test_a_large_body_is_not_taken_for_requests_ahead(toy):
+    """Reading pauses for it too, and goes on."""
+    async with live(toy) as server:
+        for size in (100, 200, 400, 900):
+            fields = {"prompt": "a", "max_tokens": 1, "user": "x" * (size << 10)}
+            assert (await server.post(TEXT, **fields))[0] == 200
 
 
 async def test_an_answer_may_have_a_limit_of_time(toy, gate):

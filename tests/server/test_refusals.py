@@ -81,7 +81,7 @@ BODIES = int(os.environ.get("THERMOCLINE_API_BODIES", "300"))
         ),
         (ZeroDivisionError("secret"), 500, "server_error", None),
         (NotSupportedError("x"), 501, "not_supported_error", "not_supported"),
-        (LoadingError("x"), 503, "unavailable_error", 503),
+        (LoadingError(), 503, "unavailable_error", 503),
         (EngineClosedError("x"), 503, "unavailable_error", None),
         (ModelFileError("f", "x", fix="y"), 503, "unavailable_error", None),
         (MemoryError("x"), 503, "unavailable_error", None),

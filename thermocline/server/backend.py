@@ -18,8 +18,8 @@ from thermocline.server.errors import LoadingError, ModelNotFoundError
 if TYPE_CHECKING:
     import os
 
-    from thermocline.assembly import LoadStep
     from thermocline.config import EngineConfig
+    from thermocline.messages import LoadProgress
     from thermocline.server.settings import ModelCard
 
 # The header of a GGUF file, in which every tensor's name, type and place is, begins here.
@@ -69,11 +69,13 @@ class Backend:
 
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig, card: ModelCard) -> None:
         self._path = path
+        self._config = config
         self.card = card
         self._opened: asyncio.Future[OpenModel] = asyncio.get_running_loop().create_future()
+        self._progress: LoadProgress | None = None
+        """Written by the engine's thread, whole."""
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._opening = Engine.open(path, config)
         self._started_s = time.monotonic()
 
     def start(self) -> None:
@@ -90,9 +92,9 @@ class Backend:
             await asyncio.wait({self._task})
 
     @property
-    def load_step(self) -> LoadStep | None:
-        """What opening does at present, or did last; None before it began."""
-        return self._opening.load_step
+    def load_progress(self) -> LoadProgress | None:
+        """How far opening is; None before it began."""
+        return self._progress
 
     @property
     def seconds_opening(self) -> float:
@@ -103,7 +105,7 @@ class Backend:
     def model(self) -> OpenModel:
         """The model. Raises LoadingError while it is being opened, and what opening raised."""
         if not self._opened.done():
-            raise LoadingError("Loading model")
+            raise LoadingError(self._progress)
         return self._opened.result()
 
     @property
@@ -115,9 +117,13 @@ class Backend:
         """Wait until the model is open. Raises what opening raised."""
         return await asyncio.shield(self._opened)
 
+    def _note_progress(self, progress: LoadProgress) -> None:
+        self._progress = progress
+
     async def _hold(self) -> None:
         try:
-            async with self._opening as engine:
+            opening = Engine.open(self._path, self._config, on_load_progress=self._note_progress)
+            async with opening as engine:
                 await engine.prepare_constraints()
                 fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
                 self._opened.set_result(OpenModel(engine, self.card, fingerprint, int(time.time())))

@@ -6,7 +6,7 @@ Other interfaces make their bodies from `describe` and `message_of`.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,6 +26,8 @@ from thermocline.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thermocline.messages import LoadProgress
+
 _LOG: Final = logging.getLogger("thermocline.server")
 
 # Long enough for a few tokens of the requests ahead, short enough not to leave places empty.
@@ -33,7 +35,11 @@ _RETRY_AFTER_S: Final = "2"
 
 
 class LoadingError(ThermoclineError):
-    """The model is still being opened; try again soon."""
+    """The model is still being opened; try again soon. progress: how far that is, None at its beginning."""
+
+    def __init__(self, progress: LoadProgress | None = None) -> None:
+        self.progress = progress
+        super().__init__("Loading model")
 
 
 class ModelNotFoundError(RequestError):
@@ -143,6 +149,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
         "param": error.param if isinstance(error, RequestError) else None,
         "code": answer.code,
     }
+    if isinstance(error, LoadingError) and error.progress is not None:
+        fields["progress"] = asdict(error.progress)
     if isinstance(error, PromptTooLongError):
         fields["n_prompt_tokens"] = error.num_prompt_tokens
         fields["n_ctx"] = error.max_context_tokens

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from thermocline.assembly import LoadStep
 from thermocline.errors import EngineClosedError, ThermoclineError
 from thermocline.server.errors import LoadingError
 from thermocline.server.own.feed import Feed
@@ -65,12 +64,11 @@ class LiveView:
         return self._window.body()
 
     def _load_body(self) -> dict[str, Any]:
-        step = self._backend.load_step
-        steps = list(LoadStep)
+        progress = self._backend.load_progress
         return {
-            "step": step,
-            "done": 0 if step is None else steps.index(step),
-            "total": len(steps),
+            "step": None if progress is None else progress.step,
+            "done": 0 if progress is None else progress.num_done,
+            "total": 1 if progress is None else progress.num_steps,
             "seconds": round(self._backend.seconds_opening, 3),
         }
 
