@@ -36,7 +36,7 @@ _RETRY_S = 1.0
 )
 @click.option("--once", is_flag=True, help="Print the present state and end.")
 def top(url: str, api_key: str | None, once: bool) -> None:
-    """Watch a server: tokens per second, lanes, requests, experts and memory, until Ctrl-C.
+    """Watch a server: its speed, lanes, requests and memory.
 
     \b
     Examples:
