@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
+.PHONY: demo test lint check install fuzz fuzz-api sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
-	bench-overhead bench-larger
+	bench-overhead bench-larger load
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -32,6 +32,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt scripts/install.sh $(NATI
 # 20,000 mutated model files; the test suite runs 2,000.
 fuzz: $(VENV)/.installed-dev
 	THERMOCLINE_FUZZ_FILES=20000 scripts/test.sh tests/unit/modelfile/test_fuzz.py --timeout 3000
+
+# 5,000 malformed bodies, and hundreds of requests made from /openapi.json for each of its operations.
+fuzz-api: $(VENV)/.installed-dev
+	THERMOCLINE_API_BODIES=5000 THERMOCLINE_API_EXAMPLES=300 scripts/test.sh \
+		tests/server/test_refusals.py tests/server/test_openapi.py --timeout 3000
 
 # The native code under the address, undefined-behaviour and thread sanitizers: some minutes.
 sanitize: $(VENV)/.installed-dev
@@ -70,6 +75,10 @@ bench: bench-layer bench-types bench-lag bench-llama
 
 bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap bench-overhead bench-larger: bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
+
+# The server with 64 streams for three minutes; the test suite runs 16 for 20 s.
+load: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.server_load $(ARGS)
 
 clean:
 	rm -rf build $(VENV)

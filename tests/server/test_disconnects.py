@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import pytest
 
+from benchmarks.served import served
 from tests.server.live import CHAT, HELLO, TEXT, live, until
-from tests.server.served import served
 
 # A close with this set is a reset.
 NO_LINGER = struct.pack("ii", 1, 0)

@@ -102,6 +102,26 @@ async def test_pages_of_listed_origins_are_served(toy):
             assert response.headers["Access-Control-Allow-Origin"] == PAGE
 
 
+async def test_holders_of_different_keys_share_no_prompts(toy):
+    """What one of them asked is computed anew for the other; with one key alone it is shared."""
+    asked = {"prompt": "a" * 64, "max_tokens": 1}
+
+    async def cached(server, key: str, **fields: object) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with server.client.post(TEXT, json=asked | fields, headers=headers) as response:
+            usage = (await response.json())["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    async with live(toy, api_keys=("first", "second")) as server:
+        assert await cached(server, "first") == 0
+        assert await cached(server, "second") == 0
+        assert await cached(server, "first") > 0
+        assert await cached(server, "first", cache_salt="own") == 0
+    async with live(toy, api_keys=(KEY,)) as server:
+        assert await cached(server, KEY) == 0
+        assert await cached(server, KEY) > 0
+
+
 async def test_more_names_of_the_server(toy):
     """--allowed-hosts adds a name; others are refused still."""
     async with live(toy, allowed_hosts=("box.example.org",)) as server:

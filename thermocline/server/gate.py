@@ -65,6 +65,14 @@ class Gate:
                 "this server wants an API key: send it as Authorization: Bearer KEY"
             )
 
+    def cache_salt(self, request: web.Request, asked: str | None) -> str | None:
+        """Return whose computed prompts a request may find: those of the same key and the same salt.
+
+        Else the speed of an answer would tell the holder of one key what that of another asked.
+        """
+        owner = self._keys.owner(request.headers)
+        return f"{owner}:{asked or ''}" if owner else asked
+
     def preflight(self, request: web.Request) -> web.Response | None:
         """Return the answer to a browser that asks before it sends for a page of an allowed origin.
 
@@ -80,7 +88,7 @@ class Gate:
     def response_headers(
         self, request: web.Request, response: web.StreamResponse
     ) -> dict[str, str]:
-        """Return the headers that the response should carry; those it has come first."""
+        """Return the headers that the response should carry."""
         headers = {
             "Server": f"thermocline/{__version__}",
             "X-Request-Id": f"req_{uuid.uuid4().hex}",
@@ -136,6 +144,8 @@ async def guard(request: web.Request, handler: Any) -> web.StreamResponse:  # no
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Give a response the headers that it lacks."""
-    for name, value in request.app[GATE].response_headers(request, response).items():
-        response.headers.setdefault(name, value)
+    """Give a response its headers; a page may bring a policy of its own."""
+    policy = response.headers.get("Content-Security-Policy")
+    response.headers.update(request.app[GATE].response_headers(request, response))
+    if policy is not None:
+        response.headers["Content-Security-Policy"] = policy

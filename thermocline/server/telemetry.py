@@ -40,8 +40,11 @@ class Telemetry:
         families = [
             *self.meter.families(),
             *connection_families(self.connections),
-            self.lag.histogram.family(
+            self.lag.lag.family(
                 "event_loop_lag_seconds", "How late the server's event loop comes to what is due."
+            ),
+            self.lag.stall.family(
+                "event_loop_stall_seconds", "The same without its waiting for a processor."
             ),
             gauge("tasks", "Tasks on the server's event loop.", len(asyncio.all_tasks())),
             *process_families(),

@@ -12,6 +12,7 @@ from thermocline.errors import BusyError, EngineClosedError, ReaderTooSlowError,
 from thermocline.server.answering import answer
 from thermocline.server.errors import AnswerTimeoutError, QueueFullError
 from thermocline.server.exchange import BACKEND, CONFIG
+from thermocline.server.gate import GATE
 from thermocline.server.telemetry import TELEMETRY
 
 if TYPE_CHECKING:
@@ -42,17 +43,19 @@ async def watched_answer(request: web.Request, ask: Ask) -> AsyncGenerator[Step,
     """
     app = request.app
     engine, config, meter = app[BACKEND].model.engine, app[CONFIG], app[TELEMETRY].meter
+    options = replace(
+        ask.options,
+        cache_salt=app[GATE].cache_salt(request, ask.options.cache_salt),
+        max_unread_entries=config.max_unread_entries,
+    )
     watch = meter.begin()
     reason: str | None = "abort"
     try:
-        steps = answer(
-            engine,
-            replace(
-                ask, options=replace(ask.options, max_unread_entries=config.max_unread_entries)
-            ),
-        )
-        async with aclosing(_in_time(steps, config.request_timeout_s)) as in_time:
-            async for step in in_time:
+        steps = answer(engine, replace(ask, options=options))
+        if config.request_timeout_s is not None:
+            steps = _in_time(steps, config.request_timeout_s)
+        async with aclosing(steps):
+            async for step in steps:
                 watch.step(step)
                 yield step
         reason = None
@@ -69,13 +72,9 @@ async def watched_answer(request: web.Request, ask: Ask) -> AsyncGenerator[Step,
 
 
 async def _in_time(
-    steps: AsyncGenerator[Step, None], timeout_s: float | None
+    steps: AsyncGenerator[Step, None], timeout_s: float
 ) -> AsyncGenerator[Step, None]:
     async with aclosing(steps):
-        if timeout_s is None:
-            async for step in steps:
-                yield step
-            return
         loop = asyncio.get_running_loop()
         due_s = loop.time() + timeout_s
         while True:

@@ -431,6 +431,18 @@ def test_one_request_too_many_is_busy():
     submit(scheduler, 3, 4)
 
 
+def test_a_full_queue_is_busy():
+    """What may wait is bounded apart from what runs, and a place that is taken makes room."""
+    scheduler = make_scheduler(max_queue=2)
+    submit(scheduler, 1, 4)
+    submit(scheduler, 2, 4)
+    with pytest.raises(BusyError, match="--max-queue"):
+        submit(scheduler, 3, 4)
+    scheduler.plan()
+    submit(scheduler, 3, 4)
+    scheduler.check_integrity()
+
+
 def test_a_scoring_request_wants_every_row():
     """All rows of every chunk give logits, one chunk is in flight, and a held request starts nothing."""
     scheduler = make_scheduler()

@@ -7,7 +7,6 @@ from typing import Final
 
 from aiohttp import web
 
-from thermocline.server.answering import answer
 from thermocline.server.anthropic.errors import error_body
 from thermocline.server.anthropic.form import PING, MessageForm, event_frames
 from thermocline.server.anthropic.schema import CountRequest, MessagesRequest
@@ -21,6 +20,7 @@ from thermocline.server.exchange import (
     send_stream,
 )
 from thermocline.server.sse import Framing
+from thermocline.server.watching import watched_answer
 
 PATH: Final = "/v1/messages"
 """Where this interface begins; failures below it have its form."""
@@ -43,7 +43,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     check_model(request, asked.model)
     ask = await ask_for(model.engine, asked.to_conversation())
     form = MessageForm(model.card.id, len(ask.prompts[0]))
-    steps = answer(model.engine, ask)
+    steps = watched_answer(request, ask)
     if asked.stream:
         return await send_stream(request, steps, form, _EVENTS)
     async with aclosing(steps):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from thermocline import __version__
-from thermocline.server.answering import Ask, answer
+from thermocline.server.answering import Ask
 from thermocline.server.asking import ask_for
 from thermocline.server.errors import NotSupportedError, message_of
 from thermocline.server.exchange import (
@@ -30,6 +30,7 @@ from thermocline.server.ollama.about import (
 from thermocline.server.ollama.form import ChatForm, GenerateForm, line
 from thermocline.server.ollama.schema import ChatRequest, GenerateRequest, ShowRequest
 from thermocline.server.sse import Framing
+from thermocline.server.watching import watched_answer
 
 if TYPE_CHECKING:
     from thermocline.server.ollama.form import AnswerForm
@@ -122,7 +123,7 @@ async def embed(request: web.Request) -> web.Response:
 async def _send(
     request: web.Request, ask: Ask, form: AnswerForm, *, is_streamed: bool
 ) -> web.StreamResponse:
-    steps = answer(request.app[BACKEND].model.engine, ask)
+    steps = watched_answer(request, ask)
     if is_streamed:
         return await send_stream(request, steps, form, _LINES)
     async with aclosing(steps):

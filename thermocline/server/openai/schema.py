@@ -144,6 +144,7 @@ class AnswerRequest(msgspec.Struct, kw_only=True):
 
     def options(self) -> RequestOptions:
         """Return how the engine is to serve this. Raises RequestError."""
+        _ = self.ping_after_s  # checked here for answers that are not streamed too
         salt = self.cache_salt
         if salt == "":
             raise RequestError("cache_salt is empty: leave it out", param="cache_salt")

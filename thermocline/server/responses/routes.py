@@ -7,7 +7,6 @@ from contextlib import aclosing
 
 from aiohttp import web
 
-from thermocline.server.answering import answer
 from thermocline.server.asking import ask_for
 from thermocline.server.exchange import (
     BACKEND,
@@ -20,6 +19,7 @@ from thermocline.server.exchange import (
 from thermocline.server.responses.form import ResponseForm
 from thermocline.server.responses.schema import ResponsesRequest
 from thermocline.server.sse import Framing
+from thermocline.server.watching import watched_answer
 
 
 def routes() -> list[web.RouteDef]:
@@ -35,7 +35,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     check_model(request, asked.model)
     ask = await ask_for(model.engine, asked.to_conversation())
     form = ResponseForm(asked, model.card.id, int(time.time()))
-    steps = answer(model.engine, ask)
+    steps = watched_answer(request, ask)
     if asked.stream:
         return await send_stream(request, steps, form, Framing(error=form.failure))
     async with aclosing(steps):
