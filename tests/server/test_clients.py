@@ -12,7 +12,6 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.server.live import CARD, live
-from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.demo import DEMO_MODEL_PATH
 
 QUESTION = "What is thermocline?"
@@ -150,20 +149,6 @@ SCHEMA = {
     "required": ["rank", "kind"],
     "additionalProperties": False,
 }
-THINKING_TEMPLATE = (
-    "{% if tools %}<|im_start|>system\n<tool_call>{{ tools | tojson }}</tool_call><|im_end|>\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory):
-    """The path of a model of random weights whose template knows tools and thinking."""
-    path = tmp_path_factory.mktemp("models") / "thinker.gguf"
-    shape = ToyShape(context=1 << 13)
-    return write_toy_model(path, shape, metadata={"tokenizer.chat_template": THINKING_TEMPLATE})
 
 
 def check_reply(reply):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 
 import openai
@@ -13,6 +14,15 @@ from tests.server.live import CARD, live
 from thermocline.demo import DEMO_MODEL_PATH
 
 MODEL = CARD.id
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "rank": {"type": "integer", "minimum": 0, "maximum": 9},
+        "kind": {"enum": ["hot", "cold"]},
+    },
+    "required": ["rank", "kind"],
+    "additionalProperties": False,
+}
 ASKED = [{"role": "user", "content": "What is thermocline?"}]
 
 
@@ -142,3 +152,81 @@ async def test_models_and_typed_errors(toy):
         with pytest.raises(openai.InternalServerError) as missing_part:
             await client.embeddings.create(model=MODEL, input="x")
         assert missing_part.value.status_code == 501
+
+
+def check_place(place):
+    """The object has the schema's form."""
+    assert set(place) == {"rank", "kind"}
+    assert place["rank"] in range(10)
+    assert place["kind"] in ("hot", "cold")
+
+
+@pytest.mark.slow
+async def test_tools_on_random_weights(thinker):
+    """A required or a named tool is called with valid arguments, streamed as well; both say tool_calls."""
+    tool = {"type": "function", "function": {"name": "place", "parameters": SCHEMA}}
+    asked = {
+        "model": MODEL,
+        "messages": ASKED,
+        "max_tokens": 200,
+        "tools": [tool],
+        "temperature": 1,
+    }
+    asked |= {"parallel_tool_calls": False, "reasoning_effort": "none"}
+    named = {"type": "function", "function": {"name": "place"}}
+    async with client_of(thinker) as client:
+        for seed, choice in enumerate(("required", named)):
+            fields = asked | {"tool_choice": choice, "seed": seed}
+            whole = (await client.chat.completions.create(**fields)).choices[0]
+            assert whole.finish_reason == "tool_calls"
+            assert whole.message.content is None
+            (call,) = whole.message.tool_calls
+            assert (call.type, call.function.name) == ("function", "place")
+            check_place(json.loads(call.function.arguments))
+            stream = await client.chat.completions.create(**fields, stream=True)
+            deltas = [c.choices[0].delta async for c in stream if c.choices]
+            first, *others = [part for d in deltas for part in d.tool_calls or ()]
+            assert (first.index, first.type, first.function.name) == (0, "function", "place")
+            assert first.id
+            assert all(part.id is None and part.function.name is None for part in others)
+            pieces = [part.function.arguments for part in (first, *others)]
+            assert "".join(pieces) == call.function.arguments
+
+
+@pytest.mark.slow
+async def test_forms_on_random_weights(thinker):
+    """Schemas, choices and expressions are held to, in chats and in completions."""
+    asked = {"model": MODEL, "max_tokens": 200, "temperature": 1, "seed": 1}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+    async with client_of(thinker) as client:
+        chat = client.chat.completions.create
+        quiet = asked | {"messages": ASKED, "reasoning_effort": "none"}
+        answer = await chat(response_format=form, **quiet)
+        check_place(json.loads(answer.choices[0].message.content))
+        answer = await chat(response_format={"type": "json_object"}, **quiet | {"max_tokens": 1000})
+        if answer.choices[0].finish_reason == "stop":
+            assert isinstance(json.loads(answer.choices[0].message.content), dict)
+        for wanted, matches in (
+            ({"choice": ["hot", "cold"]}, lambda text: text in ("hot", "cold")),
+            ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdigit()),
+        ):
+            extra = {"structured_outputs": wanted}
+            answer = await chat(extra_body=extra, **quiet)
+            assert matches(answer.choices[0].message.content)
+            answer = await client.completions.create(prompt="x", n=2, extra_body=extra, **asked)
+            assert all(matches(choice.text) for choice in answer.choices)
+
+
+@pytest.mark.slow
+async def test_reasoning_comes_under_both_names(thinker):
+    """Whole and streamed alike, counted, and apart from the text."""
+    asked = {"model": MODEL, "messages": ASKED, "max_tokens": 8, "reasoning_effort": "low"}
+    async with client_of(thinker) as client:
+        whole = await client.chat.completions.create(**asked)
+        stream = await client.chat.completions.create(**asked, stream=True)
+        deltas = [chunk.choices[0].delta.to_dict() async for chunk in stream if chunk.choices]
+    message = whole.choices[0].message.to_dict()
+    assert message["reasoning"] == message["reasoning_content"]
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 8
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == message[name]

@@ -14,6 +14,7 @@ from thermocline.server.structured import plan_format
 if TYPE_CHECKING:
     from thermocline.engine import Engine
     from thermocline.server.conversation import Conversation
+    from thermocline.server.structured import FormatPlan
 
 # Enough to see whether the template has opened the model's reasoning.
 _PROMPT_END_TOKENS: Final = 16
@@ -28,11 +29,16 @@ async def ask_for(engine: Engine, asked: Conversation) -> Ask:
         variables=plan.template_variables,
         continue_final=asked.continues_final,
     )
-    end = engine.tokenizer.decode(prompt[-_PROMPT_END_TOKENS:], skip_special=False)
+    return in_format(Ask((prompt,), asked.params), engine, plan)
+
+
+def in_format(ask: Ask, engine: Engine, plan: FormatPlan) -> Ask:
+    """Return `ask` with the answers' format. Raises RequestError for what can not be held to."""
+    end = engine.tokenizer.decode(ask.prompts[0][-_PROMPT_END_TOKENS:], skip_special=False)
     answer_format = plan.for_prompt(end)
     params = replace(
-        asked.params,
+        ask.params,
         constraint=answer_format.constraint,
         reasoning_budget=answer_format.reasoning_budget,
     )
-    return Ask((prompt,), params, make_parser=answer_format.make_parser)
+    return replace(ask, params=params, make_parser=answer_format.make_parser)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thermocline.errors import RequestError
 from thermocline.server.answering import Ask
+from thermocline.server.asking import in_format
 from thermocline.server.openai.chat_form import ChatForm
 from thermocline.server.openai.completion_form import CompletionForm
 from thermocline.server.openai.form import FormOptions, Served
 from thermocline.server.openai.schema import refuse_non_text
 from thermocline.server.structured import plan_format
+from thermocline.text.tool_formats import TemplateFacts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from thermocline.server.settings import ServerConfig
     from thermocline.server.structured import FormatPlan
 
-# Enough to see whether a prompt ends inside of reasoning.
-_PROMPT_END_TOKENS: Final = 16
 _SHOWN_NAMES: Final = 32
 _SHOWN_NAME_CHARS: Final = 64
 
@@ -68,7 +68,7 @@ async def prepare_chat(model: OpenModel, asked: ChatRequest, manners: Manners) -
     plan = plan_format(engine.template_facts, asked.format_fields())
     prompt = await encode_prompt(engine, asked, plan)
     params = await _with_bad_words(engine, asked, params)
-    ask = _in_format(Ask((prompt,), params, n, options=options), engine, plan)
+    ask = in_format(Ask((prompt,), params, n, options=options), engine, plan)
     prefix = final_text(asked.messages) if asked.echo and continues else ""
     form = ChatForm(_served(model), ask, form_options(asked, manners), prefix)
     return Prepared(ask, form)
@@ -81,7 +81,8 @@ async def prepare_completion(
     _check_strict(manners)
     params, n, options = asked.sampling_params(), asked.num_answers, asked.options()
     engine = model.engine
-    plan = plan_format(engine.template_facts, asked.format_fields())
+    # No template stands between such a prompt and its answer, which is text and nothing else.
+    plan = plan_format(TemplateFacts(), asked.format_fields())
     prompts = [
         await engine.encode(prompt) if isinstance(prompt, str) else prompt
         for prompt in asked.prompts()
@@ -95,7 +96,7 @@ async def prepare_completion(
         options=options,
         prompt_logprobs=params.logprobs if echoes else None,
     )
-    ask = _in_format(ask, engine, plan)
+    ask = in_format(ask, engine, plan)
     form = CompletionForm(_served(model), ask, form_options(asked, manners), echoes=echoes)
     return Prepared(ask, form)
 
@@ -181,13 +182,6 @@ async def _with_bad_words(
             if ids and ids not in sequences:
                 sequences.append(ids)
     return replace(params, bad_token_sequences=tuple(sequences))
-
-
-def _in_format(ask: Ask, engine: Engine, plan: FormatPlan) -> Ask:
-    end = engine.tokenizer.decode(ask.prompts[0][-_PROMPT_END_TOKENS:], skip_special=False)
-    answer_format = plan.for_prompt(end)
-    params = replace(ask.params, constraint=answer_format.constraint)
-    return replace(ask, params=params, make_parser=answer_format.make_parser)
 
 
 def _served(model: OpenModel) -> Served:
