@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +58,7 @@ from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.tool_formats import read_template
 from thermocline.text.vocabulary import TokenizerData
 from thermocline.traces.lanes import Lane
-from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+from thermocline.traces.recorder import MemoryRecorder
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
-    from thermocline.kernels.timeline import PoolTimeline
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.footprint import Footprint
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
 
@@ -80,6 +81,15 @@ _DEFAULT_MAX_CONTEXT_TOKENS = 32768
 
 # Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
 _SPARE_BYTES = 256 << 20
+
+
+class LoadStep(StrEnum):
+    """What opening a model consists of, in order."""
+
+    FILE = "file"
+    WEIGHTS = "weights"
+    TOKENIZER = "tokenizer"
+    EXPERTS = "experts"
 
 
 class TemplateHolder:
@@ -148,12 +158,12 @@ class EngineParts:
     """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
-    recorder: Recorder
+    recorder: MemoryRecorder
+    lanes: tuple[LaneThread, ...]
     runner: Runner
     step_loop: StepLoop
     max_context_tokens: int
-    token_bytes: int | None
-    """What one decoded token makes the engine read, at least; None when that is not known."""
+    footprint: Footprint
     template: TemplateHolder
     grammars: Grammars
     resources: ExitStack
@@ -163,34 +173,47 @@ class EngineParts:
         self.resources.close()
 
 
-def load_parts(path: str | os.PathLike[str], config: EngineConfig) -> EngineParts:
+def load_parts(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    on_step: Callable[[LoadStep], None] = lambda step: None,
+) -> EngineParts:
     """Open the file and build all parts; on any error, what was opened is closed again.
 
-    Raises ModelError, ConfigError or NativeModuleError.
+    on_step is told what begins. Raises ModelError, ConfigError or NativeModuleError.
     """
+    on_step(LoadStep.FILE)
     with ExitStack() as resources:
-        parts = _build(path, config, resources)
+        parts = _build(path, config, resources, on_step)
         resources.pop_all()
         return parts
 
 
-def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitStack) -> EngineParts:
+def _build(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    resources: ExitStack,
+    on_step: Callable[[LoadStep], None],
+) -> EngineParts:
     owned = ExitStack()
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
-    recorder = _recorder(config)
+    recorder = MemoryRecorder(config.trace.max_events, enabled=config.trace.enabled)
     kernels = _kernels(config)
+    on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
-    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
-    _require_equal_vocabularies(file, model, tokenizer)
-    source = file.metadata.get_str("tokenizer.chat_template", default="")
-    template = TemplateHolder(source, tokenizer)
+    on_step(LoadStep.TOKENIZER)
+    tokenizer = _tokenizer(file, model)
+    template = TemplateHolder(
+        file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
+    )
     owned.callback(template.close)
     grammars = Grammars(tokenizer)
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     pool, allocator = _cache(config, model, max_context_tokens)
+    on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
     placement = uniform_placement(
@@ -204,10 +227,11 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         LaneThread(
             Lane.CPU,
             recorder,
-            timeline=_timeline(config, kernels),
+            timeline=kernels.timeline(),
             slowdown=config.scheduler.decode_slowdown,
         )
     )
+    lanes = [cpu]
     fingerprint = placement_fingerprint(spec, placement)
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
@@ -225,7 +249,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["hot"] = HotStage(
             cpu_experts(Tier.HOT)
             if config.placement.hot_device == "cpu"
-            else _simulated(config, catalog, placement, fingerprint, recorder, owned)
+            else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
         )
     governor = None
     if config.prefetch.mode != "off":
@@ -236,19 +260,15 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     if model.has_whole_layers and not is_split:
         stage = LayerStage(model, pool, heat, routing_log, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
-    num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
-        moe_graph(stages, spec.num_layers, num_credits, shortcut),
+        # One more credit than prompts take: a decode step finds one, always.
+        moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
         recorder,
         cpu,
         overlap=config.scheduler.overlap,
     )
     scheduler = Scheduler(
         config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
-    )
-    pace = Pace(
-        ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown),
-        cpu.take_times,
     )
     return EngineParts(
         model=model,
@@ -259,14 +279,20 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         heat=heat,
         governor=governor,
         recorder=recorder,
+        lanes=tuple(lanes),
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, pace, routing_log),
+        step_loop=StepLoop(scheduler, runner, recorder, _pace(config, cpu), routing_log),
         max_context_tokens=max_context_tokens,
-        token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
+        footprint=measure_footprint(file.tensors.values(), spec.router),
         template=template,
         grammars=grammars,
         resources=owned,
     )
+
+
+def _pace(config: EngineConfig, cpu: LaneThread) -> Pace:
+    wanted = config.scheduler
+    return Pace(ChunkSizer(wanted.prefill_chunk_tokens, wanted.decode_slowdown), cpu.take_times)
 
 
 def _simulated(
@@ -276,6 +302,7 @@ def _simulated(
     fingerprint: str,
     recorder: Recorder,
     owned: ExitStack,
+    lanes: list[LaneThread],
 ) -> SimulatedExpertCompute:
     wanted = config.placement
     experts = DeviceExperts(catalog, placement, wanted.simulated_memory_bytes)
@@ -284,6 +311,7 @@ def _simulated(
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
     kernels = _kernels(config, threads=1)
     device = owned.enter_context(LaneThread(Lane.HOT, recorder))
+    lanes += (engine_lane, device)
     return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
 
 
@@ -330,14 +358,6 @@ def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
 
 
-def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:
-    return kernels.timeline() if config.trace.enabled else None
-
-
-def _recorder(config: EngineConfig) -> Recorder:
-    return MemoryRecorder(config.trace.max_events) if config.trace.enabled else NullRecorder()
-
-
 def _context(config: EngineConfig, context_length: int) -> int:
     wanted = config.memory.max_context_tokens
     if wanted is None:
@@ -374,7 +394,8 @@ def _cache_type(name: str, head_dim: int) -> CacheType:
     return CacheType[name.upper()]
 
 
-def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokenizer) -> None:
+def _tokenizer(file: ModelFile, model: Model) -> Tokenizer:
+    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
     if tokenizer.vocab_size != model.spec.vocab_size:
         raise ModelFileError(
             file.path,
@@ -382,6 +403,7 @@ def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokeni
             f"{model.spec.vocab_size} rows",
             fix="convert or download the model again",
         )
+    return tokenizer
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

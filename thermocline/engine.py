@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import operator
+import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thermocline.config import EngineConfig
 from thermocline.engine_thread import EngineThread
-from thermocline.errors import PromptTooLongError, RequestError
+from thermocline.errors import RequestError
 from thermocline.experts.figures import ExpertFigures
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.machine import bytes_read_from_storage, machine_facts
@@ -31,9 +31,11 @@ from thermocline.pipeline.generation import Generation
 from thermocline.pipeline.mailbox import Mailbox
 from thermocline.sampling.params import SamplingParams
 from thermocline.text.chat_prompt import encode_chat
+from thermocline.text.prompt_ids import checked_prompt
 from thermocline.traces.chrome import write_chrome
 from thermocline.traces.clock import MonotonicClock
-from thermocline.traces.events import ExpertUse
+from thermocline.traces.events import ExpertUse, Trace
+from thermocline.traces.lanes import Lane, Track
 
 if TYPE_CHECKING:
     import os
@@ -43,9 +45,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from thermocline.assembly import EngineParts
+    from thermocline.assembly import EngineParts, LoadStep
     from thermocline.experts.placement import Placement
     from thermocline.messages import MachineLimits
+    from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.loop import StepLoop
@@ -94,6 +97,7 @@ class Engine:
     """
 
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
+        self.config = config
         self._thread = EngineThread(path, config)
         self._request_ids = itertools.count(1)
         self._limits: MachineLimits | None = None
@@ -139,6 +143,11 @@ class Engine:
     def placement(self) -> Placement:
         """Which experts are hot."""
         return self._parts.placement
+
+    @property
+    def footprint(self) -> Footprint:
+        """What the model's bytes are for."""
+        return self._parts.footprint
 
     @property
     def max_context_tokens(self) -> int:
@@ -273,13 +282,16 @@ class Engine:
         parts = self._parts
         counts = parts.heat.counts()
         total, hot = int(counts.sum()), int(counts[parts.hot_mask].sum())
-        governor = parts.governor
+        governor, busy = parts.governor, self.busy_ns()
         return ExpertFigures(
             hits=hot,
             misses=total - hot if parts.hot_mask.any() else 0,
             prefetched=0 if governor is None else governor.statistics().total_experts,
             cpu=total - hot,
             bytes_disk=bytes_read_from_storage(),
+            cpu_ns=max((ns for track, ns in busy.items() if track.lane is Lane.CPU), default=0),
+            device_ns=busy.get(Track(Lane.HOT), 0),
+            at_ns=time.perf_counter_ns(),
         )
 
     async def snapshot(self) -> SchedulerSnapshot:
@@ -316,8 +328,38 @@ class Engine:
         return self._parts.recorder.enabled
 
     def trace_events(self) -> list[Event]:
-        """Return what the recorder holds; empty unless the config enabled the trace."""
+        """Return what the recorder holds; empty unless the config enabled the trace, or it was started."""
         return self._parts.recorder.events()
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether the timeline is being recorded."""
+        return self._parts.recorder.enabled
+
+    def start_trace(self) -> None:
+        """Record the timeline from now on; what was recorded before is forgotten."""
+        self._parts.recorder.start()
+
+    def stop_trace(self) -> tuple[Trace, int]:
+        """Record no more; return what was recorded, and how many older events had no room.
+
+        Takes some microseconds per event: call it off the event loop.
+        """
+        events, num_dropped = self._parts.recorder.stop()
+        return Trace(tuple(events), self._trace_metadata(), self._expert_use()), num_dropped
+
+    def busy_ns(self) -> dict[Track, int]:
+        """Return how long each lane has worked since the engine was opened, in nanoseconds.
+
+        Of two readings, the difference over the time between them is the busy share. Costs next to nothing.
+        """
+        parts = self._parts
+        busy = {Track(Lane.LOOP): parts.step_loop.busy_ns()}
+        for lane in parts.lanes:
+            busy |= lane.busy_ns()
+        if parts.governor is not None:
+            busy[Track(Lane.PAGECACHE)] = parts.governor.busy_ns()
+        return busy
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline as Chrome JSON (gzipped when the name ends in .gz). Raises ConfigError.
@@ -325,8 +367,15 @@ class Engine:
         With it go the machine, how often each expert was chosen, and what a token reads at least
         beside what the machine can read, if `measure_limits` was called.
         """
-        parts = self._parts
-        facts = machine_facts()
+        write_chrome(
+            path,
+            self.trace_events(),
+            metadata=self._trace_metadata(),
+            expert_use=self._expert_use(),
+        )
+
+    def _trace_metadata(self) -> dict[str, str | int | float]:
+        footprint, facts = self.footprint, machine_facts()
         metadata: dict[str, str | int | float] = {
             "model": self.spec.name,
             "architecture": self.spec.architecture,
@@ -334,13 +383,15 @@ class Engine:
             "cores": facts.num_usable_cores,
             "thermocline": facts.versions["thermocline"],
         }
-        if parts.token_bytes is not None:
-            metadata["token_bytes"] = parts.token_bytes
+        if footprint.token_bytes is not None:
+            metadata["token_bytes"] = footprint.token_bytes
         if self._limits is not None:
             metadata["read_bytes_per_s"] = self._limits.read_bytes_per_s
-        counts = tuple(tuple(row) for row in parts.heat.counts().tolist())
-        use = ExpertUse(counts, parts.placement.hot)
-        write_chrome(path, self.trace_events(), metadata=metadata, expert_use=use)
+        return metadata
+
+    def _expert_use(self) -> ExpertUse:
+        counts = tuple(tuple(row) for row in self._parts.heat.counts().tolist())
+        return ExpertUse(counts, self._parts.placement.hot)
 
     @property
     def is_running(self) -> bool:
@@ -362,7 +413,7 @@ class Engine:
         options: RequestOptions,
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
-        prompt = _checked_prompt(token_ids, parts)
+        prompt = checked_prompt(token_ids, parts.tokenizer.vocab_size, parts.max_context_tokens)
         matcher = await self._matcher(params.constraint)
         request = RequestId(next(self._request_ids))
         mailbox = Mailbox(asyncio.get_running_loop(), options.max_unread_entries)
@@ -411,6 +462,11 @@ class EngineContext:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @property
+    def load_step(self) -> LoadStep | None:
+        """What opening does at present, or did last; None before it began."""
+        return self._engine._thread.load_step
+
     async def __aenter__(self) -> Engine:
         thread = self._engine._thread
         thread.start()
@@ -430,31 +486,3 @@ class EngineContext:
     ) -> None:
         self._engine._thread.request_close()
         await self._engine._thread.wait_ended()
-
-
-def _checked_prompt(token_ids: Sequence[int], parts: EngineParts) -> list[int]:
-    vocab_size = parts.tokenizer.vocab_size
-    if len(token_ids) == 0:
-        raise RequestError("the prompt is empty: give at least one token", param="prompt")
-    if len(token_ids) > parts.max_context_tokens:
-        # First, so that a prompt of millions of ids costs the caller's loop nothing.
-        raise PromptTooLongError(len(token_ids), parts.max_context_tokens)
-    checked = []
-    for token_id in token_ids:
-        try:
-            # Integers of any kind, NumPy's included; True is a slip, not token 1.
-            checked.append(operator.index(token_id))
-            is_integer = not isinstance(token_id, bool)
-        except TypeError:
-            is_integer = False
-        if not is_integer:
-            raise RequestError(
-                f"a prompt token is {token_id!r}: give integers from 0 to {vocab_size - 1}",
-                param="prompt",
-            )
-        if not 0 <= checked[-1] < vocab_size:
-            raise RequestError(
-                f"prompt token {token_id} is outside of the vocabulary: give 0 to {vocab_size - 1}",
-                param="prompt",
-            )
-    return checked

@@ -1,5 +1,6 @@
 // A whole layer and the threads' timeline for Python: checks shapes and ranges, then runs without the GIL.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <utility>
@@ -118,9 +119,10 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
              nb::arg("prompt"),
              "Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2.")
+        .def("busy_ns", &Core::busy_ns, "How long each thread has worked on jobs so far; never waits for one.")
         .def("start_timeline", &Core::start_timeline, nb::arg("capacity"),
-             "Note what each thread works on, up to `capacity` jobs between two calls of take_timeline.")
-        .def("mark", &Core::mark, nb::arg("mark"), "What the jobs from here on are called on the timeline.")
+             "Forget what was noted; note what each thread works on from now on, marked 0, up to `capacity` jobs\n"
+             "between two calls of take_timeline.")
         .def("take_timeline", &take_timeline, nb::arg("thread"), nb::arg("out").noconvert(),
              "Rows of begin and end (ns of CLOCK_MONOTONIC) and mark to out [capacity, 3]; returns their number.");
 }

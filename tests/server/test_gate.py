@@ -27,7 +27,7 @@ async def test_every_route_but_health_wants_a_key(toy, caplog):
         for method, path in sorted(routes):
             wrong = {"Authorization": "Bearer sk-of-the-tes"}
             async with client.request(method, path, headers=wrong) as response:
-                is_open = path in ("/health", "/v1/health")
+                is_open = path in ("/health", "/v1/health", "/") or path.startswith("/page/")
                 assert response.status == (200 if is_open else 401), path
                 if not is_open and method != "HEAD":
                     assert "error" in await response.json()
@@ -43,13 +43,15 @@ async def test_every_route_but_health_wants_a_key(toy, caplog):
     assert KEY not in caplog.text
 
 
-async def test_the_page_asks_its_user_for_the_key(toy):
-    """A browser shows its question for `/` alone; programs are told what to send."""
+async def test_the_page_opens_without_a_key(toy):
+    """Its files hold nothing of the model, and it asks for the key itself; all else wants one."""
     async with live(toy, api_keys=(KEY,)) as server:
-        async with server.client.get("/") as response:
-            assert response.headers["WWW-Authenticate"].startswith("Basic ")
-        async with server.client.get("/v1/models") as response:
-            assert response.headers["WWW-Authenticate"] == "Bearer"
+        for path in ("/", "/page/page.js"):
+            async with server.client.get(path) as response:
+                assert response.status == 200
+        for path in ("/events", "/experts", "/page", "/trace/last"):
+            async with server.client.get(path) as response:
+                assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
 async def test_pages_of_other_origins_are_refused(toy):

@@ -87,13 +87,24 @@ async def test_errors_have_the_shape_of_their_interface(small_toy, path):
             ({"Host": "example.org"}, 403),
         ):
             found, answer = await post(server, path, GOOD[path], **headers)
-            if path == "/api/embed" and status == 415:
+            if path.startswith("/api/") and status == 415:
                 continue
             assert found == status, answer
             assert told_error(path, answer)[1]
         async with server.client.get(path) as response:
             assert response.status == 405
             assert told_error(path, await response.json())[1]
+
+
+async def test_ollama_s_clients_need_not_declare_json(small_toy):
+    """Some send no type, as its documentation does; a page of another origin is refused all the same."""
+    raw = json.dumps(GOOD[API_CHAT]).encode()
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    async with live(small_toy) as server:
+        for more, expected in (({}, 200), ({"Origin": "http://example.org"}, 403)):
+            request = server.client.post(API_CHAT, data=raw, headers=headers | more)
+            async with request as response:
+                assert response.status == expected
 
 
 async def test_a_full_queue_is_told_in_each_interface(speller):

@@ -22,6 +22,7 @@ from thermocline.cli.perplexity import perplexity
 from thermocline.cli.run import run
 from thermocline.cli.serve import serve
 from thermocline.cli.tokenize import tokenize
+from thermocline.cli.top import top
 from thermocline.cli.trace import trace
 
 __all__ = ["cli", "main"]
@@ -42,6 +43,7 @@ def cli() -> None:
       thermocline run model.gguf --chat "Hello"
       thermocline chat model.gguf
       thermocline serve model.gguf          OpenAI's HTTP interface on this machine
+      thermocline top                       watch that server
       thermocline trace html run.json.gz    look at a timeline that --trace recorded
 
     MODEL is a GGUF file (of a split model, any one of its files). Where MODEL is optional, the small
@@ -49,7 +51,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, chat, serve, info, tokenize, bench, trace, perplexity, logits):
+for command in (demo, run, chat, serve, top, info, tokenize, bench, trace, perplexity, logits):
     cli.add_command(command)
 
 

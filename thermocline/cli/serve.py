@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 from thermocline.cli.options import engine_options, model_argument
 from thermocline.cli.server_options import server_options
 from thermocline.cli.session import model_path
+from thermocline.config import TraceConfig
 from thermocline.server.settings import ModelCard
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from thermocline.config import EngineConfig
     from thermocline.server.settings import ServerConfig
 
+# At most so many events of a window that /trace/start began; the oldest go first.
+_MAX_TRACE_EVENTS = 1 << 18
 _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
 
 
@@ -61,6 +65,8 @@ def serve(model: str | None, listen: Callable[[], ServerConfig], config: EngineC
     import asyncio
 
     server_config = listen()
+    # A window that was forgotten must not take hundreds of megabytes.
+    config = replace(config, trace=TraceConfig(max_events=_MAX_TRACE_EVENTS))
     path = model_path(model)
     card = model_card(path)
 

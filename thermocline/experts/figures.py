@@ -24,6 +24,18 @@ class ExpertFigures:
     """Bytes of experts copied to a device; none are after the start, since placement is fixed."""
     bytes_disk: int = 0
     """Bytes that the whole process read from storage."""
+    cpu_ns: int = 0
+    """How long the busiest thread of the CPU's compute worked."""
+    device_ns: int = 0
+    """How long the hot tier's device worked; 0 without one."""
+    at_ns: int = 0
+    """When this was read."""
+
+    @property
+    def overlap_ratio(self) -> float:
+        """The share of the time in which CPU and device worked at once, at least; 0 to 1."""
+        both_ns = self.cpu_ns + self.device_ns - self.at_ns
+        return max(both_ns, 0) / self.at_ns if self.at_ns else 0.0
 
     def __sub__(self, earlier: ExpertFigures) -> ExpertFigures:
         """Return what grew since `earlier`."""

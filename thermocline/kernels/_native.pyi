@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 8
+interface: int = 9
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -80,13 +80,14 @@ class Core:
         Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2.
         """
 
+    def busy_ns(self) -> list[int]:
+        """How long each thread has worked on jobs so far; never waits for one."""
+
     def start_timeline(self, capacity: int) -> None:
         """
-        Note what each thread works on, up to `capacity` jobs between two calls of take_timeline.
+        Forget what was noted; note what each thread works on from now on, marked 0, up to `capacity` jobs
+        between two calls of take_timeline.
         """
-
-    def mark(self, mark: int) -> None:
-        """What the jobs from here on are called on the timeline."""
 
     def take_timeline(self, thread: int, out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> int:
         """

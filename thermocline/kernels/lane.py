@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from thermocline.errors import EngineClosedError
 from thermocline.kernels.turns import Turns
-from thermocline.traces.lanes import Lane, Name
+from thermocline.traces.busy import BusyTime
+from thermocline.traces.lanes import Lane, Name, Track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -97,6 +98,7 @@ class LaneThread:
         self._timeline = timeline
         self._turns: Turns[_Job] = Turns(slowdown)
         self._times: deque[tuple[ChunkId, float]] = deque(maxlen=_MAX_TIMES)
+        self._busy = BusyTime()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"lane {lane}", daemon=True)
@@ -145,6 +147,12 @@ class LaneThread:
         """Return how long each job since the last call had the lane, in seconds, with its chunk."""
         return [self._times.popleft() for _ in range(len(self._times))]
 
+    def busy_ns(self) -> dict[Track, int]:
+        """Return how long each track of the lane has worked so far. From any thread; never waits."""
+        if self._timeline is None:
+            return {Track(self.lane): self._busy.total_ns(time.perf_counter_ns())}
+        return {Track(self.lane, number): ns for number, ns in enumerate(self._timeline.busy_ns())}
+
     def close(self) -> None:
         """Finish the jobs that were given, then end the thread. Blocks; more calls do nothing."""
         with self._changed:
@@ -178,12 +186,15 @@ class LaneThread:
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
-            start_s = time.perf_counter()
+            start_ns = time.perf_counter_ns()
+            self._busy.begin(start_ns)
             try:
                 result, error = job.run(), None
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, whatever it is
                 result, error = None, caught
-            seconds = time.perf_counter() - start_s
+            end_ns = time.perf_counter_ns()
+            self._busy.end(end_ns)
+            seconds = (end_ns - start_ns) * 1e-9
             self._turns.ran(seconds, is_prompt=job.chunk.is_prompt)
             self._times.append((job.chunk.id, seconds))
             job.settle(result, error)

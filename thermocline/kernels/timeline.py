@@ -32,19 +32,22 @@ class ThreadWork:
 
 
 class PoolTimeline:
-    """Starts the core's notes, and takes them after each job. For one thread at a time."""
+    """Has the core note what its threads do in one job after another. For one thread at a time."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._notes = np.empty((_CAPACITY, 3), np.int64)
-        core.start_timeline(_CAPACITY)
+
+    def busy_ns(self) -> list[int]:
+        """Return how long each thread has worked so far. From any thread; never waits."""
+        return self._core.busy_ns()
 
     def begin(self) -> None:
-        """A job begins, with part 0."""
-        self._core.mark(0)
+        """A job begins that is to be noted, with part 0."""
+        self._core.start_timeline(_CAPACITY)
 
     def take(self) -> Iterator[ThreadWork]:
-        """Yield what was noted since the last call, by thread and part."""
+        """Yield what was noted of the job, by thread and part."""
         for thread in range(self._core.threads):
             notes = self._notes[: self._core.take_timeline(thread, self._notes)]
             if len(notes) == 0:

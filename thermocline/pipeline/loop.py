@@ -12,6 +12,7 @@ from thermocline.errors import EngineClosedError, EngineError, ThermoclineError
 from thermocline.messages import FinishReason, SegmentKind
 from thermocline.pipeline.channel import ChannelClosed
 from thermocline.pipeline.runner import ChunkFailed
+from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class StepLoop:
         self._pace = pace
         self._routing_log = routing_log
         self._generations: dict[RequestId, Generation] = {}
+        self._busy = BusyTime()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -54,6 +56,10 @@ class StepLoop:
     def num_requests(self) -> int:
         """Requests accepted and not ended."""
         return len(self._generations)
+
+    def busy_ns(self) -> int:
+        """Return how long steps have taken this thread so far. From any thread; never waits."""
+        return self._busy.total_ns(self._recorder.now_ns())
 
     def snapshot(self) -> SchedulerSnapshot:
         """Return what is running and waiting, and where the cache's blocks are."""
@@ -122,9 +128,12 @@ class StepLoop:
             except ChannelClosed:
                 return
             start_ns = self._recorder.now_ns()
+            self._busy.begin(start_ns)
             self._take(result)
             self._fill()
-            self._recorder.span(Lane.LOOP, Name.STEP, start_ns, self._recorder.now_ns())
+            end_ns = self._recorder.now_ns()
+            self._busy.end(end_ns)
+            self._recorder.span(Lane.LOOP, Name.STEP, start_ns, end_ns)
             if self._closed:
                 self._end_when_idle()
 
@@ -227,7 +236,7 @@ class StepLoop:
             }
             at_ns = self._recorder.now_ns()
             self._recorder.instant(Lane.SCHEDULER, Name.PLAN, at_ns, args)
-            cache = self._scheduler.snapshot().cache
+            cache = self._scheduler.cache
             self._recorder.counter(Name.KV_FREE, cache.num_free_blocks, at_ns)
             self._recorder.counter(Name.KV_CACHED, cache.num_cached_blocks, at_ns)
             self._recorder.counter(Name.KV_HELD, cache.num_held_blocks, at_ns)

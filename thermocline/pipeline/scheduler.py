@@ -35,6 +35,18 @@ class CaughtUp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSnapshot:
+    """How far one request is, in tokens. One that is not running waits for a place."""
+
+    id: RequestId
+    is_running: bool
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_known_tokens: int
+    """Of its prompt and its answer so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSnapshot:
     """What the scheduler holds, for reports and tests."""
 
@@ -47,7 +59,12 @@ class SchedulerSnapshot:
     """In flight."""
     prompt_tokens_limit: int
     total_preemptions: int
+    total_prompt_tokens: int
+    """Computed as part of a prompt."""
+    total_output_tokens: int
+    """Of answers."""
     cache: CacheSnapshot
+    requests: tuple[RequestSnapshot, ...]
 
 
 class Scheduler:
@@ -83,6 +100,7 @@ class Scheduler:
         self._last_kind = SegmentKind.PROMPT
         self._numbers = count()
         self._next_chunk = ChunkId(0)
+        self._total_prompt_tokens = self._total_output_tokens = 0
 
     def __repr__(self) -> str:
         return f"Scheduler({self._places})"
@@ -91,6 +109,11 @@ class Scheduler:
     def num_decoding(self) -> int:
         """Running requests whose prompt is scheduled."""
         return sum(request.is_past_prompt for request in self._places.running)
+
+    @property
+    def cache(self) -> CacheSnapshot:
+        """What the cache's blocks are used for."""
+        return self._blocks.snapshot()
 
     def snapshot(self) -> SchedulerSnapshot:
         """Return the present numbers."""
@@ -102,7 +125,20 @@ class Scheduler:
             num_decode_chunks=len(self._in_flight[SegmentKind.DECODE]),
             prompt_tokens_limit=self.prompt_tokens_limit,
             total_preemptions=self._places.total_preemptions,
-            cache=self._blocks.snapshot(),
+            total_prompt_tokens=self._total_prompt_tokens,
+            total_output_tokens=self._total_output_tokens,
+            cache=self.cache,
+            requests=tuple(
+                RequestSnapshot(
+                    request.id,
+                    request.admitted,
+                    request.num_prompt_tokens,
+                    request.computed,
+                    len(request.known),
+                )
+                for request in self._requests.values()
+                if not request.finished
+            ),
         )
 
     def submit(
@@ -175,6 +211,8 @@ class Scheduler:
         that finished meanwhile gives its blocks back here and is not returned.
         """
         self._in_flight[chunk.segments[0].kind].remove(chunk.id)
+        if chunk.is_prompt:
+            self._total_prompt_tokens += chunk.num_tokens
         caught_up = []
         block_tokens = self._blocks.block_tokens
         num_rows = 0
@@ -188,6 +226,9 @@ class Scheduler:
                     self._blocks.publish(request)
                 if request.computed == len(request.known):
                     caught_up.append(CaughtUp(request.id, num_rows - 1))
+                    self._total_output_tokens += (
+                        request.max_total_tokens > request.num_prompt_tokens
+                    )
             if not request.admitted:
                 self._returned(request)
         return tuple(caught_up)

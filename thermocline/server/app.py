@@ -22,6 +22,7 @@ from thermocline.server.gate import GATE, IN_FLIGHT, Gate, add_headers, follow, 
 from thermocline.server.in_flight import InFlight
 from thermocline.server.ollama import routes as ollama_routes
 from thermocline.server.openai import routes as openai_routes
+from thermocline.server.own import routes as own
 from thermocline.server.receiving import BodyReader
 from thermocline.server.responses import routes as responses_routes
 from thermocline.server.telemetry import TELEMETRY, Telemetry
@@ -65,6 +66,7 @@ def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     app[ERROR_BODIES] = {part.PATH: part.error_body for part in others}
     for part in (routes, openapi, openai_routes, responses_routes, *others):
         app.add_routes(part.routes())
+    own.install(app)
     app.cleanup_ctx.append(_backend_lifetime)
     app.cleanup_ctx.append(_watch_loop)
     app.on_response_prepare.append(add_headers)

@@ -18,6 +18,7 @@ from thermocline.server.errors import LoadingError, ModelNotFoundError
 if TYPE_CHECKING:
     import os
 
+    from thermocline.assembly import LoadStep
     from thermocline.config import EngineConfig
     from thermocline.server.settings import ModelCard
 
@@ -68,11 +69,12 @@ class Backend:
 
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig, card: ModelCard) -> None:
         self._path = path
-        self._config = config
-        self._card = card
+        self.card = card
         self._opened: asyncio.Future[OpenModel] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._opening = Engine.open(path, config)
+        self._started_s = time.monotonic()
 
     def start(self) -> None:
         """Begin to open the model; returns at once."""
@@ -86,6 +88,16 @@ class Backend:
         self._closing.set()
         if self._task is not None:
             await asyncio.wait({self._task})
+
+    @property
+    def load_step(self) -> LoadStep | None:
+        """What opening does at present, or did last; None before it began."""
+        return self._opening.load_step
+
+    @property
+    def seconds_opening(self) -> float:
+        """Seconds since opening began."""
+        return time.monotonic() - self._started_s
 
     @property
     def model(self) -> OpenModel:
@@ -105,12 +117,10 @@ class Backend:
 
     async def _hold(self) -> None:
         try:
-            async with Engine.open(self._path, self._config) as engine:
+            async with self._opening as engine:
                 await engine.prepare_constraints()
                 fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
-                self._opened.set_result(
-                    OpenModel(engine, self._card, fingerprint, int(time.time()))
-                )
+                self._opened.set_result(OpenModel(engine, self.card, fingerprint, int(time.time())))
                 await self._closing.wait()
         except Exception as error:
             if self._opened.done():

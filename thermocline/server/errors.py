@@ -52,6 +52,14 @@ class BodyTimeoutError(RequestError):
     """The body did not arrive in time."""
 
 
+class TraceStateError(RequestError):
+    """The recording is not in a state for this."""
+
+
+class NoTraceError(RequestError):
+    """There is no timeline to show."""
+
+
 class HostRefusedError(RequestError):
     """The request was meant for another host."""
 
@@ -104,6 +112,8 @@ _TABLE: Final[tuple[tuple[type[BaseException], ErrorAnswer], ...]] = (
     (NotSupportedError, ErrorAnswer(501, "not_supported_error", "not_supported")),
     (MediaTypeError, ErrorAnswer(415, "invalid_request_error", "unsupported_media_type")),
     (BodyTimeoutError, ErrorAnswer(408, "timeout")),
+    (TraceStateError, ErrorAnswer(409, "invalid_request_error", "trace_state")),
+    (NoTraceError, ErrorAnswer(404, "not_found_error", "no_trace")),
     (HostRefusedError, ErrorAnswer(403, "invalid_request_error", "host_not_allowed")),
     (OriginRefusedError, ErrorAnswer(403, "invalid_request_error", "origin_not_allowed")),
     (KeyRefusedError, ErrorAnswer(401, "authentication_error", "invalid_api_key")),

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 IN_FLIGHT: Final = web.AppKey("IN_FLIGHT", InFlight)
 
-_OPEN_PATHS: Final = frozenset({"/health", "/v1/health"})
+# The page's files hold nothing of the model; the page itself asks for the key.
+_OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/"})
+_OPEN_FOLDER: Final = "/page/"
 # Of this server's own files only. A page with code in itself sends a policy with that code's hash instead.
 _PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -60,7 +62,8 @@ class Gate:
             raise OriginRefusedError(
                 "a web page of another origin sent this: add the origin to --cors-origins"
             )
-        if request.path not in _OPEN_PATHS and not self._keys.opens(request.headers):
+        is_open = request.path in _OPEN_PATHS or request.path.startswith(_OPEN_FOLDER)
+        if not is_open and not self._keys.opens(request.headers):
             raise KeyRefusedError(
                 "this server wants an API key: send it as Authorization: Bearer KEY"
             )
@@ -104,10 +107,7 @@ class Gate:
                 "X-Frame-Options": "DENY",
             }
         if response.status == 401:
-            # A browser that opens the page asks its user, and sends what it was told from then on.
-            headers["WWW-Authenticate"] = (
-                'Basic realm="API key as password"' if request.path == "/" else "Bearer"
-            )
+            headers["WWW-Authenticate"] = "Bearer"
         return headers
 
 

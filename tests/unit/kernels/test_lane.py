@@ -147,3 +147,27 @@ async def test_a_pool_s_threads_are_shown_each_with_what_it_did():
     assert sum(span.index == 0 for span in spans) == 20
     assert {span.name for span in spans} == {Name.ATTEND}
     assert all(start_ns <= span.start_ns <= span.end_ns <= end_ns for span in spans)
+
+
+async def test_a_lane_counts_its_working_time():
+    """Of a lane without a pool, the time of its jobs; none while it waits."""
+    with LaneThread(Lane.HOT, NullRecorder()) as lane:
+        (track,) = lane.busy_ns()
+        assert (track.label, lane.busy_ns()[track]) == ("hot", 0)
+        during: list[int] = []
+        await lane.run(
+            Name.HOT, lambda: during.extend(lane.busy_ns()[track] for _ in range(3)), CHUNK
+        )
+        assert 0 < during[0] < during[1] < during[2]
+    assert lane.busy_ns()[track] == lane.busy_ns()[track] >= during[2]
+
+
+async def test_a_pool_s_lane_counts_each_of_its_threads():
+    """With a pool, the tracks are its threads, as in the trace, whether or not it is recorded."""
+    kernels = NativeKernels(threads=2)
+    x = np.ones((64, 512), np.float32)
+    with LaneThread(Lane.CPU, NullRecorder(), timeline=kernels.timeline()) as lane:
+        await lane.run(Name.ATTEND, lambda: kernels.dense.rms_norm(x, x[0], 1e-6), CHUNK)
+        busy = lane.busy_ns()
+    assert [track.label for track in busy] == ["cpu 0", "cpu 1"]
+    assert sum(busy.values()) > 0

@@ -185,3 +185,59 @@ def test_vocabulary_has_no_duplicates_and_knows_the_work():
     assert len({lane.value for lane in Lane}) == len(Lane.__members__)
     assert len({name.value for name in Name}) == len(Name.__members__)
     assert set(Lane) - WORK_LANES == {Lane.REQUESTS, Lane.HTTP, Lane.LOOP, Lane.SCHEDULER}
+
+
+def test_a_recorder_that_is_off_keeps_nothing_and_takes_no_memory():
+    """Off, all six kinds of events vanish, and the ring is not there."""
+    recorder = MemoryRecorder(1 << 20, FakeClock(), enabled=False)
+    _report_one_of_each(recorder)
+    assert recorder.events() == []
+    assert len(recorder._ring) == 1
+
+
+def test_recording_can_be_started_and_stopped_again_and_again():
+    """Each window holds what came between its start and its stop; stopping gives the memory back."""
+    clock = FakeClock(100)
+    recorder = MemoryRecorder(4, clock, enabled=False)
+    for number in range(3):
+        recorder.instant(Lane.LOOP, Name.STEP, 1)
+        recorder.start()
+        for at_ns in range(number * 3):
+            recorder.instant(Lane.LOOP, Name.PLAN, at_ns)
+        events, num_dropped = recorder.stop()
+        assert {event.name for event in events} <= {Name.PLAN}
+        assert (len(events), num_dropped) == [(0, 0), (3, 0), (4, 2)][number]
+        assert not recorder.enabled
+        assert len(recorder._ring) == 1
+
+
+def test_what_began_before_the_recording_is_shown_from_its_start_on():
+    """A request that runs for long before the window does not stretch it."""
+    clock = FakeClock(1000)
+    recorder = MemoryRecorder(4, clock, enabled=False)
+    recorder.start()
+    recorder.async_span(Name.REQUEST, 1, 10, 1500)
+    assert recorder.stop()[0] == [AsyncSpanEvent(Name.REQUEST, 1, 1000, 1500)]
+
+
+def test_starting_and_stopping_beside_writers_loses_no_consistency():
+    """Four threads write while a fifth switches: each window's events are whole and in order."""
+    recorder = MemoryRecorder(64, enabled=False)
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            recorder.instant(Lane.LOOP, Name.STEP, recorder.now_ns(), {"a": 1})
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        recorder.start()
+        events, num_dropped = recorder.stop()
+        assert len(events) <= 64
+        assert num_dropped >= 0
+        assert all(type(event) is InstantEvent and event.args == {"a": 1} for event in events)
+    done.set()
+    for thread in threads:
+        thread.join()

@@ -39,6 +39,7 @@ class ExpertsBody(msgspec.Struct):
     cpu: int
     bytes_h2d: int
     bytes_disk: int
+    overlap_ratio: float
 
 
 class TimingsBody(msgspec.Struct):

@@ -233,7 +233,15 @@ def _experts(ends: Sequence[ChoiceEnd]) -> ExpertsBody:
     def most(name: str) -> int:
         return max((int(getattr(figure, name)) for figure in figures), default=0)
 
-    return ExpertsBody(*(most(field) for field in ExpertsBody.__struct_fields__))
+    return ExpertsBody(
+        hits=most("hits"),
+        misses=most("misses"),
+        prefetched=most("prefetched"),
+        cpu=most("cpu"),
+        bytes_h2d=most("bytes_h2d"),
+        bytes_disk=most("bytes_disk"),
+        overlap_ratio=max((figure.overlap_ratio for figure in figures), default=0.0),
+    )
 
 
 def _together(ends: Sequence[ChoiceEnd]) -> TimingsBody:
