@@ -13,7 +13,7 @@ venvs=${THERMOCLINE_CLIENTS_VENVS:-.venv-clients}
 groups=(
   "agents langchain-openai pydantic-ai-slim[openai,anthropic]"
   "instructor instructor"
-  "litellm litellm"
+  "litellm litellm mcp"
   "lm_eval lm-eval[api]"
 )
 for group in "${groups[@]}"; do

@@ -8,7 +8,7 @@ pytest.importorskip("instructor")
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 pytestmark = pytest.mark.clients
 
@@ -18,6 +18,8 @@ QUESTION = "What is thermocline?"
 class Reply(BaseModel):
     """A form for answers."""
 
+    # Otherwise the schema lets a small model go on inventing fields.
+    model_config = ConfigDict(extra="forbid")
     rank: int = Field(ge=0, le=9)
     is_known: bool
 

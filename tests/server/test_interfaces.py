@@ -87,13 +87,24 @@ async def test_errors_have_the_shape_of_their_interface(small_toy, path):
             ({"Host": "example.org"}, 403),
         ):
             found, answer = await post(server, path, GOOD[path], **headers)
-            if path == "/api/embed" and status == 415:
+            if path.startswith("/api/") and status == 415:
                 continue
             assert found == status, answer
             assert told_error(path, answer)[1]
         async with server.client.get(path) as response:
             assert response.status == 405
             assert told_error(path, await response.json())[1]
+
+
+async def test_ollama_s_clients_need_not_declare_json(small_toy):
+    """Some send no type, as its documentation does; a page of another origin is refused all the same."""
+    raw = json.dumps(GOOD[API_CHAT]).encode()
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    async with live(small_toy) as server:
+        for more, expected in (({}, 200), ({"Origin": "http://example.org"}, 403)):
+            request = server.client.post(API_CHAT, data=raw, headers=headers | more)
+            async with request as response:
+                assert response.status == expected
 
 
 async def test_a_full_queue_is_told_in_each_interface(speller):
@@ -181,26 +192,22 @@ async def test_signs_of_life_do_not_disturb(toy, gate, path):
         assert kinds[-1] in ("message_stop", "response.completed", "response.incomplete")
 
 
+def streamed_text(path, body):
+    """Return the text in one event or line of a stream."""
+    match path:
+        case "/v1/messages":
+            return body.get("delta", {}).get("text", "")
+        case "/v1/responses":
+            return body["delta"] if body["type"] == "response.output_text.delta" else ""
+        case "/api/generate":
+            return body["response"]
+        case _:
+            return body["message"]["content"]
+
+
 @pytest.mark.parametrize("path", ANSWERING)
 async def test_whole_and_streamed_answers_are_the_same(toy, path):
     """The text of the pieces is the text of the whole."""
-
-    def text_of(bodies):
-        texts = []
-        for body in bodies:
-            message = body.get("message") or {}
-            texts.append(
-                (body.get("delta") or {}).get("text", "")
-                if path == MESSAGES
-                else body["delta"]
-                if body.get("type") == "response.output_text.delta"
-                else body.get("response", "")
-                if path == API_GENERATE
-                else message.get("content", "")
-                if path == API_CHAT
-                else ""
-            )
-        return "".join(texts)
 
     async with live(toy) as server:
         fields = {"max_tokens": 12, "max_output_tokens": 12, "options": {"num_predict": 12}}
@@ -221,7 +228,7 @@ async def test_whole_and_streamed_answers_are_the_same(toy, path):
     else:
         bodies = read_events(raw)
     assert expected
-    assert text_of(bodies) == expected
+    assert "".join(streamed_text(path, body) for body in bodies) == expected
 
 
 async def test_counting_counts_the_prompt_that_is_answered(toy):

@@ -68,9 +68,12 @@ def check_model(request: web.Request, name: str | None) -> None:
         request.app[BACKEND].model.check_name(name)
 
 
-async def read_json(request: web.Request, kind: type[T]) -> T:
-    """Return the typed body. Raises RequestError for all that can be wrong with it."""
-    return decode_body(await read_bytes(request), kind)
+async def read_json(request: web.Request, kind: type[T], *, any_type: bool = False) -> T:
+    """Return the typed body. Raises RequestError for all that can be wrong with it.
+
+    any_type: whether it may be declared as another type than JSON.
+    """
+    return decode_body(await request.app[BODIES].read(request, any_type=any_type), kind)
 
 
 async def read_bytes(request: web.Request) -> bytes:

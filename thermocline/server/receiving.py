@@ -23,12 +23,12 @@ class BodyReader:
         self._total_bytes = 0
         """Of bodies that are not complete yet."""
 
-    async def read(self, request: web.Request) -> bytes:
-        """Return a body that is declared as JSON.
+    async def read(self, request: web.Request, *, any_type: bool = False) -> bytes:
+        """Return a body that is declared as JSON; any_type: or as anything else.
 
         Raises RequestError, HTTPRequestEntityTooLarge, or BusyError while too much is being received.
         """
-        if request.content_type != "application/json":
+        if not any_type and request.content_type != "application/json":
             # A web page can send other types to any address without asking first.
             raise MediaTypeError("send the header Content-Type: application/json")
         if "Content-Encoding" in request.headers:

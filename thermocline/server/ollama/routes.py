@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from aiohttp import web
 
@@ -34,6 +34,8 @@ from thermocline.server.watching import watched_answer
 
 if TYPE_CHECKING:
     from thermocline.server.ollama.form import AnswerForm
+
+R = TypeVar("R", ShowRequest, ChatRequest, GenerateRequest)
 
 PATH: Final = "/api/"
 """Where this interface begins; failures below it have its form."""
@@ -77,7 +79,7 @@ async def tags(request: web.Request) -> web.Response:
 async def show(request: web.Request) -> web.Response:
     """Show one model."""
     model = request.app[BACKEND].model
-    check_model(request, (await read_json(request, ShowRequest)).model_name)
+    check_model(request, (await _read(request, ShowRequest)).model_name)
     return send_json(show_body(model))
 
 
@@ -90,7 +92,7 @@ async def ps(request: web.Request) -> web.Response:
 async def chat(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
     model = request.app[BACKEND].model
-    asked = await read_json(request, ChatRequest)
+    asked = await _read(request, ChatRequest)
     check_model(request, asked.model_name)
     form = ChatForm(asked.model, iso_time(time.time()))
     if not asked.messages:
@@ -103,7 +105,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
 async def generate(request: web.Request) -> web.StreamResponse:
     """Answer a prompt, or go on with it."""
     model = request.app[BACKEND].model
-    asked = await read_json(request, GenerateRequest)
+    asked = await _read(request, GenerateRequest)
     check_model(request, asked.model_name)
     form = GenerateForm(asked.model, iso_time(time.time()))
     if not asked.prompt:
@@ -118,6 +120,13 @@ async def generate(request: web.Request) -> web.StreamResponse:
 async def embed(request: web.Request) -> web.Response:
     """Refuse."""
     raise NotSupportedError("this server makes no embeddings: ask a server with an embedding model")
+
+
+async def _read(request: web.Request, kind: type[R]) -> R:
+    """Return the typed body. Ollama's clients do not all say that it is JSON; pages of other origins are
+    refused before.
+    """
+    return await read_json(request, kind, any_type=True)
 
 
 async def _send(
