@@ -14,6 +14,7 @@ groups=(
   "agents langchain-openai pydantic-ai-slim[openai,anthropic]"
   "instructor instructor"
   "litellm litellm mcp"
+  "lm_eval lm-eval[api]"
 )
 for group in "${groups[@]}"; do
   read -r name packages <<<"$group"

@@ -257,7 +257,7 @@ async def test_the_server_tells_of_itself(toy):
     """Version, properties and places, as llama-server's clients read them; no embeddings."""
     async with live(toy) as server:
         found = {}
-        for path in ("/version", "/props", "/slots"):
+        for path in ("/version", "/props", "/slots", "/tokenizer_info"):
             async with server.client.get(path) as response:
                 assert response.status == 200
                 found[path] = json.loads(await response.read())

@@ -22,6 +22,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/version", version),
         web.get("/props", props),
         web.get("/slots", slots),
+        web.get("/tokenizer_info", tokenizer_info),
     ]
 
 
@@ -56,6 +57,20 @@ async def props(request: web.Request) -> web.Response:
             "modalities": {"vision": False, "audio": False},
             "is_sleeping": False,
             "default_generation_settings": {"n_ctx": engine.max_context_tokens},
+        }
+    )
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """Return what vLLM's clients ask of a tokenizer, before they use /tokenize."""
+    engine = request.app[BACKEND].model.engine
+    tokenizer = engine.tokenizer
+    return send_json(
+        {
+            "tokenizer_class": "thermocline",
+            "bos_token": _text(tokenizer, tokenizer.bos_id) or None,
+            "eos_token": _text(tokenizer, tokenizer.eos_id) or None,
+            "chat_template": engine.template_source or None,
         }
     )
 
