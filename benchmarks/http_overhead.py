@@ -178,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=_NAME, description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the demo model)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from thermocline.engine import Engine
     from thermocline.sampling.params import SamplingParams
     from thermocline.server.backend import OpenModel
+    from thermocline.server.openai.fields import AnswerRequest
     from thermocline.server.openai.form import AnswerForm
-    from thermocline.server.openai.schema import AnswerRequest, ChatRequest, CompletionRequest
+    from thermocline.server.openai.schema import ChatRequest, CompletionRequest
     from thermocline.server.settings import ServerConfig
     from thermocline.server.structured import FormatPlan
 

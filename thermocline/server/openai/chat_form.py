@@ -16,7 +16,8 @@ from thermocline.server.openai.bodies import (
     ToolCallBody,
     TopLogprob,
 )
-from thermocline.server.openai.form import AnswerForm, known_logprob, routed_experts
+from thermocline.server.openai.figures import routed_experts
+from thermocline.server.openai.form import AnswerForm, known_logprob
 from thermocline.server.steps import AnswerStep
 from thermocline.text.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 

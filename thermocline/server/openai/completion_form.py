@@ -6,7 +6,8 @@ import codecs
 from typing import TYPE_CHECKING
 
 from thermocline.server.openai.bodies import CompletionChoice, CompletionLogprobs
-from thermocline.server.openai.form import AnswerForm, known_logprob, routed_experts
+from thermocline.server.openai.figures import routed_experts
+from thermocline.server.openai.form import AnswerForm, known_logprob
 from thermocline.server.steps import AnswerStep, PromptStep
 from thermocline.text.pieces import TextPiece
 

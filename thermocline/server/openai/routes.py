@@ -21,8 +21,9 @@ from thermocline.server.exchange import (
 from thermocline.server.openai import model_routes, tokens
 from thermocline.server.openai.asks import manners_of, prepare_chat, prepare_completion
 from thermocline.server.openai.bodies import ChatBody, CompletionBody
+from thermocline.server.openai.fields import AnswerRequest
 from thermocline.server.openai.form import EVENTS
-from thermocline.server.openai.schema import AnswerRequest, ChatRequest, CompletionRequest
+from thermocline.server.openai.schema import ChatRequest, CompletionRequest
 from thermocline.server.watching import watched_answer
 
 if TYPE_CHECKING:
