@@ -82,7 +82,7 @@ def plan(  # noqa: PLR0913 - one per flag
     heat: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what would lie on a device and what on the CPU, and why, before anything is loaded.
+    """Show what would lie on a device and what on the CPU, and why.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ def plan(  # noqa: PLR0913 - one per flag
       thermocline plan model.gguf --vram 8GiB --ctx 16384 --kv-type q8_0
       thermocline plan model.gguf --vram 24GiB --n-cpu-moe 4 --json
 
-    Reads the header of the file only. A plan is for any machine: give --vram and --ram for another one
+    Reads the header of the file only, so that nothing is loaded. A plan is for any machine: give --vram and --ram for another one
     than this.
     """
     from thermocline.experts.planner import Wishes, make_plan
