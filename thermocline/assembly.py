@@ -171,7 +171,9 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
     hot_fraction = config.placement.hot_fraction if is_split else 0.0
-    placement = uniform_placement(spec.num_layers, spec.router.num_experts, hot_fraction)
+    placement = uniform_placement(
+        spec.num_layers, spec.router.num_experts, hot_fraction, spec.num_dense_layers
+    )
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
     cpu = owned.enter_context(
         LaneThread(
@@ -280,12 +282,14 @@ def _governor(
         for layer in layers:
             advisor.stop_read_ahead(catalog.layer_spans(layer))
     expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
+    cold = ~np.array([placement.hot_mask(layer) for layer in layers])
+    cold[: model.spec.num_dense_layers] = False  # nothing to fetch
     return PrefetchGovernor(
         CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
         Predictor(model.router_weights, catalog.num_layers, catalog.num_experts),
         ReaderThreads(catalog, advisor, recorder),
         recorder,
-        cold=~np.array([placement.hot_mask(layer) for layer in layers]),
+        cold=cold,
         room_bytes=room_bytes,
         probe=ResidencyProbe(file, catalog) if config.prefetch.mode == "auto" else None,
     )

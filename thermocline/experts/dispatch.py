@@ -30,7 +30,9 @@ def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, Tie
     hot = hot_mask[ordered]
     num_hot = int(np.count_nonzero(hot))
     weights = routing.weights.reshape(-1)
-    if num_hot == 0:
+    if num_used == 0:
+        shares: dict[Tier, TierWork] = {}
+    elif num_hot == 0:
         shares = {Tier.COLD: _share(order, ordered, weights, num_tokens, num_used)}
     elif num_hot == len(order):
         shares = {Tier.HOT: _share(order, ordered, weights, num_tokens, num_used)}

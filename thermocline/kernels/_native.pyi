@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 8
+interface: int = 9
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -67,8 +67,11 @@ class Core:
         Causal attention of some sequences' tokens over their cached keys and values.
         """
 
-    def route_softmax(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], normalize: bool, min_sum: float, scale: float, ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    def route(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], gating: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, normalize: bool, min_sum: float, scale: float, ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """The best experts of each token, and their weights."""
+
+    def gate(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], gate: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], activation: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """out = x times the sigmoid (0) or softplus (1) of gate."""
 
     def combine(self, residual: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], parts: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]], slots: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """
@@ -130,10 +133,25 @@ def unpack_info(type_id: int) -> tuple[int, int, bool, bool, int, int]:
     (offset, group, has_minimum, seven_bits, block_elements, block_bytes) of a quantised type.
     """
 
+class AttentionWeights:
+    """Attention, for LayerWeights."""
+
+    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q: Matrix, k: Matrix, v: Matrix, output: Matrix, q_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, wide_q_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, wide_k_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, q_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, v_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, scale: float, window: int, activation: int, gate_in_q: bool, gate: Matrix | None) -> None: ...
+
+class RoutedExperts:
+    """A router and its experts, for LayerWeights."""
+
+    def __init__(self, *, router: Matrix, chosen: int, normalize: bool, min_sum: float, scale: float, gating: int, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, experts: Experts) -> None: ...
+
+class SharedExpert:
+    """The expert that every token takes, for LayerWeights."""
+
+    def __init__(self, experts: Experts, gate: Matrix | None) -> None: ...
+
 class LayerWeights:
     """The weights of a layer, for run_layer."""
 
-    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q: Matrix, k: Matrix, v: Matrix, output: Matrix, q_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, k_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, attention_scale: float, router_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], router: Matrix, chosen: int, normalize: bool, min_sum: float, scale: float, experts: Experts) -> None: ...
+    def __init__(self, *, attention: AttentionWeights, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, routed: RoutedExperts | None, shared: SharedExpert | None) -> None: ...
 
 def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """How many of the pages that hold these bytes are in memory, or -errno."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
+    from thermocline.kernels import _native
     from thermocline.kernels._native import Experts, LayerWeights, Matrix
     from thermocline.kernels.contract import (
         ByteArray,
@@ -32,7 +33,13 @@ if TYPE_CHECKING:
         IntArray,
         Weight,
     )
-    from thermocline.kernels.whole_layer import LayerInput, LayerParts
+    from thermocline.kernels.whole_layer import (
+        AttentionWeights,
+        LayerInput,
+        LayerParts,
+        RoutedExperts,
+        SharedExpert,
+    )
     from thermocline.modelfile.formats import BlockFormat
 
 
@@ -195,7 +202,8 @@ class NativeKernels:
     ) -> tuple[FloatArray, IntArray, FloatArray]:
         """See `Kernels.whole_layer`."""
         out = np.empty_like(given.x)
-        ids = np.empty((len(given.x), parts.rule.chosen), np.int32)
+        num_chosen = 0 if parts.routed is None else parts.routed.rule.chosen
+        ids = np.empty((len(given.x), num_chosen), np.int32)
         weights = np.empty(ids.shape, np.float32)
         starts, block_tables, table_starts = self.dense.run_tables(given.runs)
         shape = given.cache.shape
@@ -225,27 +233,69 @@ class NativeKernels:
     def _layer(self, parts: LayerParts) -> LayerWeights:
         known = self._layers.get(id(parts))
         if known is None:
-            attention, rule = parts.attention, parts.rule
             layer = self._native.LayerWeights(
-                norm=attention.norm,
-                q=self._matrix(attention.q),
-                k=self._matrix(attention.k),
-                v=self._matrix(attention.v),
-                output=self._matrix(attention.output),
-                q_gain=attention.head_norm.q_gain,
-                k_gain=attention.head_norm.k_gain,
-                epsilon=attention.head_norm.epsilon,
-                attention_scale=attention.scale,
-                router_norm=parts.router_norm,
-                router=self._matrix(parts.router),
-                chosen=rule.chosen,
-                normalize=rule.normalize,
-                min_sum=rule.min_sum,
-                scale=rule.scale,
-                experts=self._stack(parts.experts),
+                attention=self._attention(parts.mixer),
+                norm=parts.norm,
+                epsilon=parts.epsilon,
+                routed=self._routed(parts.routed),
+                shared=self._shared(parts.shared),
             )
             known = self._layers[id(parts)] = (parts, layer)
         return known[1]
+
+    def _attention(self, weights: AttentionWeights) -> _native.AttentionWeights:
+        norm, gate = weights.head_norm, weights.gate
+        wide_q_gain, wide_k_gain = weights.wide_norm or (None, None)
+        q_bias, k_bias, v_bias = weights.biases or (None, None, None)
+        has_matrix = gate is not None and gate.weight is not None
+        attention: _native.AttentionWeights = self._native.AttentionWeights(
+            norm=weights.norm,
+            q=self._matrix(weights.q),
+            k=self._matrix(weights.k),
+            v=self._matrix(weights.v),
+            output=self._matrix(weights.output),
+            q_gain=norm.q_gain,
+            k_gain=norm.k_gain,
+            wide_q_gain=wide_q_gain,
+            wide_k_gain=wide_k_gain,
+            q_bias=q_bias,
+            k_bias=k_bias,
+            v_bias=v_bias,
+            epsilon=norm.epsilon,
+            scale=weights.scale,
+            window=weights.window,
+            activation=0 if gate is None else int(gate.activation),
+            gate_in_q=gate is not None and not has_matrix,
+            gate=self._optional(None if gate is None else gate.weight),
+        )
+        return attention
+
+    def _routed(self, routed: RoutedExperts | None) -> _native.RoutedExperts | None:
+        if routed is None:
+            return None
+        rule = routed.rule
+        experts: _native.RoutedExperts = self._native.RoutedExperts(
+            router=self._matrix(routed.router),
+            chosen=rule.chosen,
+            normalize=rule.normalize,
+            min_sum=rule.min_sum,
+            scale=rule.scale,
+            gating=int(rule.gating),
+            bias=rule.bias,
+            experts=self._stack(routed.stack),
+        )
+        return experts
+
+    def _shared(self, shared: SharedExpert | None) -> _native.SharedExpert | None:
+        if shared is None:
+            return None
+        expert: _native.SharedExpert = self._native.SharedExpert(
+            self._stack(shared.stack), self._optional(shared.gate)
+        )
+        return expert
+
+    def _optional(self, weight: Weight | None) -> Matrix | None:
+        return None if weight is None else self._matrix(weight)
 
     def _matrix(self, weight: Weight) -> Matrix:
         known = self._matrices.get(id(weight))

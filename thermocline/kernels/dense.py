@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from thermocline.kernels._native import Core
     from thermocline.kernels.contract import FloatArray, IntArray
     from thermocline.kernels.dense_contract import (
+        Activation,
         Attending,
         Contributions,
         HeadNorm,
         LayerCache,
-        SoftmaxRule,
+        RoutingRule,
         TokenRun,
     )
 
@@ -134,11 +135,26 @@ class NativeDense:
             known = self._known_runs = runs, _run_tables(runs)
         return known[1]
 
-    def route_softmax(self, logits: FloatArray, rule: SoftmaxRule) -> tuple[IntArray, FloatArray]:
-        """See `DenseKernels.route_softmax`."""
+    def gate(self, x: FloatArray, gate: FloatArray, activation: Activation) -> FloatArray:
+        """See `DenseKernels.gate`."""
+        out = np.empty_like(x)
+        self._core.gate(x, gate, int(activation), out)
+        return out
+
+    def route(self, logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
+        """See `DenseKernels.route`."""
         ids = np.empty((len(logits), rule.chosen), np.int32)
         weights = np.empty(ids.shape, np.float32)
-        self._core.route_softmax(logits, rule.normalize, rule.min_sum, rule.scale, ids, weights)
+        self._core.route(
+            logits,
+            int(rule.gating),
+            rule.bias,
+            rule.normalize,
+            rule.min_sum,
+            rule.scale,
+            ids,
+            weights,
+        )
         return ids, weights
 
     def combine(

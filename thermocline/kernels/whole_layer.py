@@ -13,19 +13,34 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.contract import ExpertStack, FloatArray, IntArray, Weight
     from thermocline.kernels.dense_contract import (
+        Activation,
         HeadNorm,
         LayerCache,
         RopeTable,
-        SoftmaxRule,
+        RoutingRule,
         TokenRun,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputGate:
+    """What attention's output is multiplied by: the activation of a number per head, or of each number.
+
+    weight: float32 numbers from the layer's normed input [heads, or heads * head_dim, hidden]; None where
+    each head's rows of q are followed by as many rows of its gate.
+    """
+
+    activation: Activation
+    weight: Weight | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeights:
     """One layer's grouped-query attention. norm: float32 [hidden], with head_norm's epsilon.
 
-    scale: what scores are multiplied by.
+    wide_norm: gains of queries and keys over all heads together, float32 [heads * head_dim] and [kv_heads *
+    head_dim]; head_norm then has no gains. scale: what scores are multiplied by. biases: added to q, k and v,
+    float32. window: how many last positions a token sees; 0 is all.
     """
 
     norm: FloatArray
@@ -35,20 +50,42 @@ class AttentionWeights:
     output: Weight
     head_norm: HeadNorm
     scale: float
+    biases: tuple[FloatArray, FloatArray, FloatArray] | None = None
+    wide_norm: tuple[FloatArray, FloatArray] | None = None
+    window: int = 0
+    gate: OutputGate | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutedExperts:
+    """The experts among which each token's best are chosen. router: [experts, hidden]."""
+
+    router: Weight
+    rule: RoutingRule
+    stack: ExpertStack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExpert:
+    """An expert for every token: a stack of one. gate: [1, hidden], whose sigmoid weighs it; None is 1."""
+
+    stack: ExpertStack
+    gate: Weight | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """The weights and rules of one layer whose feed-forward is routed experts alone.
+    """The weights and rules of one layer.
 
-    router_norm: float32 [hidden], with the epsilon of the attention's norms.
+    norm: float32 [hidden], before the experts, with `epsilon`. A layer has routed experts, a shared one (in
+    a dense layer that is its feed-forward), or both.
     """
 
-    attention: AttentionWeights
-    router_norm: FloatArray
-    router: Weight
-    rule: SoftmaxRule
-    experts: ExpertStack
+    mixer: AttentionWeights
+    norm: FloatArray
+    epsilon: float
+    routed: RoutedExperts | None
+    shared: SharedExpert | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk, LayerIndex, Routing
-    from thermocline.models.routing import RouterWeights
+    from thermocline.models.routing import Routed, RouterWeights
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import StackedExperts
 
@@ -22,8 +22,8 @@ class Model(Protocol):
         ...
 
     @property
-    def expert_layers(self) -> tuple[StackedExperts, ...]:
-        """Where each layer's experts lie, by layer index."""
+    def expert_layers(self) -> tuple[StackedExperts | None, ...]:
+        """Where each layer's routed experts lie, by layer index; None for a dense layer."""
         ...
 
     def embed(self, token_ids: IntArray) -> FloatArray:
@@ -34,8 +34,11 @@ class Model(Protocol):
         """Return the residual stream [T, D] after this layer's attention."""
         ...
 
-    def route(self, layer: LayerIndex, x: FloatArray) -> tuple[FloatArray, Routing]:
-        """Return the experts' input [T, D] and who goes where, from the residual stream [T, D]."""
+    def route(self, layer: LayerIndex, x: FloatArray, *, prompt: bool) -> Routed:
+        """Return who goes where, from the residual stream [T, D], with what all tokens take added to it.
+
+        prompt: the rows are a prompt's.
+        """
         ...
 
     @property

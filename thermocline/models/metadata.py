@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
+from thermocline.models.spec import ModelSpec, RouterRule
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
-    from thermocline.models.spec import ModelSpec
 
 _FIX = "convert or download the model again"
 # No published model comes near it; a larger value is damage, and would only fail later and worse.
@@ -83,6 +83,31 @@ class SpecReader:
         value = self._metadata.get_float(self._prefix + "expert_weights_scale", default=1.0)
         if value not in (0.0, 1.0):
             raise self._unsupported(f"{self._prefix}expert_weights_scale = {value}")
+
+    def decoder(self, *, normalize_top_k: bool) -> ModelSpec:
+        """Return the dimensions by the keys that all architectures share, checked."""
+        hidden = self.size("embedding_length")
+        heads = self.size("attention.head_count")
+        head_dim = self.size("attention.key_length", default=hidden // heads)
+        self.require_equal("attention.value_length", head_dim)
+        used = self.size("expert_used_count")
+        return self.checked(
+            ModelSpec(
+                architecture=self._file.architecture,
+                name=self.model_name(),
+                num_layers=self.size("block_count"),
+                hidden_size=hidden,
+                num_heads=heads,
+                num_kv_heads=self.size("attention.head_count_kv", default=heads),
+                head_dim=head_dim,
+                vocab_size=self.vocab_size("token_embd.weight"),
+                context_length=self.size("context_length"),
+                rope_base=self.positive_float("rope.freq_base", default=10000.0),
+                rms_epsilon=self.positive_float("attention.layer_norm_rms_epsilon"),
+                expert_intermediate_size=self.expert_intermediate_size(used),
+                router=RouterRule(self.size("expert_count"), used, normalize_top_k),
+            )
+        )
 
     def vocab_size(self, embedding: str) -> int:
         """Return the number of rows of the embedding, which is the true vocabulary size."""

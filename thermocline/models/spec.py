@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
+
+from thermocline.kernels.dense_contract import Gating
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,15 @@ class RouterRule:
     """Divide the chosen weights by their sum."""
     scale: float = 1.0
     """Multiplies the chosen weights at the end."""
+    gating: Gating = Gating.SOFTMAX
+
+
+class LayerKind(StrEnum):
+    """How a layer looks at earlier tokens."""
+
+    ATTENTION = "attention"
+    WINDOW = "sliding window"
+    RECURRENT = "recurrent state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,17 @@ class ModelSpec:
     rms_epsilon: float
     expert_intermediate_size: int
     router: RouterRule
+    num_dense_layers: int = 0
+    """First layers without routed experts."""
+    shared_intermediate_size: int = 0
+    """Width of the expert that every token takes; 0 where there is none."""
+    own_layer_kinds: tuple[LayerKind, ...] = ()
+    """By layer; none where every layer is plain attention."""
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """How each layer looks at earlier tokens."""
+        return self.own_layer_kinds or (LayerKind.ATTENTION,) * self.num_layers
 
     @property
     def attention_scale(self) -> float:

@@ -31,8 +31,8 @@ class StackedExperts:
     """The experts of one layer, and where in the file they are."""
 
     stack: ExpertStack
-    tensors: tuple[TensorInfo, TensorInfo, TensorInfo]
-    """Where gate, up and down lie, in the order in which an expert reads them."""
+    tensors: tuple[TensorInfo, ...]
+    """Where gate, up and down (or both and down) lie, in the order in which an expert reads them."""
 
 
 class WeightMap:
@@ -55,6 +55,11 @@ class WeightMap:
         info = self._checked(name, (rows, cols))
         return Weight(name, info.format, self._file.view(name), cols)
 
+    def row(self, name: str, cols: int) -> Weight:
+        """Return tensor `name` [cols] as a matrix of one row, a view of the map. Raises ModelFileError."""
+        info = self._checked(name, (cols,))
+        return Weight(name, info.format, self._file.view(name).reshape(1, -1), cols)
+
     def vector(self, name: str, length: int) -> FloatArray:
         """Return tensor `name` [length] decoded to float32. Raises ModelFileError."""
         info = self._checked(name, (length,))
@@ -75,7 +80,18 @@ class WeightMap:
             WeightStack(name, info.format, self._file.view(name), shape[1])
             for name, info, shape in zip(names, infos, shapes, strict=True)
         )
-        return StackedExperts(ExpertStack(gate, up, down), (infos[0], infos[1], infos[2]))
+        return StackedExperts(ExpertStack(gate, up, down), tuple(infos))
+
+    def expert(self, prefix: str, suffix: str, intermediate: int, hidden: int) -> ExpertStack:
+        """Return the matrices `prefix`ffn_{gate,up,down}`suffix` as a stack of one. Raises ModelFileError."""
+        shapes = {"gate": (intermediate, hidden), "up": (intermediate, hidden)}
+        gate, up, down = (
+            self.matrix(
+                f"{prefix}ffn_{role}{suffix}.weight", *shapes.get(role, (hidden, intermediate))
+            )
+            for role in ("gate", "up", "down")
+        )
+        return ExpertStack(*(_stack_of(weight) for weight in (gate, up, down)))
 
     def finish(self) -> None:
         """Refuse the file if it has tensors that nobody asked for: they would change the result."""
@@ -109,3 +125,7 @@ class WeightMap:
             )
         self._taken.add(name)
         return info
+
+
+def _stack_of(weight: Weight) -> WeightStack:
+    return WeightStack(weight.name, weight.format, weight.raw[None], weight.cols)

@@ -11,21 +11,37 @@
 
 namespace thermocline {
 
+// What attention's output is multiplied by. Its numbers are a weight's, or lie in q: each head's rows of q are
+// followed by as many of its gate.
+struct OutputGate {
+    enum class From { Nowhere, Weight, Queries } from;
+    Activation activation;
+    Weight weight;  // [heads, or heads * head_dim, hidden]
+};
+
 struct AttentionPart {
     const float* norm;  // [hidden]
-    Weight q, k, v;     // rows: heads * head_dim, kv_heads * head_dim twice
+    Weight q, k, v;     // rows: heads * head_dim (twice that with gates), kv_heads * head_dim twice
     Weight output;      // [hidden, heads * head_dim]
     const float* q_gain;  // [head_dim], or null: no norm
     const float* k_gain;
+    const float* wide_q_gain;  // [heads * head_dim], or null: no norm over all heads
+    const float* wide_k_gain;
+    const float* q_bias;  // a number per row, or null
+    const float* k_bias;
+    const float* v_bias;
     float epsilon, scale;
+    int64_t window;  // 0: none
+    OutputGate gate;
 };
 
 struct RouterPart {
-    const float* norm;  // [hidden]
-    Weight matrix;      // [experts, hidden]
+    Weight matrix;  // [experts, hidden]
     int64_t chosen;
     bool normalize;
     float min_sum, scale;
+    Gating gating;
+    const float* bias;  // [experts], or null
 };
 
 // The same matrix of all experts, one after another.
@@ -39,10 +55,21 @@ struct StackedWeight {
     }
 };
 
+// An expert that every token takes, weighed by the sigmoid of one number where there is a gate.
+struct SharedPart {
+    bool exists, has_gate;
+    ExpertWeights expert;
+    Weight gate;  // [1, hidden]
+};
+
 struct Layer {
     AttentionPart attention;
+    const float* norm;  // [hidden], before the experts
+    float epsilon;
+    bool is_routed;
     RouterPart router;
     StackedWeight gate, up, down;
+    SharedPart shared;
 };
 
 // Where the tokens of a chunk stand, and where their keys and values go.
@@ -69,7 +96,7 @@ struct LayerCacheView {
 // What jobs are marked with on the pool's timeline.
 enum class LayerMark : int64_t { Attend = 0, Route = 1, Experts = 2 };
 
-// x, out: [tokens, hidden]; ids, weights: [tokens, chosen], as route_softmax gives them.
+// x, out: [tokens, hidden]; ids, weights: [tokens, chosen], as `route` gives them; nothing in a layer that is not routed.
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
                const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights);
 

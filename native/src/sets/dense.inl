@@ -7,7 +7,7 @@
 namespace thermocline::THERMOCLINE_SET {
 
 const DenseKernels dense_kernels = {rms_norm,  heads,           scratch_floats, state_floats,
-                                    attention, attention_merge, route_softmax,  combine,
-                                    silu_multiply};
+                                    attention, attention_merge, route,          gate,
+                                    combine,   silu_multiply};
 
 }  // namespace thermocline::THERMOCLINE_SET

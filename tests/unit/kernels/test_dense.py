@@ -16,7 +16,7 @@ from thermocline.kernels.dense_contract import (
     Contributions,
     HeadNorm,
     LayerCache,
-    SoftmaxRule,
+    RoutingRule,
 )
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.messages import RequestId, Segment, SegmentKind
@@ -357,8 +357,8 @@ def test_routing_is_softmax_then_the_best(dense, tokens, experts, chosen, normal
     """Ids best first, weights as in double, for any number of experts."""
     rng = np.random.default_rng(experts)
     logits = normal(rng, tokens, experts, scale=4.0)
-    rule = SoftmaxRule(chosen, normalize, min_sum=6.1e-5, scale=2.5)
-    ids, weights = dense.route_softmax(logits, rule)
+    rule = RoutingRule(chosen, normalize, min_sum=6.1e-5, scale=2.5)
+    ids, weights = dense.route(logits, rule)
     wide = np.exp(logits.astype(np.float64))
     expected = np.take_along_axis(wide / wide.sum(axis=1, keepdims=True), ids, axis=1)
     if normalize:
@@ -373,7 +373,7 @@ def test_equal_experts_are_taken_in_order_and_small_sums_are_clamped(dense):
     logits = np.zeros((2, 40), np.float32)
     logits[1, 39] = 50.0
     logits[1, :39] = -50.0
-    ids, weights = dense.route_softmax(logits, SoftmaxRule(3, True, min_sum=0.5, scale=1.0))
+    ids, weights = dense.route(logits, RoutingRule(3, True, min_sum=0.5, scale=1.0))
     np.testing.assert_array_equal(ids, [[0, 1, 2], [39, 0, 1]])
     np.testing.assert_allclose(weights, [[0.05] * 3, [1.0, 0.0, 0.0]], atol=1e-7)
 
@@ -381,7 +381,7 @@ def test_equal_experts_are_taken_in_order_and_small_sums_are_clamped(dense):
 @pytest.mark.parametrize("logits", [[np.nan] * 9, [-np.inf] * 8 + [1.0], [np.inf] + [0.0] * 8])
 def test_broken_logits_still_give_ids_in_range(native, logits):
     """NaN and infinity make bad weights, never an expert that does not exist or is chosen twice."""
-    ids, _ = native.route_softmax(np.array([logits], np.float32), SoftmaxRule(4, True, 1e-5, 1.0))
+    ids, _ = native.route(np.array([logits], np.float32), RoutingRule(4, True, 1e-5, 1.0))
     assert len(set(ids[0])) == 4
     assert ids.min() >= 0
     assert ids.max() < 9

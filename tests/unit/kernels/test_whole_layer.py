@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.arch_cases import ARCH_CASES, SCHEDULED_CASES
+from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.dispatch import dispatch
@@ -50,9 +52,12 @@ def chunk_of(lengths, starts, kind):
 def by_parts(kernels, model, catalog, layer, chunk, x, pool):
     """Return what attend, route and the experts give one after another."""
     residual = model.attend(layer, chunk, x, pool)
-    normed, routing = model.route(layer, residual)
+    residual, normed, routing = model.route(layer, residual, prompt=chunk.is_prompt)
     no_hot = np.zeros(model.spec.router.num_experts, np.bool_)
-    share = dispatch(routing, no_hot)[Tier.COLD]
+    shares = dispatch(routing, no_hot)
+    if not shares:
+        return residual, routing
+    share = shares[Tier.COLD]
     pair_of = np.empty(routing.expert_ids.shape, np.int32)
     pair_of[share.rows, share.slots] = np.arange(len(share.rows), dtype=np.int32)
     work = ExpertWork(
@@ -69,7 +74,12 @@ def by_parts(kernels, model, catalog, layer, chunk, x, pool):
 def test_a_whole_layer_has_the_bits_of_its_parts(tmp_path, cache_type, formats, lengths, starts):
     """Output, routing and the cache are equal, for one token and for several sequences."""
     path = write_toy_model(tmp_path / "toy.gguf", shape_of(formats))
-    chunk = chunk_of(lengths, starts, SegmentKind.DECODE)
+    check_layers(path, chunk_of(lengths, starts, SegmentKind.DECODE), cache_type)
+
+
+def check_layers(path, chunk, cache_type):
+    """Compare every layer of a model in one job with its parts one after another."""
+    num_tokens = chunk.num_tokens
     with open_model_file(path) as file:
         kernels = NativeKernels(threads=2)
         model = open_model(file, kernels)
@@ -79,7 +89,7 @@ def test_a_whole_layer_has_the_bits_of_its_parts(tmp_path, cache_type, formats, 
             KVPool(spec.num_layers, 12, BLOCK, spec.num_kv_heads, spec.head_dim, cache_type)
             for _ in range(2)
         ]
-        x = np.random.default_rng(3).standard_normal((sum(lengths), spec.hidden_size))
+        x = np.random.default_rng(3).standard_normal((num_tokens, spec.hidden_size))
         ours = theirs = x.astype(np.float32)
         for layer in map(LayerIndex, range(spec.num_layers)):
             theirs, expected = by_parts(kernels, model, catalog, layer, chunk, theirs, pools[0])
@@ -91,6 +101,14 @@ def test_a_whole_layer_has_the_bits_of_its_parts(tmp_path, cache_type, formats, 
                 caches = [getattr(pool.layer(layer), part) for pool in pools]
                 assert np.array_equal(*caches)
         assert np.isfinite(ours).all()
+
+
+@pytest.mark.parametrize("case", SCHEDULED_CASES + ARCH_CASES, ids=str)
+@pytest.mark.parametrize(("lengths", "starts"), [([1], [37]), ([3, 1], [14, 20])])
+def test_every_architecture_has_whole_layers(tmp_path, case, lengths, starts):
+    """Biases, gates, windows, dense layers and shared experts: the bits of the parts."""
+    path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
+    check_layers(path, chunk_of(lengths, starts, SegmentKind.DECODE), CacheType.F16)
 
 
 def test_numbers_that_are_none_choose_experts_in_range(tmp_path):

@@ -1,0 +1,151 @@
+"""transformers' own model of each architecture, filled from a GGUF file by the gguf package.
+
+Reads the file without a line of thermocline. Needs `torch` and `transformers`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+
+from tests.oracle.decoded import decoded_weights
+from tests.oracle.hf_model import HfModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+State = dict[str, np.ndarray]
+_ATTENTION = {
+    "attn_q.": "self_attn.q_proj.",
+    "attn_k.": "self_attn.k_proj.",
+    "attn_v.": "self_attn.v_proj.",
+    "attn_output.": "self_attn.o_proj.",
+    "attn_q_norm.": "self_attn.q_norm.",
+    "attn_k_norm.": "self_attn.k_norm.",
+    "attn_norm.": "input_layernorm.",
+    "ffn_norm.": "post_attention_layernorm.",
+    "post_attention_norm.": "post_attention_layernorm.",
+    "ffn_gate_inp.": "mlp.gate.",
+}
+_SHARED = {
+    "ffn_gate_shexp.": "mlp.shared_expert.gate_proj.",
+    "ffn_up_shexp.": "mlp.shared_expert.up_proj.",
+    "ffn_down_shexp.": "mlp.shared_expert.down_proj.",
+}
+
+
+class Keys:
+    """The metadata of one file under its architecture's prefix."""
+
+    def __init__(self, path: Path) -> None:
+        reader = gguf.GGUFReader(path)
+        self.fields = reader.fields
+        self.tensors = [tensor.name for tensor in reader.tensors]
+        self.arch = self.fields["general.architecture"].contents()
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default."""
+        found = self.fields.get(f"{self.arch}.{key}")
+        return default if found is None else found.contents()
+
+    def common(self, *, tied: bool) -> dict[str, Any]:
+        """The settings that all configurations have."""
+        return {
+            "vocab_size": len(self.fields["tokenizer.ggml.tokens"].data),
+            "hidden_size": self("embedding_length"),
+            "num_hidden_layers": self("block_count"),
+            "num_attention_heads": self("attention.head_count"),
+            "num_key_value_heads": self("attention.head_count_kv"),
+            "head_dim": self("attention.key_length"),
+            "num_experts": self("expert_count"),
+            "num_experts_per_tok": self("expert_used_count"),
+            "moe_intermediate_size": self("expert_feed_forward_length"),
+            "rms_norm_eps": float(self("attention.layer_norm_rms_epsilon")),
+            "rope_parameters": {"rope_type": "default", "rope_theta": self("rope.freq_base")},
+            "max_position_embeddings": self("context_length"),
+            "tie_word_embeddings": tied,
+            "hidden_act": "silu",
+            "attn_implementation": "eager",
+            "experts_implementation": "eager",
+            "dtype": "float32",
+            "pad_token_id": None,
+            "eos_token_id": None,
+        }
+
+
+def open_hf(path: Path) -> HfModel:
+    """Return transformers' model of the file."""
+    keys, weights = Keys(path), decoded_weights(path)
+    tied = "output.weight" not in weights
+    config = _CONFIGS[keys.arch](keys, keys.common(tied=tied))
+    model = getattr(transformers, _CLASSES[keys.arch])(config)
+    state = {"model.embed_tokens.weight": weights["token_embd.weight"]}
+    state["model.norm.weight"] = weights["output_norm.weight"]
+    if not tied:
+        state["lm_head.weight"] = weights["output.weight"]
+    for layer in range(config.num_hidden_layers):
+        prefix = f"blk.{layer}."
+        own = {n.removeprefix(prefix): v for n, v in weights.items() if n.startswith(prefix)}
+        for name, values in _STATES[keys.arch](keys, own).items():
+            state[f"model.layers.{layer}.{name}"] = values
+    tensors = {n: torch.from_numpy(np.ascontiguousarray(v)) for n, v in state.items()}
+    return HfModel(model, tensors, tied=tied)
+
+
+def _renamed(own: State, names: dict[str, str]) -> State:
+    state = {}
+    for name, values in own.items():
+        for ours, theirs in names.items():
+            if name.startswith(ours):
+                state[theirs + name.removeprefix(ours)] = values
+    return state
+
+
+def _experts(own: State) -> State:
+    gate, up, down = (own[f"ffn_{role}_exps.weight"] for role in ("gate", "up", "down"))
+    return {
+        "mlp.experts.gate_up_proj": np.concatenate((gate, up), axis=1),
+        "mlp.experts.down_proj": down,
+    }
+
+
+def _olmoe_config(keys: Keys, common: dict[str, Any]):
+    # Its configuration has no head size of its own: it is hidden / heads, and shapes keep to that.
+    own = {"intermediate_size": keys("feed_forward_length"), "norm_topk_prob": False}
+    return transformers.OlmoeConfig(**(common | own))
+
+
+def _olmoe_state(keys: Keys, own: State) -> State:
+    return _renamed(own, _ATTENTION) | _experts(own)
+
+
+def _qwen2moe_config(keys: Keys, common: dict[str, Any]):
+    return transformers.Qwen2MoeConfig(
+        **common,
+        intermediate_size=keys("feed_forward_length"),
+        shared_expert_intermediate_size=keys("expert_shared_feed_forward_length"),
+        norm_topk_prob=False,
+        qkv_bias=any(".attn_q.bias" in name for name in keys.tensors),
+    )
+
+
+def _qwen2moe_state(keys: Keys, own: State) -> State:
+    gate = own["ffn_gate_inp_shexp.weight"]
+    state = _renamed(own, _ATTENTION | _SHARED) | _experts(own)
+    return state | {"mlp.shared_expert_gate.weight": gate[None]}
+
+
+_CLASSES = {"olmoe": "OlmoeForCausalLM", "qwen2moe": "Qwen2MoeForCausalLM"}
+_CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
+    "olmoe": _olmoe_config,
+    "qwen2moe": _qwen2moe_config,
+}
+_STATES: dict[str, Callable[[Keys, State], State]] = {
+    "olmoe": _olmoe_state,
+    "qwen2moe": _qwen2moe_state,
+}

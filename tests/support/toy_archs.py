@@ -1,0 +1,205 @@
+"""Small random models of every architecture but qwen3moe: shapes that hurt, valid in every respect.
+
+Knows how each architecture names its tensors and keys, by the GGUF convention. Knows no oracle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.support.gguf_files import write_gguf
+from tests.support.toy_model import ToyShape, byte_vocabulary, tensor_format, toy_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Weights = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ToyArch:
+    """A toy model of an architecture. What an architecture does not have is not looked at."""
+
+    arch: str
+    layers: int = 3
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    experts: int = 8
+    used: int = 2
+    intermediate: int = 32
+    shared: int = 48
+    rotary: int = 16
+    tied: bool = False
+    seed: int = 7
+    context: int = 512
+    rms_epsilon: float = 1e-6
+    formats: dict[str, str] = field(default_factory=dict)
+    """Tensor type by role, as in `ToyShape`."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """More keys of the metadata, without the architecture's prefix."""
+    biased: bool = True
+
+    def normal(self) -> ToyShape:
+        """The dimensions that all architectures share."""
+        return ToyShape(
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            experts=self.experts,
+            used=self.used,
+            intermediate=self.intermediate,
+            context=self.context,
+            rms_epsilon=self.rms_epsilon,
+            tied=self.tied,
+            formats=self.formats,
+            seed=self.seed,
+        )
+
+
+class Draw:
+    """Random tensors of the usual spreads."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def matrix(self, *dims: int, gain: float = 1.0) -> np.ndarray:
+        """Numbers that keep the power of what they multiply, times `gain`."""
+        return self.vector(*dims, spread=gain / np.sqrt(dims[-1]))
+
+    def gain(self, length: int) -> np.ndarray:
+        """A norm's numbers, near one."""
+        return self.vector(length, spread=0.1, mean=1.0)
+
+    def vector(self, *dims: int, spread: float, mean: float = 0.0) -> np.ndarray:
+        """Normal numbers."""
+        return (mean + spread * self._rng.standard_normal(dims)).astype(np.float32)
+
+
+def toy_arch_metadata(toy: ToyArch) -> dict[str, Any]:
+    """Return all metadata, tokenizer included."""
+    metadata = {}
+    for key, value in toy_metadata(toy.normal()).items():
+        metadata[key.replace("qwen3moe.", f"{toy.arch}.")] = value
+    own = _KEYS[toy.arch](toy) | toy.extra
+    metadata |= {f"{toy.arch}.{key}": value for key, value in own.items()}
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def toy_arch_weights(toy: ToyArch) -> Weights:
+    """Return the float32 tensors by GGUF name, drawn from `toy.seed`."""
+    draw = Draw(toy.seed)
+    num_tokens = len(byte_vocabulary()[0])
+    weights = {
+        "token_embd.weight": draw.matrix(num_tokens, toy.hidden, gain=np.sqrt(toy.hidden)),
+        "output_norm.weight": draw.gain(toy.hidden),
+    }
+    if not toy.tied:
+        weights["output.weight"] = draw.matrix(num_tokens, toy.hidden, gain=3.0)
+    loud = 1.5 * np.sqrt(toy.hidden) if toy.tied else 1.0
+    for layer in range(toy.layers):
+        for name, values in _LAYERS[toy.arch](toy, draw, layer).items():
+            # A tied model's layers speak louder, or it would repeat its last token.
+            is_end = name in ("attn_output.weight", "ffn_down_exps.weight", "ssm_out.weight")
+            weights[f"blk.{layer}.{name}"] = values * np.float32(loud if is_end else 1.0)
+    return weights
+
+
+def write_toy_arch(
+    path: Path,
+    toy: ToyArch,
+    *,
+    weights: Weights | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """Write a toy model; `weights` replaces the random ones, `metadata` adds to or replaces keys."""
+    shape = toy.normal()
+    tensors = [
+        (name, tensor_format(shape, name), values)
+        for name, values in (weights or toy_arch_weights(toy)).items()
+    ]
+    all_metadata = toy_arch_metadata(toy) | (metadata or {})
+    kept = {key: value for key, value in all_metadata.items() if value is not None}
+    return write_gguf(path, kept, tensors, arch=toy.arch)
+
+
+def _attention(toy: ToyArch, draw: Draw, heads: int | None = None, q_rows: int = 1) -> Weights:
+    q_size, kv_size = (heads or toy.heads) * toy.head_dim, toy.kv_heads * toy.head_dim
+    return {
+        "attn_norm.weight": draw.gain(toy.hidden),
+        "attn_q.weight": draw.matrix(q_rows * q_size, toy.hidden),
+        "attn_k.weight": draw.matrix(kv_size, toy.hidden),
+        "attn_v.weight": draw.matrix(kv_size, toy.hidden),
+        "attn_output.weight": draw.matrix(toy.hidden, q_size),
+    }
+
+
+def _head_norms(toy: ToyArch, draw: Draw) -> Weights:
+    return {f"attn_{part}_norm.weight": draw.gain(toy.head_dim) for part in ("q", "k")}
+
+
+def _experts(toy: ToyArch, draw: Draw) -> Weights:
+    return {
+        "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
+        "ffn_gate_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
+        "ffn_up_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
+        "ffn_down_exps.weight": draw.matrix(toy.experts, toy.hidden, toy.intermediate),
+    }
+
+
+def _dense(toy: ToyArch, draw: Draw, width: int, suffix: str) -> Weights:
+    return {
+        f"ffn_gate{suffix}.weight": draw.matrix(width, toy.hidden),
+        f"ffn_up{suffix}.weight": draw.matrix(width, toy.hidden),
+        f"ffn_down{suffix}.weight": draw.matrix(toy.hidden, width),
+    }
+
+
+def _olmoe_keys(toy: ToyArch) -> dict[str, Any]:
+    return {"feed_forward_length": toy.intermediate, "expert_feed_forward_length": None}
+
+
+def _olmoe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    return {
+        **_attention(toy, draw),
+        "attn_q_norm.weight": draw.gain(toy.heads * toy.head_dim),
+        "attn_k_norm.weight": draw.gain(toy.kv_heads * toy.head_dim),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+        **_experts(toy, draw),
+    }
+
+
+def _qwen2moe_keys(toy: ToyArch) -> dict[str, Any]:
+    return {"expert_shared_feed_forward_length": toy.shared}
+
+
+def _qwen2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    weights = {
+        **_attention(toy, draw),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+        **_experts(toy, draw),
+        **_dense(toy, draw, toy.shared, "_shexp"),
+        "ffn_gate_inp_shexp.weight": draw.vector(toy.hidden, spread=0.2),
+    }
+    if toy.biased:
+        for part in ("q", "k", "v"):
+            rows = len(weights[f"attn_{part}.weight"])
+            weights[f"attn_{part}.bias"] = draw.vector(rows, spread=0.3)
+    return weights
+
+
+_KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
+    "olmoe": _olmoe_keys,
+    "qwen2moe": _qwen2moe_keys,
+}
+_LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
+    "olmoe": _olmoe_layer,
+    "qwen2moe": _qwen2moe_layer,
+}
