@@ -23,7 +23,10 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator
+from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
+from thermocline.kv.recurrent import StatePool
+from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
@@ -32,6 +35,7 @@ from thermocline.pipeline.chunk_size import ChunkSizer
 from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.pace import Pace
+from thermocline.pipeline.request_states import RequestStates
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.advice import PageAdvisor
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.timeline import PoolTimeline
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.spec import ModelSpec
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
 
@@ -167,7 +172,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     owned.callback(template.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
-    pool, allocator = _cache(config, model, max_context_tokens)
+    cache, allocator = _cache(config, spec, max_context_tokens)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
     hot_fraction = config.placement.hot_fraction if is_split else 0.0
@@ -190,7 +195,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
 
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
-        "attend": AttendStage(model, pool, cpu),
+        "attend": AttendStage(model, cache, cpu),
         "router": RouterStage(model, placement, heat, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
@@ -209,7 +214,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None
     if model.has_whole_layers and not is_split:
-        stage = LayerStage(model, pool, heat, cpu)
+        stage = LayerStage(model, cache, heat, cpu)
         shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
     num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
     runner = Runner(
@@ -219,7 +224,11 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         overlap=config.scheduler.overlap,
     )
     scheduler = Scheduler(
-        config.scheduler, allocator, max_context_tokens, kinds_differ=kernels.prompts_differ
+        config.scheduler,
+        allocator,
+        max_context_tokens,
+        kinds_differ=kernels.prompts_differ,
+        states=_request_states(config, spec),
     )
     sizer = ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown)
     return EngineParts(
@@ -322,9 +331,9 @@ def _context(config: EngineConfig, context_length: int) -> int:
 
 
 def _cache(
-    config: EngineConfig, model: Model, max_context_tokens: int
-) -> tuple[KVPool, BlockAllocator]:
-    spec, memory = model.spec, config.memory
+    config: EngineConfig, spec: ModelSpec, max_context_tokens: int
+) -> tuple[SequenceCache, BlockAllocator]:
+    memory = config.memory
     num_blocks = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
     pool = KVPool(
         spec.num_layers,
@@ -333,8 +342,20 @@ def _cache(
         spec.num_kv_heads,
         spec.head_dim,
         _cache_type(memory.kv_type, spec.head_dim),
+        without=spec.recurrent_layers,
     )
-    return pool, BlockAllocator(num_blocks, memory.block_tokens)
+    states = None
+    if spec.delta is not None:
+        num_slots = config.scheduler.max_requests + memory.max_snapshots
+        states = StatePool(spec.recurrent_layers, num_slots, spec.delta)
+    return SequenceCache(pool, states), BlockAllocator(num_blocks, memory.block_tokens)
+
+
+def _request_states(config: EngineConfig, spec: ModelSpec) -> RequestStates | None:
+    if spec.delta is None:
+        return None
+    slots = StateSlots(config.scheduler.max_requests, config.memory.max_snapshots)
+    return RequestStates(slots, config.memory.snapshot_distance_tokens)
 
 
 def _cache_type(name: str, head_dim: int) -> CacheType:

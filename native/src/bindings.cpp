@@ -49,6 +49,7 @@ NB_MODULE(_native, m) {
                     .def_prop_ro("threads", &Core::threads);
     bind_products(m, core);
     bind_dense(core);
+    bind_delta(m, core);
     bind_layer(m, core);
     m.def("resident_pages", &resident_pages, nb::arg("mapping").noconvert(), nb::arg("offsets").noconvert(),
           "How many of the pages that hold these bytes are in memory, or -errno.");

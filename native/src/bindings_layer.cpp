@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings_checks.h"
+#include "bindings_delta.h"
 #include "thermocline/layer.h"
 
 namespace thermocline::python {
@@ -72,6 +73,33 @@ class AttentionWeights {
     AttentionPart part_{};
 };
 
+class DeltaWeights {
+   public:
+    DeltaWeights(Gain norm, const Matrix& mixed, const Matrix& z, const Matrix& alpha, const Matrix& beta,
+                 const Matrix& output, const DeltaRule& rule)
+        : norm_(std::move(norm)), matrices_{mixed, z, alpha, beta, output}, rule_(rule) {
+        part_ = {norm_.data(),   mixed.weight(),  z.weight(), alpha.weight(),
+                 beta.weight(),  output.weight(), rule_.job()};
+        const DeltaShape& shape = rule_.shape();
+        const int64_t hidden = part_.output.rows, width = shape.value_heads * shape.value_dim;
+        require(size(norm_, 0) == hidden, "a norm must be [hidden]");
+        for (const Weight* weight : {&part_.mixed, &part_.z, &part_.alpha, &part_.beta})
+            require(weight->cols == hidden, "the rule's inputs must have a column per hidden number");
+        require(part_.mixed.rows == shape.channels() && part_.z.rows == width && part_.output.cols == width,
+                "the sizes of the rule and of its products differ");
+        require(part_.alpha.rows == shape.value_heads && part_.beta.rows == shape.value_heads,
+                "alpha and beta must have a row per value head");
+    }
+
+    const DeltaPart& part() const { return part_; }
+
+   private:
+    Gain norm_;
+    Matrix matrices_[5];
+    DeltaRule rule_;
+    DeltaPart part_{};
+};
+
 class RoutedExperts {
    public:
     RoutedExperts(const Matrix& router, int64_t chosen, bool normalize, float min_sum, float scale, int gating,
@@ -115,13 +143,17 @@ class SharedExpert {
 // The weights of a layer, checked against each other once, and kept alive.
 class LayerWeights {
    public:
-    LayerWeights(AttentionWeights attention, Gain norm, float epsilon, std::optional<RoutedExperts> routed,
-                 std::optional<SharedExpert> shared)
+    LayerWeights(std::optional<AttentionWeights> attention, std::optional<DeltaWeights> delta, Gain norm,
+                 float epsilon, std::optional<RoutedExperts> routed, std::optional<SharedExpert> shared)
         : attention_(std::move(attention)),
+          delta_(std::move(delta)),
           norm_(std::move(norm)),
           routed_(std::move(routed)),
           shared_(std::move(shared)) {
-        layer_.attention = attention_.part();
+        require(attention_.has_value() != delta_.has_value(), "a layer has attention or the delta rule");
+        if (attention_) layer_.attention = attention_->part();
+        if (delta_) layer_.delta = delta_->part();
+        layer_.hidden = attention_ ? layer_.attention.output.rows : layer_.delta.output.rows;
         layer_.norm = norm_.data();
         layer_.epsilon = epsilon;
         layer_.is_routed = routed_.has_value();
@@ -131,9 +163,9 @@ class LayerWeights {
             const Experts& experts = routed_->experts();
             require(experts.gate.cols() == hidden(), "experts must take and give the hidden size");
             layer_.router = routed_->part();
-            layer_.gate = {experts.gate[0]};
-            layer_.up = {experts.up[0]};
-            layer_.down = {experts.down[0]};
+            layer_.gate = {experts.gate[0], experts.gate.stride()};
+            layer_.up = {experts.up[0], experts.up.stride()};
+            layer_.down = {experts.down[0], experts.down.stride()};
         }
         if (shared_) {
             layer_.shared = shared_->part();
@@ -142,16 +174,34 @@ class LayerWeights {
     }
 
     const Layer& layer() const { return layer_; }
-    const AttentionWeights& attention() const { return attention_; }
-    int64_t hidden() const { return layer_.attention.output.rows; }
+    int64_t hidden() const { return layer_.hidden; }
+    const AttentionWeights& attention() const {
+        require(attention_.has_value(), "this layer has no attention");
+        return *attention_;
+    }
+    const DeltaShape& delta_shape() const {
+        require(delta_.has_value(), "this layer has no delta rule");
+        return delta_->part().rule.shape;
+    }
 
    private:
-    AttentionWeights attention_;
+    std::optional<AttentionWeights> attention_;
+    std::optional<DeltaWeights> delta_;
     Gain norm_;
     std::optional<RoutedExperts> routed_;
     std::optional<SharedExpert> shared_;
     Layer layer_{};
 };
+
+void require_outputs(const LayerWeights& weights, const In<float, 2>& x, const Out<2>& out,
+                     const Write<int32_t, 2>& ids, const Out<2>& expert_weights) {
+    const int64_t tokens = size(x, 0), chosen = weights.layer().is_routed ? weights.layer().router.chosen : 0;
+    require(size(x, 1) == weights.hidden() && size(out, 1) == weights.hidden() && size(out, 0) == tokens,
+            "x and out must be [tokens, hidden]");
+    require(size(ids, 0) == tokens && size(ids, 1) == chosen && size(expert_weights, 0) == tokens &&
+                size(expert_weights, 1) == chosen,
+            "ids and weights must be [tokens, chosen]");
+}
 
 void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32_t, 1> positions,
                In<int32_t, 1> slots, In<float, 2> cosines, In<float, 2> sines, bool pairs, In<int32_t, 1> starts,
@@ -160,17 +210,13 @@ void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32
                Out<2> expert_weights, bool prompt) {
     const Layer& layer = weights.layer();
     const CacheShape cache = cache_shape(cache_type, block_tokens, head_dim, keys, values);
-    const int64_t tokens = size(x, 0), chosen = layer.is_routed ? layer.router.chosen : 0;
-    require(size(x, 1) == weights.hidden() && size(out, 1) == weights.hidden() && size(out, 0) == tokens,
-            "x and out must be [tokens, hidden]");
+    const int64_t tokens = size(x, 0);
+    require_outputs(weights, x, out, ids, expert_weights);
     weights.attention().require_heads(cache);
     require(size(positions, 0) == tokens, "positions must have one entry per token");
     require_rotary(cosines, sines, tokens, head_dim);
     require_slots(slots, tokens, cache);
     require_sequences(cache, positions, starts, block_tables, table_starts);
-    require(size(ids, 0) == tokens && size(ids, 1) == chosen && size(expert_weights, 0) == tokens &&
-                size(expert_weights, 1) == chosen,
-            "ids and weights must be [tokens, chosen]");
     const LayerTokens of{tokens,          positions.data(),      slots.data(),         cosines.data(),
                          sines.data(),    2 * size(cosines, 1),  pairs ? RopeLayout::Pairs : RopeLayout::Halves,
                          starts.data(),   block_tables.data(),   table_starts.data(),  size(starts, 0) - 1};
@@ -178,6 +224,23 @@ void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32
     thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, layer, of,
                            {cache, keys.data(), values.data()}, x.data(), out.data(), ids.data(),
                            expert_weights.data());
+}
+
+void run_delta_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32_t, 2> runs,
+                     ConvStates conv_states, States states, Out<2> out, Write<int32_t, 2> ids, Out<2> expert_weights,
+                     bool prompt) {
+    require_outputs(weights, x, out, ids, expert_weights);
+    DeltaJob job{};
+    job.shape = weights.delta_shape();
+    set_states(job, conv_states, states);
+    const std::vector<DeltaRun> found = delta_runs(runs, size(x, 0), size(states, 0));
+    int64_t covered = 0;
+    for (const DeltaRun& run : found) covered += run.length;
+    require(covered == size(x, 0), "the runs must cover all tokens");
+    const nb::gil_scoped_release unlocked;
+    thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, weights.layer(),
+                           {size(x, 0), found.data(), static_cast<int64_t>(found.size()), job.conv_states, job.states},
+                           x.data(), out.data(), ids.data(), expert_weights.data());
 }
 
 int64_t take_timeline(Core& core, int thread, Write<int64_t, 2> out) {
@@ -198,6 +261,11 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              optional("q_gain"), optional("k_gain"), optional("wide_q_gain"), optional("wide_k_gain"),
              optional("q_bias"), optional("k_bias"), optional("v_bias"), nb::arg("epsilon"), nb::arg("scale"),
              nb::arg("window"), nb::arg("activation"), nb::arg("gate_in_q"), nb::arg("gate").none());
+    nb::class_<DeltaWeights>(m, "DeltaWeights", "The gated delta rule, for LayerWeights.")
+        .def(nb::init<Gain, const Matrix&, const Matrix&, const Matrix&, const Matrix&, const Matrix&,
+                      const DeltaRule&>(),
+             nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("mixed"), nb::arg("z"), nb::arg("alpha"),
+             nb::arg("beta"), nb::arg("output"), nb::arg("rule"));
     nb::class_<RoutedExperts>(m, "RoutedExperts", "A router and its experts, for LayerWeights.")
         .def(nb::init<const Matrix&, int64_t, bool, float, float, int, Gains, const Experts&>(), nb::kw_only(),
              nb::arg("router"), nb::arg("chosen"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"),
@@ -205,8 +273,9 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<SharedExpert>(m, "SharedExpert", "The expert that every token takes, for LayerWeights.")
         .def(nb::init<const Experts&, std::optional<Matrix>>(), nb::arg("experts"), nb::arg("gate").none());
     nb::class_<LayerWeights>(m, "LayerWeights", "The weights of a layer, for run_layer.")
-        .def(nb::init<AttentionWeights, Gain, float, std::optional<RoutedExperts>, std::optional<SharedExpert>>(),
-             nb::kw_only(), nb::arg("attention"), nb::arg("norm").noconvert(), nb::arg("epsilon"),
+        .def(nb::init<std::optional<AttentionWeights>, std::optional<DeltaWeights>, Gain, float,
+                      std::optional<RoutedExperts>, std::optional<SharedExpert>>(),
+             nb::kw_only(), nb::arg("attention").none(), nb::arg("delta").none(), nb::arg("norm").noconvert(), nb::arg("epsilon"),
              nb::arg("routed").none(), nb::arg("shared").none());
     core.def("run_layer", &run_layer, nb::arg("layer"), nb::arg("x").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("slots").noconvert(), nb::arg("cosines").noconvert(), nb::arg("sines").noconvert(),
@@ -216,6 +285,10 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
              nb::arg("prompt"),
              "Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2.")
+        .def("run_delta_layer", &run_delta_layer, nb::arg("layer"), nb::arg("x").noconvert(),
+             nb::arg("runs").noconvert(), nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(),
+             nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
+             nb::arg("prompt"), "The same for a layer with the gated delta rule.")
         .def("start_timeline", &Core::start_timeline, nb::arg("capacity"),
              "Note what each thread works on, up to `capacity` jobs between two calls of take_timeline.")
         .def("mark", &Core::mark, nb::arg("mark"), "What the jobs from here on are called on the timeline.")

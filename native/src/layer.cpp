@@ -118,24 +118,55 @@ void add_shared(const Compute& compute, const Dense& dense, Form form, const Sha
     expert_sum(compute, form, work, rows.data(), 1, residual, residual);
 }
 
-}  // namespace
+// The gated delta rule: x plus its output, [tokens, hidden].
+void apply_delta(const Compute& compute, const Dense& dense, Form form, const DeltaPart& part,
+                 const DeltaTokens& tokens, const float* x, float* out) {
+    const int64_t count = tokens.count, hidden = part.output.rows, width = part.output.cols;
+    const int64_t channels = part.mixed.rows, heads = part.alpha.rows;
+    thread_local Scratch memory;
+    float* normed = memory.get<float>(count * (hidden + channels + 2 * width + 2 * heads));
+    float* mixed = normed + count * hidden;
+    float* z = mixed + count * channels;
+    float* read = z + count * width;
+    float* alpha = read + count * width;
+    float* beta = alpha + count * heads;
 
-void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
-               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights) {
-    const int64_t count = tokens.count, hidden = layer.attention.output.rows;
-    const int64_t experts = layer.is_routed ? layer.router.matrix.rows : 0;
+    rms_norm(dense, x, part.norm, part.rule.epsilon, count, hidden, normed);
+    const Product products[] = {
+        {part.mixed, mixed, channels}, {part.z, z, width}, {part.alpha, alpha, heads}, {part.beta, beta, heads}};
+    multiply_all(compute, form, normed, count, products, 4);
+    DeltaJob job = part.rule;
+    job.mixed = mixed;
+    job.z = z;
+    job.alpha = alpha;
+    job.beta = beta;
+    job.runs = tokens.runs;
+    job.num_runs = tokens.num_runs;
+    job.conv_states = tokens.conv_states;
+    job.states = tokens.states;
+    job.out = read;
+    delta_rule(dense, job);
+    const Product output{part.output, out, hidden, x};
+    multiply_all(compute, form, read, count, &output, 1);
+}
+
+// A layer whose mix(out) writes the residual stream after attention or what takes its place.
+template <typename Mix>
+void run(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t count, Mix mix, float* out,
+         int32_t* ids, float* weights) {
+    const int64_t hidden = layer.hidden, experts = layer.is_routed ? layer.router.matrix.rows : 0;
     const auto marked = [&](LayerMark part) { compute.pool.mark(static_cast<int64_t>(part)); };
     thread_local Scratch memory;
-    float* residual = memory.get<float>(count * (2 * hidden + experts));
-    float* normed = residual + count * hidden;
+    float* own = memory.get<float>(count * (2 * hidden + experts));
+    float* normed = own + count * hidden;
     float* logits = normed + count * hidden;
+    float* residual = layer.is_routed ? own : out;
 
     marked(LayerMark::Attend);
-    float* attended = layer.is_routed ? residual : out;
-    attend(compute, dense, form, layer.attention, tokens, cache, x, attended);
+    mix(residual);
     marked(LayerMark::Route);
-    rms_norm(dense, attended, layer.norm, layer.epsilon, count, hidden, normed);
-    if (layer.shared.exists) add_shared(compute, dense, form, layer.shared, count, hidden, normed, attended);
+    rms_norm(dense, residual, layer.norm, layer.epsilon, count, hidden, normed);
+    if (layer.shared.exists) add_shared(compute, dense, form, layer.shared, count, hidden, normed, residual);
     if (!layer.is_routed) return;
     const Product routing{layer.router.matrix, logits, experts};
     multiply_all(compute, Form::Decode, normed, count, &routing, 1);
@@ -147,6 +178,24 @@ void run_layer(const Compute& compute, const Dense& dense, Form form, const Laye
     const ExpertWork work{pairs.groups.data(), static_cast<int64_t>(pairs.groups.size()), normed, count, hidden,
                           pairs.rows.data(), pairs.scale.data(), static_cast<int64_t>(pairs.rows.size())};
     expert_sum(compute, form, work, pairs.pair_of.data(), rule.chosen, residual, out);
+}
+
+}  // namespace
+
+void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
+               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights) {
+    const auto mix = [&](float* residual) {
+        attend(compute, dense, form, layer.attention, tokens, cache, x, residual);
+    };
+    run(compute, dense, form, layer, tokens.count, mix, out, ids, weights);
+}
+
+void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const DeltaTokens& tokens,
+               const float* x, float* out, int32_t* ids, float* weights) {
+    const auto mix = [&](float* residual) {
+        apply_delta(compute, dense, form, layer.delta, tokens, x, residual);
+    };
+    run(compute, dense, form, layer, tokens.count, mix, out, ids, weights);
 }
 
 }  // namespace thermocline

@@ -53,6 +53,10 @@ class Keys:
         found = self.fields.get(f"{self.arch}.{key}")
         return default if found is None else found.contents()
 
+    def __contains__(self, key: str) -> bool:
+        """Whether the file has a key."""
+        return f"{self.arch}.{key}" in self.fields
+
     def common(self, *, tied: bool) -> dict[str, Any]:
         """The settings that all configurations have."""
         return {
@@ -85,7 +89,9 @@ def open_hf(path: Path) -> HfModel:
     config = _CONFIGS[keys.arch](keys, keys.common(tied=tied))
     model = getattr(transformers, _CLASSES[keys.arch])(config)
     state = {"model.embed_tokens.weight": weights["token_embd.weight"]}
-    state["model.norm.weight"] = weights["output_norm.weight"]
+    # The hybrids store the norm's gains around zero.
+    zero = 1 if "full_attention_interval" in keys else 0
+    state["model.norm.weight"] = weights["output_norm.weight"] - zero
     if not tied:
         state["lm_head.weight"] = weights["output.weight"]
     for layer in range(config.num_hidden_layers):
@@ -140,12 +146,122 @@ def _qwen2moe_state(keys: Keys, own: State) -> State:
     return state | {"mlp.shared_expert_gate.weight": gate[None]}
 
 
-_CLASSES = {"olmoe": "OlmoeForCausalLM", "qwen2moe": "Qwen2MoeForCausalLM"}
+def _hybrid_settings(keys: Keys) -> dict[str, Any]:
+    fraction = keys("rope.dimension_count") / keys("attention.key_length")
+    interval = keys("full_attention_interval")
+    return {
+        "shared_expert_intermediate_size": keys("expert_shared_feed_forward_length"),
+        "linear_conv_kernel_dim": keys("ssm.conv_kernel"),
+        "linear_key_head_dim": keys("ssm.state_size"),
+        "linear_value_head_dim": keys("ssm.state_size"),
+        "linear_num_key_heads": keys("ssm.group_count"),
+        "linear_num_value_heads": keys("ssm.time_step_rank"),
+        "layer_types": [
+            "linear_attention" if (layer + 1) % interval else "full_attention"
+            for layer in range(keys("block_count"))
+        ],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": keys("rope.freq_base"),
+            "partial_rotary_factor": fraction,
+        },
+    }
+
+
+def _qwen35moe_config(keys: Keys, common: dict[str, Any]):
+    settings = common | _hybrid_settings(keys)
+    settings["rope_parameters"]["mrope_section"] = keys("rope.dimension_sections")[:3]
+    return transformers.Qwen3_5MoeTextConfig(**settings)
+
+
+def _qwen3next_config(keys: Keys, common: dict[str, Any]):
+    settings = common | _hybrid_settings(keys)
+    return transformers.Qwen3NextConfig(
+        **settings, intermediate_size=keys("feed_forward_length"), norm_topk_prob=True
+    )
+
+
+def _hybrid_state(keys: Keys, own: State) -> State:
+    """The parts that both hybrids have alike: norms are stored around zero there, but for ssm_norm."""
+    own = {
+        name: values - 1 if name.endswith("norm.weight") and name != "ssm_norm.weight" else values
+        for name, values in own.items()
+    }
+    if "ffn_gate_up_exps.weight" in own:
+        both = own.pop("ffn_gate_up_exps.weight")
+        own["ffn_gate_exps.weight"], own["ffn_up_exps.weight"] = np.split(both, 2, axis=1)
+    names = {
+        "ssm_norm.": "linear_attn.norm.",
+        "ssm_out.": "linear_attn.out_proj.",
+        **_ATTENTION,
+        **_SHARED,
+    }
+    state = _renamed(own, names) | _experts(own)
+    state["mlp.shared_expert_gate.weight"] = own["ffn_gate_inp_shexp.weight"][None]
+    if "ssm_a" in own:
+        state["linear_attn.A_log"] = np.log(-own["ssm_a"])
+        state["linear_attn.dt_bias"] = own["ssm_dt.bias"]
+        state["linear_attn.conv1d.weight"] = own["ssm_conv1d.weight"][:, None]
+    return state
+
+
+def _qwen35moe_state(keys: Keys, own: State) -> State:
+    state = _hybrid_state(keys, own)
+    if "ssm_a" not in own:
+        return state
+    names = ("group_count", "time_step_rank", "state_size")
+    groups, heads, size = (keys(f"ssm.{name}") for name in names)
+    # Value heads are tiled in the file, and grouped there.
+    order = np.arange(heads).reshape(-1, groups).T.reshape(-1)
+    rows = (order[:, None] * size + np.arange(size)).reshape(-1)
+    channels = np.concatenate((np.arange(2 * groups * size), 2 * groups * size + rows))
+    prefix = "linear_attn."
+    for name in ("A_log", "dt_bias"):
+        state[prefix + name] = state[prefix + name][order]
+    state[prefix + "conv1d.weight"] = state[prefix + "conv1d.weight"][channels]
+    state[prefix + "out_proj.weight"] = state[prefix + "out_proj.weight"][:, rows]
+    return state | {
+        prefix + "in_proj_qkv.weight": own["attn_qkv.weight"][channels],
+        prefix + "in_proj_z.weight": own["attn_gate.weight"][rows],
+        prefix + "in_proj_a.weight": own["ssm_alpha.weight"][order],
+        prefix + "in_proj_b.weight": own["ssm_beta.weight"][order],
+    }
+
+
+def _qwen3next_state(keys: Keys, own: State) -> State:
+    state = _hybrid_state(keys, own)
+    if "ssm_a" not in own:
+        return state
+    groups, size = keys("ssm.group_count"), keys("ssm.state_size")
+    width = groups * size
+    mixed, z = own["attn_qkv.weight"], own["attn_gate.weight"]
+    # One matrix there: of each key head its query, key, values and gates.
+    parts = [
+        part.reshape(groups, -1, mixed.shape[1])
+        for part in (mixed[:width], mixed[width : 2 * width], mixed[2 * width :], z)
+    ]
+    fused = np.concatenate(parts, axis=1).reshape(-1, mixed.shape[1])
+    return state | {
+        "linear_attn.in_proj_qkvz.weight": fused,
+        "linear_attn.in_proj_ba.weight": own["ssm_ba.weight"],
+    }
+
+
+_CLASSES = {
+    "olmoe": "OlmoeForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "qwen3next": "Qwen3NextForCausalLM",
+}
 _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "olmoe": _olmoe_config,
     "qwen2moe": _qwen2moe_config,
+    "qwen35moe": _qwen35moe_config,
+    "qwen3next": _qwen3next_config,
 }
 _STATES: dict[str, Callable[[Keys, State], State]] = {
     "olmoe": _olmoe_state,
     "qwen2moe": _qwen2moe_state,
+    "qwen35moe": _qwen35moe_state,
+    "qwen3next": _qwen3next_state,
 }

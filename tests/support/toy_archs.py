@@ -44,6 +44,13 @@ class ToyArch:
     extra: dict[str, Any] = field(default_factory=dict)
     """More keys of the metadata, without the architecture's prefix."""
     biased: bool = True
+    key_heads: int = 2
+    value_heads: int = 4
+    state: int = 16
+    conv_width: int = 4
+    interval: int = 4
+    fused: bool = False
+    """Gate and up of the experts in one tensor."""
 
     def normal(self) -> ToyShape:
         """The dimensions that all architectures share."""
@@ -195,11 +202,72 @@ def _qwen2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return weights
 
 
+def _hybrid_keys(toy: ToyArch) -> dict[str, Any]:
+    return {
+        "expert_shared_feed_forward_length": toy.shared,
+        "rope.dimension_count": toy.rotary,
+        "full_attention_interval": toy.interval,
+        "ssm.conv_kernel": toy.conv_width,
+        "ssm.state_size": toy.state,
+        "ssm.group_count": toy.key_heads,
+        "ssm.time_step_rank": toy.value_heads,
+        "ssm.inner_size": toy.value_heads * toy.state,
+    }
+
+
+def _qwen35moe_keys(toy: ToyArch) -> dict[str, Any]:
+    # Pairs go to the three in turns; one that belonged to none would not be turned by llama.cpp.
+    sections = [len(range(part, toy.rotary // 2, 3)) for part in range(3)] + [0]
+    return _hybrid_keys(toy) | {"rope.dimension_sections": sections}
+
+
+def _hybrid_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    if (layer + 1) % toy.interval:
+        mixer = _delta(toy, draw)
+    else:
+        mixer = _attention(toy, draw, q_rows=2) | _head_norms(toy, draw)
+    experts = _experts(toy, draw)
+    if toy.fused:
+        parts = [experts.pop(f"ffn_{role}_exps.weight") for role in ("gate", "up")]
+        experts["ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+    return {
+        **mixer,
+        "post_attention_norm.weight": draw.gain(toy.hidden),
+        **experts,
+        **_dense(toy, draw, toy.shared, "_shexp"),
+        "ffn_gate_inp_shexp.weight": draw.vector(toy.hidden, spread=0.2),
+    }
+
+
+def _delta(toy: ToyArch, draw: Draw) -> Weights:
+    keys, values = toy.key_heads * toy.state, toy.value_heads * toy.state
+    weights = {
+        "attn_norm.weight": draw.gain(toy.hidden),
+        "attn_qkv.weight": draw.matrix(2 * keys + values, toy.hidden),
+        "attn_gate.weight": draw.matrix(values, toy.hidden),
+        "ssm_conv1d.weight": draw.vector(2 * keys + values, toy.conv_width, spread=0.5),
+        "ssm_dt.bias": draw.vector(toy.value_heads, spread=0.5, mean=-1.0),
+        "ssm_a": -np.exp(draw.vector(toy.value_heads, spread=1.0, mean=-1.0)),
+        "ssm_norm.weight": draw.gain(toy.state),
+        "ssm_out.weight": draw.matrix(toy.hidden, values),
+    }
+    if toy.arch == "qwen3next":
+        weights["ssm_ba.weight"] = draw.matrix(2 * toy.value_heads, toy.hidden)
+        return weights
+    for part in ("alpha", "beta"):
+        weights[f"ssm_{part}.weight"] = draw.matrix(toy.value_heads, toy.hidden)
+    return weights
+
+
 _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "olmoe": _olmoe_keys,
     "qwen2moe": _qwen2moe_keys,
+    "qwen35moe": _qwen35moe_keys,
+    "qwen3next": _hybrid_keys,
 }
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "olmoe": _olmoe_layer,
     "qwen2moe": _qwen2moe_layer,
+    "qwen35moe": _hybrid_layer,
+    "qwen3next": _hybrid_layer,
 }

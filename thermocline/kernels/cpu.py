@@ -17,6 +17,12 @@ from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.native import load_native
 from thermocline.kernels.timeline import PoolTimeline
+from thermocline.kernels.whole_layer import (
+    AttentionWeights,
+    DeltaLayerInput,
+    DeltaWeights,
+    LayerInput,
+)
 from thermocline.messages import MachineLimits
 
 if TYPE_CHECKING:
@@ -33,13 +39,7 @@ if TYPE_CHECKING:
         IntArray,
         Weight,
     )
-    from thermocline.kernels.whole_layer import (
-        AttentionWeights,
-        LayerInput,
-        LayerParts,
-        RoutedExperts,
-        SharedExpert,
-    )
+    from thermocline.kernels.whole_layer import LayerParts, RoutedExperts, SharedExpert
     from thermocline.modelfile.formats import BlockFormat
 
 
@@ -198,17 +198,36 @@ class NativeKernels:
         return out
 
     def whole_layer(
-        self, parts: LayerParts, given: LayerInput
+        self, parts: LayerParts, given: LayerInput | DeltaLayerInput
     ) -> tuple[FloatArray, IntArray, FloatArray]:
         """See `Kernels.whole_layer`."""
         out = np.empty_like(given.x)
         num_chosen = 0 if parts.routed is None else parts.routed.rule.chosen
         ids = np.empty((len(given.x), num_chosen), np.int32)
         weights = np.empty(ids.shape, np.float32)
+        layer = self._layer(parts)
+        match given:
+            case DeltaLayerInput():
+                conv, states = given.states.conv, given.states.recurrent
+                self._core.run_delta_layer(
+                    layer, given.x, given.runs, conv, states, out, ids, weights, given.is_prompt
+                )
+            case LayerInput():
+                self._run_layer(layer, given, out, ids, weights)
+        return out, ids, weights
+
+    def _run_layer(
+        self,
+        layer: LayerWeights,
+        given: LayerInput,
+        out: FloatArray,
+        ids: IntArray,
+        weights: FloatArray,
+    ) -> None:
         starts, block_tables, table_starts = self.dense.run_tables(given.runs)
         shape = given.cache.shape
         self._core.run_layer(
-            self._layer(parts),
+            layer,
             given.x,
             given.positions,
             given.slots,
@@ -228,13 +247,19 @@ class NativeKernels:
             weights,
             given.is_prompt,
         )
-        return out, ids, weights
 
     def _layer(self, parts: LayerParts) -> LayerWeights:
         known = self._layers.get(id(parts))
         if known is None:
+            attention, delta = None, None
+            match parts.mixer:
+                case AttentionWeights():
+                    attention = self._attention(parts.mixer)
+                case DeltaWeights():
+                    delta = self._delta(parts.mixer)
             layer = self._native.LayerWeights(
-                attention=self._attention(parts.mixer),
+                attention=attention,
+                delta=delta,
                 norm=parts.norm,
                 epsilon=parts.epsilon,
                 routed=self._routed(parts.routed),
@@ -269,6 +294,18 @@ class NativeKernels:
             gate=self._optional(None if gate is None else gate.weight),
         )
         return attention
+
+    def _delta(self, weights: DeltaWeights) -> _native.DeltaWeights:
+        delta: _native.DeltaWeights = self._native.DeltaWeights(
+            norm=weights.norm,
+            mixed=self._matrix(weights.mixed),
+            z=self._matrix(weights.z),
+            alpha=self._matrix(weights.alpha),
+            beta=self._matrix(weights.beta),
+            output=self._matrix(weights.output),
+            rule=self.dense.native_rule(weights.rule),
+        )
+        return delta
 
     def _routed(self, routed: RoutedExperts | None) -> _native.RoutedExperts | None:
         if routed is None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
+    from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,21 @@ class DenseKernels(Protocol):
         """Return (ids int32, weights float32), each [tokens, chosen]: best first, ties by lower id.
 
         normalize: weights are divided by their sum, taken as at least min_sum. Then they are multiplied by scale.
+        """
+        ...
+
+    def delta_rule(
+        self,
+        given: DeltaInput,
+        rule: DeltaRule,
+        runs: IntArray,
+        states: DeltaStates,
+        out: FloatArray,
+    ) -> None:
+        """Write to out [tokens, value_width] the gated delta rule over some sequences' tokens.
+
+        runs: int32 [n, 3], rows that follow each other: first row, tokens, and the slot of the sequence's
+        state, which moves on; a slot at most once. Rows in no run are left alone.
         """
         ...
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.kernels.cache_format import read_cache, write_cache
+from thermocline.kernels.delta_reference import delta_rule
 from thermocline.kernels.dense_contract import Activation, Gating, RopeTable
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.kernels.contract import FloatArray, IntArray
+    from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
     from thermocline.kernels.dense_contract import (
         Attending,
         Contributions,
@@ -119,6 +121,17 @@ class ReferenceDense:
             weights /= np.maximum(weights.sum(axis=-1, keepdims=True), rule.min_sum)
         weights *= rule.scale
         return np.ascontiguousarray(chosen, np.int32), weights.astype(np.float32)
+
+    def delta_rule(
+        self,
+        given: DeltaInput,
+        rule: DeltaRule,
+        runs: IntArray,
+        states: DeltaStates,
+        out: FloatArray,
+    ) -> None:
+        """See `DenseKernels.delta_rule`."""
+        delta_rule(given, rule, runs, states, out)
 
     def combine(
         self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int

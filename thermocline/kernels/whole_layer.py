@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.kernels.contract import ExpertStack, FloatArray, IntArray, Weight
+    from thermocline.kernels.delta_contract import DeltaRule, DeltaStates
     from thermocline.kernels.dense_contract import (
         Activation,
         HeadNorm,
@@ -57,6 +58,23 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DeltaWeights:
+    """One layer's gated delta rule. norm: float32 [hidden], with the rule's epsilon.
+
+    mixed: [channels, hidden]; z: [value_width, hidden]; alpha, beta: [value_heads, hidden]; output: [hidden,
+    value_width].
+    """
+
+    norm: FloatArray
+    mixed: Weight
+    z: Weight
+    alpha: Weight
+    beta: Weight
+    output: Weight
+    rule: DeltaRule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RoutedExperts:
     """The experts among which each token's best are chosen. router: [experts, hidden]."""
 
@@ -81,7 +99,7 @@ class LayerParts:
     a dense layer that is its feed-forward), or both.
     """
 
-    mixer: AttentionWeights
+    mixer: AttentionWeights | DeltaWeights
     norm: FloatArray
     epsilon: float
     routed: RoutedExperts | None
@@ -101,14 +119,24 @@ class LayerInput:
     is_prompt: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaLayerInput:
+    """The same for a recurrent layer. runs: int32 [n, 3], as for `DenseKernels.delta_rule`, of all tokens."""
+
+    x: FloatArray
+    runs: IntArray
+    states: DeltaStates
+    is_prompt: bool
+
+
 class WholeLayer(Protocol):
-    """Attention, routing and all chosen experts at once, with the bits of the parts."""
+    """Attention or the delta rule, routing and all chosen experts at once, with the bits of the parts."""
 
     def __call__(
-        self, parts: LayerParts, given: LayerInput
+        self, parts: LayerParts, given: LayerInput | DeltaLayerInput
     ) -> tuple[FloatArray, IntArray, FloatArray]:
         """Return x after the layer, and the experts that were chosen with their weights.
 
-        float32 [T, hidden]; int32 and float32 [T, chosen], best first. Appends to given.cache.
+        float32 [T, hidden]; int32 and float32 [T, chosen], best first. Appends to the cache, or moves states on.
         """
         ...

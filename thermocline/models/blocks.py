@@ -24,18 +24,20 @@ if TYPE_CHECKING:
     from thermocline.models.weights import StackedExperts, WeightMap
 
 
-def full_rope(spec: ModelSpec) -> RopeRule:
-    """Return the rule by which whole heads turn."""
-    return RopeRule(spec.head_dim, spec.rope_base)
+def plain_rope(spec: ModelSpec) -> RopeRule:
+    """Return the rule by which all heads turn."""
+    return RopeRule(spec.rotary_dims, spec.rope_base)
 
 
-def read_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> AttentionWeights:
-    """Return grouped-query attention without norms of its heads."""
+def read_attention(
+    weights: WeightMap, spec: ModelSpec, prefix: str, *, gated: bool = False
+) -> AttentionWeights:
+    """Return grouped-query attention without norms of its heads. gated: q has rows for gates, too."""
     hidden = spec.hidden_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     return AttentionWeights(
         norm=weights.vector(prefix + "attn_norm.weight", hidden),
-        q=weights.matrix(prefix + "attn_q.weight", q_size, hidden),
+        q=weights.matrix(prefix + "attn_q.weight", q_size * (2 if gated else 1), hidden),
         k=weights.matrix(prefix + "attn_k.weight", kv_size, hidden),
         v=weights.matrix(prefix + "attn_v.weight", kv_size, hidden),
         output=weights.matrix(prefix + "attn_output.weight", hidden, q_size),
@@ -80,4 +82,4 @@ def routed_layer(
     routed, experts = read_routed(weights, spec, prefix)
     norm = weights.vector(prefix + "ffn_norm.weight", spec.hidden_size)
     parts = LayerParts(attention, norm, spec.rms_epsilon, routed, shared)
-    return DecoderLayer(parts, full_rope(spec), experts)
+    return DecoderLayer(parts, plain_rope(spec), experts)

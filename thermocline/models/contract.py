@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray
-    from thermocline.kv.pool import KVPool
+    from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex, Routing
     from thermocline.models.routing import Routed, RouterWeights
     from thermocline.models.spec import ModelSpec
@@ -30,7 +30,9 @@ class Model(Protocol):
         """Return float32 [T, D] for int32 [T]; ids are in range."""
         ...
 
-    def attend(self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool) -> FloatArray:
+    def attend(
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
+    ) -> FloatArray:
         """Return the residual stream [T, D] after this layer's attention."""
         ...
 
@@ -47,7 +49,7 @@ class Model(Protocol):
         ...
 
     def layer(
-        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
     ) -> tuple[FloatArray, Routing]:
         """Return the residual stream [T, D] after the layer, and who went where: `attend`, `route` and
         the experts in one, to the bit.

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.delta_contract import DeltaInput
 from thermocline.kernels.dense_contract import Activation, Attending, RopeTable
+from thermocline.kv.recurrent import clear_state, copy_state
 from thermocline.messages import Routing
 from thermocline.models.routing import Routed
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray, Kernels
+    from thermocline.kernels.delta_contract import DeltaStates
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache
     from thermocline.kernels.whole_layer import (
         AttentionWeights,
+        DeltaWeights,
         LayerParts,
         OutputGate,
         SharedExpert,
@@ -92,6 +96,65 @@ def attend(
         rows = attended.reshape(-1, attended.shape[-1])
         attended = dense.gate(rows, gates, weights.gate.activation)
     return kernels.matmul(weights.output, attended.reshape(len(x), -1), add=x, prompt=prompt)
+
+
+def apply_delta_rule(
+    kernels: Kernels, weights: DeltaWeights, chunk: Chunk, x: FloatArray, states: DeltaStates
+) -> FloatArray:
+    """Return x [T, D] plus the gated delta rule over it; the chunk's sequences' states move on."""
+    dense, prompt = kernels.dense, chunk.is_prompt
+    normed = dense.rms_norm(x, weights.norm, weights.rule.epsilon)
+    products = kernels.multiply_all(
+        (weights.mixed, weights.z, weights.alpha, weights.beta), normed, prompt=prompt
+    )
+    given = DeltaInput(*products)
+    begin_states(chunk, states)
+    out = np.empty_like(given.z)
+    for runs, copies in _rounds(chunk):
+        dense.delta_rule(given, weights.rule, runs, states, out)
+        for source, target in copies:
+            copy_state(states, source, target)
+    return kernels.matmul(weights.output, out, add=x, prompt=prompt)
+
+
+def begin_states(chunk: Chunk, states: DeltaStates) -> None:
+    """Let each sequence's slot hold what it begins this chunk with."""
+    for segment in chunk.segments:
+        assert segment.state is not None, "a recurrent layer needs a state"
+        if segment.state.load is not None:
+            copy_state(states, segment.state.load, segment.state.slot)
+        elif chunk.positions[segment.start] == 0:
+            clear_state(states, segment.state.slot)
+
+
+def whole_runs(chunk: Chunk) -> IntArray:
+    """Return the runs of a chunk of which no snapshot is taken: int32 [segments, 3]."""
+    runs = []
+    for segment in chunk.segments:
+        assert segment.state is not None, "a recurrent layer needs a state"
+        assert not segment.state.saves, "snapshots are taken of prompts"
+        runs.append((segment.start, segment.length, segment.state.slot))
+    return np.array(runs, np.int32).reshape(-1, 3)
+
+
+def _rounds(chunk: Chunk) -> list[tuple[IntArray, list[tuple[int, int]]]]:
+    """Return the runs of a chunk, cut where snapshots are taken, and the copies that follow each round."""
+    rounds: list[tuple[list[tuple[int, int, int]], list[tuple[int, int]]]] = []
+    for segment in chunk.segments:
+        assert segment.state is not None
+        cuts = [*segment.state.saves]
+        if not cuts or cuts[-1][0] < segment.length:
+            cuts.append((segment.length, -1))
+        start = 0
+        for number, (end, target) in enumerate(cuts):
+            if number == len(rounds):
+                rounds.append(([], []))
+            slot = segment.state.slot
+            rounds[number][0].append((segment.start + start, end - start, slot))
+            if target >= 0:
+                rounds[number][1].append((slot, target))
+            start = end
+    return [(np.array(runs, np.int32).reshape(-1, 3), copies) for runs, copies in rounds]
 
 
 def _split_gates(

@@ -14,6 +14,7 @@ from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.models.spec import ModelSpec, RouterRule
 
 if TYPE_CHECKING:
+    from thermocline.kernels.delta_contract import DeltaShape
     from thermocline.modelfile.reader import ModelFile
 
 _FIX = "convert or download the model again"
@@ -40,6 +41,45 @@ class SpecReader:
         if not 1 <= value <= _MAX_SIZE:
             raise self._bad(f"{name} is {value}; it must lie in 1..{_MAX_SIZE}")
         return value
+
+    def count(self, key: str, default: int) -> int:
+        """Return a count of at least 0; the default where the key is missing."""
+        name = self._prefix + key
+        value = self._metadata.get_int(name, default=default)
+        if not 0 <= value <= _MAX_SIZE:
+            raise self._bad(f"{name} is {value}; it must lie in 0..{_MAX_SIZE}")
+        return value
+
+    def trunk_layers(self, num_blocks: int, num_extra: int) -> int:
+        """Return how many blocks are the trunk's, the extra ones at the end left out."""
+        if num_extra >= num_blocks:
+            raise self._bad(
+                f"{self._prefix}nextn_predict_layers is {num_extra}, of {num_blocks} blocks in all"
+            )
+        return num_blocks - num_extra
+
+    def rotary_dims(self, head_dim: int, key: str = "rope.dimension_count") -> int:
+        """Return how many first dimensions of a head turn: an even number of at most head_dim."""
+        dims = self.size(key)
+        if dims % 2 or dims > head_dim:
+            raise self._bad(
+                f"{self._prefix}{key} is {dims}; it must be even, and at most {head_dim}"
+            )
+        return dims
+
+    def check_delta(self, shape: DeltaShape) -> None:
+        """Refuse sizes of a gated delta rule that do not go together."""
+        width = self.size("ssm.inner_size")
+        if shape.value_heads % shape.key_heads:
+            raise self._bad(f"{self._prefix}ssm.time_step_rank is no multiple of ssm.group_count")
+        if shape.value_width != width:
+            raise self._bad(
+                f"{self._prefix}ssm.inner_size is {width}, not ssm.time_step_rank times ssm.state_size"
+            )
+        if shape.conv_width < 2:
+            raise self._bad(
+                f"{self._prefix}ssm.conv_kernel is {shape.conv_width}; it must be at least 2"
+            )
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         """Return a finite number above zero."""

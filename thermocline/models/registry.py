@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from thermocline.models.weights import WeightMap
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
-    {name: f"thermocline.models.{name}" for name in ("olmoe", "qwen2moe", "qwen3moe")}
+    {
+        name: f"thermocline.models.{name}"
+        for name in ("olmoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
+    }
 )
 """general.architecture -> its module, an `Architecture`."""
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
+from thermocline.messages import LayerIndex
+
+if TYPE_CHECKING:
+    from thermocline.kernels.delta_contract import DeltaShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,28 @@ class ModelSpec:
     own_layer_kinds: tuple[LayerKind, ...] = ()
     """By layer; none where every layer is plain attention."""
 
+    own_rotary_dims: int = 0
+    """How many first dimensions of a head turn; 0 is all."""
+    num_predict_layers: int = 0
+    """Blocks after the trunk that guess further tokens; they are left out."""
+    delta: DeltaShape | None = None
+    """What recurrent layers compute."""
+
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """How each layer looks at earlier tokens."""
         return self.own_layer_kinds or (LayerKind.ATTENTION,) * self.num_layers
+
+    @property
+    def rotary_dims(self) -> int:
+        """How many first dimensions of a head turn."""
+        return self.own_rotary_dims or self.head_dim
+
+    @property
+    def recurrent_layers(self) -> tuple[LayerIndex, ...]:
+        """Layers with recurrent state instead of keys and values."""
+        kinds = enumerate(self.layer_kinds)
+        return tuple(LayerIndex(index) for index, kind in kinds if kind is LayerKind.RECURRENT)
 
     @property
     def attention_scale(self) -> float:

@@ -11,7 +11,7 @@ from thermocline.traces.lanes import Name
 if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
     from thermocline.kernels.lane import JobLane
-    from thermocline.kv.pool import KVPool
+    from thermocline.kv.cache import SequenceCache
     from thermocline.messages import FloatArray
     from thermocline.models.contract import Model
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class LayerStage:
     """Hidden before a layer -> Hidden before the next."""
 
-    def __init__(self, model: Model, pool: KVPool, heat: ExpertHeat, lane: JobLane) -> None:
+    def __init__(self, model: Model, cache: SequenceCache, heat: ExpertHeat, lane: JobLane) -> None:
         self._model = model
-        self._pool = pool
+        self._cache = cache
         self._heat = heat
         self._lane = lane
 
@@ -32,6 +32,6 @@ class LayerStage:
         return Hidden(chunk, LayerIndex(layer + 1), x)
 
     def _run(self, hidden: Hidden) -> FloatArray:
-        x, routing = self._model.layer(hidden.layer, hidden.chunk, hidden.x, self._pool)
+        x, routing = self._model.layer(hidden.layer, hidden.chunk, hidden.x, self._cache)
         self._heat.record(hidden.layer, routing)
         return x

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "thermocline/delta_kernels.h"
+
 namespace thermocline {
 
 // ggml's type ids. Rows of a head hold head_dim numbers; Q8_0 has a half and 32 bytes per 32 numbers.
@@ -125,6 +127,10 @@ struct DenseKernels {
     void (*combine)(const CombineJob& job, int64_t first_token, int64_t last_token);
     // out[i] = silu(gate[i]) * up[i]
     void (*silu_multiply)(const float* gate, const float* up, int64_t count, float* out);
+    void (*delta_tokens)(const DeltaJob& job, const DeltaRun& run, int64_t first_token, int64_t last_token);
+    void (*delta_columns)(const DeltaJob& job, const DeltaRun& run, int64_t head, int64_t first, int64_t columns,
+                          float* scratch);
+    void (*delta_output)(const DeltaJob& job, int64_t first_row, int64_t last_row);
 };
 
 namespace portable { extern const DenseKernels dense_kernels; }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "thermocline/compute.h"
+#include "thermocline/delta.h"
 #include "thermocline/dense.h"
 #include "thermocline/matmul.h"
 
@@ -35,6 +36,14 @@ struct AttentionPart {
     OutputGate gate;
 };
 
+struct DeltaPart {
+    const float* norm;          // [hidden]
+    Weight mixed, z;            // [channels, hidden], [value_heads * value_dim, hidden]
+    Weight alpha, beta;         // [value_heads, hidden]
+    Weight output;              // [hidden, value_heads * value_dim]
+    DeltaJob rule;              // but for its inputs, output, runs and states
+};
+
 struct RouterPart {
     Weight matrix;  // [experts, hidden]
     int64_t chosen;
@@ -47,10 +56,11 @@ struct RouterPart {
 // The same matrix of all experts, one after another.
 struct StackedWeight {
     Weight first;
+    int64_t stride;  // bytes from one expert's to the next
 
     Weight operator[](int64_t expert) const {
         Weight weight = first;
-        weight.data += expert * weight.rows * weight.row_bytes;
+        weight.data += expert * stride;
         return weight;
     }
 };
@@ -63,7 +73,9 @@ struct SharedPart {
 };
 
 struct Layer {
-    AttentionPart attention;
+    int64_t hidden;
+    AttentionPart attention;  // or
+    DeltaPart delta;
     const float* norm;  // [hidden], before the experts
     float epsilon;
     bool is_routed;
@@ -93,11 +105,22 @@ struct LayerCacheView {
     uint8_t* values;
 };
 
+// The same for a layer with the gated delta rule: consecutive tokens of some sequences, and all slots' states.
+struct DeltaTokens {
+    int64_t count;
+    const DeltaRun* runs;
+    int64_t num_runs;
+    float* conv_states;
+    float* states;
+};
+
 // What jobs are marked with on the pool's timeline.
 enum class LayerMark : int64_t { Attend = 0, Route = 1, Experts = 2 };
 
 // x, out: [tokens, hidden]; ids, weights: [tokens, chosen], as `route` gives them; nothing in a layer that is not routed.
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
                const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights);
+void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const DeltaTokens& tokens,
+               const float* x, float* out, int32_t* ids, float* weights);
 
 }  // namespace thermocline
