@@ -45,7 +45,7 @@ class Keys:
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
         self.fields = reader.fields
-        self.tensors = [tensor.name for tensor in reader.tensors]
+        self.shapes = {tensor.name: tensor.shape[::-1].tolist() for tensor in reader.tensors}
         self.arch = self.fields["general.architecture"].contents()
 
     def __call__(self, key: str, default: Any = None) -> Any:
@@ -136,7 +136,7 @@ def _qwen2moe_config(keys: Keys, common: dict[str, Any]):
         intermediate_size=keys("feed_forward_length"),
         shared_expert_intermediate_size=keys("expert_shared_feed_forward_length"),
         norm_topk_prob=False,
-        qkv_bias=any(".attn_q.bias" in name for name in keys.tensors),
+        qkv_bias=any(".attn_q.bias" in name for name in keys.shapes),
     )
 
 
@@ -247,19 +247,72 @@ def _qwen3next_state(keys: Keys, own: State) -> State:
     }
 
 
+def _laguna_config(keys: Keys, common: dict[str, Any]):
+    heads, num_layers = keys("attention.head_count"), keys("block_count")
+    window, num_dense = keys("attention.sliding_window", 0), keys("leading_dense_block_count")
+    gates = keys.shapes["blk.0.attn_gate.weight"][0]
+    head_dim = keys("attention.key_length")
+    full = {
+        "rope_type": "yarn",
+        "rope_theta": keys("rope.freq_base"),
+        "partial_rotary_factor": keys("rope.dimension_count") / head_dim,
+        "factor": keys("rope.scaling.factor"),
+        "original_max_position_embeddings": keys("rope.scaling.original_context_length"),
+        "beta_fast": keys("rope.scaling.yarn_beta_fast"),
+        "beta_slow": keys("rope.scaling.yarn_beta_slow"),
+    }
+    near = {
+        "rope_type": "default",
+        "rope_theta": keys("rope.freq_base_swa"),
+        "partial_rotary_factor": keys("rope.dimension_count_swa", 0) / head_dim,
+    }
+    kinds = [
+        "sliding_attention" if window and n % 4 else "full_attention" for n in range(num_layers)
+    ]
+    ropes = {"full_attention": full} | ({"sliding_attention": near} if window else {})
+    own = {
+        "num_attention_heads": max(heads),
+        "num_attention_heads_per_layer": heads,
+        "layer_types": kinds,
+        "mlp_layer_types": ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense),
+        "intermediate_size": keys("feed_forward_length"),
+        "shared_expert_intermediate_size": keys("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": float(keys("expert_weights_scale")),
+        "gating": "per-head" if gates == heads[0] else "per-element",
+        "sliding_window": window,
+        "rope_parameters": ropes,
+    }
+    return transformers.LagunaConfig(**(common | own))
+
+
+def _laguna_state(keys: Keys, own: State) -> State:
+    shared = {
+        ours: name.replace("shared_expert", "shared_experts") for ours, name in _SHARED.items()
+    }
+    dense = {f"ffn_{role}.": f"mlp.{role}_proj." for role in ("gate", "up", "down")}
+    state = _renamed(own, {"attn_gate.": "self_attn.g_proj.", **_ATTENTION, **shared, **dense})
+    if "exp_probs_b.bias" in own:
+        state |= _experts(own)
+        state["mlp.gate.e_score_correction_bias"] = own["exp_probs_b.bias"]
+    return state
+
+
 _CLASSES = {
+    "laguna": "LagunaForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
 }
 _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
+    "laguna": _laguna_config,
     "olmoe": _olmoe_config,
     "qwen2moe": _qwen2moe_config,
     "qwen35moe": _qwen35moe_config,
     "qwen3next": _qwen3next_config,
 }
 _STATES: dict[str, Callable[[Keys, State], State]] = {
+    "laguna": _laguna_state,
     "olmoe": _olmoe_state,
     "qwen2moe": _qwen2moe_state,
     "qwen35moe": _qwen35moe_state,

@@ -53,6 +53,13 @@ ARCH_CASES = (
     _case("default", "qwen3next", layers=4, rotary=8, seed=41),
     _case("odd", "qwen3next", layers=3, **_ODD, **_ODD_STATE, rotary=2, seed=42),
     _case("one_expert", "qwen3next", layers=2, interval=2, experts=1, used=1, seed=43),
+    _case("default", "laguna", layers=5, rotary=8, window=16, seed=51),
+    _case("odd", "laguna", layers=3, **_ODD, rotary=6, window=7, head_gates=False, seed=52),
+    _case("full", "laguna", layers=2, rotary=8, head_gates=False, tied=True, seed=53),
+    _case("two_dense", "laguna", layers=6, dense=2, rotary=16, window=64, seed=54),
+    _case(
+        "wide_window", "laguna", layers=2, dense=0, rotary=4, window=2, experts=1, used=1, seed=55
+    ),
 )
 
 _MIX = {"embed": "Q8_0", "attn": "Q5_K", "gate_up": "Q4_K", "down": "Q6_K", "output": "Q6_K"}
@@ -65,11 +72,12 @@ _WIDE = {
     "context": 96,
     "state": 64,
     "interval": 2,
+    "window": 24,
 }
 
 SCHEDULED_CASES = tuple(
-    _case("mixed", arch, **_WIDE, formats=_MIX, kv_heads=4 if arch == "olmoe" else 2)
-    for arch in ("olmoe", "qwen2moe", "qwen35moe", "qwen3next")
+    _case("mixed", arch, **_WIDE, formats=_MIX, kv_heads=4 if arch in ("olmoe", "laguna") else 2)
+    for arch in ("olmoe", "qwen2moe", "qwen35moe", "qwen3next", "laguna")
 )
 """A quantised model of each architecture, for schedules."""
 

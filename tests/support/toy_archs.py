@@ -49,6 +49,10 @@ class ToyArch:
     state: int = 16
     conv_width: int = 4
     interval: int = 4
+    dense: int = 1
+    window: int = 0
+    head_gates: bool = True
+    """A number per head, or one for each of a head's numbers."""
     fused: bool = False
     """Gate and up of the experts in one tensor."""
 
@@ -259,13 +263,61 @@ def _delta(toy: ToyArch, draw: Draw) -> Weights:
     return weights
 
 
+def _laguna_keys(toy: ToyArch) -> dict[str, Any]:
+    return {
+        "attention.head_count": [_heads_of(toy, layer) for layer in range(toy.layers)],
+        "expert_shared_feed_forward_length": toy.shared,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": toy.dense,
+        "feed_forward_length": 2 * toy.shared,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "expert_gating_func": 2,
+        "rope.dimension_count": toy.rotary,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.yarn_beta_fast": 8.0,
+        "rope.scaling.yarn_beta_slow": 1.0,
+        "attention.sliding_window": toy.window or None,
+        "rope.dimension_count_swa": toy.head_dim if toy.window else None,
+        "rope.freq_base_swa": 500.0 if toy.window else None,
+    }
+
+
+def _heads_of(toy: ToyArch, layer: int) -> int:
+    """Layers with a window have more heads."""
+    return toy.heads if layer % 4 == 0 or not toy.window else toy.heads + toy.kv_heads
+
+
+def _laguna_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    heads = _heads_of(toy, layer)
+    gates = heads if toy.head_gates else heads * toy.head_dim
+    weights = {
+        **_attention(toy, draw, heads),
+        **_head_norms(toy, draw),
+        "attn_gate.weight": draw.matrix(gates, toy.hidden),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+    }
+    if layer < toy.dense:
+        return weights | _dense(toy, draw, 2 * toy.shared, "")
+    return {
+        **weights,
+        **_experts(toy, draw),
+        "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
+        **_dense(toy, draw, toy.shared, "_shexp"),
+    }
+
+
 _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
+    "laguna": _laguna_keys,
     "olmoe": _olmoe_keys,
     "qwen2moe": _qwen2moe_keys,
     "qwen35moe": _qwen35moe_keys,
     "qwen3next": _hybrid_keys,
 }
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
+    "laguna": _laguna_layer,
     "olmoe": _olmoe_layer,
     "qwen2moe": _qwen2moe_layer,
     "qwen35moe": _hybrid_layer,

@@ -145,6 +145,9 @@ _ROLES = {
     "ffn_up_exps": "gate_up",
     "ffn_down_exps": "down",
     "ffn_gate_shexp": "gate_up",
+    "ffn_gate.": "gate_up",
+    "ffn_up.": "gate_up",
+    "ffn_down.": "down",
     "ffn_up_shexp": "gate_up",
     "ffn_down_shexp": "down",
 }

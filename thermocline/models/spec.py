@@ -12,6 +12,7 @@ from thermocline.messages import LayerIndex
 
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.models.rope import RopeRule, Yarn
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,15 @@ class LayerKind(StrEnum):
     ATTENTION = "attention"
     WINDOW = "sliding window"
     RECURRENT = "recurrent state"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """How layers that see only the last tokens differ from the others."""
+
+    num_tokens: int
+    """How many last positions a token sees, its own included."""
+    rope: RopeRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,13 @@ class ModelSpec:
 
     own_rotary_dims: int = 0
     """How many first dimensions of a head turn; 0 is all."""
+    yarn: Yarn | None = None
+    """How layers that see all tokens stretch their rotary embedding."""
+    window: WindowSpec | None = None
+    layer_heads: tuple[int, ...] = ()
+    """Heads by layer, where they differ; num_heads is the most."""
+    dense_intermediate_size: int = 0
+    """Width of the feed-forward of layers without routed experts."""
     num_predict_layers: int = 0
     """Blocks after the trunk that guess further tokens; they are left out."""
     delta: DeltaShape | None = None
