@@ -29,7 +29,7 @@ from thermocline.kv.recurrent import StatePool
 from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.footprint import measure_footprint
+from thermocline.models.footprint import measure_footprint, trunk_tensors
 from thermocline.models.registry import open_model
 from thermocline.pipeline.chunk_size import ChunkSizer
 from thermocline.pipeline.graph import Shortcut, moe_graph
@@ -242,7 +242,9 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         runner=runner,
         step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times)),
         max_context_tokens=max_context_tokens,
-        token_bytes=measure_footprint(file.tensors.values(), spec.router).token_bytes,
+        token_bytes=measure_footprint(
+            trunk_tensors(file.tensors.values(), spec.num_layers), spec.router
+        ).token_bytes,
         template=template,
         resources=owned,
     )

@@ -58,7 +58,7 @@ ARCH_CASES = (
     _case("full", "laguna", layers=2, rotary=8, head_gates=False, tied=True, seed=53),
     _case("two_dense", "laguna", layers=6, dense=2, rotary=16, window=64, seed=54),
     _case(
-        "wide_window", "laguna", layers=2, dense=0, rotary=4, window=2, experts=1, used=1, seed=55
+        "narrow_window", "laguna", layers=2, dense=0, rotary=4, window=2, experts=1, used=1, seed=55
     ),
 )
 
