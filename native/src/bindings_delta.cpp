@@ -53,7 +53,7 @@ std::vector<DeltaRun> delta_runs(const In<int32_t, 2>& runs, int64_t tokens, int
         require(row[2] >= 0 && row[2] < slots, "a slot lies beyond the states");
         for (const DeltaRun& other : found) require(other.slot != row[2], "two runs have one slot");
         end = row[0] + row[1];
-        found.push_back({row[0], row[1], row[2]});
+        if (row[1] > 0) found.push_back({row[0], row[1], row[2]});
     }
     return found;
 }

@@ -59,31 +59,59 @@ void delta_tokens(const DeltaJob& job, const DeltaRun& run, int64_t first_token,
     }
 }
 
-// One token's step of `N` vectors of columns of a head's state, whose rows lie `stride` apart.
-template <int N>
-inline void delta_step(float* state, int64_t stride, const float* q, const float* k, const float* v, float decay,
-                       float rate, int64_t key_dim, int64_t last_lanes, float* out) {
-    const auto lanes = [&](int j) { return j == N - 1 ? last_lanes : int64_t{kWidth}; };
+// `N` vectors of columns of a head's state, whose rows lie `stride` apart, through all tokens of a run. What the
+// state holds under a token's key is added up while the token before it is written: one pass for each token, and
+// the same sums as in two. The last vector has `lanes` columns; with `Whole` rows there is room for all of it.
+template <int N, bool Whole>
+inline void delta_steps(const DeltaJob& job, const DeltaRun& run, int64_t head, int64_t first, int64_t lanes,
+                        float* state, int64_t stride) {
+    const DeltaShape& s = job.shape;
+    const int64_t channels = s.channels(), keys = s.key_heads * s.key_dim, end = run.first + run.length;
+    const auto width = [&](int j) { return j == N - 1 ? lanes : int64_t{kWidth}; };
+    const auto row_width = [&](int j) { return Whole || j < N - 1 ? int64_t{kWidth} : lanes; };
+    const auto query = [&](int64_t t) { return job.convolved + t * channels + s.key_head_of(head) * s.key_dim; };
     Vec found[N], read[N], change[N];
-    for (int j = 0; j < N; ++j) found[j] = read[j] = zero();
-    for (int64_t i = 0; i < key_dim; ++i) {
-        const Vec key = broadcast(k[i]);
+    for (int j = 0; j < N; ++j) found[j] = zero();
+    const float* k = query(run.first) + keys;
+    for (int64_t i = 0; i < s.key_dim; ++i)
         for (int j = 0; j < N; ++j)
-            found[j] = fma(key, load_lanes(state + i * stride + j * kWidth, lanes(j)), found[j]);
-    }
-    const Vec kept = broadcast(decay), amount = broadcast(rate);
-    for (int j = 0; j < N; ++j)
-        change[j] = mul(amount, fnma(kept, found[j], load_lanes(v + j * kWidth, lanes(j))));
-    for (int64_t i = 0; i < key_dim; ++i) {
-        const Vec key = broadcast(k[i]), query = broadcast(q[i]);
+            found[j] = fma(broadcast(k[i]), load_lanes(state + i * stride + j * kWidth, row_width(j)), found[j]);
+    for (int64_t t = run.first; t < end; ++t) {
+        const float* q = query(t);
+        const float* v = job.convolved + t * channels + 2 * keys + head * s.value_dim + first;
+        const float* next_key = query(t + 1 < end ? t + 1 : t) + keys;
+        const Vec kept = broadcast(job.gates[t * 2 * s.value_heads + head]);
+        const Vec rate = broadcast(job.gates[t * 2 * s.value_heads + s.value_heads + head]);
         for (int j = 0; j < N; ++j) {
-            float* at = state + i * stride + j * kWidth;
-            const Vec next = fma(key, change[j], mul(kept, load_lanes(at, lanes(j))));
-            store_lanes(at, next, lanes(j));
-            read[j] = fma(query, next, read[j]);
+            change[j] = mul(rate, fnma(kept, found[j], load_lanes(v + j * kWidth, width(j))));
+            found[j] = read[j] = zero();
         }
+        for (int64_t i = 0; i < s.key_dim; ++i) {
+            const Vec key = broadcast(k[i]), asked = broadcast(q[i]), next = broadcast(next_key[i]);
+            for (int j = 0; j < N; ++j) {
+                float* at = state + i * stride + j * kWidth;
+                const Vec now = fma(key, change[j], mul(kept, load_lanes(at, row_width(j))));
+                store_lanes(at, now, row_width(j));
+                read[j] = fma(asked, now, read[j]);
+                found[j] = fma(next, now, found[j]);
+            }
+        }
+        float* out = job.out + (t * s.value_heads + head) * s.value_dim + first;
+        for (int j = 0; j < N; ++j) store_lanes(out + j * kWidth, read[j], width(j));
+        k = next_key;
     }
-    for (int j = 0; j < N; ++j) store_lanes(out + j * kWidth, read[j], lanes(j));
+}
+
+template <bool Whole>
+inline void delta_block(const DeltaJob& job, const DeltaRun& run, int64_t head, int64_t first, int64_t columns,
+                        float* state, int64_t stride) {
+    const int64_t vectors = (columns + kWidth - 1) / kWidth, lanes = columns - (vectors - 1) * kWidth;
+    switch (vectors) {
+        case 1: return delta_steps<1, Whole>(job, run, head, first, lanes, state, stride);
+        case 2: return delta_steps<2, Whole>(job, run, head, first, lanes, state, stride);
+        case 3: return delta_steps<3, Whole>(job, run, head, first, lanes, state, stride);
+        default: return delta_steps<4, Whole>(job, run, head, first, lanes, state, stride);
+    }
 }
 
 // Columns [first, first + columns) of a head's state, at most kDeltaColumns, through all tokens of a run.
@@ -91,37 +119,21 @@ inline void delta_step(float* state, int64_t stride, const float* q, const float
 void delta_columns(const DeltaJob& job, const DeltaRun& run, int64_t head, int64_t first, int64_t columns,
                    float* scratch) {
     const DeltaShape& s = job.shape;
-    const int64_t channels = s.channels(), key_head = s.key_head_of(head);
     float* state = job.states + (run.slot * s.value_heads + head) * s.key_dim * s.value_dim + first;
-    int64_t stride = s.value_dim;
-    float* at = state;
+    if (run.length == 1) {
+        if (columns % kWidth == 0) return delta_block<true>(job, run, head, first, columns, state, s.value_dim);
+        return delta_block<false>(job, run, head, first, columns, state, s.value_dim);
+    }
     // Rows far apart share few places of the first cache: for more than one token it pays to gather them.
-    const bool gathers = run.length > 1;
     const size_t row_bytes = static_cast<size_t>(columns) * sizeof(float);
-    if (gathers) {
-        at = scratch;
-        stride = kDeltaColumns;
-        for (int64_t i = 0; i < s.key_dim; ++i)
-            __builtin_memcpy(at + i * stride, state + i * s.value_dim, row_bytes);
+    for (int64_t i = 0; i < s.key_dim; ++i) {
+        float* row = scratch + i * kDeltaColumns;
+        __builtin_memcpy(row, state + i * s.value_dim, row_bytes);
+        for (int64_t c = columns; c < kDeltaColumns; ++c) row[c] = 0.0f;
     }
-    const int64_t vectors = (columns + kWidth - 1) / kWidth, last = columns - (vectors - 1) * kWidth;
-    for (int64_t t = run.first; t < run.first + run.length; ++t) {
-        const float* q = job.convolved + t * channels + key_head * s.key_dim;
-        const float* k = q + s.key_heads * s.key_dim;
-        const float* v = job.convolved + t * channels + 2 * s.key_heads * s.key_dim + head * s.value_dim + first;
-        const float decay = job.gates[t * 2 * s.value_heads + head];
-        const float rate = job.gates[t * 2 * s.value_heads + s.value_heads + head];
-        float* out = job.out + (t * s.value_heads + head) * s.value_dim + first;
-        switch (vectors) {
-            case 1: delta_step<1>(at, stride, q, k, v, decay, rate, s.key_dim, last, out); break;
-            case 2: delta_step<2>(at, stride, q, k, v, decay, rate, s.key_dim, last, out); break;
-            case 3: delta_step<3>(at, stride, q, k, v, decay, rate, s.key_dim, last, out); break;
-            default: delta_step<4>(at, stride, q, k, v, decay, rate, s.key_dim, last, out); break;
-        }
-    }
-    if (gathers)
-        for (int64_t i = 0; i < s.key_dim; ++i)
-            __builtin_memcpy(state + i * s.value_dim, at + i * stride, row_bytes);
+    delta_block<true>(job, run, head, first, columns, scratch, kDeltaColumns);
+    for (int64_t i = 0; i < s.key_dim; ++i)
+        __builtin_memcpy(state + i * s.value_dim, scratch + i * kDeltaColumns, row_bytes);
 }
 
 // out = rms_norm(out) * gain * silu(z), head by head.

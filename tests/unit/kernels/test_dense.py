@@ -12,8 +12,10 @@ from thermocline.kernels import _native
 from thermocline.kernels.cache_format import CacheShape, CacheType, read_cache, write_cache
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.dense_contract import (
+    Activation,
     Attending,
     Contributions,
+    Gating,
     HeadNorm,
     LayerCache,
     RoutingRule,
@@ -385,6 +387,40 @@ def test_broken_logits_still_give_ids_in_range(native, logits):
     assert len(set(ids[0])) == 4
     assert ids.min() >= 0
     assert ids.max() < 9
+
+
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 8, 8), (17, 256, 8), (5, 61, 1)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_sigmoid_routing_chooses_by_the_bias_and_weighs_without(
+    dense, tokens, experts, chosen, biased
+):
+    """The best by score plus bias; weights from the scores alone."""
+    rng = np.random.default_rng(experts)
+    logits = normal(rng, tokens, experts, scale=2.0)
+    bias = normal(rng, experts, scale=0.3) if biased else None
+    rule = RoutingRule(chosen, True, 6.1e-5, 1.5, Gating.SIGMOID, bias)
+    ids, weights = dense.route(logits, rule)
+    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    by = scores + bias if biased else scores
+    np.testing.assert_array_equal(ids, np.argsort(-by, axis=1, kind="stable")[:, :chosen])
+    expected = np.take_along_axis(scores, ids, axis=1)
+    expected *= 1.5 / expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize(
+    ("rows", "width", "gates"), [(1, 1, 1), (7, 128, 1), (7, 33, 33), (0, 4, 1)]
+)
+def test_gates_multiply(dense, activation, rows, width, gates):
+    """One gate for a row or one for each number, from far below zero to far above."""
+    rng = np.random.default_rng(width)
+    x, gate = normal(rng, rows, width), normal(rng, rows, gates, scale=30.0)
+    wide = gate.astype(np.float64)
+    sigmoid, softplus = 1 / (1 + np.exp(-wide)), np.logaddexp(0.0, wide)
+    expected = x * (sigmoid if activation is Activation.SIGMOID else softplus)
+    found = dense.gate(x, gate, activation)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize(("tokens", "slots", "width"), [(1, 1, 5), (7, 8, 2048), (13, 3, 33)])
