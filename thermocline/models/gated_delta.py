@@ -45,9 +45,11 @@ def read_hybrid_spec(file: ModelFile, *, tiled: bool) -> ModelSpec:
     extra = read.count("nextn_predict_layers", default=0)
     interval = read.size("full_attention_interval", default=4)
     num_layers = read.trunk_layers(spec.num_layers, extra)
+    recurrent = read.layer_flags("attention.recurrent_layers", num_layers) or tuple(
+        (index + 1) % interval != 0 for index in range(num_layers)
+    )
     kinds = tuple(
-        LayerKind.RECURRENT if (index + 1) % interval else LayerKind.ATTENTION
-        for index in range(num_layers)
+        LayerKind.RECURRENT if is_recurrent else LayerKind.ATTENTION for is_recurrent in recurrent
     )
     shape = DeltaShape(
         key_heads=read.size("ssm.group_count"),

@@ -81,10 +81,17 @@ class SpecReader:
 
         The file may name a period, whose first layer has none, or say it layer by layer.
         """
-        name = self._prefix + "attention.sliding_window_pattern"
+        key = "attention.sliding_window_pattern"
+        if flags := self.layer_flags(key, num_layers):
+            return flags
+        period = self._metadata.get_int(self._prefix + key, default=period)
+        return tuple(period > 0 and index % period != 0 for index in range(num_layers))
+
+    def layer_flags(self, key: str, num_layers: int) -> tuple[bool, ...]:
+        """Return a yes or no for each layer; nothing where the key is not there as an array."""
+        name = self._prefix + key
         if not self._metadata.is_array(name):
-            period = self._metadata.get_int(name, default=period)
-            return tuple(period > 0 and index % period != 0 for index in range(num_layers))
+            return ()
         found = self._metadata.get_bools(name)
         if len(found) < num_layers:
             raise self._bad(f"{name} has {len(found)} entries for {num_layers} layers")

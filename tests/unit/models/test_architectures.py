@@ -118,6 +118,17 @@ def test_a_hybrid_knows_its_layers(tmp_path):
     assert not spec_of(write_toy_arch(tmp_path / "n.gguf", TOYS["qwen3next"])).delta.tiled
 
 
+def test_a_hybrid_may_name_its_layers(tmp_path):
+    """A list of recurrent layers counts instead of the interval."""
+    pattern = {"qwen35moe.attention.recurrent_layers": [True, False, True, False]}
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS["qwen35moe"], metadata=pattern)
+    assert spec_of(path).recurrent_layers == (0, 2)
+    short = {"qwen35moe.attention.recurrent_layers": [True]}
+    path = write_toy_arch(tmp_path / "n.gguf", TOYS["qwen35moe"], metadata=short)
+    with pytest.raises(ModelFileError, match="recurrent_layers has 1 entries for 4 layers"):
+        spec_of(path)
+
+
 def test_blocks_that_guess_are_left_out(tmp_path):
     """A file with an extra block opens as the trunk alone, whatever the extra block consists of."""
     toy = TOYS["qwen35moe"]
