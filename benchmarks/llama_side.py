@@ -54,9 +54,9 @@ class LlamaSide:
         tokens = [draw.randrange(self.vocab_size - 1) for _ in range(num_prompt + num_decode)]
         prefill_s = 0.0
         filled = (num_prompt, request["seed"])
-        if request["keep"] and self._filled.get(key) == filled:
-            llama_cpp.llama_memory_seq_rm(memory, 0, num_prompt, -1)
-        else:
+        is_filled = request["keep"] and self._filled.get(key) == filled
+        # Recurrent state can not be cut back: there the prompt is computed again.
+        if not is_filled or not llama_cpp.llama_memory_seq_rm(memory, 0, num_prompt, -1):
             llama_cpp.llama_memory_clear(memory, True)
             prefill_s = self._decode(context, tokens[:num_prompt], 0)
         self._filled[key] = filled

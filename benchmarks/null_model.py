@@ -58,19 +58,19 @@ class NullModel:
         """Return x."""
         return x
 
-    def route(self, layer: LayerIndex, x: Any) -> Any:  # noqa: ANN401
-        """Return x and a routing that differs by row and layer; made once, since it is no overhead's part."""
+    def route(self, layer: LayerIndex, x: Any, *, prompt: bool) -> Any:  # noqa: ANN401
+        """Return x twice, and a routing that differs by row and layer; made once, being no overhead's part."""
         key = (len(x), layer % self.num_experts)
         if key not in self._routings:
             first = (np.arange(len(x)) + layer)[:, None] * self.used
             ids = (first + np.arange(self.used)) % self.num_experts
             weights = np.full(ids.shape, 1 / self.used, np.float32)
             self._routings[key] = Routing(ids.astype(np.int32), weights)
-        return x, self._routings[key]
+        return x, x, self._routings[key]
 
     def layer(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:  # noqa: ANN401
         """Return x and a routing, as one job."""
-        return self.route(layer, x)
+        return self.route(layer, x, prompt=chunk.is_prompt)[1:]
 
     def head(self, x: Any, *, prompt: bool) -> Any:  # noqa: ANN401
         """Return zeros [rows, V]."""

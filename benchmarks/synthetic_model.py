@@ -24,8 +24,10 @@ from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from typing import Any
 
-_ARCHITECTURE: Final = "qwen3moe"
+    _Row = tuple[Any, ...]
+
 _MIXES: Final = MappingProxyType({"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")})
 """Mix -> (type of most tensors, type of the output and of those that get more bits)."""
 _FILE_TYPES: Final = MappingProxyType(
@@ -50,26 +52,72 @@ class Shape:
     vocabulary: int
     context: int
     rope_base: float
+    architecture: str = "qwen3moe"
+    hybrid: Hybrid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """What a model of gated delta rule and gated attention has besides."""
+
+    shared: int
+    rotary: int
+    interval: int
+    key_heads: int
+    value_heads: int
+    state: int
+    conv: int
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that go through the convolution."""
+        return (2 * self.key_heads + self.value_heads) * self.state
+
+    @property
+    def values(self) -> int:
+        """Numbers of a token's values."""
+        return self.value_heads * self.state
 
 
 SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
     {
         "qwen3-30b-a3b": Shape(48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1e6),
+        "olmoe-1b-7b": Shape(
+            16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 1e4, architecture="olmoe"
+        ),
+        "qwen3.6-35b-a3b": Shape(
+            40,
+            2048,
+            16,
+            2,
+            256,
+            256,
+            8,
+            512,
+            248320,
+            262144,
+            1e7,
+            architecture="qwen35moe",
+            hybrid=Hybrid(512, 64, 4, 16, 32, 128, 4),
+        ),
         "mini": Shape(4, 512, 8, 2, 64, 16, 4, 256, 2048, 16384, 1e6),
         "tiny": Shape(2, 256, 4, 2, 64, 8, 2, 256, 512, 16384, 1e6),
     }
 )
-DEFAULT_LAYERS: Final = MappingProxyType({"qwen3-30b-a3b": 8, "mini": 4, "tiny": 2})
+DEFAULT_LAYERS: Final = MappingProxyType(
+    {"qwen3-30b-a3b": 8, "olmoe-1b-7b": 16, "qwen3.6-35b-a3b": 8, "mini": 4, "tiny": 2}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor to be written: shape in NumPy order; deviation None stands for a vector of ones."""
+    """A tensor to be written: shape in NumPy order; deviation None stands for a vector of `constant`."""
 
     name: str
     format: str
     shape: tuple[int, ...]
     deviation: float | None
+    constant: float = 1.0
 
     @property
     def nbytes(self) -> int:
@@ -89,29 +137,76 @@ def has_more_bits(layer: int, num_layers: int) -> bool:
 def tensors_of(shape: Shape, layers: int, mix: str) -> Iterator[Tensor]:
     """Yield the tensors in the order in which they lie in the file. `mix`: Q4_K_M, or any type."""
     base, high = _MIXES.get(mix, (mix, mix))
-    hidden, inner, experts = shape.hidden, shape.intermediate, shape.experts
-    q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    by_hidden, by_inner, by_heads = hidden**-0.5, inner**-0.5, q_size**-0.5
+    hidden, by_hidden = shape.hidden, shape.hidden**-0.5
     yield Tensor("token_embd.weight", base, (shape.vocabulary, hidden), 1.0)
     yield Tensor("output_norm.weight", "F32", (hidden,), None)
     yield Tensor("output.weight", high, (shape.vocabulary, hidden), by_hidden)
     for layer in range(layers):
         large = high if has_more_bits(layer, layers) else base
-        for name, form, dims, deviation in (
-            ("attn_norm", "F32", (hidden,), None),
-            ("ffn_norm", "F32", (hidden,), None),
-            ("attn_q_norm", "F32", (shape.head_dim,), None),
-            ("attn_k_norm", "F32", (shape.head_dim,), None),
-            ("attn_q", base, (q_size, hidden), by_hidden),
-            ("attn_k", base, (kv_size, hidden), by_hidden),
-            ("attn_v", large, (kv_size, hidden), by_hidden),
-            ("attn_output", base, (hidden, q_size), by_heads),
-            ("ffn_gate_inp", "F32", (experts, hidden), by_hidden),
-            ("ffn_gate_exps", base, (experts, inner, hidden), by_hidden),
-            ("ffn_up_exps", base, (experts, inner, hidden), by_hidden),
-            ("ffn_down_exps", large, (experts, hidden, inner), by_inner),
+        is_recurrent = shape.hybrid is not None and (layer + 1) % shape.hybrid.interval != 0
+        mixer = _recurrent if is_recurrent else _attention
+        for name, form, dims, *rest in (
+            *mixer(shape, base, large),
+            *_feed_forward(shape, base, large),
         ):
-            yield Tensor(f"blk.{layer}.{name}.weight", form, dims, deviation)
+            full_name = name if "." in name or name == "ssm_a" else f"{name}.weight"
+            yield Tensor(f"blk.{layer}.{full_name}", form, dims, *rest)
+
+
+def _attention(shape: Shape, base: str, large: str) -> tuple[_Row, ...]:
+    hidden, by_hidden = shape.hidden, shape.hidden**-0.5
+    q_size, kv_size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    is_wide = shape.architecture == "olmoe"  # norms over all heads together
+    q_norm, k_norm = (q_size, kv_size) if is_wide else (shape.head_dim, shape.head_dim)
+    return (
+        ("attn_norm", "F32", (hidden,), None),
+        ("ffn_norm" if shape.hybrid is None else "post_attention_norm", "F32", (hidden,), None),
+        ("attn_q_norm", "F32", (q_norm,), None),
+        ("attn_k_norm", "F32", (k_norm,), None),
+        ("attn_q", base, (q_size if shape.hybrid is None else 2 * q_size, hidden), by_hidden),
+        ("attn_k", base, (kv_size, hidden), by_hidden),
+        ("attn_v", large, (kv_size, hidden), by_hidden),
+        ("attn_output", base, (hidden, q_size), q_size**-0.5),
+    )
+
+
+def _recurrent(shape: Shape, base: str, large: str) -> tuple[_Row, ...]:
+    own, hidden, by_hidden = shape.hybrid, shape.hidden, shape.hidden**-0.5
+    assert own is not None
+    return (
+        ("attn_norm", "F32", (hidden,), None),
+        ("post_attention_norm", "F32", (hidden,), None),
+        ("attn_qkv", large, (own.channels, hidden), by_hidden),
+        ("attn_gate", base, (own.values, hidden), by_hidden),
+        ("ssm_alpha", "F32", (own.value_heads, hidden), by_hidden),
+        ("ssm_beta", "F32", (own.value_heads, hidden), by_hidden),
+        ("ssm_conv1d", "F32", (own.channels, own.conv), 0.5),
+        ("ssm_dt.bias", "F32", (own.value_heads,), None),
+        ("ssm_a", "F32", (own.value_heads,), None, -0.1),
+        ("ssm_norm", "F32", (own.state,), None),
+        ("ssm_out", base, (hidden, own.values), own.values**-0.5),
+    )
+
+
+def _feed_forward(shape: Shape, base: str, large: str) -> tuple[_Row, ...]:
+    hidden, inner, experts = shape.hidden, shape.intermediate, shape.experts
+    by_hidden = hidden**-0.5
+    routed: tuple[_Row, ...] = (
+        ("ffn_gate_inp", "F32", (experts, hidden), by_hidden),
+        ("ffn_gate_exps", base, (experts, inner, hidden), by_hidden),
+        ("ffn_up_exps", base, (experts, inner, hidden), by_hidden),
+        ("ffn_down_exps", large, (experts, hidden, inner), inner**-0.5),
+    )
+    if shape.hybrid is None:
+        return routed
+    width = shape.hybrid.shared
+    return (
+        *routed,
+        ("ffn_gate_inp_shexp", "F32", (hidden,), by_hidden),
+        ("ffn_gate_shexp", base, (width, hidden), by_hidden),
+        ("ffn_up_shexp", base, (width, hidden), by_hidden),
+        ("ffn_down_shexp", large, (hidden, width), width**-0.5),
+    )
 
 
 def write_model(
@@ -146,7 +241,7 @@ def write_model(
 
 def _content(tensor: Tensor, source: WeightSource, skew: float, seed: int) -> Iterator[Bytes]:
     if tensor.deviation is None:
-        yield np.ones(tensor.shape, np.float32).view(np.uint8)
+        yield np.full(tensor.shape, tensor.constant, np.float32).view(np.uint8)
         return
     form = FORMATS_BY_NAME[tensor.format]
     pieces = source.chunks(tensor.name, form, math.prod(tensor.shape), tensor.deviation)
@@ -165,13 +260,18 @@ def _write_header(
     path: Path, shape_name: str, layers: int, mix: str, tensors: tuple[Tensor, ...]
 ) -> None:
     shape = SHAPES[shape_name]
-    writer = gguf.GGUFWriter(path, _ARCHITECTURE)
+    writer = gguf.GGUFWriter(path, shape.architecture)
     writer.add_name(f"synthetic {shape_name} {mix}")
     writer.add_block_count(layers)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
-    writer.add_feed_forward_length(shape.intermediate * shape.used)
-    writer.add_expert_feed_forward_length(shape.intermediate)
+    if shape.architecture == "olmoe":
+        writer.add_feed_forward_length(shape.intermediate)
+    else:
+        writer.add_feed_forward_length(shape.intermediate * shape.used)
+        writer.add_expert_feed_forward_length(shape.intermediate)
+    if shape.hybrid is not None:
+        _add_hybrid(writer, shape.hybrid)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)
@@ -198,6 +298,19 @@ def _write_header(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     writer.close()
+
+
+def _add_hybrid(writer: gguf.GGUFWriter, own: Hybrid) -> None:
+    writer.add_expert_shared_feed_forward_length(own.shared)
+    writer.add_full_attention_interval(own.interval)
+    writer.add_rope_dimension_count(own.rotary)
+    sections = [len(range(part, own.rotary // 2, 3)) for part in range(3)]
+    writer.add_rope_dimension_sections([*sections, 0])
+    writer.add_ssm_conv_kernel(own.conv)
+    writer.add_ssm_state_size(own.state)
+    writer.add_ssm_group_count(own.key_heads)
+    writer.add_ssm_time_step_rank(own.value_heads)
+    writer.add_ssm_inner_size(own.values)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
@@ -228,7 +341,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("out", type=Path, metavar="OUT.gguf")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-30b-a3b")
-    parser.add_argument("--layers", type=int, help="default: 8 of qwen3-30b-a3b, all of the others")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        help="default: all of olmoe-1b-7b and of the small ones, 8 of the others",
+    )
     parser.add_argument(
         "--type",
         dest="mix",

@@ -24,15 +24,19 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator
+from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
+from thermocline.kv.recurrent import StatePool
+from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.footprint import measure_footprint
+from thermocline.models.footprint import measure_footprint, trunk_tensors
 from thermocline.models.registry import open_model
 from thermocline.pipeline.chunk_size import ChunkSizer
 from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.pace import Pace
+from thermocline.pipeline.request_states import RequestStates
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.memory import page_cache_room_bytes
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.footprint import Footprint
+    from thermocline.models.spec import ModelSpec
     from thermocline.prefetch.governor import PrefetchGovernor
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
@@ -155,7 +160,7 @@ def _build(
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
-    pool, allocator = _cache(config, model, max_context_tokens)
+    cache, allocator = _cache(config, spec, max_context_tokens)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
@@ -163,6 +168,7 @@ def _build(
         spec.num_layers,
         spec.router.num_experts,
         config.placement.hot_fraction if is_split else 0.0,
+        spec.num_dense_layers,
     )
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
@@ -183,7 +189,7 @@ def _build(
 
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
-        "attend": AttendStage(model, pool, cpu),
+        "attend": AttendStage(model, cache, cpu),
         "router": RouterStage(model, placement, heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
@@ -198,10 +204,10 @@ def _build(
     governor = None
     if config.prefetch.mode != "off":
         probes = config.prefetch.mode == "auto"
-        governor = open_governor(file, model, catalog, ~hot_mask, recorder, probes=probes)
+        governor = open_governor(file, model, catalog, hot_mask, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None if is_split else _shortcut(model, pool, heat, routing_log, cpu, governor)
+    shortcut = None if is_split else _shortcut(model, cache, heat, routing_log, cpu, governor)
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -215,6 +221,7 @@ def _build(
         allocator,
         max_context_tokens,
         kinds_differ=kernels.prompts_differ,
+        states=_request_states(config, spec),
     )
     return EngineParts(
         model=model,
@@ -232,7 +239,9 @@ def _build(
         ),
         max_context_tokens=max_context_tokens,
         chunk_tokens=chunk_tokens,
-        footprint=measure_footprint(file.tensors.values(), spec.router),
+        footprint=measure_footprint(
+            trunk_tensors(file.tensors.values(), spec.num_layers), spec.router
+        ),
         template=template,
         grammars=grammars,
         resources=owned,
@@ -265,7 +274,7 @@ def _simulated(
 
 def _shortcut(
     model: Model,
-    pool: KVPool,
+    cache: SequenceCache,
     heat: ExpertHeat,
     routing_log: RoutingLog,
     cpu: LaneThread,
@@ -278,7 +287,7 @@ def _shortcut(
         return governor is None or governor.is_quiet
 
     return Shortcut(
-        LayerStage(model, pool, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
+        LayerStage(model, cache, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
     )
 
 
@@ -306,9 +315,9 @@ def _context(config: EngineConfig, context_length: int) -> int:
 
 
 def _cache(
-    config: EngineConfig, model: Model, max_context_tokens: int
-) -> tuple[KVPool, BlockAllocator]:
-    spec, memory = model.spec, config.memory
+    config: EngineConfig, spec: ModelSpec, max_context_tokens: int
+) -> tuple[SequenceCache, BlockAllocator]:
+    memory = config.memory
     num_blocks = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
     pool = KVPool(
         spec.num_layers,
@@ -317,8 +326,20 @@ def _cache(
         spec.num_kv_heads,
         spec.head_dim,
         _cache_type(memory.kv_type, spec.head_dim),
+        without=spec.recurrent_layers,
     )
-    return pool, BlockAllocator(num_blocks, memory.block_tokens)
+    states = None
+    if spec.delta is not None:
+        num_slots = config.scheduler.max_requests + memory.max_snapshots
+        states = StatePool(spec.recurrent_layers, num_slots, spec.delta)
+    return SequenceCache(pool, states), BlockAllocator(num_blocks, memory.block_tokens)
+
+
+def _request_states(config: EngineConfig, spec: ModelSpec) -> RequestStates | None:
+    if spec.delta is None:
+        return None
+    slots = StateSlots(config.scheduler.max_requests, config.memory.max_snapshots)
+    return RequestStates(slots, config.memory.snapshot_distance_tokens)
 
 
 def _cache_type(name: str, head_dim: int) -> CacheType:

@@ -43,6 +43,10 @@ class MemoryConfig:
     """Contexts of full length that the KV cache has room for; memory is used as it fills."""
     block_tokens: int = 16
     """Positions per block of the KV cache."""
+    max_snapshots: int = 16
+    """Copies of recurrent state that are kept for prompts that begin alike; memory is used as they come."""
+    snapshot_distance_tokens: int = 1024
+    """How far apart copies of the state of a long prompt are, about."""
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
@@ -61,6 +65,14 @@ class MemoryConfig:
         _require(
             1 <= self.block_tokens <= 1024,
             f"block_tokens is {self.block_tokens}; choose 1 to 1024",
+        )
+        _require(
+            self.max_snapshots >= 0,
+            f"max_snapshots is {self.max_snapshots}; it must not be negative",
+        )
+        _require(
+            self.snapshot_distance_tokens >= 1,
+            f"snapshot_distance_tokens is {self.snapshot_distance_tokens}; it must be at least 1",
         )
 
 

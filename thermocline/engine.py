@@ -318,7 +318,7 @@ class Engine:
             return None
         layers = parts.model.expert_layers
         sample, nbytes = [], 0
-        stacks = (layer.stack for layer in layers)
+        stacks = (layer.stack for layer in layers if layer is not None)
         for part in (part for stack in stacks for part in (stack.gate, stack.up, stack.down)):
             sample.append(part.raw)
             nbytes += part.raw.nbytes

@@ -50,12 +50,24 @@ class SegmentKind(StrEnum):
     DECODE = "decode"
 
 
+class StateUse(NamedTuple):
+    """A segment's recurrent state: the slot that moves on with it, and snapshots to begin with and to take.
+
+    load: the slot of the snapshot to begin with; None goes on with what `slot` holds, or with nothing at
+    position 0. saves: after how many of the segment's tokens a copy goes to which slot, in order.
+    """
+
+    slot: int
+    load: int | None = None
+    saves: tuple[tuple[int, int], ...] = ()
+
+
 class Segment(NamedTuple):
     """The rows start..start+length of a chunk: consecutive tokens of one request.
 
     A tuple, since one is made per answer and step, and a frozen dataclass takes five times as long.
     block_table: int32, the cache blocks of this request, enough for its last token's position.
-    num_logits: how many of its last rows want logits.
+    num_logits: how many of its last rows want logits. state: None where no layer is recurrent.
     """
 
     request: RequestId
@@ -64,6 +76,7 @@ class Segment(NamedTuple):
     kind: SegmentKind
     block_table: IntArray
     num_logits: int = 0
+    state: StateUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

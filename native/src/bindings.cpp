@@ -41,7 +41,7 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/cpu.py names the one that it needs.
-    m.attr("interface") = 9;
+    m.attr("interface") = 10;
     auto core = nb::class_<Core>(m, "Core", "The threads and the instruction set that jobs run on.")
                     .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("threads"),
                          nb::arg("pin") = false)
@@ -49,6 +49,7 @@ NB_MODULE(_native, m) {
                     .def_prop_ro("threads", &Core::threads);
     bind_products(m, core);
     bind_dense(core);
+    bind_delta(m, core);
     bind_layer(m, core);
     m.def("resident_pages", &resident_pages, nb::arg("mapping").noconvert(), nb::arg("offsets").noconvert(),
           "How many of the pages that hold these bytes are in memory, or -errno.");

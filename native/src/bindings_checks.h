@@ -41,6 +41,13 @@ inline void require_spans(const In<int32_t, 1>& starts, int64_t end) {
     require(starts.data()[size(starts, 0) - 1] == end, "starts must end with the number of entries");
 }
 
+inline void require_gating(int gating, const In<float, 1>* bias, int64_t experts) {
+    require(gating == static_cast<int>(Gating::Softmax) || gating == static_cast<int>(Gating::Sigmoid),
+            "no such gating");
+    require(bias == nullptr || (gating == static_cast<int>(Gating::Sigmoid) && size(*bias, 0) == experts),
+            "a bias goes with sigmoid scores, and has an entry per expert");
+}
+
 inline void require_rotary(const In<float, 2>& cosines, const In<float, 2>& sines, int64_t tokens, int64_t head_dim) {
     for (const auto* table : {&cosines, &sines})
         require(size(*table, 0) == tokens && size(*table, 1) == size(cosines, 1),

@@ -57,22 +57,27 @@ class Matrix {
 // The same of the matrices of all experts of a layer: uint8 [experts, rows, bytes of a row].
 class MatrixStack {
    public:
-    MatrixStack(int type_id, In<uint8_t, 3> raw)
+    using Strided = nb::ndarray<const uint8_t, nb::ndim<3>, nb::device::cpu>;
+
+    MatrixStack(int type_id, Strided raw)
         : raw_(std::move(raw)),
           weight_(make_weight(type_id, raw_.data(), static_cast<int64_t>(raw_.shape(1)),
-                              static_cast<int64_t>(raw_.shape(2)))) {}
+                              static_cast<int64_t>(raw_.shape(2)))) {
+        require(raw_.stride(2) == 1 && raw_.stride(1) == weight_.row_bytes, "an expert's rows must lie row after row");
+    }
 
     int64_t size() const { return static_cast<int64_t>(raw_.shape(0)); }
+    int64_t stride() const { return raw_.stride(0); }  // bytes
     int64_t rows() const { return weight_.rows; }
     int64_t cols() const { return weight_.cols; }
     Weight operator[](int64_t index) const {
         Weight weight = weight_;
-        weight.data += index * weight.rows * weight.row_bytes;
+        weight.data += index * stride();
         return weight;
     }
 
    private:
-    In<uint8_t, 3> raw_;
+    Strided raw_;
     Weight weight_;  // of the first
 };
 
@@ -129,6 +134,7 @@ class Core {
 
 void bind_products(nb::module_& m, nb::class_<Core>& core);
 void bind_dense(nb::class_<Core>& core);
+void bind_delta(nb::module_& m, nb::class_<Core>& core);
 void bind_layer(nb::module_& m, nb::class_<Core>& core);
 
 }  // namespace thermocline::python

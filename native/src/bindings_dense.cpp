@@ -96,15 +96,27 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
     tc::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
 }
 
-void route_softmax(Core& core, In<float, 2> logits, bool normalize, float min_sum, float scale,
-                   Write<int32_t, 2> ids, Write<float, 2> weights) {
+void route(Core& core, In<float, 2> logits, int gating, std::optional<In<float, 1>> bias, bool normalize,
+           float min_sum, float scale, Write<int32_t, 2> ids, Write<float, 2> weights) {
     const int64_t tokens = size(logits, 0), chosen = size(ids, 1);
     require(chosen >= 1 && chosen <= size(logits, 1), "at least one and at most all experts are chosen");
     require(size(ids, 0) == tokens && size(weights, 0) == tokens && size(weights, 1) == chosen,
             "ids and weights must be [tokens, chosen]");
+    require_gating(gating, bias ? &*bias : nullptr, size(logits, 1));
     nb::gil_scoped_release unlocked;
-    tc::route_softmax(core.dense(), {logits.data(), tokens, size(logits, 1), chosen, normalize, min_sum,
-                                scale, ids.data(), weights.data()});
+    tc::route(core.dense(), {logits.data(), tokens, size(logits, 1), chosen, static_cast<tc::Gating>(gating),
+                             bias ? bias->data() : nullptr, normalize, min_sum, scale, ids.data(), weights.data()});
+}
+
+void gate(Core& core, In<float, 2> x, In<float, 2> gates, int activation, Write<float, 2> out) {
+    const int64_t rows = size(x, 0), width = size(x, 1), gate_width = size(gates, 1);
+    require(size(out, 0) == rows && size(out, 1) == width, "x and out must have one shape");
+    require(size(gates, 0) == rows && (gate_width == 1 || gate_width == width),
+            "gate must have a row per row of x, of one number or as many as x");
+    require(activation == 0 || activation == 1, "no such activation");
+    nb::gil_scoped_release unlocked;
+    tc::gate(core.dense(), {x.data(), gates.data(), rows, width, gate_width, gate_width,
+                            static_cast<tc::Activation>(activation), out.data()});
 }
 
 using Part = std::tuple<In<int32_t, 1>, In<int32_t, 1>, In<float, 2>>;
@@ -155,9 +167,11 @@ void bind_dense(nb::class_<Core>& core) {
              nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("scale"),
              nb::arg("softcap"), nb::arg("window"), nb::arg("out").noconvert(),
              "Causal attention of some sequences' tokens over their cached keys and values.")
-        .def("route_softmax", &route_softmax, nb::arg("logits").noconvert(), nb::arg("normalize"),
-             nb::arg("min_sum"), nb::arg("scale"), nb::arg("ids").noconvert(),
+        .def("route", &route, nb::arg("logits").noconvert(), nb::arg("gating"), nb::arg("bias").noconvert().none(),
+             nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"), nb::arg("ids").noconvert(),
              nb::arg("weights").noconvert(), "The best experts of each token, and their weights.")
+        .def("gate", &gate, nb::arg("x").noconvert(), nb::arg("gate").noconvert(), nb::arg("activation"),
+             nb::arg("out").noconvert(), "out = x times the sigmoid (0) or softplus (1) of gate.")
         .def("combine", &combine, nb::arg("residual").noconvert(), nb::arg("parts").noconvert(),
              nb::arg("slots"), nb::arg("out").noconvert(),
              "out = residual + ((slot 0 + slot 1) + ...), from (rows, slots, values) parts.");

@@ -184,7 +184,7 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
         .def(nb::init<int, Bytes>(), nb::arg("type_id"), nb::arg("raw").noconvert());
     nb::class_<MatrixStack>(m, "MatrixStack",
           "One matrix per expert: uint8 [experts, rows, bytes of a row].")
-        .def(nb::init<int, In<uint8_t, 3>>(), nb::arg("type_id"), nb::arg("raw").noconvert());
+        .def(nb::init<int, MatrixStack::Strided>(), nb::arg("type_id"), nb::arg("raw").noconvert());
     nb::class_<Experts>(m, "Experts",
           "The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, "
           "intermediate].")

@@ -215,9 +215,15 @@ void attention(const Dense& dense, const AttentionJob* jobs, int64_t count) {
     run_items(dense.pool, static_cast<int64_t>(plan.merges.size()), merge);
 }
 
-void route_softmax(const Dense& dense, const RouteJob& job) {
+void route(const Dense& dense, RouteJob job) {
+    if (job.gating == Gating::Sigmoid) job.scores = partial_states.floats(job.tokens * job.experts);
     run_rows(dense.pool, job.tokens, job.experts * 4,
-             [&](int64_t first, int64_t last) { dense.kernels.route_softmax(job, first, last); });
+             [&](int64_t first, int64_t last) { dense.kernels.route(job, first, last); });
+}
+
+void gate(const Dense& dense, const GateJob& job) {
+    run_rows(dense.pool, job.rows, job.width * 4,
+             [&](int64_t first, int64_t last) { dense.kernels.gate(job, first, last); });
 }
 
 bool combine(const Dense& dense, const float* residual, const Contributions* parts, int64_t count,

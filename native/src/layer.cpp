@@ -1,5 +1,6 @@
 #include "thermocline/layer.h"
 
+#include <cstring>
 #include <vector>
 
 #include "scratch.h"
@@ -7,21 +8,45 @@
 namespace thermocline {
 namespace {
 
+void add_bias(const float* bias, int64_t width, int64_t rows, float* x) {
+    if (bias == nullptr) return;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < width; ++i) x[r * width + i] += bias[i];
+}
+
 // Attention and what it reads: x plus its output, [tokens, hidden].
 void attend(const Compute& compute, const Dense& dense, Form form, const AttentionPart& part,
             const LayerTokens& tokens, const LayerCacheView& cache, const float* x, float* out) {
-    const int64_t count = tokens.count, hidden = part.output.rows, row = part.q.rows, kv_row = part.k.rows;
-    const int64_t head_dim = cache.shape.head_dim, heads = row / head_dim;
+    const int64_t count = tokens.count, hidden = part.output.rows, row = part.output.cols, kv_row = part.k.rows;
+    const int64_t head_dim = cache.shape.head_dim, heads = row / head_dim, q_row = part.q.rows;
+    const bool has_gate = part.gate.from == OutputGate::From::Weight;
+    const int64_t gate_row = has_gate ? part.gate.weight.rows : 0;
     thread_local Scratch memory;
-    float* normed = memory.get<float>(count * (hidden + 2 * row + 2 * kv_row));
-    float* q = normed + count * hidden;
+    float* normed = memory.get<float>(count * (hidden + q_row + 2 * row + 2 * kv_row + gate_row));
+    float* both = normed + count * hidden;  // queries, with gates between them if they have some
+    float* q = both + count * q_row;
     float* k = q + count * row;
     float* v = k + count * kv_row;
     float* attended = v + count * kv_row;
+    float* gates = attended + count * row;
 
     rms_norm(dense, x, part.norm, part.epsilon, count, hidden, normed);
-    const Product products[] = {{part.q, q, row}, {part.k, k, kv_row}, {part.v, v, kv_row}};
-    multiply_all(compute, form, normed, count, products, 3);
+    const Product products[] = {{part.q, both, q_row}, {part.k, k, kv_row}, {part.v, v, kv_row},
+                                {part.gate.weight, gates, gate_row}};
+    multiply_all(compute, form, normed, count, products, has_gate ? 4 : 3);
+    if (part.gate.from == OutputGate::From::Queries) {
+        for (int64_t h = 0; h < count * heads; ++h)
+            std::memcpy(q + h * head_dim, both + 2 * h * head_dim, static_cast<size_t>(head_dim) * sizeof(float));
+    } else {
+        q = both;
+    }
+    add_bias(part.q_bias, row, count, q);
+    add_bias(part.k_bias, kv_row, count, k);
+    add_bias(part.v_bias, kv_row, count, v);
+    if (part.wide_q_gain != nullptr) {
+        rms_norm(dense, q, part.wide_q_gain, part.epsilon, count, row, q);
+        rms_norm(dense, k, part.wide_k_gain, part.epsilon, count, kv_row, k);
+    }
     prepare_heads(dense, {q, k, v, count, heads, part.q_gain, part.k_gain, part.epsilon, tokens.cosines,
                           tokens.sines, tokens.rotary_dims, tokens.rope, cache.shape, cache.keys, cache.values,
                           tokens.slots});
@@ -30,10 +55,17 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
         const int64_t first = tokens.starts[s], length = tokens.starts[s + 1] - first;
         if (length == 0) continue;
         jobs.push_back({q + first * row, tokens.positions + first, length, heads, cache.shape, cache.keys,
-                        cache.values, tokens.block_tables + tokens.table_starts[s], part.scale, 0.0f, 0,
+                        cache.values, tokens.block_tables + tokens.table_starts[s], part.scale, 0.0f, part.window,
                         attended + first * row});
     }
     attention(dense, jobs.data(), static_cast<int64_t>(jobs.size()));
+    if (has_gate) {
+        const int64_t width = gate_row / heads;
+        gate(dense, {attended, gates, count * heads, head_dim, width, width, part.gate.activation, attended});
+    } else if (part.gate.from == OutputGate::From::Queries) {
+        gate(dense, {attended, both + head_dim, count * heads, head_dim, head_dim, 2 * head_dim,
+                     part.gate.activation, attended});
+    }
     const Product output{part.output, out, hidden, x};
     multiply_all(compute, form, attended, count, &output, 1);
 }
@@ -65,30 +97,105 @@ struct Grouped {
     }
 };
 
-}  // namespace
+// residual += the shared expert of normed.
+void add_shared(const Compute& compute, const Dense& dense, Form form, const SharedPart& part, int64_t count,
+                int64_t hidden, const float* normed, float* residual) {
+    thread_local Scratch memory;
+    float* scale = memory.get<float>(2 * count);
+    float* logits = scale + count;
+    std::vector<int32_t> rows(static_cast<size_t>(count));
+    for (int64_t t = 0; t < count; ++t) {
+        scale[t] = 1.0f;
+        rows[static_cast<size_t>(t)] = static_cast<int32_t>(t);
+    }
+    if (part.has_gate) {
+        const Product product{part.gate, logits, 1};
+        multiply_all(compute, Form::Decode, normed, count, &product, 1);
+        gate(dense, {scale, logits, count, 1, 1, 1, Activation::Sigmoid, scale});
+    }
+    const ExpertGroup group{part.expert, 0, count};
+    const ExpertWork work{&group, 1, normed, count, hidden, rows.data(), scale, count};
+    expert_sum(compute, form, work, rows.data(), 1, residual, residual);
+}
 
-void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
-               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights) {
-    const int64_t count = tokens.count, hidden = layer.attention.output.rows, experts = layer.router.matrix.rows;
+// The gated delta rule: x plus its output, [tokens, hidden].
+void apply_delta(const Compute& compute, const Dense& dense, Form form, const DeltaPart& part,
+                 const DeltaTokens& tokens, const float* x, float* out) {
+    const int64_t count = tokens.count, hidden = part.output.rows, width = part.output.cols;
+    const int64_t channels = part.mixed.rows, heads = part.alpha.rows;
+    thread_local Scratch memory;
+    float* normed = memory.get<float>(count * (hidden + channels + 2 * width + 2 * heads));
+    float* mixed = normed + count * hidden;
+    float* z = mixed + count * channels;
+    float* read = z + count * width;
+    float* alpha = read + count * width;
+    float* beta = alpha + count * heads;
+
+    rms_norm(dense, x, part.norm, part.rule.epsilon, count, hidden, normed);
+    const Product products[] = {
+        {part.mixed, mixed, channels}, {part.z, z, width}, {part.alpha, alpha, heads}, {part.beta, beta, heads}};
+    multiply_all(compute, form, normed, count, products, 4);
+    DeltaJob job = part.rule;
+    job.mixed = mixed;
+    job.z = z;
+    job.alpha = alpha;
+    job.beta = beta;
+    job.runs = tokens.runs;
+    job.num_runs = tokens.num_runs;
+    job.conv_states = tokens.conv_states;
+    job.states = tokens.states;
+    job.out = read;
+    delta_rule(dense, job);
+    const Product output{part.output, out, hidden, x};
+    multiply_all(compute, form, read, count, &output, 1);
+}
+
+// A layer whose mix(out) writes the residual stream after attention or what takes its place.
+template <typename Mix>
+void run(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t count, Mix mix, float* out,
+         int32_t* ids, float* weights) {
+    const int64_t hidden = layer.hidden, experts = layer.is_routed ? layer.router.matrix.rows : 0;
     const auto marked = [&](LayerMark part) { compute.pool.mark(static_cast<int64_t>(part)); };
     thread_local Scratch memory;
-    float* residual = memory.get<float>(count * (2 * hidden + experts));
-    float* normed = residual + count * hidden;
+    float* own = memory.get<float>(count * (2 * hidden + experts));
+    float* normed = own + count * hidden;
     float* logits = normed + count * hidden;
+    float* residual = layer.is_routed ? own : out;
 
     marked(LayerMark::Attend);
-    attend(compute, dense, form, layer.attention, tokens, cache, x, residual);
+    mix(residual);
     marked(LayerMark::Route);
-    rms_norm(dense, residual, layer.router.norm, layer.attention.epsilon, count, hidden, normed);
+    rms_norm(dense, residual, layer.norm, layer.epsilon, count, hidden, normed);
+    if (layer.shared.exists) add_shared(compute, dense, form, layer.shared, count, hidden, normed, residual);
+    if (!layer.is_routed) return;
     const Product routing{layer.router.matrix, logits, experts};
     multiply_all(compute, Form::Decode, normed, count, &routing, 1);
     const RouterPart& rule = layer.router;
-    route_softmax(dense, {logits, count, experts, rule.chosen, rule.normalize, rule.min_sum, rule.scale, ids, weights});
+    route(dense, {logits, count, experts, rule.chosen, rule.gating, rule.bias, rule.normalize, rule.min_sum,
+                  rule.scale, ids, weights});
     marked(LayerMark::Experts);
     const Grouped pairs(layer, count, ids, weights);
     const ExpertWork work{pairs.groups.data(), static_cast<int64_t>(pairs.groups.size()), normed, count, hidden,
                           pairs.rows.data(), pairs.scale.data(), static_cast<int64_t>(pairs.rows.size())};
     expert_sum(compute, form, work, pairs.pair_of.data(), rule.chosen, residual, out);
+}
+
+}  // namespace
+
+void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
+               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights) {
+    const auto mix = [&](float* residual) {
+        attend(compute, dense, form, layer.attention, tokens, cache, x, residual);
+    };
+    run(compute, dense, form, layer, tokens.count, mix, out, ids, weights);
+}
+
+void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const DeltaTokens& tokens,
+               const float* x, float* out, int32_t* ids, float* weights) {
+    const auto mix = [&](float* residual) {
+        apply_delta(compute, dense, form, layer.delta, tokens, x, residual);
+    };
+    run(compute, dense, form, layer, tokens.count, mix, out, ids, weights);
 }
 
 }  // namespace thermocline

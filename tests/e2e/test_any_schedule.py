@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.arch_cases import SCHEDULED_CASES
 from tests.support.settled import settled
+from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import (
     Engine,
@@ -69,6 +71,17 @@ async def ask_all(path, config: EngineConfig, wanted: list[tuple[int, int, int]]
     return answers
 
 
+async def answers_alone(path, kernels) -> list[Answer]:
+    """Return each prompt's answer, one chunk at a time."""
+    config = EngineConfig(
+        scheduler=SchedulerConfig(max_prompt_chunks=1, prefix_cache=False, overlap=False),
+        prefetch=PrefetchConfig(mode="off"),
+        kernels=kernels,
+    )
+    async with Engine.open(path, config) as engine:
+        return [await ask(engine, prompt, 8) for prompt in PROMPTS]
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     return write_toy_model(tmp_path_factory.mktemp("toy") / "toy.gguf", SHAPE)
@@ -77,17 +90,7 @@ def toy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(request, toy):
     """The kernels, and each prompt's answer with the engine to itself, one chunk at a time."""
-    config = EngineConfig(
-        scheduler=SchedulerConfig(max_prompt_chunks=1, prefix_cache=False, overlap=False),
-        prefetch=PrefetchConfig(mode="off"),
-        kernels=request.param,
-    )
-
-    async def main() -> list[Answer]:
-        async with Engine.open(toy, config) as engine:
-            return [await ask(engine, prompt, 8) for prompt in PROMPTS]
-
-    return request.param, asyncio.run(main())
+    return request.param, asyncio.run(answers_alone(toy, request.param))
 
 
 SCHEDULES = st.builds(
@@ -121,6 +124,14 @@ REQUESTS = st.lists(
     min_size=1,
     max_size=8,
 )
+
+
+@pytest.fixture(scope="module", params=SCHEDULED_CASES, ids=str)
+def other(request, tmp_path_factory):
+    """Another architecture's toy model, and each prompt's answer with the engine to itself."""
+    path = tmp_path_factory.mktemp("toy") / "toy.gguf"
+    write_toy_arch(path, request.param.toy)
+    return path, ("native", asyncio.run(answers_alone(path, "native")))
 
 
 def check(toy, alone, config: EngineConfig, wanted: list[tuple[int, int, int]]) -> None:
@@ -161,6 +172,15 @@ def test_any_schedule_gives_each_request_its_own_answer(toy, alone, config, want
 def test_the_same_holds_for_reference_compute(toy, alone, config, wanted):
     """The slow twins give bit-identical logits under any schedule."""
     check(toy, alone, config, wanted)
+
+
+@pytest.mark.slow
+@examples(25)
+@given(config=SCHEDULES, wanted=REQUESTS)
+def test_the_same_holds_for_every_architecture(other, config, wanted):
+    """Whatever a layer consists of, no schedule changes a bit of an answer."""
+    path, alone = other
+    check(path, alone, config, wanted)
 
 
 @pytest.mark.slow

@@ -36,19 +36,27 @@ _LAYER = {
 }
 
 
-class HfModel:
-    """The model of one file in float32 with plain attention; every call starts from nothing."""
+def open_qwen3moe(path: Path) -> HfModel:
+    """Return the model of a qwen3moe file."""
+    weights = decoded_weights(path)
+    tied = "output.weight" not in weights
+    config = _config(path, tied=tied)
+    return HfModel(
+        Qwen3MoeForCausalLM(config), _state(weights, config.num_hidden_layers), tied=tied
+    )
 
-    def __init__(self, path: Path) -> None:
-        weights = decoded_weights(path)
-        config = _config(path, tied="output.weight" not in weights)
+
+class HfModel:
+    """A model in float32 with plain attention, filled with `state`; every call starts from nothing."""
+
+    def __init__(
+        self, model: torch.nn.Module, state: dict[str, torch.Tensor], *, tied: bool
+    ) -> None:
         torch.set_num_threads(1)  # products this small only lose by sharing
-        self._model = Qwen3MoeForCausalLM(config).eval().requires_grad_(False)
-        missing, unexpected = self._model.load_state_dict(
-            _state(weights, config.num_hidden_layers), strict=False
-        )
+        self._model = model.eval().requires_grad_(False)
+        missing, unexpected = self._model.load_state_dict(state, strict=False)
         assert not unexpected, unexpected
-        assert missing == (["lm_head.weight"] if config.tie_word_embeddings else []), missing
+        assert missing == (["lm_head.weight"] if tied else []), missing
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Return the logits after every token: float32 [tokens, vocabulary]."""

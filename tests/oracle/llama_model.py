@@ -6,6 +6,7 @@ Needs the package `llama_cpp`, built for this CPU (scripts/oracle_env.sh).
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -97,3 +98,16 @@ class LlamaModel:
         params.type_k = params.type_v = _GGML_TYPE_F32
         params.flash_attn_type = _NO_FLASH_ATTENTION
         return params
+
+
+def llama_perplexity(llama: LlamaModel, token_ids: list[int], window_tokens: int) -> float:
+    """exp of the mean of -log p(token) over tokens 1..n-1 of every window of at least 2 tokens."""
+    losses: list[float] = []
+    for start in range(0, len(token_ids), window_tokens):
+        window = token_ids[start : start + window_tokens]
+        if len(window) < 2:
+            continue
+        wide = llama.logits(window).astype(np.float64)
+        log_sum = np.logaddexp.reduce(wide, axis=-1)
+        losses += [log_sum[i] - wide[i, token] for i, token in enumerate(window[1:])]
+    return math.exp(np.mean(losses))

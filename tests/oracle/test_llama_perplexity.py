@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 
 pytest.importorskip("llama_cpp")
 
-from tests.oracle.llama_model import LlamaModel, write_float32_twin
+from tests.oracle.llama_model import LlamaModel, llama_perplexity, write_float32_twin
 from tests.support.engine_runs import EXACT_CACHE
 from tests.support.oracle_cases import ALL_CASES, prompt_ids, write_case
 from thermocline.config import EngineConfig
@@ -24,19 +21,6 @@ MAX_RELATIVE_DIFFERENCE = 0.005
 MAX_RELATIVE_DIFFERENCE_FLOAT = 1e-6
 
 
-def _llama_perplexity(llama: LlamaModel, token_ids: list[int], window_tokens: int) -> float:
-    """exp of the mean of -log p(token) over tokens 1..n-1 of every window of at least 2 tokens."""
-    losses: list[float] = []
-    for start in range(0, len(token_ids), window_tokens):
-        window = token_ids[start : start + window_tokens]
-        if len(window) < 2:
-            continue
-        wide = llama.logits(window).astype(np.float64)
-        log_sum = np.logaddexp.reduce(wide, axis=-1)
-        losses += [log_sum[i] - wide[i, token] for i, token in enumerate(window[1:])]
-    return math.exp(np.mean(losses))
-
-
 @pytest.mark.parametrize("window_tokens", [64, 512])
 async def test_the_demo_model_agrees(window_tokens):
     """The packaged model gives its held-out text llama.cpp's perplexity, within half a percent."""
@@ -46,7 +30,7 @@ async def test_the_demo_model_agrees(window_tokens):
         ours = await perplexity(engine, token_ids, window_tokens)
     with LlamaModel(DEMO_MODEL_PATH) as llama:
         assert llama.encode(text) == token_ids
-        theirs = _llama_perplexity(llama, token_ids, window_tokens)
+        theirs = llama_perplexity(llama, token_ids, window_tokens)
     assert abs(ours.perplexity / theirs - 1) <= MAX_RELATIVE_DIFFERENCE, (ours, theirs)
 
 
@@ -66,5 +50,5 @@ async def test_toy_models_agree(tmp_path, name):
     ) as engine:
         ours = await perplexity(engine, token_ids, 128)
     with LlamaModel(wide) as llama:
-        theirs = _llama_perplexity(llama, token_ids, 128)
+        theirs = llama_perplexity(llama, token_ids, 128)
     assert abs(ours.perplexity / theirs - 1) <= MAX_RELATIVE_DIFFERENCE_FLOAT, (ours, theirs)

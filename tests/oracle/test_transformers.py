@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.oracle.hf_model import HfModel
+from tests.oracle.hf_model import open_qwen3moe
 from tests.support.compare import assert_within
 from tests.support.engine_runs import EXACT_CACHE, greedy_tokens, prompt_logits
 from tests.support.oracle_cases import (
@@ -43,7 +43,7 @@ def opened(tmp_path_factory):
     def open_case(case):
         if case.name not in made:
             path = write_case(folder / f"{case.name}.gguf", case)
-            made[case.name] = (path, HfModel(path))
+            made[case.name] = (path, open_qwen3moe(path))
         return made[case.name]
 
     return open_case
@@ -105,7 +105,7 @@ async def test_neither_chunks_nor_the_split_matter(opened, chunk_tokens, hot_fra
 
 async def test_the_demo_model_agrees():
     """The packaged model gives transformers' logits and answer, token for token, on prose."""
-    oracle = HfModel(DEMO_MODEL_PATH)
+    oracle = open_qwen3moe(DEMO_MODEL_PATH)
     async with Engine.open(
         DEMO_MODEL_PATH, EngineConfig(kernels="reference", memory=EXACT_CACHE)
     ) as engine:

@@ -52,6 +52,8 @@ class CacheModel:
         self.computed: set[int] = set()
         """Ids of chunks that are computed and not committed."""
         self.slots: dict[int, object] = {}
+        self.states: dict[int, object] = {}
+        """Of each slot of recurrent state: the prefix that it stands for."""
         self.num_finished = 0
 
     def submit(self, request: int, entry: ModelRequest, *, priority: int = 0) -> None:
@@ -139,7 +141,25 @@ class CacheModel:
                     assert found == self._name(entry, position), (
                         f"position {position} holds {found}"
                     )
+            self._move_state(chunk, segment, entry)
         self.computed.add(chunk.id)
+
+    def _move_state(self, chunk: Chunk, segment: Segment, entry: ModelRequest) -> None:
+        """Take the segment's state, if there is one, through its tokens, with snapshots on the way."""
+        use = segment.state
+        if use is None:
+            return
+        start = int(chunk.positions[segment.start])
+        if use.load is not None:
+            self.states[use.slot] = self.states.get(use.load)
+        elif start == 0:
+            self.states[use.slot] = None
+        if not entry.is_spoilt:
+            expected = self._name(entry, start - 1) if start else None
+            assert self.states.get(use.slot) == expected, f"slot {use.slot} has another state"
+        for tokens, slot in (*use.saves, (segment.length, use.slot)):
+            name = self._name(entry, start + tokens - 1)
+            self.states[slot] = GARBAGE if entry.is_spoilt else name
 
     def _name(self, entry: ModelRequest, position: int) -> tuple[object, ...]:
         return entry.name_of(position, kinds_differ=self.kinds_differ)
@@ -197,6 +217,10 @@ class CacheModel:
         """Let a chunk fail half-way: what it wrote is garbage."""
         for slot in chunk.kv_slots.tolist():
             self.slots[slot] = GARBAGE
+        for segment in chunk.segments:
+            if segment.state is not None:
+                targets = [target for _, target in segment.state.saves]
+                self.states |= dict.fromkeys([segment.state.slot, *targets], GARBAGE)
         self._drop(chunk)
         for request in chunk.requests:
             self.requests[request].is_spoilt = True

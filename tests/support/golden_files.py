@@ -12,4 +12,9 @@ GOLDEN_TOKENS = _GOLDEN / "qwen3moe.json"
 GOLDEN_LOGITS = _GOLDEN / "qwen3moe.npz"
 """By case: float32 [rows, vocabulary], the logits after the tokens LOGITS_ROWS of that prompt."""
 
+ARCH_TOKENS = _GOLDEN / "architectures.json"
+"""The same for the other architectures' toy models."""
+
+ARCH_LOGITS = _GOLDEN / "architectures.npz"
+
 LOGITS_ROWS = (0, 1, 7, 31, 62, 63, 64)

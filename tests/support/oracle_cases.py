@@ -217,9 +217,10 @@ def _put_scale(blocks: np.ndarray, at: int, scale: np.ndarray) -> None:
 def model_digest(path: Path) -> str:
     """Return the SHA-256 of all that the results depend on: dimensions, and tensors as stored."""
     reader = gguf.GGUFReader(path)
+    arch = reader.fields["general.architecture"].contents()
     digest = hashlib.sha256()
     for name in sorted(reader.fields):
-        if name.startswith("qwen3moe."):
+        if name.startswith(f"{arch}."):
             digest.update(f"{name}={reader.fields[name].contents()};".encode())
     for tensor in sorted(reader.tensors, key=lambda tensor: tensor.name):
         shape = [int(n) for n in tensor.shape]

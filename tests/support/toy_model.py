@@ -138,13 +138,25 @@ _ROLES = {
     "attn_v.": "attn",
     "attn_output": "attn",
     "ffn_gate_exps": "gate_up",
+    "ffn_gate_up_exps": "gate_up",
+    "attn_qkv.": "attn",
+    "attn_gate.": "attn",
+    "ssm_out": "attn",
     "ffn_up_exps": "gate_up",
     "ffn_down_exps": "down",
+    "ffn_gate_shexp": "gate_up",
+    "ffn_gate.": "gate_up",
+    "ffn_up.": "gate_up",
+    "ffn_down.": "down",
+    "ffn_up_shexp": "gate_up",
+    "ffn_down_shexp": "down",
 }
 
 
 def tensor_format(shape: ToyShape, name: str) -> str:
-    """Return the type in which tensor `name` is stored; norms and routers are always F32."""
+    """Return the type in which tensor `name` is stored; norms, biases and routers are always F32."""
+    if name.endswith(".bias"):
+        return "F32"
     for part, role in _ROLES.items():
         if part in name:
             return shape.format(role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ def inspect(file: ModelFile) -> ModelFacts:
     """Read the facts of an open file. Raises ModelFileError for a damaged one."""
     from thermocline.kernels.contract import SUPPORTED_FORMATS
     from thermocline.kernels.reference import ReferenceKernels
-    from thermocline.models.footprint import measure_footprint
+    from thermocline.models.footprint import measure_footprint, trunk_tensors
     from thermocline.models.registry import open_model, read_spec
     from thermocline.text.vocabulary import TokenizerData
 
@@ -86,9 +87,12 @@ def inspect(file: ModelFile) -> ModelFacts:
         metadata.get_str("tokenizer.ggml.model", default="none"),
         metadata.get_str("tokenizer.ggml.pre", default=""),
     )
+    tensors = tuple(file.tensors.values())
+    if spec is not None:
+        tensors = trunk_tensors(tensors, spec.num_layers)
     return ModelFacts(
         spec=spec,
-        footprint=measure_footprint(file.tensors.values(), None if spec is None else spec.router),
+        footprint=measure_footprint(tensors, None if spec is None else spec.router),
         tokenizer=", ".join(filter(None, names)),
         has_chat_template="tokenizer.chat_template" in metadata,
         unsupported=tuple(unsupported),
@@ -139,6 +143,9 @@ def _size_rows(footprint: Footprint) -> list[tuple[str, str]]:
         ("- trunk", f"{format_bytes(footprint.trunk_bytes)}, read for every token"),
         ("- routed experts", format_bytes(footprint.experts_bytes)),
     ]
+    if footprint.shared_bytes:
+        shared = f"{format_bytes(footprint.shared_bytes)}, part of the trunk"
+        rows.insert(3, ("- shared experts", shared))
     if footprint.token_bytes is not None:
         rows.append(("one token reads", f"{format_bytes(footprint.token_bytes)} at least"))
     return rows
@@ -146,20 +153,49 @@ def _size_rows(footprint: Footprint) -> list[tuple[str, str]]:
 
 def _shape_rows(spec: ModelSpec) -> list[tuple[str, str]]:
     router = spec.router
+    experts = (
+        f"{router.num_experts} per layer, {router.num_experts_used} used by a token, "
+        f"of width {spec.expert_intermediate_size}"
+    )
+    if spec.shared_intermediate_size:
+        experts += f"; one of width {spec.shared_intermediate_size} used by all"
+    heads = f"{spec.num_heads} heads"
+    if len(set(spec.layer_heads)) > 1:
+        heads = f"{min(spec.layer_heads)} to {spec.num_heads} heads"
     return [
         ("layers", f"{spec.num_layers} of width {spec.hidden_size}"),
-        (
-            "experts",
-            f"{router.num_experts} per layer, {router.num_experts_used} used by a token, "
-            f"of width {spec.expert_intermediate_size}",
-        ),
-        (
-            "attention",
-            f"{spec.num_heads} heads of {spec.head_dim}, {spec.num_kv_heads} for keys and values",
-        ),
+        *_layer_rows(spec),
+        ("experts", experts),
+        ("attention", f"{heads} of {spec.head_dim}, {spec.num_kv_heads} for keys and values"),
         ("vocabulary", f"{spec.vocab_size} tokens"),
         ("context", f"{spec.context_length} tokens"),
     ]
+
+
+def _layer_rows(spec: ModelSpec) -> list[tuple[str, str]]:
+    """What layers that are not like the others remember, and what they lack."""
+    from thermocline.models.spec import LayerKind
+    from thermocline.units import format_bytes
+
+    rows = []
+    kinds = Counter(spec.layer_kinds)
+    if spec.window is not None:
+        near = f"{kinds[LayerKind.WINDOW]} layers see {spec.window.num_tokens} tokens back"
+        rows.append(("- windows", f"{near}, {kinds[LayerKind.ATTENTION]} see all"))
+    if spec.delta is not None:
+        state_bytes = spec.delta.state_bytes * len(spec.recurrent_layers)
+        rows.append(("- keys and values", f"in {kinds[LayerKind.ATTENTION]} layers"))
+        rows.append(
+            (
+                "- recurrent state",
+                f"in {len(spec.recurrent_layers)} layers, {format_bytes(state_bytes)} per request",
+            )
+        )
+    if spec.num_dense_layers:
+        rows.append(("- dense layers", f"the first {spec.num_dense_layers}, without experts"))
+    if spec.num_predict_layers:
+        rows.append(("- left out", f"{spec.num_predict_layers} that guess further tokens"))
+    return rows
 
 
 def _millions(count: int) -> str:

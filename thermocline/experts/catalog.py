@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.contract import ExpertStack
     from thermocline.messages import ExpertKey, LayerIndex
+    from thermocline.modelfile.layout import TensorInfo
     from thermocline.models.weights import StackedExperts
 
 
@@ -25,42 +26,49 @@ class ByteSpan:
 class ExpertCatalog:
     """Looks up a layer's experts, and the three byte ranges that computing one of them reads."""
 
-    def __init__(self, layers: Sequence[StackedExperts]) -> None:
+    def __init__(self, layers: Sequence[StackedExperts | None]) -> None:
+        """layers: None where a layer has no routed experts."""
         self._layers = tuple(layers)
 
     @property
     def num_layers(self) -> int:
-        """Layers with routed experts."""
+        """All layers, those without routed experts included."""
         return len(self._layers)
 
     @property
     def num_experts(self) -> int:
         """Experts per layer."""
-        return len(self._layers[0].stack) if self._layers else 0
+        return max((len(layer.stack) for layer in self._layers if layer is not None), default=0)
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all routed experts."""
-        return sum(info.nbytes for layer in self._layers for info in layer.tensors)
+        return sum(info.nbytes for layer in self._layers for info in _tensors(layer))
 
     def stack(self, layer: LayerIndex) -> ExpertStack:
         """Return views of the mapped bytes of all experts of a layer."""
-        return self._layers[layer].stack
+        experts = self._layers[layer]
+        assert experts is not None, f"layer {layer} has no routed experts"
+        return experts.stack
 
     def expert_bytes(self, layer: LayerIndex) -> int:
-        """Return the bytes of one expert of a layer."""
-        return sum(info.nbytes // info.shape[0] for info in self._layers[layer].tensors)
+        """Return the bytes of one expert of a layer; 0 where it has none."""
+        return sum(info.nbytes // info.shape[0] for info in _tensors(self._layers[layer]))
 
     def layer_spans(self, layer: LayerIndex) -> tuple[ByteSpan, ...]:
         """Return gate, up and down of all experts of a layer as ranges of the file."""
-        infos = self._layers[layer].tensors
+        infos = _tensors(self._layers[layer])
         return tuple(ByteSpan(info.shard, info.offset, info.offset + info.nbytes) for info in infos)
 
     def spans(self, key: ExpertKey) -> tuple[ByteSpan, ...]:
         """Return gate, up and down of one expert as ranges of the file, in reading order."""
         spans = []
-        for info in self._layers[key.layer].tensors:
+        for info in _tensors(self._layers[key.layer]):
             nbytes = info.nbytes // info.shape[0]
             start = info.offset + key.expert * nbytes
             spans.append(ByteSpan(info.shard, start, start + nbytes))
         return tuple(spans)
+
+
+def _tensors(experts: StackedExperts | None) -> tuple[TensorInfo, ...]:
+    return () if experts is None else experts.tensors

@@ -29,7 +29,7 @@ class Placement:
 
     @property
     def num_cold(self) -> int:
-        """Cold experts of all layers together."""
+        """Cold experts of all layers together, as if every layer had experts."""
         return len(self.hot) * self.num_experts - self.num_hot
 
     def hot_mask(self, layer: LayerIndex) -> NDArray[np.bool_]:
@@ -39,11 +39,17 @@ class Placement:
         return mask
 
 
-def uniform_placement(num_layers: int, num_experts: int, hot_fraction: float) -> Placement:
-    """Return a placement with the same share of every layer hot, spread evenly over the indices."""
+def uniform_placement(
+    num_layers: int, num_experts: int, hot_fraction: float, num_dense_layers: int = 0
+) -> Placement:
+    """Return a placement with the same share of every layer hot, spread evenly over the indices.
+
+    The first `num_dense_layers` have no experts to place.
+    """
     num_hot = round(num_experts * hot_fraction)
     chosen = tuple(index * num_experts // num_hot for index in range(num_hot)) if num_hot else ()
-    return Placement(num_experts, (chosen,) * num_layers)
+    num_routed = num_layers - num_dense_layers
+    return Placement(num_experts, ((),) * num_dense_layers + (chosen,) * num_routed)
 
 
 def placement_fingerprint(spec: ModelSpec, placement: Placement) -> str:

@@ -21,10 +21,14 @@ class RoutingLog:
 
     def record(self, chunk: Chunk, layer: LayerIndex, routing: Routing) -> None:
         """Note one layer's choices; from the lane that routes."""
-        self._layers[chunk.id][layer] = routing.expert_ids.astype(np.int16)
+        if routing.expert_ids.shape[1]:  # not a dense layer
+            self._layers[chunk.id][layer] = routing.expert_ids.astype(np.int16)
 
     def take(self, chunk: Chunk) -> ExpertIds:
-        """Return a chunk's choices, int16 [T, layers, K], and forget them; its walk has ended."""
+        """Return a chunk's choices, int16 [T, layers, K], and forget them; its walk has ended.
+
+        Layers without experts are left out.
+        """
         layers = self._layers.pop(chunk.id, {})
         if not layers:
             return np.empty((chunk.num_tokens, 0, 0), np.int16)

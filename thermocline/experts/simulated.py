@@ -32,11 +32,14 @@ class DeviceExperts:
     """Copies of the hot experts. Raises ConfigError when they are more than `budget_bytes`."""
 
     def __init__(self, catalog: ExpertCatalog, placement: Placement, budget_bytes: int) -> None:
-        layers = [LayerIndex(n) for n in range(len(placement.hot))]
-        chosen = [np.array(sorted(placement.hot[layer]), np.intp) for layer in layers]
+        chosen = {
+            LayerIndex(layer): np.array(sorted(hot), np.intp)
+            for layer, hot in enumerate(placement.hot)
+            if hot
+        }
         self.nbytes = sum(
             part.raw[:1].nbytes * len(experts)
-            for layer, experts in zip(layers, chosen, strict=True)
+            for layer, experts in chosen.items()
             for part in _parts(catalog.stack(layer))
         )
         if self.nbytes > budget_bytes:
@@ -44,11 +47,12 @@ class DeviceExperts:
                 f"the hot experts have {format_bytes(self.nbytes)}, and the simulated device has "
                 f"{format_bytes(budget_bytes)}: choose a smaller --hot-fraction"
             )
-        self._stacks = [
-            _copy(catalog.stack(layer), experts)
-            for layer, experts in zip(layers, chosen, strict=True)
-        ]
-        self._places = [_places(experts, placement.num_experts) for experts in chosen]
+        self._stacks = {
+            layer: _copy(catalog.stack(layer), experts) for layer, experts in chosen.items()
+        }
+        self._places = {
+            layer: _places(experts, placement.num_experts) for layer, experts in chosen.items()
+        }
 
     def stack(self, layer: LayerIndex) -> ExpertStack:
         """Return the layer's hot experts, by place on the device."""

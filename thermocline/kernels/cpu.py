@@ -17,12 +17,19 @@ from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.native import load_native
 from thermocline.kernels.timeline import PoolTimeline
+from thermocline.kernels.whole_layer import (
+    AttentionWeights,
+    DeltaLayerInput,
+    DeltaWeights,
+    LayerInput,
+)
 from thermocline.messages import MachineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
+    from thermocline.kernels import _native
     from thermocline.kernels._native import Experts, LayerWeights, Matrix
     from thermocline.kernels.contract import (
         ByteArray,
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
         IntArray,
         Weight,
     )
-    from thermocline.kernels.whole_layer import LayerInput, LayerParts
+    from thermocline.kernels.whole_layer import LayerParts, RoutedExperts, SharedExpert
     from thermocline.modelfile.formats import BlockFormat
 
 
@@ -191,16 +198,36 @@ class NativeKernels:
         return out
 
     def whole_layer(
-        self, parts: LayerParts, given: LayerInput
+        self, parts: LayerParts, given: LayerInput | DeltaLayerInput
     ) -> tuple[FloatArray, IntArray, FloatArray]:
         """See `Kernels.whole_layer`."""
         out = np.empty_like(given.x)
-        ids = np.empty((len(given.x), parts.rule.chosen), np.int32)
+        num_chosen = 0 if parts.routed is None else parts.routed.rule.chosen
+        ids = np.empty((len(given.x), num_chosen), np.int32)
         weights = np.empty(ids.shape, np.float32)
+        layer = self._layer(parts)
+        match given:
+            case DeltaLayerInput():
+                conv, states = given.states.conv, given.states.recurrent
+                self._core.run_delta_layer(
+                    layer, given.x, given.runs, conv, states, out, ids, weights, given.is_prompt
+                )
+            case LayerInput():
+                self._run_layer(layer, given, out, ids, weights)
+        return out, ids, weights
+
+    def _run_layer(
+        self,
+        layer: LayerWeights,
+        given: LayerInput,
+        out: FloatArray,
+        ids: IntArray,
+        weights: FloatArray,
+    ) -> None:
         starts, block_tables, table_starts = self.dense.run_tables(given.runs)
         shape = given.cache.shape
         self._core.run_layer(
-            self._layer(parts),
+            layer,
             given.x,
             given.positions,
             given.slots,
@@ -220,32 +247,92 @@ class NativeKernels:
             weights,
             given.is_prompt,
         )
-        return out, ids, weights
 
     def _layer(self, parts: LayerParts) -> LayerWeights:
         known = self._layers.get(id(parts))
         if known is None:
-            attention, rule = parts.attention, parts.rule
+            attention, delta = None, None
+            match parts.mixer:
+                case AttentionWeights():
+                    attention = self._attention(parts.mixer)
+                case DeltaWeights():
+                    delta = self._delta(parts.mixer)
             layer = self._native.LayerWeights(
-                norm=attention.norm,
-                q=self._matrix(attention.q),
-                k=self._matrix(attention.k),
-                v=self._matrix(attention.v),
-                output=self._matrix(attention.output),
-                q_gain=attention.head_norm.q_gain,
-                k_gain=attention.head_norm.k_gain,
-                epsilon=attention.head_norm.epsilon,
-                attention_scale=attention.scale,
-                router_norm=parts.router_norm,
-                router=self._matrix(parts.router),
-                chosen=rule.chosen,
-                normalize=rule.normalize,
-                min_sum=rule.min_sum,
-                scale=rule.scale,
-                experts=self._stack(parts.experts),
+                attention=attention,
+                delta=delta,
+                norm=parts.norm,
+                epsilon=parts.epsilon,
+                routed=self._routed(parts.routed),
+                shared=self._shared(parts.shared),
             )
             known = self._layers[id(parts)] = (parts, layer)
         return known[1]
+
+    def _attention(self, weights: AttentionWeights) -> _native.AttentionWeights:
+        norm, gate = weights.head_norm, weights.gate
+        wide_q_gain, wide_k_gain = weights.wide_norm or (None, None)
+        q_bias, k_bias, v_bias = weights.biases or (None, None, None)
+        has_matrix = gate is not None and gate.weight is not None
+        attention: _native.AttentionWeights = self._native.AttentionWeights(
+            norm=weights.norm,
+            q=self._matrix(weights.q),
+            k=self._matrix(weights.k),
+            v=self._matrix(weights.v),
+            output=self._matrix(weights.output),
+            q_gain=norm.q_gain,
+            k_gain=norm.k_gain,
+            wide_q_gain=wide_q_gain,
+            wide_k_gain=wide_k_gain,
+            q_bias=q_bias,
+            k_bias=k_bias,
+            v_bias=v_bias,
+            epsilon=norm.epsilon,
+            scale=weights.scale,
+            window=weights.window,
+            activation=0 if gate is None else int(gate.activation),
+            gate_in_q=gate is not None and not has_matrix,
+            gate=self._optional(None if gate is None else gate.weight),
+        )
+        return attention
+
+    def _delta(self, weights: DeltaWeights) -> _native.DeltaWeights:
+        delta: _native.DeltaWeights = self._native.DeltaWeights(
+            norm=weights.norm,
+            mixed=self._matrix(weights.mixed),
+            z=self._matrix(weights.z),
+            alpha=self._matrix(weights.alpha),
+            beta=self._matrix(weights.beta),
+            output=self._matrix(weights.output),
+            rule=self.dense.native_rule(weights.rule),
+        )
+        return delta
+
+    def _routed(self, routed: RoutedExperts | None) -> _native.RoutedExperts | None:
+        if routed is None:
+            return None
+        rule = routed.rule
+        experts: _native.RoutedExperts = self._native.RoutedExperts(
+            router=self._matrix(routed.router),
+            chosen=rule.chosen,
+            normalize=rule.normalize,
+            min_sum=rule.min_sum,
+            scale=rule.scale,
+            gating=int(rule.gating),
+            bias=rule.bias,
+            experts=self._stack(routed.stack),
+        )
+        return experts
+
+    def _shared(self, shared: SharedExpert | None) -> _native.SharedExpert | None:
+        if shared is None:
+            return None
+        expert: _native.SharedExpert = self._native.SharedExpert(
+            self._stack(shared.stack), self._optional(shared.gate)
+        )
+        return expert
+
+    def _optional(self, weight: Weight | None) -> Matrix | None:
+        return None if weight is None else self._matrix(weight)
 
     def _matrix(self, weight: Weight) -> Matrix:
         known = self._matrices.get(id(weight))

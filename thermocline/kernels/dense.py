@@ -10,20 +10,24 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from thermocline.kernels.dense_contract import RopeTable
+from thermocline.kernels.native import load_native
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from thermocline.kernels import _native
     from thermocline.kernels._native import Core
     from thermocline.kernels.contract import FloatArray, IntArray
+    from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
     from thermocline.kernels.dense_contract import (
+        Activation,
         Attending,
         Contributions,
         HeadNorm,
         LayerCache,
-        SoftmaxRule,
+        RoutingRule,
         TokenRun,
     )
 
@@ -46,6 +50,8 @@ class NativeDense:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        # By identity, and held so that the identity stays that rule's.
+        self._rules: dict[int, tuple[DeltaRule, _native.DeltaRule]] = {}
         self._known_runs: tuple[Sequence[TokenRun], _RunTables] | None = None
 
     def __repr__(self) -> str:
@@ -134,12 +140,68 @@ class NativeDense:
             known = self._known_runs = runs, _run_tables(runs)
         return known[1]
 
-    def route_softmax(self, logits: FloatArray, rule: SoftmaxRule) -> tuple[IntArray, FloatArray]:
-        """See `DenseKernels.route_softmax`."""
+    def gate(self, x: FloatArray, gate: FloatArray, activation: Activation) -> FloatArray:
+        """See `DenseKernels.gate`."""
+        out = np.empty_like(x)
+        self._core.gate(x, gate, int(activation), out)
+        return out
+
+    def route(self, logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
+        """See `DenseKernels.route`."""
         ids = np.empty((len(logits), rule.chosen), np.int32)
         weights = np.empty(ids.shape, np.float32)
-        self._core.route_softmax(logits, rule.normalize, rule.min_sum, rule.scale, ids, weights)
+        self._core.route(
+            logits,
+            int(rule.gating),
+            rule.bias,
+            rule.normalize,
+            rule.min_sum,
+            rule.scale,
+            ids,
+            weights,
+        )
         return ids, weights
+
+    def delta_rule(
+        self,
+        given: DeltaInput,
+        rule: DeltaRule,
+        runs: IntArray,
+        states: DeltaStates,
+        out: FloatArray,
+    ) -> None:
+        """See `DenseKernels.delta_rule`."""
+        self._core.delta_rule(
+            self.native_rule(rule),
+            given.mixed,
+            given.z,
+            given.alpha,
+            given.beta,
+            runs,
+            states.conv,
+            states.recurrent,
+            out,
+        )
+
+    def native_rule(self, rule: DeltaRule) -> _native.DeltaRule:
+        """Return the rule as the core knows it, handed over once."""
+        known = self._rules.get(id(rule))
+        if known is None:
+            shape = rule.shape
+            native: _native.DeltaRule = load_native().DeltaRule(
+                key_heads=shape.key_heads,
+                value_heads=shape.value_heads,
+                key_dim=shape.key_dim,
+                value_dim=shape.value_dim,
+                tiled=shape.tiled,
+                conv=rule.conv,
+                step_bias=rule.step_bias,
+                decay=rule.decay,
+                gain=rule.gain,
+                epsilon=rule.epsilon,
+            )
+            known = self._rules[id(rule)] = (rule, native)
+        return known[1]
 
     def combine(
         self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int

@@ -9,6 +9,7 @@ never on the number of threads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
+    from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,13 @@ class HeadNorm:
     epsilon: float
 
 
+class Activation(IntEnum):
+    """What a gate's numbers go through. The values are the compiled core's."""
+
+    SIGMOID = 0
+    SOFTPLUS = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Attending:
     """What scores go through: scale, then softcap * tanh(score / softcap) unless softcap is 0.
@@ -88,14 +97,26 @@ class Attending:
     window: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SoftmaxRule:
-    """Softmax over all experts, then the best `chosen`; see `DenseKernels.route_softmax`."""
+class Gating(IntEnum):
+    """How router logits become scores: over all experts together, or each by itself."""
+
+    SOFTMAX = 1
+    SIGMOID = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutingRule:
+    """Scores of all experts, then the best `chosen`; see `DenseKernels.route`.
+
+    bias: float32 [experts], added to the scores for the choice alone; for sigmoid scores only.
+    """
 
     chosen: int
     normalize: bool
     min_sum: float
     scale: float
+    gating: Gating = Gating.SOFTMAX
+    bias: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +178,29 @@ class DenseKernels(Protocol):
         """
         ...
 
-    def route_softmax(self, logits: FloatArray, rule: SoftmaxRule) -> tuple[IntArray, FloatArray]:
+    def gate(self, x: FloatArray, gate: FloatArray, activation: Activation) -> FloatArray:
+        """Return x [rows, width] times the activation of gate, which is [rows, width] or [rows, 1]."""
+        ...
+
+    def route(self, logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
         """Return (ids int32, weights float32), each [tokens, chosen]: best first, ties by lower id.
 
         normalize: weights are divided by their sum, taken as at least min_sum. Then they are multiplied by scale.
+        """
+        ...
+
+    def delta_rule(
+        self,
+        given: DeltaInput,
+        rule: DeltaRule,
+        runs: IntArray,
+        states: DeltaStates,
+        out: FloatArray,
+    ) -> None:
+        """Write to out [tokens, value_width] the gated delta rule over some sequences' tokens.
+
+        runs: int32 [n, 3], rows that follow each other: first row, tokens, and the slot of the sequence's
+        state, which moves on; a slot at most once. Rows in no run are left alone.
         """
         ...
 

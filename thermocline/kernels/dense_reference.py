@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.kernels.cache_format import read_cache, write_cache
-from thermocline.kernels.dense_contract import RopeTable
+from thermocline.kernels.delta_reference import delta_rule
+from thermocline.kernels.dense_contract import Activation, Gating, RopeTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.kernels.contract import FloatArray, IntArray
+    from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
     from thermocline.kernels.dense_contract import (
         Attending,
         Contributions,
         HeadNorm,
         LayerCache,
-        SoftmaxRule,
+        RoutingRule,
         TokenRun,
     )
 
@@ -96,19 +98,40 @@ class ReferenceDense:
                 )
         return out
 
-    def route_softmax(self, logits: FloatArray, rule: SoftmaxRule) -> tuple[IntArray, FloatArray]:
-        """See `DenseKernels.route_softmax`."""
-        shifted = logits.astype(np.float64)
-        shifted -= shifted.max(axis=-1, keepdims=True)
-        exponentials = np.exp(shifted)
-        probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
-        order = np.argsort(-logits, axis=-1, kind="stable")
+    def gate(self, x: FloatArray, gate: FloatArray, activation: Activation) -> FloatArray:
+        """See `DenseKernels.gate`."""
+        sigmoid = activation is Activation.SIGMOID
+        factor = _sigmoid(gate) if sigmoid else np.logaddexp(0.0, gate.astype(np.float64))
+        return x * factor.astype(np.float32)
+
+    def route(self, logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
+        """See `DenseKernels.route`."""
+        wide = logits.astype(np.float64)
+        if rule.gating is Gating.SIGMOID:
+            probabilities = _sigmoid(wide)
+            scores = probabilities if rule.bias is None else probabilities + rule.bias
+        else:
+            exponentials = np.exp(wide - wide.max(axis=-1, keepdims=True))
+            probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
+            scores = wide
+        order = np.argsort(-scores, axis=-1, kind="stable")
         chosen = order[:, : rule.chosen]
         weights = np.take_along_axis(probabilities, chosen, axis=-1)
         if rule.normalize:
             weights /= np.maximum(weights.sum(axis=-1, keepdims=True), rule.min_sum)
         weights *= rule.scale
         return np.ascontiguousarray(chosen, np.int32), weights.astype(np.float32)
+
+    def delta_rule(
+        self,
+        given: DeltaInput,
+        rule: DeltaRule,
+        runs: IntArray,
+        states: DeltaStates,
+        out: FloatArray,
+    ) -> None:
+        """See `DenseKernels.delta_rule`."""
+        delta_rule(given, rule, runs, states, out)
 
     def combine(
         self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int
@@ -138,6 +161,12 @@ def _rotate(x: FloatArray, rope: RopeTable) -> FloatArray:
     else:
         turned = np.concatenate((first, second), axis=-1)
     return np.concatenate((turned, rest), axis=-1)
+
+
+def _sigmoid(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    with np.errstate(over="ignore"):
+        factor: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-x.astype(np.float64)))
+    return factor
 
 
 def _weights(scores: NDArray[np.float64], softcap: float) -> NDArray[np.float64]:

@@ -12,20 +12,36 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.kernels.contract import ExpertStack, FloatArray, IntArray, Weight
+    from thermocline.kernels.delta_contract import DeltaRule, DeltaStates
     from thermocline.kernels.dense_contract import (
+        Activation,
         HeadNorm,
         LayerCache,
         RopeTable,
-        SoftmaxRule,
+        RoutingRule,
         TokenRun,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputGate:
+    """What attention's output is multiplied by: the activation of a number per head, or of each number.
+
+    weight: float32 numbers from the layer's normed input [heads, or heads * head_dim, hidden]; None where
+    each head's rows of q are followed by as many rows of its gate.
+    """
+
+    activation: Activation
+    weight: Weight | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeights:
     """One layer's grouped-query attention. norm: float32 [hidden], with head_norm's epsilon.
 
-    scale: what scores are multiplied by.
+    wide_norm: gains of queries and keys over all heads together, float32 [heads * head_dim] and [kv_heads *
+    head_dim]; head_norm then has no gains. scale: what scores are multiplied by. biases: added to q, k and v,
+    float32. window: how many last positions a token sees; 0 is all.
     """
 
     norm: FloatArray
@@ -35,20 +51,59 @@ class AttentionWeights:
     output: Weight
     head_norm: HeadNorm
     scale: float
+    biases: tuple[FloatArray, FloatArray, FloatArray] | None = None
+    wide_norm: tuple[FloatArray, FloatArray] | None = None
+    window: int = 0
+    gate: OutputGate | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaWeights:
+    """One layer's gated delta rule. norm: float32 [hidden], with the rule's epsilon.
+
+    mixed: [channels, hidden]; z: [value_width, hidden]; alpha, beta: [value_heads, hidden]; output: [hidden,
+    value_width].
+    """
+
+    norm: FloatArray
+    mixed: Weight
+    z: Weight
+    alpha: Weight
+    beta: Weight
+    output: Weight
+    rule: DeltaRule
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutedExperts:
+    """The experts among which each token's best are chosen. router: [experts, hidden]."""
+
+    router: Weight
+    rule: RoutingRule
+    stack: ExpertStack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExpert:
+    """An expert for every token: a stack of one. gate: [1, hidden], whose sigmoid weighs it; None is 1."""
+
+    stack: ExpertStack
+    gate: Weight | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """The weights and rules of one layer whose feed-forward is routed experts alone.
+    """The weights and rules of one layer.
 
-    router_norm: float32 [hidden], with the epsilon of the attention's norms.
+    norm: float32 [hidden], before the experts, with `epsilon`. A layer has routed experts, a shared one (in
+    a dense layer that is its feed-forward), or both.
     """
 
-    attention: AttentionWeights
-    router_norm: FloatArray
-    router: Weight
-    rule: SoftmaxRule
-    experts: ExpertStack
+    mixer: AttentionWeights | DeltaWeights
+    norm: FloatArray
+    epsilon: float
+    routed: RoutedExperts | None
+    shared: SharedExpert | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +119,24 @@ class LayerInput:
     is_prompt: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaLayerInput:
+    """The same for a recurrent layer. runs: int32 [n, 3], as for `DenseKernels.delta_rule`, of all tokens."""
+
+    x: FloatArray
+    runs: IntArray
+    states: DeltaStates
+    is_prompt: bool
+
+
 class WholeLayer(Protocol):
-    """Attention, routing and all chosen experts at once, with the bits of the parts."""
+    """Attention or the delta rule, routing and all chosen experts at once, with the bits of the parts."""
 
     def __call__(
-        self, parts: LayerParts, given: LayerInput
+        self, parts: LayerParts, given: LayerInput | DeltaLayerInput
     ) -> tuple[FloatArray, IntArray, FloatArray]:
         """Return x after the layer, and the experts that were chosen with their weights.
 
-        float32 [T, hidden]; int32 and float32 [T, chosen], best first. Appends to given.cache.
+        float32 [T, hidden]; int32 and float32 [T, chosen], best first. Appends to the cache, or moves states on.
         """
         ...

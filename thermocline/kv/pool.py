@@ -6,19 +6,17 @@ Memory is reserved at construction and becomes real only where it is written.
 from __future__ import annotations
 
 import math
-import mmap
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from thermocline.errors import ConfigError
 from thermocline.kernels.cache_format import CacheShape, CacheType
 from thermocline.kernels.dense_contract import LayerCache
-from thermocline.units import format_bytes
+from thermocline.kv.memory import reserve
+from thermocline.messages import LayerIndex
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from thermocline.kernels.contract import ByteArray
-    from thermocline.messages import LayerIndex
 
 
 class KVPool:
@@ -32,12 +30,16 @@ class KVPool:
         kv_heads: int,
         head_dim: int,
         cache_type: CacheType = CacheType.F32,
+        *,
+        without: Collection[LayerIndex] = (),
     ) -> None:
+        """without: layers that have no keys and values."""
         self.shape = CacheShape(cache_type, num_blocks, block_tokens, kv_heads, head_dim)
-        self._layers = [
-            LayerCache(self.shape, _reserve(self.shape), _reserve(self.shape))
-            for _ in range(num_layers)
-        ]
+        self._layers = {
+            layer: LayerCache(self.shape, _reserve(self.shape), _reserve(self.shape))
+            for layer in map(LayerIndex, range(num_layers))
+            if layer not in without
+        }
 
     def __repr__(self) -> str:
         return (
@@ -58,7 +60,7 @@ class KVPool:
     @property
     def reserved_bytes(self) -> int:
         """Address space of the whole pool; what is resident grows with use."""
-        return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._layers)
+        return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._layers.values())
 
     def layer(self, layer: LayerIndex) -> LayerCache:
         """Return the cache of one layer; it stays valid while someone holds it."""
@@ -67,11 +69,5 @@ class KVPool:
 
 def _reserve(shape: CacheShape) -> ByteArray:
     num_bytes = math.prod(shape.array_shape)
-    try:
-        memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"no {format_bytes(num_bytes)} of address space for the key-value cache of one layer "
-            f"({error}): choose a smaller context with --ctx"
-        ) from error
-    return np.frombuffer(memory, np.uint8, count=num_bytes).reshape(shape.array_shape)
+    what, fix = "the key-value cache of one layer", "choose a smaller context with --ctx"
+    return reserve(num_bytes, what, fix).reshape(shape.array_shape)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray
-    from thermocline.kv.pool import KVPool
+    from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex, Routing
-    from thermocline.models.routing import RouterWeights
+    from thermocline.models.routing import Routed, RouterWeights
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import StackedExperts
 
@@ -22,20 +22,25 @@ class Model(Protocol):
         ...
 
     @property
-    def expert_layers(self) -> tuple[StackedExperts, ...]:
-        """Where each layer's experts lie, by layer index."""
+    def expert_layers(self) -> tuple[StackedExperts | None, ...]:
+        """Where each layer's routed experts lie, by layer index; None for a dense layer."""
         ...
 
     def embed(self, token_ids: IntArray) -> FloatArray:
         """Return float32 [T, D] for int32 [T]; ids are in range."""
         ...
 
-    def attend(self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool) -> FloatArray:
+    def attend(
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
+    ) -> FloatArray:
         """Return the residual stream [T, D] after this layer's attention."""
         ...
 
-    def route(self, layer: LayerIndex, x: FloatArray) -> tuple[FloatArray, Routing]:
-        """Return the experts' input [T, D] and who goes where, from the residual stream [T, D]."""
+    def route(self, layer: LayerIndex, x: FloatArray, *, prompt: bool) -> Routed:
+        """Return who goes where, from the residual stream [T, D], with what all tokens take added to it.
+
+        prompt: the rows are a prompt's.
+        """
         ...
 
     @property
@@ -44,7 +49,7 @@ class Model(Protocol):
         ...
 
     def layer(
-        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, pool: KVPool
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
     ) -> tuple[FloatArray, Routing]:
         """Return the residual stream [T, D] after the layer, and who went where: `attend`, `route` and
         the experts in one, to the bit.

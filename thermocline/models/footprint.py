@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thermocline.modelfile.layout import TensorInfo
     from thermocline.models.spec import RouterRule
 
+_BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 _ROUTED: Final = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.")
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUT: Final = "output.weight"
@@ -29,7 +30,10 @@ class Role(StrEnum):
 
     EMBEDDING = "embedding"
     ATTENTION = "attention"
+    STATE = "recurrent state"
     ROUTER = "router"
+    SHARED = "shared experts"
+    DENSE = "dense feed-forward"
     EXPERTS = "experts"
     OUTPUT = "output"
     NORM = "norms"
@@ -58,6 +62,7 @@ class Footprint:
     num_parameters    weights of all tensors
     num_active_parameters  weights that one token uses; None where the router is not known
     num_output_parameters  weights of the output matrix (the embedding's, where it is tied)
+    shared_bytes      experts that every token takes; part of the trunk
     formats           what is stored how, in the order of `Role`, the largest format first
     """
 
@@ -70,6 +75,13 @@ class Footprint:
     num_active_parameters: int | None
     num_output_parameters: int
     formats: tuple[FormatShare, ...]
+    shared_bytes: int = 0
+
+
+def trunk_tensors(tensors: Iterable[TensorInfo], num_layers: int) -> tuple[TensorInfo, ...]:
+    """Return the tensors but for those of blocks after the first `num_layers`, which are left out."""
+    blocks = ((tensor, _BLOCK.match(tensor.name)) for tensor in tensors)
+    return tuple(tensor for tensor, block in blocks if block is None or int(block[1]) < num_layers)
 
 
 def measure_footprint(tensors: Iterable[TensorInfo], router: RouterRule | None) -> Footprint:
@@ -98,6 +110,9 @@ def measure_footprint(tensors: Iterable[TensorInfo], router: RouterRule | None) 
         total_bytes=trunk_bytes + experts_bytes,
         trunk_bytes=trunk_bytes,
         experts_bytes=experts_bytes,
+        shared_bytes=sum(
+            tensor.nbytes for tensor in trunk if tensor_role(tensor.name) is Role.SHARED
+        ),
         expert_bytes=_expert_bytes(routed),
         token_bytes=token_bytes,
         num_parameters=num_trunk + num_routed,
@@ -118,9 +133,14 @@ def tensor_role(name: str) -> Role:
 _ROLE_BY_PART: Final = (
     ("token_embd.", Role.EMBEDDING),
     ("norm", Role.NORM),
+    ("ssm_", Role.STATE),
+    ("attn_qkv.", Role.STATE),
     ("attn_", Role.ATTENTION),
+    ("_shexp.", Role.SHARED),
     ("ffn_gate_inp", Role.ROUTER),
+    ("exp_probs_b", Role.ROUTER),
     ("_exps.", Role.EXPERTS),
+    ("ffn_", Role.DENSE),
     (_OUTPUT, Role.OUTPUT),
 )
 

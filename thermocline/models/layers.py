@@ -1,4 +1,4 @@
-"""The dense parts that architectures share: rotary embedding and attention, out of kernels.
+"""The parts of a layer that architectures share, out of kernels: rotary tables, attention, routing.
 
 Each function treats every token by itself, so that results do not depend on the chunk.
 """
@@ -9,14 +9,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.kernels.dense_contract import Attending, RopeTable
+from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.delta_contract import DeltaInput
+from thermocline.kernels.dense_contract import Activation, Attending, RopeTable
+from thermocline.kv.recurrent import clear_state, copy_state
+from thermocline.messages import Routing
+from thermocline.models.routing import Routed
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray, IntArray, Kernels
-    from thermocline.kernels.dense_contract import DenseKernels
-    from thermocline.kernels.whole_layer import AttentionWeights
-    from thermocline.kv.pool import KVPool
-    from thermocline.messages import Chunk, LayerIndex
+    from thermocline.kernels.delta_contract import DeltaStates
+    from thermocline.kernels.dense_contract import DenseKernels, LayerCache
+    from thermocline.kernels.whole_layer import (
+        AttentionWeights,
+        DeltaWeights,
+        LayerParts,
+        OutputGate,
+        SharedExpert,
+    )
+    from thermocline.messages import Chunk
+    from thermocline.models.rope import RopeRule
 
 
 # Positions of the first table; it doubles as contexts grow.
@@ -29,10 +41,11 @@ class RotaryTable:
     Used by one thread at a time.
     """
 
-    def __init__(self, dense: DenseKernels, num_dims: int, base: float) -> None:
+    def __init__(self, dense: DenseKernels, rule: RopeRule) -> None:
         self._dense = dense
-        self._frequencies = base ** (-np.arange(0, num_dims, 2, dtype=np.float64) / num_dims)
-        self._rows = dense.rope_table(np.zeros(0, np.int32), self._frequencies)
+        self._frequencies = rule.frequencies()
+        self._magnitude = rule.magnitude
+        self._rows = self._make(np.zeros(0, np.int32))
         self._last: tuple[IntArray, RopeTable] | None = None
 
     def at(self, positions: IntArray) -> RopeTable:
@@ -49,35 +62,167 @@ class RotaryTable:
         needed = int(positions.max(initial=-1)) + 1
         if needed > known:
             more = np.arange(known, max(needed, 2 * known, _FIRST_POSITIONS), dtype=np.int32)
-            grown = self._dense.rope_table(more, self._frequencies)
+            grown = self._make(more)
             self._rows = RopeTable(
                 np.concatenate((self._rows.cosines, grown.cosines)),
                 np.concatenate((self._rows.sines, grown.sines)),
             )
         return RopeTable(self._rows.cosines[positions], self._rows.sines[positions])
 
+    def _make(self, positions: IntArray) -> RopeTable:
+        return self._dense.rope_table(positions, self._frequencies, magnitude=self._magnitude)
+
 
 def attend(
     kernels: Kernels,
     weights: AttentionWeights,
-    rotary: RotaryTable,
-    layer: LayerIndex,
+    rope: RopeTable,
     chunk: Chunk,
     x: FloatArray,
-    pool: KVPool,
+    cache: LayerCache,
 ) -> FloatArray:
-    """Return x [T, D] plus attention over it; appends the chunk's keys and values to `pool`."""
-    num_tokens, dense, cache = len(x), kernels.dense, pool.layer(layer)
+    """Return x [T, D] plus attention over it; appends the chunk's keys and values to `cache`."""
+    dense, prompt = kernels.dense, chunk.is_prompt
     normed = dense.rms_norm(x, weights.norm, weights.head_norm.epsilon)
-    q, k, v = (
-        heads.reshape(num_tokens, -1, cache.shape.head_dim)
-        for heads in kernels.multiply_all(
-            (weights.q, weights.k, weights.v), normed, prompt=chunk.is_prompt
-        )
-    )
-    rope = rotary.at(chunk.positions)
+    products = kernels.multiply_all((weights.q, weights.k, weights.v), normed, prompt=prompt)
+    gates = None
+    if weights.gate is not None:
+        products, gates = _split_gates(kernels, weights.gate, products, normed, cache, prompt)
+    q, k, v = _heads(dense, weights, products, cache.shape.head_dim)
     dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, chunk.kv_slots)
-    attended = dense.attention(q, chunk.positions, chunk.segments, cache, Attending(weights.scale))
-    return kernels.matmul(
-        weights.output, attended.reshape(num_tokens, -1), add=x, prompt=chunk.is_prompt
+    rule = Attending(weights.scale, window=weights.window)
+    attended = dense.attention(q, chunk.positions, chunk.segments, cache, rule)
+    if weights.gate is not None and gates is not None:
+        rows = attended.reshape(-1, attended.shape[-1])
+        attended = dense.gate(rows, gates, weights.gate.activation)
+    return kernels.matmul(weights.output, attended.reshape(len(x), -1), add=x, prompt=prompt)
+
+
+def apply_delta_rule(
+    kernels: Kernels, weights: DeltaWeights, chunk: Chunk, x: FloatArray, states: DeltaStates
+) -> FloatArray:
+    """Return x [T, D] plus the gated delta rule over it; the chunk's sequences' states move on."""
+    dense, prompt = kernels.dense, chunk.is_prompt
+    normed = dense.rms_norm(x, weights.norm, weights.rule.epsilon)
+    products = kernels.multiply_all(
+        (weights.mixed, weights.z, weights.alpha, weights.beta), normed, prompt=prompt
     )
+    given = DeltaInput(*products)
+    begin_states(chunk, states)
+    out = np.empty_like(given.z)
+    for runs, copies in _rounds(chunk):
+        dense.delta_rule(given, weights.rule, runs, states, out)
+        for source, target in copies:
+            copy_state(states, source, target)
+    return kernels.matmul(weights.output, out, add=x, prompt=prompt)
+
+
+def begin_states(chunk: Chunk, states: DeltaStates) -> None:
+    """Let each sequence's slot hold what it begins this chunk with."""
+    for segment in chunk.segments:
+        assert segment.state is not None, "a recurrent layer needs a state"
+        if segment.state.load is not None:
+            copy_state(states, segment.state.load, segment.state.slot)
+        elif chunk.positions[segment.start] == 0:
+            clear_state(states, segment.state.slot)
+
+
+def whole_runs(chunk: Chunk) -> IntArray:
+    """Return the runs of a chunk of which no snapshot is taken: int32 [segments, 3]."""
+    runs = []
+    for segment in chunk.segments:
+        assert segment.state is not None, "a recurrent layer needs a state"
+        assert not segment.state.saves, "snapshots are taken of prompts"
+        runs.append((segment.start, segment.length, segment.state.slot))
+    return np.array(runs, np.int32).reshape(-1, 3)
+
+
+def _rounds(chunk: Chunk) -> list[tuple[IntArray, list[tuple[int, int]]]]:
+    """Return the runs of a chunk, cut where snapshots are taken, and the copies that follow each round."""
+    rounds: list[tuple[list[tuple[int, int, int]], list[tuple[int, int]]]] = []
+    for segment in chunk.segments:
+        assert segment.state is not None
+        cuts = [*segment.state.saves]
+        if not cuts or cuts[-1][0] < segment.length:
+            cuts.append((segment.length, -1))
+        start = 0
+        for number, (end, target) in enumerate(cuts):
+            if number == len(rounds):
+                rounds.append(([], []))
+            slot = segment.state.slot
+            rounds[number][0].append((segment.start + start, end - start, slot))
+            if target >= 0:
+                rounds[number][1].append((slot, target))
+            start = end
+    return [(np.array(runs, np.int32).reshape(-1, 3), copies) for runs, copies in rounds]
+
+
+def _split_gates(
+    kernels: Kernels,
+    gate: OutputGate,
+    products: tuple[FloatArray, ...],
+    normed: FloatArray,
+    cache: LayerCache,
+    prompt: bool,
+) -> tuple[tuple[FloatArray, ...], FloatArray]:
+    """Return q, k and v without what belongs to the gate, and its numbers [T * heads, 1 or head_dim]."""
+    q, k, v = products
+    head_dim = cache.shape.head_dim
+    if gate.weight is None:
+        pairs = q.reshape(-1, 2, head_dim)
+        own = np.ascontiguousarray(pairs[:, 0]).reshape(len(q), -1)
+        return (own, k, v), np.ascontiguousarray(pairs[:, 1])
+    gates = kernels.matmul(gate.weight, normed, prompt=prompt)
+    num_heads = q.shape[1] // head_dim
+    return products, gates.reshape(len(q) * num_heads, -1)
+
+
+def _heads(
+    dense: DenseKernels, weights: AttentionWeights, products: tuple[FloatArray, ...], head_dim: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return q, k and v [T, heads, head_dim], biased and normed over all heads where that is asked for."""
+    q, k, v = products
+    if weights.biases is not None:
+        for product, bias in zip((q, k, v), weights.biases, strict=True):
+            product += bias
+    if weights.wide_norm is not None:
+        epsilon = weights.head_norm.epsilon
+        q, k = (
+            dense.rms_norm(product, gain, epsilon)
+            for product, gain in zip((q, k), weights.wide_norm, strict=True)
+        )
+    shape = (len(q), -1, head_dim)
+    return q.reshape(shape), k.reshape(shape), v.reshape(shape)
+
+
+def route(kernels: Kernels, parts: LayerParts, x: FloatArray, *, prompt: bool) -> Routed:
+    """Return where the tokens of the residual stream x [T, D] go, the shared expert added to it.
+
+    It comes first: what is added in which order does not depend on where routed experts are computed.
+    """
+    dense = kernels.dense
+    normed = dense.rms_norm(x, parts.norm, parts.epsilon)
+    residual = x
+    if parts.shared is not None:
+        residual = _add_shared(kernels, parts.shared, normed, x, prompt)
+    if parts.routed is None:
+        nobody = np.empty((len(x), 0), np.int32)
+        return Routed(residual, normed, Routing(nobody, nobody.astype(np.float32)))
+    logits = kernels.matmul(parts.routed.router, normed)
+    return Routed(residual, normed, Routing(*dense.route(logits, parts.routed.rule)))
+
+
+def _add_shared(
+    kernels: Kernels, shared: SharedExpert, normed: FloatArray, x: FloatArray, prompt: bool
+) -> FloatArray:
+    num_tokens = len(x)
+    scale = np.ones((num_tokens, 1), np.float32)
+    if shared.gate is not None:
+        logits = kernels.matmul(shared.gate, normed)
+        scale = kernels.dense.gate(scale, logits, Activation.SIGMOID)
+    rows = np.arange(num_tokens, dtype=np.int32)
+    counts = np.array([num_tokens], np.int32)
+    work = ExpertWork(
+        shared.stack, np.zeros(1, np.int32), counts, normed, rows, scale.reshape(num_tokens)
+    )
+    return kernels.expert_sum(work, rows[:, None], x, prompt=prompt)

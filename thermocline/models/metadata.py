@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
+from thermocline.kernels.dense_contract import Gating
+from thermocline.models.rope import Yarn
+from thermocline.models.spec import ModelSpec, RouterRule
 
 if TYPE_CHECKING:
+    from thermocline.kernels.delta_contract import DeltaShape
     from thermocline.modelfile.reader import ModelFile
-    from thermocline.models.spec import ModelSpec
 
 _FIX = "convert or download the model again"
 # No published model comes near it; a larger value is damage, and would only fail later and worse.
@@ -42,6 +45,126 @@ class SpecReader:
         if not 1 <= value <= _MAX_SIZE:
             raise self._bad(f"{name} is {value}; it must lie in 1..{_MAX_SIZE}")
         return value
+
+    def sizes(self, key: str, num_layers: int) -> tuple[int, ...]:
+        """Return a count of at least 1 for each layer, of which the file may name one for all."""
+        name = self._prefix + key
+        if self._metadata.is_array(name):
+            values = self._metadata.get_ints(name)[:num_layers]
+        else:
+            values = (self._metadata.get_int(name),) * num_layers
+        if len(values) != num_layers or not all(1 <= value <= _MAX_SIZE for value in values):
+            raise self._bad(f"{name} must be a number of 1..{_MAX_SIZE}, or one for each layer")
+        return values
+
+    def same_size(self, key: str, num_layers: int, default: int) -> int:
+        """Return a count of at least 1 that all layers have in common."""
+        if self._prefix + key not in self._metadata:
+            return default
+        values = set(self.sizes(key, num_layers))
+        if len(values) > 1:
+            raise self._unsupported(f"{self._prefix}{key} that differs by layer: {sorted(values)}")
+        return values.pop()
+
+    def flag(self, key: str) -> bool:
+        """Return a yes or no."""
+        return self._metadata.get_bool(self._prefix + key)
+
+    def gating(self, default: Gating) -> Gating:
+        """Return how router logits become scores."""
+        name = self._prefix + "expert_gating_func"
+        value = self._metadata.get_int(name, default=int(default))
+        if value not in tuple(Gating):
+            raise self._unsupported(f"{name} = {value}")
+        return Gating(value)
+
+    def window_pattern(self, num_layers: int, period: int) -> tuple[bool, ...]:
+        """Return by layer whether it has a sliding window.
+
+        The file may name a period, whose first layer has none, or say it layer by layer.
+        """
+        key = "attention.sliding_window_pattern"
+        if flags := self.layer_flags(key, num_layers):
+            return flags
+        period = self._metadata.get_int(self._prefix + key, default=period)
+        return tuple(period > 0 and index % period != 0 for index in range(num_layers))
+
+    def layer_flags(self, key: str, num_layers: int) -> tuple[bool, ...]:
+        """Return a yes or no for each layer; nothing where the key is not there as an array."""
+        name = self._prefix + key
+        if not self._metadata.is_array(name):
+            return ()
+        found = self._metadata.get_bools(name)
+        if len(found) < num_layers:
+            raise self._bad(f"{name} has {len(found)} entries for {num_layers} layers")
+        return found[:num_layers]
+
+    def yarn(self) -> Yarn | None:
+        """Return how rotary embedding is stretched; None where it is not."""
+        name = f"{self._prefix}rope.scaling.type"
+        kind = self._metadata.get_str(name, default="none")
+        if kind == "none":
+            return None
+        multiplier = self._metadata.get_float(
+            f"{self._prefix}rope.scaling.yarn_log_multiplier", default=0.0
+        )
+        if kind != "yarn" or multiplier:
+            raise self._unsupported(f"{name} = {kind!r}, yarn_log_multiplier = {multiplier}")
+        factor = self.positive_float("rope.scaling.factor")
+        # An explicit factor comes on top of the usual one.
+        usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return Yarn(
+            factor=factor,
+            original_context=self.size("rope.scaling.original_context_length"),
+            beta_fast=self.positive_float("rope.scaling.yarn_beta_fast", default=32.0),
+            beta_slow=self.positive_float("rope.scaling.yarn_beta_slow", default=1.0),
+            magnitude=usual * self.positive_float("rope.scaling.attn_factor", default=1.0),
+        )
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a count of at least 0; the default, if given, where the key is missing."""
+        name = self._prefix + key
+        value = (
+            self._metadata.get_int(name)
+            if default is None
+            else self._metadata.get_int(name, default=default)
+        )
+        if not 0 <= value <= _MAX_SIZE:
+            raise self._bad(f"{name} is {value}; it must lie in 0..{_MAX_SIZE}")
+        return value
+
+    def trunk_layers(self, num_blocks: int, num_extra: int) -> int:
+        """Return how many blocks are the trunk's, the extra ones at the end left out."""
+        if num_extra >= num_blocks:
+            raise self._bad(
+                f"{self._prefix}nextn_predict_layers is {num_extra}, of {num_blocks} blocks in all"
+            )
+        return num_blocks - num_extra
+
+    def rotary_dims(
+        self, head_dim: int, key: str = "rope.dimension_count", default: int | None = None
+    ) -> int:
+        """Return how many first dimensions of a head turn: an even number of at most head_dim."""
+        dims = self.size(key, default=default)
+        if dims % 2 or dims > head_dim:
+            raise self._bad(
+                f"{self._prefix}{key} is {dims}; it must be even, and at most {head_dim}"
+            )
+        return dims
+
+    def check_delta(self, shape: DeltaShape) -> None:
+        """Refuse sizes of a gated delta rule that do not go together."""
+        width = self.size("ssm.inner_size")
+        if shape.value_heads % shape.key_heads:
+            raise self._bad(f"{self._prefix}ssm.time_step_rank is no multiple of ssm.group_count")
+        if shape.value_width != width:
+            raise self._bad(
+                f"{self._prefix}ssm.inner_size is {width}, not ssm.time_step_rank times ssm.state_size"
+            )
+        if shape.conv_width < 2:
+            raise self._bad(
+                f"{self._prefix}ssm.conv_kernel is {shape.conv_width}; it must be at least 2"
+            )
 
     def positive_float(self, key: str, default: float | None = None) -> float:
         """Return a finite number above zero."""
@@ -85,6 +208,35 @@ class SpecReader:
         value = self._metadata.get_float(self._prefix + "expert_weights_scale", default=1.0)
         if value not in (0.0, 1.0):
             raise self._unsupported(f"{self._prefix}expert_weights_scale = {value}")
+
+    def decoder(self, *, normalize_top_k: bool, num_heads: int | None = None) -> ModelSpec:
+        """Return the dimensions by the keys that all architectures share, checked.
+
+        num_heads: where layers differ, the most.
+        """
+        hidden = self.size("embedding_length")
+        heads = self.size("attention.head_count") if num_heads is None else num_heads
+        num_layers = self.size("block_count")
+        head_dim = self.size("attention.key_length", default=hidden // heads)
+        self.require_equal("attention.value_length", head_dim)
+        used = self.size("expert_used_count")
+        return self.checked(
+            ModelSpec(
+                architecture=self._file.architecture,
+                name=self.model_name(),
+                num_layers=num_layers,
+                hidden_size=hidden,
+                num_heads=heads,
+                num_kv_heads=self.same_size("attention.head_count_kv", num_layers, heads),
+                head_dim=head_dim,
+                vocab_size=self.vocab_size("token_embd.weight"),
+                context_length=self.size("context_length"),
+                rope_base=self.positive_float("rope.freq_base", default=10000.0),
+                rms_epsilon=self.positive_float("attention.layer_norm_rms_epsilon"),
+                expert_intermediate_size=self.expert_intermediate_size(used),
+                router=RouterRule(self.size("expert_count"), used, normalize_top_k),
+            )
+        )
 
     def vocab_size(self, embedding: str) -> int:
         """Return the number of rows of the embedding, which is the true vocabulary size."""

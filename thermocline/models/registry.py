@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thermocline.errors import UnsupportedModelError
-from thermocline.models.spec import ModelSpec
+from thermocline.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,35 +15,51 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.spec import ModelSpec
+    from thermocline.models.weights import WeightMap
 
-ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"qwen3moe": ("thermocline.models.qwen3moe", "Qwen3Moe")}
+ARCHITECTURES: Mapping[str, str] = MappingProxyType(
+    {
+        name: f"thermocline.models.{name}"
+        for name in ("laguna", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next")
+    }
 )
-"""general.architecture -> (module, class); the module also has `read_spec`."""
+"""general.architecture -> its module, an `Architecture`."""
+
+
+class Architecture(Protocol):
+    """What the module of an architecture has."""
+
+    def read_spec(self, file: ModelFile, /) -> ModelSpec:
+        """Return the dimensions that the file's metadata state. Raises ModelError."""
+        ...
+
+    def read_layer(self, weights: WeightMap, spec: ModelSpec, index: int, /) -> DecoderLayer:
+        """Return one layer's weights and rules. Raises ModelError."""
+        ...
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
     """Return the model's dimensions from its metadata. Raises ModelError."""
-    module_name, _ = _entry(file)
-    spec = import_module(module_name).read_spec(file)
-    assert isinstance(spec, ModelSpec)
-    return spec
+    return _architecture(file).read_spec(file)
 
 
 def open_model(file: ModelFile, kernels: Kernels) -> Model:
     """Return the model over the mapped `file`. Raises ModelError."""
-    module_name, class_name = _entry(file)
-    model: Model = getattr(import_module(module_name), class_name)(file, kernels)
-    return model
+    architecture = _architecture(file)
+    return Decoder(file, kernels, architecture.read_spec(file), architecture.read_layer)
 
 
-def _entry(file: ModelFile) -> tuple[str, str]:
-    entry = ARCHITECTURES.get(file.architecture)
-    if entry is None:
+def _architecture(file: ModelFile) -> Architecture:
+    module_name = ARCHITECTURES.get(file.architecture)
+    if module_name is None:
         raise UnsupportedModelError(
             file.path,
             "this architecture is not supported",
             unsupported=(file.architecture,),
             fix=f"use a model of one of: {', '.join(sorted(ARCHITECTURES))}",
         )
-    return entry
+    module: Any = import_module(module_name)
+    architecture: Architecture = module
+    return architecture

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from thermocline.kernels.dense_contract import SoftmaxRule
+from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import FloatArray
+    from thermocline.messages import Routing
     from thermocline.models.spec import RouterRule
 
 # The sum of the chosen weights is not allowed below the smallest normal half, as in llama.cpp.
@@ -24,8 +25,27 @@ class RouterWeights:
     epsilon: float
     num_used: int
     """Experts per token."""
+    bias: FloatArray | None = None
+    """float32 [E], added to sigmoid scores for the choice; None where the logits decide."""
 
 
-def softmax_rule(rule: RouterRule) -> SoftmaxRule:
-    """Return the rule as kernels take it: softmax over all experts, then the best of each token."""
-    return SoftmaxRule(rule.num_experts_used, rule.normalize_top_k, _MIN_WEIGHT_SUM, rule.scale)
+class Routed(NamedTuple):
+    """What a layer's routing gives. residual: float32 [T, D], to which the routed experts are added; x:
+    float32 [T, D], their input.
+    """
+
+    residual: FloatArray
+    x: FloatArray
+    routing: Routing
+
+
+def routing_rule(rule: RouterRule, bias: FloatArray | None = None) -> RoutingRule:
+    """Return the rule as kernels take it. bias: float32 [E], added to sigmoid scores for the choice."""
+    return RoutingRule(
+        rule.num_experts_used,
+        rule.normalize_top_k,
+        _MIN_WEIGHT_SUM,
+        rule.scale,
+        rule.gating,
+        bias,
+    )

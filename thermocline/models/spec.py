@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from thermocline.kernels.dense_contract import Gating
+from thermocline.messages import LayerIndex
+
+if TYPE_CHECKING:
+    from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.models.rope import RopeRule, Yarn
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +25,24 @@ class RouterRule:
     """Divide the chosen weights by their sum."""
     scale: float = 1.0
     """Multiplies the chosen weights at the end."""
+    gating: Gating = Gating.SOFTMAX
+
+
+class LayerKind(StrEnum):
+    """How a layer looks at earlier tokens."""
+
+    ATTENTION = "attention"
+    WINDOW = "sliding window"
+    RECURRENT = "recurrent state"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """How layers that see only the last tokens differ from the others."""
+
+    num_tokens: int
+    """How many last positions a token sees, its own included."""
+    rope: RopeRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +62,42 @@ class ModelSpec:
     rms_epsilon: float
     expert_intermediate_size: int
     router: RouterRule
+    num_dense_layers: int = 0
+    """First layers without routed experts."""
+    shared_intermediate_size: int = 0
+    """Width of the expert that every token takes; 0 where there is none."""
+    own_layer_kinds: tuple[LayerKind, ...] = ()
+    """By layer; none where every layer is plain attention."""
+
+    own_rotary_dims: int = 0
+    """How many first dimensions of a head turn; 0 is all."""
+    yarn: Yarn | None = None
+    """How layers that see all tokens stretch their rotary embedding."""
+    window: WindowSpec | None = None
+    layer_heads: tuple[int, ...] = ()
+    """Heads by layer, where they differ; num_heads is the most."""
+    dense_intermediate_size: int = 0
+    """Width of the feed-forward of layers without routed experts."""
+    num_predict_layers: int = 0
+    """Blocks after the trunk that guess further tokens; they are left out."""
+    delta: DeltaShape | None = None
+    """What recurrent layers compute."""
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """How each layer looks at earlier tokens."""
+        return self.own_layer_kinds or (LayerKind.ATTENTION,) * self.num_layers
+
+    @property
+    def rotary_dims(self) -> int:
+        """How many first dimensions of a head turn."""
+        return self.own_rotary_dims or self.head_dim
+
+    @property
+    def recurrent_layers(self) -> tuple[LayerIndex, ...]:
+        """Layers with recurrent state instead of keys and values."""
+        kinds = enumerate(self.layer_kinds)
+        return tuple(LayerIndex(index) for index, kind in kinds if kind is LayerKind.RECURRENT)
 
     @property
     def attention_scale(self) -> float:

@@ -16,6 +16,7 @@ from thermocline.kernels.contract import (
     SUPPORTED_FORMATS,
     ExpertStack,
     FloatArray,
+    IntArray,
     Weight,
     WeightStack,
 )
@@ -31,8 +32,8 @@ class StackedExperts:
     """The experts of one layer, and where in the file they are."""
 
     stack: ExpertStack
-    tensors: tuple[TensorInfo, TensorInfo, TensorInfo]
-    """Where gate, up and down lie, in the order in which an expert reads them."""
+    tensors: tuple[TensorInfo, ...]
+    """Where gate, up and down (or both and down) lie, in the order in which an expert reads them."""
 
 
 class WeightMap:
@@ -55,6 +56,11 @@ class WeightMap:
         info = self._checked(name, (rows, cols))
         return Weight(name, info.format, self._file.view(name), cols)
 
+    def row(self, name: str, cols: int) -> Weight:
+        """Return tensor `name` [cols] as a matrix of one row, a view of the map. Raises ModelFileError."""
+        info = self._checked(name, (cols,))
+        return Weight(name, info.format, self._file.view(name).reshape(1, -1), cols)
+
     def vector(self, name: str, length: int) -> FloatArray:
         """Return tensor `name` [length] decoded to float32. Raises ModelFileError."""
         info = self._checked(name, (length,))
@@ -64,7 +70,12 @@ class WeightMap:
     def experts(
         self, prefix: str, num_experts: int, intermediate: int, hidden: int
     ) -> StackedExperts:
-        """Return the stacked experts `prefix`ffn_{gate,up,down}_exps. Raises ModelFileError."""
+        """Return the stacked experts `prefix`ffn_{gate,up,down}_exps. Raises ModelFileError.
+
+        Gate and up may be one tensor, ffn_gate_up_exps, the rows of the gate first.
+        """
+        if f"{prefix}ffn_gate_up_exps.weight" in self:
+            return self._fused_experts(prefix, num_experts, intermediate, hidden)
         names = [f"{prefix}ffn_{role}_exps.weight" for role in ("gate", "up", "down")]
         shapes = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)]
         infos = [
@@ -75,7 +86,48 @@ class WeightMap:
             WeightStack(name, info.format, self._file.view(name), shape[1])
             for name, info, shape in zip(names, infos, shapes, strict=True)
         )
-        return StackedExperts(ExpertStack(gate, up, down), (infos[0], infos[1], infos[2]))
+        return StackedExperts(ExpertStack(gate, up, down), tuple(infos))
+
+    def _fused_experts(
+        self, prefix: str, num_experts: int, intermediate: int, hidden: int
+    ) -> StackedExperts:
+        both_name, down_name = (f"{prefix}ffn_{role}_exps.weight" for role in ("gate_up", "down"))
+        both = self._checked(both_name, (num_experts, 2 * intermediate, hidden))
+        down = self._checked(down_name, (num_experts, hidden, intermediate))
+        raw = self._file.view(both_name)
+        gate, up = (
+            WeightStack(both_name, both.format, part, hidden)
+            for part in (raw[:, :intermediate], raw[:, intermediate:])
+        )
+        last = WeightStack(down_name, down.format, self._file.view(down_name), intermediate)
+        return StackedExperts(ExpertStack(gate, up, last), (both, down))
+
+    def expert(self, prefix: str, suffix: str, intermediate: int, hidden: int) -> ExpertStack:
+        """Return the matrices `prefix`ffn_{gate,up,down}`suffix` as a stack of one. Raises ModelFileError."""
+        shapes = {"gate": (intermediate, hidden), "up": (intermediate, hidden)}
+        gate, up, down = (
+            self.matrix(
+                f"{prefix}ffn_{role}{suffix}.weight", *shapes.get(role, (hidden, intermediate))
+            )
+            for role in ("gate", "up", "down")
+        )
+        return ExpertStack(*(_stack_of(weight) for weight in (gate, up, down)))
+
+    def part(self, weight: Weight, rows: IntArray) -> Weight:
+        """Return some rows of a small matrix as one of their own, a copy."""
+        return Weight(
+            weight.name, weight.format, np.ascontiguousarray(weight.raw[rows]), weight.cols
+        )
+
+    def array(self, name: str, shape: tuple[int, ...]) -> FloatArray:
+        """Return tensor `name` decoded to float32. Raises ModelFileError."""
+        info = self._checked(name, shape)
+        raw = np.asarray(self._file.view(name)).reshape(shape[0], -1)
+        return decode_blocks(raw, info.format.type_id).reshape(shape)
+
+    def leave_out(self, prefix: str) -> None:
+        """Let the tensors whose names begin so count as taken."""
+        self._taken.update(name for name in self._file.tensors if name.startswith(prefix))
 
     def finish(self) -> None:
         """Refuse the file if it has tensors that nobody asked for: they would change the result."""
@@ -109,3 +161,7 @@ class WeightMap:
             )
         self._taken.add(name)
         return info
+
+
+def _stack_of(weight: Weight) -> WeightStack:
+    return WeightStack(weight.name, weight.format, weight.raw[None], weight.cols)

@@ -14,6 +14,7 @@ from thermocline.messages import Chunk, ChunkId, Segment, SegmentKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from thermocline.messages import StateUse
     from thermocline.pipeline.requests import Request
 
 
@@ -24,6 +25,7 @@ class Run(NamedTuple):
     start: int
     end: int
     num_logits: int
+    state: StateUse | None = None
 
 
 def build_chunk(chunk: ChunkId, kind: SegmentKind, runs: Sequence[Run], block_tokens: int) -> Chunk:
@@ -33,10 +35,10 @@ def build_chunk(chunk: ChunkId, kind: SegmentKind, runs: Sequence[Run], block_to
     positions: list[int] = []
     slots: list[int] = []
     logits_rows: list[int] = []
-    for request, start, end, num_logits in runs:
+    for request, start, end, num_logits, state in runs:
         row, length, blocks = len(token_ids), end - start, request.blocks
         table = request.table[: len(blocks)]
-        segments.append(Segment(request.id, row, length, kind, table, num_logits))
+        segments.append(Segment(request.id, row, length, kind, table, num_logits, state))
         token_ids += request.known[start:end]
         for position in range(start, end):
             positions.append(position)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from thermocline.kv.blocks import BlockAllocator
-    from thermocline.messages import IntArray
+    from thermocline.messages import IntArray, StateUse
+    from thermocline.pipeline.request_states import RequestStates
     from thermocline.pipeline.requests import Request
 
 
@@ -41,8 +42,14 @@ class RequestBlocks:
     """Blocks of requests, by way of the prefix cache."""
 
     def __init__(
-        self, allocator: BlockAllocator, *, shares_prefixes: bool, kinds_differ: bool
+        self,
+        allocator: BlockAllocator,
+        *,
+        shares_prefixes: bool,
+        kinds_differ: bool,
+        states: RequestStates | None = None,
     ) -> None:
+        """states: None where no layer is recurrent."""
         self.num_blocks = allocator.num_blocks
         self.block_tokens = allocator.block_tokens
         """Positions of a block."""
@@ -50,6 +57,7 @@ class RequestBlocks:
         self._cache = PrefixCache(allocator)
         self._shares_prefixes = shares_prefixes
         self._kinds_differ = kinds_differ
+        self._states = states
         self._total_queried_tokens = 0
         self._total_hit_tokens = 0
 
@@ -91,6 +99,9 @@ class RequestBlocks:
             if block is None:
                 break
             found.append(block)
+        if self._states is not None:
+            while found and not self._states.is_findable(self._key(request, len(found) - 1)):
+                found.pop()
         return found
 
     def num_missing(self, request: Request, prefix: Sequence[int]) -> int:
@@ -106,11 +117,28 @@ class RequestBlocks:
             self._cache.share(block)
             self._append(request, block)
         num_tokens = len(prefix) * self.block_tokens
+        if self._states is not None:
+            key = self._key(request, len(prefix) - 1) if prefix else None
+            self._states.start(request, num_tokens, key)
         request.num_published = len(prefix)
         request.scheduled = request.computed = num_tokens
         if self._shares_prefixes and request.may_share:
             self._total_queried_tokens += len(request.known)
             self._total_hit_tokens += num_tokens
+
+    def state_use(self, request: Request, start: int, end: int) -> StateUse | None:
+        """Return what tokens [start, end) do to the request's state; None where no layer is recurrent.
+
+        Asked once for each run of tokens: snapshots that it names are on their way.
+        """
+        if self._states is None:
+            return None
+        saves = []
+        if self._shares_prefixes:
+            for tokens in self._states.snapshot_tokens(request, start, end, self.block_tokens):
+                key = self._key(request, tokens // self.block_tokens - 1)
+                saves.append((tokens, key))
+        return self._states.use(request, start, saves)
 
     def extend(self, request: Request) -> bool:
         """Give the request one more block of its own; False when every one is held."""
@@ -130,11 +158,15 @@ class RequestBlocks:
             parent = request.keys[index - 1] if index else request.root
             self._cache.publish(request.blocks[index], key, parent)
         request.num_published = num_full
+        if self._states is not None:
+            self._states.publish(request)
 
     def give_back(self, request: Request) -> None:
         """Take all blocks from a request without chunks in flight; nothing of it is computed then."""
         assert not request.in_flight, f"request {request.id} has chunks in flight"
         self._cache.release(request.blocks, request.keys[: request.num_published])
+        if self._states is not None:
+            self._states.give_back(request)
         request.num_ever_computed = max(request.num_ever_computed, request.computed)
         request.blocks = []
         # Chunks that returned may still be looked at: their tables stay as they were.
@@ -144,6 +176,9 @@ class RequestBlocks:
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that these requests are the holders of every block that is held, and no others."""
         self._cache.check_integrity()
+        requests = tuple(requests)
+        if self._states is not None:
+            self._states.check_integrity(requests)
         held = Counter[int]()
         writable: list[int] = []
         for request in requests:

@@ -41,6 +41,12 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     """Of the first full blocks of known tokens, as far as somebody asked."""
+    state_slot: int | None = None
+    """Its recurrent state; None while it has no place, or where no layer is recurrent."""
+    restored: tuple[int, int] | None = None
+    """The tokens that a snapshot stands for, and its slot, until they are followed by computed ones."""
+    saves: list[tuple[int, bytes]] = field(default_factory=list)
+    """Snapshots on their way: after how many tokens, under which key."""
     num_published: int = 0
     """Blocks, from the first, whose content is computed and findable."""
     scheduled: int = 0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from thermocline.config import SchedulerConfig
     from thermocline.kv.blocks import BlockAllocator
     from thermocline.messages import Chunk
+    from thermocline.pipeline.request_states import RequestStates
 
 
 class CaughtUp(NamedTuple):
@@ -81,16 +82,20 @@ class Scheduler:
         max_context_tokens: int,
         *,
         kinds_differ: bool = True,
+        states: RequestStates | None = None,
     ) -> None:
         """kinds_differ: decoded tokens have another arithmetic than prompt tokens, and must not be
-        shared with them.
+        shared with them. states: recurrent ones, where a layer has them.
         """
         assert config.prefill_chunk_tokens >= 1, "the size of chunks is chosen before"
         self.prompt_tokens_limit = config.prefill_chunk_tokens
         """Tokens of the next prompt chunk at most; set before `plan`."""
         self._config = config
         self._blocks = RequestBlocks(
-            allocator, shares_prefixes=config.prefix_cache, kinds_differ=kinds_differ
+            allocator,
+            shares_prefixes=config.prefix_cache,
+            kinds_differ=kinds_differ,
+            states=states,
         )
         self._places = Places(self._blocks)
         self._max_context_tokens = min(
@@ -341,7 +346,8 @@ class Scheduler:
             end = self._places.reach(request, end)
             if end == start:
                 return None
-        run = Run(request, start, end, request.num_logits(end))
+        state = self._blocks.state_use(request, start, end)
+        run = Run(request, start, end, request.num_logits(end), state)
         request.scheduled = end
         request.in_flight.add(self._next_chunk)
         return run

@@ -119,7 +119,7 @@ class CacheModel:
         if distance:
             keep |= (self._distances == distance)[:, None]
         score[keep] = _NEVER_VICTIM
-        most = min(score.size, nbytes // int(self._bytes.min()) + 1)
+        most = min(score.size, nbytes // int(self._bytes[self._bytes > 0].min()) + 1)
         flat = score.reshape(-1)
         order = np.argpartition(flat, most - 1)[:most]
         order = order[np.argsort(flat[order], kind="stable")]

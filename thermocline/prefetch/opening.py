@@ -31,14 +31,14 @@ def open_governor(
     file: ModelFile,
     model: Model,
     catalog: ExpertCatalog,
-    cold: NDArray[np.bool_],
+    hot_mask: NDArray[np.bool_],
     recorder: Recorder,
     *,
     probes: bool,
 ) -> PrefetchGovernor:
     """Return a working governor; close it before the file.
 
-    cold: bool [layers, experts], those that are read from the file. probes: look whether they are in
+    hot_mask: bool [layers, experts], those that are not read from the file. probes: look whether they are in
     memory already, and keep quiet while they are.
     """
     layers = [LayerIndex(n) for n in range(catalog.num_layers)]
@@ -52,6 +52,8 @@ def open_governor(
     with suppress(OSError):
         for layer in layers:
             advisor.stop_read_ahead(catalog.layer_spans(layer))
+    cold = ~hot_mask
+    cold[: model.spec.num_dense_layers] = False  # nothing to fetch
     expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
     return PrefetchGovernor(
         CacheModel(expert_bytes, catalog.num_experts, room_bytes()),

@@ -126,7 +126,9 @@ def likely_experts(router: RouterWeights, residual: FloatArray) -> IntArray:
     normed = residual * (router.gain / np.sqrt(power + router.epsilon)[:, None])
     # einsum, not matmul: it stays on this thread, where BLAS would wake its own.
     logits = np.einsum("td,ed->te", normed, router.matrix)
-    # The best are the same before and after a softmax.
+    # The best are the same before and after a softmax, and after a sigmoid that nothing is added to.
+    if router.bias is not None:
+        logits = 1.0 / (1.0 + np.exp(-logits)) + router.bias
     best = np.argpartition(-logits, router.num_used - 1, axis=1)[:, : router.num_used]
     experts: IntArray = np.unique(best).astype(np.int32)
     return experts

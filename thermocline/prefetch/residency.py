@@ -28,8 +28,9 @@ class ResidencyProbe:
     def __init__(self, file: ModelFile, catalog: ExpertCatalog) -> None:
         draw = random.Random(_SAMPLE_PAGES)
         offsets: defaultdict[int, list[int]] = defaultdict(list)
-        for _ in range(_SAMPLE_PAGES if catalog.num_layers else 0):
-            layer = LayerIndex(draw.randrange(catalog.num_layers))
+        layers = [n for n in map(LayerIndex, range(catalog.num_layers)) if catalog.expert_bytes(n)]
+        for _ in range(_SAMPLE_PAGES if layers else 0):
+            layer = draw.choice(layers)
             expert = ExpertIndex(draw.randrange(catalog.num_experts))
             span = draw.choice(catalog.spans(ExpertKey(layer, expert)))
             offsets[span.shard].append(draw.randrange(span.start, span.end))

@@ -10,20 +10,20 @@ from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from thermocline.kernels.lane import JobLane
-    from thermocline.kv.pool import KVPool
+    from thermocline.kv.cache import SequenceCache
     from thermocline.models.contract import Model
 
 
 class AttendStage:
     """Hidden before a layer -> Hidden inside it, after attention."""
 
-    def __init__(self, model: Model, pool: KVPool, lane: JobLane) -> None:
+    def __init__(self, model: Model, cache: SequenceCache, lane: JobLane) -> None:
         self._model = model
-        self._pool = pool
+        self._cache = cache
         self._lane = lane
 
     async def __call__(self, hidden: Hidden) -> Hidden:
         """Attend; the chunk's keys and values are in the cache afterwards."""
         chunk, layer = hidden.chunk, hidden.layer
-        job = partial(self._model.attend, layer, chunk, hidden.x, self._pool)
+        job = partial(self._model.attend, layer, chunk, hidden.x, self._cache)
         return Hidden(chunk, layer, await self._lane.run(Name.ATTEND, job, chunk, layer))

@@ -28,6 +28,8 @@ class CombineStage:
         match joined.results:
             case (LayerSum(x=x),):
                 pass
+            case ():  # a layer without routed experts
+                x = work.residual
             case _:
                 job = partial(combine, self._dense, joined)
                 x = await self._lane.run(Name.COMBINE, job, work.chunk, work.layer)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.kernels.lane import JobLane
-    from thermocline.kv.pool import KVPool
+    from thermocline.kv.cache import SequenceCache
     from thermocline.messages import FloatArray
     from thermocline.models.contract import Model
 
@@ -21,10 +21,15 @@ class LayerStage:
     """Hidden before a layer -> Hidden before the next."""
 
     def __init__(
-        self, model: Model, pool: KVPool, heat: ExpertHeat, routing_log: RoutingLog, lane: JobLane
+        self,
+        model: Model,
+        cache: SequenceCache,
+        heat: ExpertHeat,
+        routing_log: RoutingLog,
+        lane: JobLane,
     ) -> None:
         self._model = model
-        self._pool = pool
+        self._cache = cache
         self._heat = heat
         self._routing_log = routing_log
         self._lane = lane
@@ -36,7 +41,7 @@ class LayerStage:
         return Hidden(chunk, LayerIndex(layer + 1), x)
 
     def _run(self, hidden: Hidden) -> FloatArray:
-        x, routing = self._model.layer(hidden.layer, hidden.chunk, hidden.x, self._pool)
+        x, routing = self._model.layer(hidden.layer, hidden.chunk, hidden.x, self._cache)
         self._heat.record(hidden.layer, routing)
         if hidden.chunk.wants_routing:
             self._routing_log.record(hidden.chunk, hidden.layer, routing)

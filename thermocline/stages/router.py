@@ -42,9 +42,10 @@ class RouterStage:
         return await self._lane.run(Name.ROUTER, job, hidden.chunk, hidden.layer)
 
     def _route(self, hidden: Hidden) -> LayerWork:
-        normed, routing = self._model.route(hidden.layer, hidden.x)
-        self._heat.record(hidden.layer, routing)
-        if hidden.chunk.wants_routing:
-            self._routing_log.record(hidden.chunk, hidden.layer, routing)
-        shares = dispatch(routing, self._hot_masks[hidden.layer])
-        return LayerWork(hidden.chunk, hidden.layer, hidden.x, normed, routing, shares)
+        chunk, layer = hidden.chunk, hidden.layer
+        residual, x, routing = self._model.route(layer, hidden.x, prompt=chunk.is_prompt)
+        self._heat.record(layer, routing)
+        if chunk.wants_routing:
+            self._routing_log.record(chunk, layer, routing)
+        shares = dispatch(routing, self._hot_masks[layer])
+        return LayerWork(chunk, layer, residual, x, routing, shares)

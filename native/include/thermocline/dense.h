@@ -40,8 +40,10 @@ void prepare_heads(const Dense& dense, const HeadsJob& job);
 // One job per sequence; all of them share the threads.
 void attention(const Dense& dense, const AttentionJob* jobs, int64_t count);
 
-// Softmax over all experts, then the best of each token; see RouteJob. chosen is at most experts.
-void route_softmax(const Dense& dense, const RouteJob& job);
+// The best experts of each token; see RouteJob, whose scratch is found here. chosen is at most experts.
+void route(const Dense& dense, RouteJob job);
+
+void gate(const Dense& dense, const GateJob& job);
 
 // One tier's contributions: values[i] belongs to token rows[i] and its slot slots[i].
 struct Contributions {

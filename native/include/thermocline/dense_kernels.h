@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "thermocline/delta_kernels.h"
+
 namespace thermocline {
 
 // ggml's type ids. Rows of a head hold head_dim numbers; Q8_0 has a half and 32 bytes per 32 numbers.
@@ -74,14 +76,31 @@ struct AttentionItem {
     float* partial;  // null: write the job's output; else the states of the spans, one after another
 };
 
+// How router logits become scores: over all experts together, or each by itself.
+enum class Gating : int { Softmax = 1, Sigmoid = 2 };
+
 struct RouteJob {
     const float* logits;  // [tokens, experts]
     int64_t tokens, experts, chosen;
+    Gating gating;
+    const float* bias;  // [experts], added to sigmoid scores for the choice alone; or null
     bool normalize;
     float min_sum;  // the sum of the chosen weights counts at least this much when normalising
     float scale;
     int32_t* ids;    // [tokens, chosen], best first, the lower id first among equals
     float* weights;  // [tokens, chosen]
+    float* scores = nullptr;  // [tokens, experts] of scratch, for sigmoid scores
+};
+
+enum class Activation : int { Sigmoid = 0, Softplus = 1 };
+
+// out = x times the activation of a gate of `gate_width` numbers per row: one, or one per number of x.
+struct GateJob {
+    const float* x;     // [rows, width]
+    const float* gate;  // rows gate_stride apart
+    int64_t rows, width, gate_width, gate_stride;
+    Activation activation;
+    float* out;  // [rows, width]; may be x
 };
 
 struct CombineJob {
@@ -103,10 +122,15 @@ struct DenseKernels {
     void (*attention)(const AttentionJob& job, const AttentionItem& item, float* scratch);
     // Merges the states at item.partial in order and writes the job's output.
     void (*attention_merge)(const AttentionJob& job, const AttentionItem& item);
-    void (*route_softmax)(const RouteJob& job, int64_t first_token, int64_t last_token);
+    void (*route)(const RouteJob& job, int64_t first_token, int64_t last_token);
+    void (*gate)(const GateJob& job, int64_t first_row, int64_t last_row);
     void (*combine)(const CombineJob& job, int64_t first_token, int64_t last_token);
     // out[i] = silu(gate[i]) * up[i]
     void (*silu_multiply)(const float* gate, const float* up, int64_t count, float* out);
+    void (*delta_tokens)(const DeltaJob& job, const DeltaRun& run, int64_t first_token, int64_t last_token);
+    void (*delta_columns)(const DeltaJob& job, const DeltaRun& run, int64_t head, int64_t first, int64_t columns,
+                          float* scratch);
+    void (*delta_output)(const DeltaJob& job, int64_t first_row, int64_t last_row);
 };
 
 namespace portable { extern const DenseKernels dense_kernels; }

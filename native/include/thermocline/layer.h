@@ -6,43 +6,82 @@
 #include <cstdint>
 
 #include "thermocline/compute.h"
+#include "thermocline/delta.h"
 #include "thermocline/dense.h"
 #include "thermocline/matmul.h"
 
 namespace thermocline {
 
+// What attention's output is multiplied by. Its numbers are a weight's, or lie in q: each head's rows of q are
+// followed by as many of its gate.
+struct OutputGate {
+    enum class From { Nowhere, Weight, Queries } from;
+    Activation activation;
+    Weight weight;  // [heads, or heads * head_dim, hidden]
+};
+
 struct AttentionPart {
     const float* norm;  // [hidden]
-    Weight q, k, v;     // rows: heads * head_dim, kv_heads * head_dim twice
+    Weight q, k, v;     // rows: heads * head_dim (twice that with gates), kv_heads * head_dim twice
     Weight output;      // [hidden, heads * head_dim]
     const float* q_gain;  // [head_dim], or null: no norm
     const float* k_gain;
+    const float* wide_q_gain;  // [heads * head_dim], or null: no norm over all heads
+    const float* wide_k_gain;
+    const float* q_bias;  // a number per row, or null
+    const float* k_bias;
+    const float* v_bias;
     float epsilon, scale;
+    int64_t window;  // 0: none
+    OutputGate gate;
+};
+
+struct DeltaPart {
+    const float* norm;          // [hidden]
+    Weight mixed, z;            // [channels, hidden], [value_heads * value_dim, hidden]
+    Weight alpha, beta;         // [value_heads, hidden]
+    Weight output;              // [hidden, value_heads * value_dim]
+    DeltaJob rule;              // but for its inputs, output, runs and states
 };
 
 struct RouterPart {
-    const float* norm;  // [hidden]
-    Weight matrix;      // [experts, hidden]
+    Weight matrix;  // [experts, hidden]
     int64_t chosen;
     bool normalize;
     float min_sum, scale;
+    Gating gating;
+    const float* bias;  // [experts], or null
 };
 
 // The same matrix of all experts, one after another.
 struct StackedWeight {
     Weight first;
+    int64_t stride;  // bytes from one expert's to the next
 
     Weight operator[](int64_t expert) const {
         Weight weight = first;
-        weight.data += expert * weight.rows * weight.row_bytes;
+        weight.data += expert * stride;
         return weight;
     }
 };
 
+// An expert that every token takes, weighed by the sigmoid of one number where there is a gate.
+struct SharedPart {
+    bool exists, has_gate;
+    ExpertWeights expert;
+    Weight gate;  // [1, hidden]
+};
+
 struct Layer {
-    AttentionPart attention;
+    int64_t hidden;
+    AttentionPart attention;  // or
+    DeltaPart delta;
+    const float* norm;  // [hidden], before the experts
+    float epsilon;
+    bool is_routed;
     RouterPart router;
     StackedWeight gate, up, down;
+    SharedPart shared;
 };
 
 // Where the tokens of a chunk stand, and where their keys and values go.
@@ -66,11 +105,22 @@ struct LayerCacheView {
     uint8_t* values;
 };
 
+// The same for a layer with the gated delta rule: consecutive tokens of some sequences, and all slots' states.
+struct DeltaTokens {
+    int64_t count;
+    const DeltaRun* runs;
+    int64_t num_runs;
+    float* conv_states;
+    float* states;
+};
+
 // What jobs are marked with on the pool's timeline.
 enum class LayerMark : int64_t { Attend = 0, Route = 1, Experts = 2 };
 
-// x, out: [tokens, hidden]; ids, weights: [tokens, chosen], as route_softmax gives them.
+// x, out: [tokens, hidden]; ids, weights: [tokens, chosen], as `route` gives them; nothing in a layer that is not routed.
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
                const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights);
+void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const DeltaTokens& tokens,
+               const float* x, float* out, int32_t* ids, float* weights);
 
 }  // namespace thermocline

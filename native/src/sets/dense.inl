@@ -2,12 +2,13 @@
 #pragma once
 
 #include "attention.inl"
-#include "pointwise.inl"
+#include "delta.inl"
 
 namespace thermocline::THERMOCLINE_SET {
 
 const DenseKernels dense_kernels = {rms_norm,  heads,           scratch_floats, state_floats,
-                                    attention, attention_merge, route_softmax,  combine,
-                                    silu_multiply};
+                                    attention, attention_merge, route,          gate,
+                                    combine,   silu_multiply,   delta_tokens,   delta_columns,
+                                    delta_output};
 
 }  // namespace thermocline::THERMOCLINE_SET

@@ -103,29 +103,70 @@ inline void choose(const float* logits, int64_t experts, int64_t count, int32_t*
     }
 }
 
-void route_softmax(const RouteJob& job, int64_t first_token, int64_t last_token) {
+inline float first_lane(Vec x) {
+    float lanes[kWidth];
+    store(lanes, x);
+    return lanes[0];
+}
+
+inline Vec sigmoid(Vec x) { return div(broadcast(1.0f), add(broadcast(1.0f), exp(sub(zero(), x)))); }
+
+// log(1 + e^x) = max(x, 0) + log(1 + y) with y = e^-|x|, and log(1 + y) = 2 artanh(y / (2 + y)), whose series
+// in s <= 1/3 has a relative error below 1e-8 after eight terms.
+inline Vec softplus(Vec x) {
+    constexpr float kTerms[] = {1.0f, 1.0f / 3, 1.0f / 5, 1.0f / 7, 1.0f / 9, 1.0f / 11, 1.0f / 13, 1.0f / 15};
+    const Vec y = exp(sub(zero(), abs(x)));
+    const Vec s = div(y, add(broadcast(2.0f), y));
+    return fma(mul(broadcast(2.0f), s), polynomial(kTerms, mul(s, s)), max(zero(), x));
+}
+
+inline void softmax_scores(const RouteJob& job, const float* logits, int32_t* ids, float* weights) {
+    choose(logits, job.experts, job.chosen, ids);
+    const Vec top = broadcast(logits[ids[0]]);
+    Vec sums = zero();
+    each_vector(job.experts, [&](int64_t i, int64_t n) {
+        const Vec weight = exp(sub(load_lanes(logits + i, n), top));
+        sums = add(sums, keep_lanes(weight, 0, n, 0.0f));
+    });
+    const float total = reduce_add(sums);
+    for (int64_t k = 0; k < job.chosen; ++k) weights[k] = first_lane(exp(sub(broadcast(logits[ids[k]]), top))) / total;
+}
+
+inline void sigmoid_scores(const RouteJob& job, const float* logits, float* scores, int32_t* ids, float* weights) {
+    each_vector(job.experts, [&](int64_t i, int64_t n) {
+        const Vec score = sigmoid(load_lanes(logits + i, n));
+        store_lanes(scores + i, job.bias == nullptr ? score : add(score, load_lanes(job.bias + i, n)), n);
+    });
+    choose(scores, job.experts, job.chosen, ids);
+    for (int64_t k = 0; k < job.chosen; ++k) weights[k] = first_lane(sigmoid(broadcast(logits[ids[k]])));
+}
+
+void route(const RouteJob& job, int64_t first_token, int64_t last_token) {
     for (int64_t t = first_token; t < last_token; ++t) {
         const float* logits = job.logits + t * job.experts;
         int32_t* ids = job.ids + t * job.chosen;
         float* weights = job.weights + t * job.chosen;
-        choose(logits, job.experts, job.chosen, ids);
-        const Vec top = broadcast(logits[ids[0]]);
-        Vec sums = zero();
-        each_vector(job.experts, [&](int64_t i, int64_t n) {
-            const Vec weight = exp(sub(load_lanes(logits + i, n), top));
-            sums = add(sums, keep_lanes(weight, 0, n, 0.0f));
-        });
-        const float total = reduce_add(sums);
+        if (job.gating == Gating::Sigmoid) sigmoid_scores(job, logits, job.scores + t * job.experts, ids, weights);
+        else softmax_scores(job, logits, ids, weights);
         float chosen_sum = 0.0f;
-        for (int64_t k = 0; k < job.chosen; ++k) {
-            float lanes[kWidth];
-            store(lanes, exp(sub(broadcast(logits[ids[k]]), top)));
-            weights[k] = lanes[0] / total;
-            chosen_sum += weights[k];
-        }
+        for (int64_t k = 0; k < job.chosen; ++k) chosen_sum += weights[k];
         const float divisor = chosen_sum > job.min_sum ? chosen_sum : job.min_sum;
         for (int64_t k = 0; k < job.chosen; ++k)
             weights[k] = (job.normalize ? weights[k] / divisor : weights[k]) * job.scale;
+    }
+}
+
+void gate(const GateJob& job, int64_t first_row, int64_t last_row) {
+    const auto activate = [&](Vec x) { return job.activation == Activation::Sigmoid ? sigmoid(x) : softplus(x); };
+    for (int64_t r = first_row; r < last_row; ++r) {
+        const float* x = job.x + r * job.width;
+        const float* gates = job.gate + r * job.gate_stride;
+        float* out = job.out + r * job.width;
+        const Vec one = activate(broadcast(gates[0]));
+        each_vector(job.width, [&](int64_t i, int64_t n) {
+            const Vec factor = job.gate_width == 1 ? one : activate(load_lanes(gates + i, n));
+            store_lanes(out + i, mul(load_lanes(x + i, n), factor), n);
+        });
     }
 }
 

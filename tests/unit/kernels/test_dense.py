@@ -12,11 +12,13 @@ from thermocline.kernels import _native
 from thermocline.kernels.cache_format import CacheShape, CacheType, read_cache, write_cache
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.dense_contract import (
+    Activation,
     Attending,
     Contributions,
+    Gating,
     HeadNorm,
     LayerCache,
-    SoftmaxRule,
+    RoutingRule,
 )
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.messages import RequestId, Segment, SegmentKind
@@ -357,8 +359,8 @@ def test_routing_is_softmax_then_the_best(dense, tokens, experts, chosen, normal
     """Ids best first, weights as in double, for any number of experts."""
     rng = np.random.default_rng(experts)
     logits = normal(rng, tokens, experts, scale=4.0)
-    rule = SoftmaxRule(chosen, normalize, min_sum=6.1e-5, scale=2.5)
-    ids, weights = dense.route_softmax(logits, rule)
+    rule = RoutingRule(chosen, normalize, min_sum=6.1e-5, scale=2.5)
+    ids, weights = dense.route(logits, rule)
     wide = np.exp(logits.astype(np.float64))
     expected = np.take_along_axis(wide / wide.sum(axis=1, keepdims=True), ids, axis=1)
     if normalize:
@@ -373,7 +375,7 @@ def test_equal_experts_are_taken_in_order_and_small_sums_are_clamped(dense):
     logits = np.zeros((2, 40), np.float32)
     logits[1, 39] = 50.0
     logits[1, :39] = -50.0
-    ids, weights = dense.route_softmax(logits, SoftmaxRule(3, True, min_sum=0.5, scale=1.0))
+    ids, weights = dense.route(logits, RoutingRule(3, True, min_sum=0.5, scale=1.0))
     np.testing.assert_array_equal(ids, [[0, 1, 2], [39, 0, 1]])
     np.testing.assert_allclose(weights, [[0.05] * 3, [1.0, 0.0, 0.0]], atol=1e-7)
 
@@ -381,10 +383,44 @@ def test_equal_experts_are_taken_in_order_and_small_sums_are_clamped(dense):
 @pytest.mark.parametrize("logits", [[np.nan] * 9, [-np.inf] * 8 + [1.0], [np.inf] + [0.0] * 8])
 def test_broken_logits_still_give_ids_in_range(native, logits):
     """NaN and infinity make bad weights, never an expert that does not exist or is chosen twice."""
-    ids, _ = native.route_softmax(np.array([logits], np.float32), SoftmaxRule(4, True, 1e-5, 1.0))
+    ids, _ = native.route(np.array([logits], np.float32), RoutingRule(4, True, 1e-5, 1.0))
     assert len(set(ids[0])) == 4
     assert ids.min() >= 0
     assert ids.max() < 9
+
+
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 8, 8), (17, 256, 8), (5, 61, 1)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_sigmoid_routing_chooses_by_the_bias_and_weighs_without(
+    dense, tokens, experts, chosen, biased
+):
+    """The best by score plus bias; weights from the scores alone."""
+    rng = np.random.default_rng(experts)
+    logits = normal(rng, tokens, experts, scale=2.0)
+    bias = normal(rng, experts, scale=0.3) if biased else None
+    rule = RoutingRule(chosen, True, 6.1e-5, 1.5, Gating.SIGMOID, bias)
+    ids, weights = dense.route(logits, rule)
+    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    by = scores + bias if biased else scores
+    np.testing.assert_array_equal(ids, np.argsort(-by, axis=1, kind="stable")[:, :chosen])
+    expected = np.take_along_axis(scores, ids, axis=1)
+    expected *= 1.5 / expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize(
+    ("rows", "width", "gates"), [(1, 1, 1), (7, 128, 1), (7, 33, 33), (0, 4, 1)]
+)
+def test_gates_multiply(dense, activation, rows, width, gates):
+    """One gate for a row or one for each number, from far below zero to far above."""
+    rng = np.random.default_rng(width)
+    x, gate = normal(rng, rows, width), normal(rng, rows, gates, scale=30.0)
+    wide = gate.astype(np.float64)
+    sigmoid, softplus = 1 / (1 + np.exp(-wide)), np.logaddexp(0.0, wide)
+    expected = x * (sigmoid if activation is Activation.SIGMOID else softplus)
+    found = dense.gate(x, gate, activation)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize(("tokens", "slots", "width"), [(1, 1, 5), (7, 8, 2048), (13, 3, 33)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.arch_cases import ARCH_CASES, SCHEDULED_CASES
+from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.dispatch import dispatch
@@ -12,8 +14,19 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
-from thermocline.messages import Chunk, ChunkId, LayerIndex, RequestId, Segment, SegmentKind, Tier
+from thermocline.kv.recurrent import StatePool
+from thermocline.messages import (
+    Chunk,
+    ChunkId,
+    LayerIndex,
+    RequestId,
+    Segment,
+    SegmentKind,
+    StateUse,
+    Tier,
+)
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
 
@@ -32,7 +45,7 @@ def chunk_of(lengths, starts, kind):
     for number, (length, start) in enumerate(zip(lengths, starts, strict=True)):
         table = np.array([3 * block + number for block in range(4)][::-1], np.int32)
         at = np.arange(start, start + length, dtype=np.int32)
-        segments.append(Segment(RequestId(number), row, length, kind, table))
+        segments.append(Segment(RequestId(number), row, length, kind, table, 0, StateUse(number)))
         positions.append(at)
         slots.append(table[at // BLOCK] * BLOCK + at % BLOCK)
         row += length
@@ -47,12 +60,44 @@ def chunk_of(lengths, starts, kind):
     )
 
 
-def by_parts(kernels, model, catalog, layer, chunk, x, pool):
+def cache_of(spec, cache_type):
+    """Return the keys, values and states of a model for 12 blocks and four sequences."""
+    kv = KVPool(
+        spec.num_layers,
+        12,
+        BLOCK,
+        spec.num_kv_heads,
+        spec.head_dim,
+        cache_type,
+        without=spec.recurrent_layers,
+    )
+    states = spec.delta and StatePool(spec.recurrent_layers, 4, spec.delta)
+    for layer in spec.recurrent_layers:
+        left = states.layer(layer)
+        draw = np.random.default_rng(layer)
+        for array in (left.conv, left.recurrent):
+            array[...] = draw.standard_normal(array.shape)
+    return SequenceCache(kv, states)
+
+
+def arrays_of(cache, layer):
+    """Return what a layer has left behind."""
+    if cache.states is not None and layer in cache.states._layers:
+        left = cache.states.layer(layer)
+        return left.conv, left.recurrent
+    left = cache.kv.layer(layer)
+    return left.keys, left.values
+
+
+def by_parts(kernels, model, catalog, layer, chunk, x, cache):
     """Return what attend, route and the experts give one after another."""
-    residual = model.attend(layer, chunk, x, pool)
-    normed, routing = model.route(layer, residual)
+    residual = model.attend(layer, chunk, x, cache)
+    residual, normed, routing = model.route(layer, residual, prompt=chunk.is_prompt)
     no_hot = np.zeros(model.spec.router.num_experts, np.bool_)
-    share = dispatch(routing, no_hot)[Tier.COLD]
+    shares = dispatch(routing, no_hot)
+    if not shares:
+        return residual, routing
+    share = shares[Tier.COLD]
     pair_of = np.empty(routing.expert_ids.shape, np.int32)
     pair_of[share.rows, share.slots] = np.arange(len(share.rows), dtype=np.int32)
     work = ExpertWork(
@@ -69,28 +114,39 @@ def by_parts(kernels, model, catalog, layer, chunk, x, pool):
 def test_a_whole_layer_has_the_bits_of_its_parts(tmp_path, cache_type, formats, lengths, starts):
     """Output, routing and the cache are equal, for one token and for several sequences."""
     path = write_toy_model(tmp_path / "toy.gguf", shape_of(formats))
-    chunk = chunk_of(lengths, starts, SegmentKind.DECODE)
+    check_layers(path, chunk_of(lengths, starts, SegmentKind.DECODE), cache_type)
+
+
+def check_layers(path, chunk, cache_type):
+    """Compare every layer of a model in one job with its parts one after another."""
+    num_tokens = chunk.num_tokens
     with open_model_file(path) as file:
         kernels = NativeKernels(threads=2)
         model = open_model(file, kernels)
         catalog = ExpertCatalog(model.expert_layers)
         spec = model.spec
-        pools = [
-            KVPool(spec.num_layers, 12, BLOCK, spec.num_kv_heads, spec.head_dim, cache_type)
-            for _ in range(2)
-        ]
-        x = np.random.default_rng(3).standard_normal((sum(lengths), spec.hidden_size))
+        caches = [cache_of(spec, cache_type) for _ in range(2)]
+        x = np.random.default_rng(3).standard_normal((num_tokens, spec.hidden_size))
         ours = theirs = x.astype(np.float32)
         for layer in map(LayerIndex, range(spec.num_layers)):
-            theirs, expected = by_parts(kernels, model, catalog, layer, chunk, theirs, pools[0])
-            ours, found = model.layer(layer, chunk, ours, pools[1])
+            theirs, expected = by_parts(kernels, model, catalog, layer, chunk, theirs, caches[0])
+            ours, found = model.layer(layer, chunk, ours, caches[1])
             assert np.array_equal(found.expert_ids, expected.expert_ids)
             assert np.array_equal(found.weights, expected.weights)
             assert np.array_equal(ours, theirs)
-            for part in ("keys", "values"):
-                caches = [getattr(pool.layer(layer), part) for pool in pools]
-                assert np.array_equal(*caches)
+            for ours_left, theirs_left in zip(
+                *(arrays_of(cache, layer) for cache in caches), strict=True
+            ):
+                assert np.array_equal(ours_left, theirs_left)
         assert np.isfinite(ours).all()
+
+
+@pytest.mark.parametrize("case", SCHEDULED_CASES + ARCH_CASES, ids=str)
+@pytest.mark.parametrize(("lengths", "starts"), [([1], [37]), ([3, 1], [14, 20])])
+def test_every_architecture_has_whole_layers(tmp_path, case, lengths, starts):
+    """Biases, gates, windows, dense layers and shared experts: the bits of the parts."""
+    path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
+    check_layers(path, chunk_of(lengths, starts, SegmentKind.DECODE), CacheType.F16)
 
 
 def test_numbers_that_are_none_choose_experts_in_range(tmp_path):
@@ -98,9 +154,9 @@ def test_numbers_that_are_none_choose_experts_in_range(tmp_path):
     with open_model_file(write_toy_model(tmp_path / "toy.gguf", shape_of({}))) as file:
         model = open_model(file, NativeKernels(threads=1))
         spec = model.spec
-        pool = KVPool(spec.num_layers, 12, BLOCK, spec.num_kv_heads, spec.head_dim)
+        cache = cache_of(spec, CacheType.F32)
         x = np.full((1, spec.hidden_size), np.nan, np.float32)
-        out, routing = model.layer(LayerIndex(0), chunk_of([1], [0], SegmentKind.DECODE), x, pool)
+        out, routing = model.layer(LayerIndex(0), chunk_of([1], [0], SegmentKind.DECODE), x, cache)
     assert np.isnan(out).all()
     assert ((routing.expert_ids >= 0) & (routing.expert_ids < spec.router.num_experts)).all()
 

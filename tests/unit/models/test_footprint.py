@@ -109,7 +109,7 @@ def test_a_file_without_tensors_has_no_bytes():
         ("blk.3.attn_output.weight", Role.ATTENTION),
         ("blk.3.ffn_gate_inp.weight", Role.ROUTER),
         ("blk.3.ffn_gate_exps.weight", Role.EXPERTS),
-        ("blk.3.ffn_gate_shexp.weight", Role.OTHER),
+        ("blk.3.ffn_gate_shexp.weight", Role.SHARED),
         ("rope_freqs.weight", Role.OTHER),
     ],
 )

@@ -9,13 +9,14 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import Routing
 from thermocline.models.layers import RotaryTable
-from thermocline.models.routing import softmax_rule
+from thermocline.models.rope import RopeRule
+from thermocline.models.routing import routing_rule
 from thermocline.models.spec import RouterRule
 
 
 def route(dense, logits, rule):
     """Return the routing of a model with this rule."""
-    return Routing(*dense.route_softmax(logits, softmax_rule(rule)))
+    return Routing(*dense.route(logits, routing_rule(rule)))
 
 
 @pytest.fixture(params=[NativeKernels, ReferenceKernels], ids=["native", "reference"])
@@ -61,7 +62,7 @@ def test_huge_logits_do_not_overflow(dense):
 
 def test_the_rotary_table_grows_and_keeps_what_it_had(dense):
     """Rows of any positions, in any order, equal a table made for them; growing changes no row."""
-    table = RotaryTable(dense, 8, 10000.0)
+    table = RotaryTable(dense, RopeRule(8, 10000.0))
     frequencies = 10000.0 ** (-np.arange(0, 8, 2) / 8)
     for positions in ([0, 5], [1023], [4000, 3, 1024], []):
         wanted = np.array(positions, np.int32)

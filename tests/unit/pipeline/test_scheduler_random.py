@@ -10,7 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.cache_model import CacheModel, ModelRequest
 from thermocline.config import SchedulerConfig
 from thermocline.kv.blocks import BlockAllocator
+from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import RequestId
+from thermocline.pipeline.request_states import RequestStates
 from thermocline.pipeline.scheduler import Scheduler
 
 
@@ -24,16 +26,29 @@ class AnySchedule(RuleBasedStateMachine):
         prefix_cache=st.sampled_from([True, True, True, False]),
         credits_=st.integers(1, 4),
         kinds_differ=st.booleans(),
+        num_snapshots=st.sampled_from([None, None, 0, 1, 4]),
+        distance=st.integers(1, 8),
     )
     def start(
-        self, block_tokens, num_blocks, max_prompt_chunks, prefix_cache, credits_, kinds_differ
+        self,
+        block_tokens,
+        num_blocks,
+        max_prompt_chunks,
+        prefix_cache,
+        credits_,
+        kinds_differ,
+        num_snapshots,
+        distance,
     ):
-        """A cache of few blocks, and some chunks in flight."""
+        """A cache of few blocks, with or without recurrent states, and some chunks in flight."""
         config = SchedulerConfig(
             prefill_chunk_tokens=8, max_prompt_chunks=max_prompt_chunks, prefix_cache=prefix_cache
         )
         allocator = BlockAllocator(num_blocks, block_tokens)
-        scheduler = Scheduler(config, allocator, 24, kinds_differ=kinds_differ)
+        states = None
+        if num_snapshots is not None:
+            states = RequestStates(StateSlots(8, num_snapshots), distance)
+        scheduler = Scheduler(config, allocator, 24, kinds_differ=kinds_differ, states=states)
         self.max_tokens = min(24, num_blocks * block_tokens)
         self.max_prompt_chunks = max_prompt_chunks
         self.credits = credits_

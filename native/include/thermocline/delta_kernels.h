@@ -1,0 +1,46 @@
+// What one instruction set offers for the gated delta rule: plain structs. delta.h is the interface for callers.
+#pragma once
+
+#include <cstdint>
+
+namespace thermocline {
+
+// Channels of a token lie as queries, keys, values, head by head.
+struct DeltaShape {
+    int64_t key_heads, value_heads, key_dim, value_dim;
+    int64_t conv_width;  // tokens that the convolution sees, at least 2
+    bool tiled;          // value head h goes with key head h % key_heads; else neighbours share one
+
+    int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
+    int64_t key_head_of(int64_t head) const { return tiled ? head % key_heads : head / (value_heads / key_heads); }
+};
+
+// Consecutive tokens of one sequence: rows [first, first + length), and the slot of its state.
+struct DeltaRun {
+    int64_t first, length, slot;
+};
+
+struct DeltaJob {
+    DeltaShape shape;
+    const float* mixed;      // [tokens, channels], before the convolution
+    const float* z;          // [tokens, value_heads, value_dim]
+    const float* alpha;      // [tokens, value_heads]
+    const float* beta;       // [tokens, value_heads]
+    const float* conv;       // [conv_width, channels], the oldest token's first
+    const float* step_bias;  // [value_heads]
+    const float* decay;      // [value_heads], negative: how fast a step forgets
+    const float* gain;       // [value_dim]
+    float epsilon;
+    const DeltaRun* runs;
+    int64_t num_runs;
+    float* conv_states;  // [slots, conv_width - 1, channels]: the last tokens' channels, before the convolution
+    float* states;       // [slots, value_heads, key_dim, value_dim]
+    float* out;          // [tokens, value_heads, value_dim]
+    float* convolved = nullptr;  // [tokens, channels] of scratch
+    float* gates = nullptr;      // [tokens, 2, value_heads] of scratch: decays, then rates
+};
+
+// Columns of a state that one item takes through a run: 32 KiB of it for keys of 128 numbers.
+constexpr int64_t kDeltaColumns = 64;
+
+}  // namespace thermocline

@@ -1,0 +1,64 @@
+"""Every architecture's answers against transformers' stored ones, on toy models rebuilt from their seeds."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.support.arch_cases import ARCH_CASES
+from tests.support.compare import assert_within
+from tests.support.engine_runs import EXACT_CACHE, greedy_tokens, prompt_logits
+from tests.support.golden_files import ARCH_LOGITS, ARCH_TOKENS, LOGITS_ROWS
+from tests.support.oracle_cases import ANSWER_TOKENS, LONGEST_PROMPT, model_digest, prompt_ids
+from tests.support.toy_archs import write_toy_arch
+from thermocline.config import EngineConfig
+from thermocline.engine import Engine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """The stored answers, by case."""
+    cases = json.loads(ARCH_TOKENS.read_text())["cases"]
+    with np.load(ARCH_LOGITS) as logits:
+        return {name: (entry, logits[name]) for name, entry in cases.items()}
+
+
+@pytest.fixture(scope="module", params=ARCH_CASES, ids=str)
+def rebuilt(request, golden, tmp_path_factory):
+    """A case's model, and what is expected of it."""
+    case = request.param
+    path = write_toy_arch(tmp_path_factory.mktemp("golden") / f"{case}.gguf", case.toy)
+    expected, logits = golden[case.name]
+    assert model_digest(path) == expected["model_sha256"], (
+        "the rebuilt model is not the one that was asked: the writer of toy models has changed, "
+        "so make the golden files again (make golden)"
+    )
+    return path, expected["tokens"], logits
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+async def test_logits_are_those_of_transformers(rebuilt, kernels):
+    """The logits after chosen tokens of the prompt lie within the table's tolerance."""
+    path, _, expected = rebuilt
+    async with Engine.open(path, EngineConfig(kernels=kernels, memory=EXACT_CACHE)) as engine:
+        ours = await prompt_logits(engine, prompt_ids(LONGEST_PROMPT))
+    assert_within(ours[list(LOGITS_ROWS)], expected, "transformers/F32")
+
+
+async def test_the_greedy_answer_is_that_of_transformers(rebuilt):
+    """Token for token the same answer."""
+    path, expected, _ = rebuilt
+    async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
+        assert await greedy_tokens(engine, prompt_ids(LONGEST_PROMPT), ANSWER_TOKENS) == expected
+
+
+def test_the_files_cover_the_cases(golden):
+    """Each case has an answer of full length, and there are no answers to cases that are gone."""
+    assert sorted(golden) == sorted(case.name for case in ARCH_CASES)
+    for entry, logits in golden.values():
+        assert len(entry["tokens"]) == ANSWER_TOKENS
+        assert len(logits) == len(LOGITS_ROWS)

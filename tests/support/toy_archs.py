@@ -1,0 +1,325 @@
+"""Small random models of every architecture but qwen3moe: shapes that hurt, valid in every respect.
+
+Knows how each architecture names its tensors and keys, by the GGUF convention. Knows no oracle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests.support.gguf_files import write_gguf
+from tests.support.toy_model import ToyShape, byte_vocabulary, tensor_format, toy_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Weights = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ToyArch:
+    """A toy model of an architecture. What an architecture does not have is not looked at."""
+
+    arch: str
+    layers: int = 3
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    experts: int = 8
+    used: int = 2
+    intermediate: int = 32
+    shared: int = 48
+    rotary: int = 16
+    tied: bool = False
+    seed: int = 7
+    context: int = 512
+    rms_epsilon: float = 1e-6
+    formats: dict[str, str] = field(default_factory=dict)
+    """Tensor type by role, as in `ToyShape`."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """More keys of the metadata, without the architecture's prefix."""
+    biased: bool = True
+    key_heads: int = 2
+    value_heads: int = 4
+    state: int = 16
+    conv_width: int = 4
+    interval: int = 4
+    dense: int = 1
+    window: int = 0
+    head_gates: bool = True
+    """A number per head, or one for each of a head's numbers."""
+    fused: bool = False
+    """Gate and up of the experts in one tensor."""
+
+    def normal(self) -> ToyShape:
+        """The dimensions that all architectures share."""
+        return ToyShape(
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            experts=self.experts,
+            used=self.used,
+            intermediate=self.intermediate,
+            context=self.context,
+            rms_epsilon=self.rms_epsilon,
+            tied=self.tied,
+            formats=self.formats,
+            seed=self.seed,
+        )
+
+
+class Draw:
+    """Random tensors of the usual spreads."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def matrix(self, *dims: int, gain: float = 1.0) -> np.ndarray:
+        """Numbers that keep the power of what they multiply, times `gain`."""
+        return self.vector(*dims, spread=gain / np.sqrt(dims[-1]))
+
+    def gain(self, length: int) -> np.ndarray:
+        """A norm's numbers, near one."""
+        return self.vector(length, spread=0.1, mean=1.0)
+
+    def vector(self, *dims: int, spread: float, mean: float = 0.0) -> np.ndarray:
+        """Normal numbers."""
+        return (mean + spread * self._rng.standard_normal(dims)).astype(np.float32)
+
+
+def toy_arch_metadata(toy: ToyArch) -> dict[str, Any]:
+    """Return all metadata, tokenizer included."""
+    metadata = {}
+    for key, value in toy_metadata(toy.normal()).items():
+        metadata[key.replace("qwen3moe.", f"{toy.arch}.")] = value
+    own = _KEYS[toy.arch](toy) | toy.extra
+    metadata |= {f"{toy.arch}.{key}": value for key, value in own.items()}
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def toy_arch_weights(toy: ToyArch) -> Weights:
+    """Return the float32 tensors by GGUF name, drawn from `toy.seed`."""
+    draw = Draw(toy.seed)
+    num_tokens = len(byte_vocabulary()[0])
+    weights = {
+        "token_embd.weight": draw.matrix(num_tokens, toy.hidden, gain=np.sqrt(toy.hidden)),
+        "output_norm.weight": draw.gain(toy.hidden),
+    }
+    if not toy.tied:
+        weights["output.weight"] = draw.matrix(num_tokens, toy.hidden, gain=3.0)
+    loud = 1.5 * np.sqrt(toy.hidden) if toy.tied else 1.0
+    for layer in range(toy.layers):
+        for name, values in _LAYERS[toy.arch](toy, draw, layer).items():
+            # A tied model's layers speak louder, or it would repeat its last token.
+            is_end = name in ("attn_output.weight", "ffn_down_exps.weight", "ssm_out.weight")
+            weights[f"blk.{layer}.{name}"] = values * np.float32(loud if is_end else 1.0)
+    return weights
+
+
+def write_toy_arch(
+    path: Path,
+    toy: ToyArch,
+    *,
+    weights: Weights | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> Path:
+    """Write a toy model; `weights` replaces the random ones, `metadata` adds to or replaces keys."""
+    shape = toy.normal()
+    tensors = [
+        (name, tensor_format(shape, name), values)
+        for name, values in (weights or toy_arch_weights(toy)).items()
+    ]
+    all_metadata = toy_arch_metadata(toy) | (metadata or {})
+    kept = {key: value for key, value in all_metadata.items() if value is not None}
+    return write_gguf(path, kept, tensors, arch=toy.arch)
+
+
+def _attention(toy: ToyArch, draw: Draw, heads: int | None = None, q_rows: int = 1) -> Weights:
+    q_size, kv_size = (heads or toy.heads) * toy.head_dim, toy.kv_heads * toy.head_dim
+    return {
+        "attn_norm.weight": draw.gain(toy.hidden),
+        "attn_q.weight": draw.matrix(q_rows * q_size, toy.hidden),
+        "attn_k.weight": draw.matrix(kv_size, toy.hidden),
+        "attn_v.weight": draw.matrix(kv_size, toy.hidden),
+        "attn_output.weight": draw.matrix(toy.hidden, q_size),
+    }
+
+
+def _head_norms(toy: ToyArch, draw: Draw) -> Weights:
+    return {f"attn_{part}_norm.weight": draw.gain(toy.head_dim) for part in ("q", "k")}
+
+
+def _experts(toy: ToyArch, draw: Draw) -> Weights:
+    return {
+        "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
+        "ffn_gate_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
+        "ffn_up_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
+        "ffn_down_exps.weight": draw.matrix(toy.experts, toy.hidden, toy.intermediate),
+    }
+
+
+def _dense(toy: ToyArch, draw: Draw, width: int, suffix: str) -> Weights:
+    return {
+        f"ffn_gate{suffix}.weight": draw.matrix(width, toy.hidden),
+        f"ffn_up{suffix}.weight": draw.matrix(width, toy.hidden),
+        f"ffn_down{suffix}.weight": draw.matrix(toy.hidden, width),
+    }
+
+
+def _olmoe_keys(toy: ToyArch) -> dict[str, Any]:
+    return {"feed_forward_length": toy.intermediate, "expert_feed_forward_length": None}
+
+
+def _olmoe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    return {
+        **_attention(toy, draw),
+        "attn_q_norm.weight": draw.gain(toy.heads * toy.head_dim),
+        "attn_k_norm.weight": draw.gain(toy.kv_heads * toy.head_dim),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+        **_experts(toy, draw),
+    }
+
+
+def _qwen2moe_keys(toy: ToyArch) -> dict[str, Any]:
+    return {"expert_shared_feed_forward_length": toy.shared}
+
+
+def _qwen2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    weights = {
+        **_attention(toy, draw),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+        **_experts(toy, draw),
+        **_dense(toy, draw, toy.shared, "_shexp"),
+        "ffn_gate_inp_shexp.weight": draw.vector(toy.hidden, spread=0.2),
+    }
+    if toy.biased:
+        for part in ("q", "k", "v"):
+            rows = len(weights[f"attn_{part}.weight"])
+            weights[f"attn_{part}.bias"] = draw.vector(rows, spread=0.3)
+    return weights
+
+
+def _hybrid_keys(toy: ToyArch) -> dict[str, Any]:
+    return {
+        "expert_shared_feed_forward_length": toy.shared,
+        "rope.dimension_count": toy.rotary,
+        "full_attention_interval": toy.interval,
+        "ssm.conv_kernel": toy.conv_width,
+        "ssm.state_size": toy.state,
+        "ssm.group_count": toy.key_heads,
+        "ssm.time_step_rank": toy.value_heads,
+        "ssm.inner_size": toy.value_heads * toy.state,
+    }
+
+
+def _qwen35moe_keys(toy: ToyArch) -> dict[str, Any]:
+    # Pairs go to the three in turns; one that belonged to none would not be turned by llama.cpp.
+    sections = [len(range(part, toy.rotary // 2, 3)) for part in range(3)] + [0]
+    return _hybrid_keys(toy) | {"rope.dimension_sections": sections}
+
+
+def _hybrid_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    if (layer + 1) % toy.interval:
+        mixer = _delta(toy, draw)
+    else:
+        mixer = _attention(toy, draw, q_rows=2) | _head_norms(toy, draw)
+    experts = _experts(toy, draw)
+    if toy.fused:
+        parts = [experts.pop(f"ffn_{role}_exps.weight") for role in ("gate", "up")]
+        experts["ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+    return {
+        **mixer,
+        "post_attention_norm.weight": draw.gain(toy.hidden),
+        **experts,
+        **_dense(toy, draw, toy.shared, "_shexp"),
+        "ffn_gate_inp_shexp.weight": draw.vector(toy.hidden, spread=0.2),
+    }
+
+
+def _delta(toy: ToyArch, draw: Draw) -> Weights:
+    keys, values = toy.key_heads * toy.state, toy.value_heads * toy.state
+    weights = {
+        "attn_norm.weight": draw.gain(toy.hidden),
+        "attn_qkv.weight": draw.matrix(2 * keys + values, toy.hidden),
+        "attn_gate.weight": draw.matrix(values, toy.hidden),
+        "ssm_conv1d.weight": draw.vector(2 * keys + values, toy.conv_width, spread=0.5),
+        "ssm_dt.bias": draw.vector(toy.value_heads, spread=0.5, mean=-1.0),
+        "ssm_a": -np.exp(draw.vector(toy.value_heads, spread=1.0, mean=-1.0)),
+        "ssm_norm.weight": draw.gain(toy.state),
+        "ssm_out.weight": draw.matrix(toy.hidden, values),
+    }
+    if toy.arch == "qwen3next":
+        weights["ssm_ba.weight"] = draw.matrix(2 * toy.value_heads, toy.hidden)
+        return weights
+    for part in ("alpha", "beta"):
+        weights[f"ssm_{part}.weight"] = draw.matrix(toy.value_heads, toy.hidden)
+    return weights
+
+
+def _laguna_keys(toy: ToyArch) -> dict[str, Any]:
+    return {
+        "attention.head_count": [_heads_of(toy, layer) for layer in range(toy.layers)],
+        "expert_shared_feed_forward_length": toy.shared,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": toy.dense,
+        "feed_forward_length": 2 * toy.shared,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "expert_gating_func": 2,
+        "rope.dimension_count": toy.rotary,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.yarn_beta_fast": 8.0,
+        "rope.scaling.yarn_beta_slow": 1.0,
+        "attention.sliding_window": toy.window or None,
+        "rope.dimension_count_swa": toy.head_dim if toy.window else None,
+        "rope.freq_base_swa": 500.0 if toy.window else None,
+    }
+
+
+def _heads_of(toy: ToyArch, layer: int) -> int:
+    """Layers with a window have more heads."""
+    return toy.heads if layer % 4 == 0 or not toy.window else toy.heads + toy.kv_heads
+
+
+def _laguna_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    heads = _heads_of(toy, layer)
+    gates = heads if toy.head_gates else heads * toy.head_dim
+    weights = {
+        **_attention(toy, draw, heads),
+        **_head_norms(toy, draw),
+        "attn_gate.weight": draw.matrix(gates, toy.hidden),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+    }
+    if layer < toy.dense:
+        return weights | _dense(toy, draw, 2 * toy.shared, "")
+    return {
+        **weights,
+        **_experts(toy, draw),
+        "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
+        **_dense(toy, draw, toy.shared, "_shexp"),
+    }
+
+
+_KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
+    "laguna": _laguna_keys,
+    "olmoe": _olmoe_keys,
+    "qwen2moe": _qwen2moe_keys,
+    "qwen35moe": _qwen35moe_keys,
+    "qwen3next": _hybrid_keys,
+}
+_LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
+    "laguna": _laguna_layer,
+    "olmoe": _olmoe_layer,
+    "qwen2moe": _qwen2moe_layer,
+    "qwen35moe": _hybrid_layer,
+    "qwen3next": _hybrid_layer,
+}

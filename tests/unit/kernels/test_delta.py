@@ -1,0 +1,134 @@
+"""The gated delta rule: one body of tests over all implementations, and no cut of a sequence shows in a bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.compare import nmse
+from thermocline.kernels.cpu import NativeKernels, load_native
+from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaShape, DeltaStates
+from thermocline.kernels.dense_reference import ReferenceDense
+
+SHAPES = {
+    "real_heads": DeltaShape(2, 4, 128, 128, 4, tiled=True),
+    "grouped": DeltaShape(2, 6, 16, 16, 4, tiled=False),
+    "odd": DeltaShape(3, 3, 7, 37, 2, tiled=True),
+    "one_of_each": DeltaShape(1, 1, 1, 1, 3, tiled=True),
+    "wide": DeltaShape(1, 2, 5, 130, 4, tiled=True),
+}
+SETS = [name for name, usable in load_native().instruction_sets() if usable]
+
+
+def drawn(shape, tokens, seed=3):
+    """Return a rule and inputs with the usual spreads."""
+    draw = np.random.default_rng(seed)
+
+    def normal(*dims, spread=1.0, mean=0.0):
+        return (mean + spread * draw.standard_normal(dims)).astype(np.float32)
+
+    heads = shape.value_heads
+    rule = DeltaRule(
+        shape,
+        conv=normal(shape.conv_width, shape.channels, spread=0.5),
+        step_bias=normal(heads, spread=0.5),
+        decay=-np.exp(normal(heads)),
+        gain=normal(shape.value_dim, spread=0.1, mean=1.0),
+        epsilon=1e-6,
+    )
+    given = DeltaInput(
+        normal(tokens, shape.channels),
+        normal(tokens, shape.value_width),
+        normal(tokens, heads),
+        normal(tokens, heads),
+    )
+    return rule, given
+
+
+def states_of(shape, slots, seed=5):
+    """Return states of sequences that have come some way."""
+    draw = np.random.default_rng(seed)
+    conv = draw.standard_normal((slots, shape.conv_width - 1, shape.channels))
+    recurrent = draw.standard_normal((slots, shape.value_heads, shape.key_dim, shape.value_dim))
+    return DeltaStates(conv.astype(np.float32), 0.1 * recurrent.astype(np.float32))
+
+
+def run(dense, rule, given, states, runs):
+    """Return the output, NaN where no run is."""
+    out = np.full(given.z.shape, np.nan, np.float32)
+    dense.delta_rule(given, rule, np.array(runs, np.int32).reshape(-1, 3), states, out)
+    return out
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_set_gives_what_the_reference_gives(isa, shape):
+    """Outputs and states of two sequences agree, within float32's rounding; other slots are not touched."""
+    rule, given = drawn(shape, 21)
+    runs = [(0, 8, 2), (8, 13, 0)]
+    expected_states, found_states = states_of(shape, 3), states_of(shape, 3)
+    expected = run(ReferenceDense(), rule, given, expected_states, runs)
+    found = run(NativeKernels(isa, threads=2).dense, rule, given, found_states, runs)
+    assert nmse(found, expected) < 1e-10
+    assert nmse(found_states.recurrent, expected_states.recurrent) < 1e-10
+    assert np.array_equal(found_states.conv, expected_states.conv)
+    assert np.array_equal(found_states.recurrent[1], states_of(shape, 3).recurrent[1])
+
+
+@pytest.mark.parametrize("dense", [NativeKernels(threads=2).dense, ReferenceDense()], ids=repr)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("cuts", [[1] * 13, [1, 12], [5, 8], [3, 3, 3, 3, 1]], ids=str)
+def test_no_cut_changes_a_bit(dense, shape, cuts):
+    """A sequence in pieces, token by token among them, has the output and state of the whole."""
+    rule, given = drawn(shape, sum(cuts))
+    whole_states, cut_states = states_of(shape, 1), states_of(shape, 1)
+    whole = run(dense, rule, given, whole_states, [(0, sum(cuts), 0)])
+    start = 0
+    for length in cuts:
+        part = run(dense, rule, given, cut_states, [(start, length, 0)])
+        rows = slice(start, start + length)
+        assert np.array_equal(part[rows], whole[rows])
+        assert np.isnan(np.delete(part, np.arange(start, start + length), axis=0)).all()
+        start += length
+    assert np.array_equal(cut_states.recurrent, whole_states.recurrent)
+    assert np.array_equal(cut_states.conv, whole_states.conv)
+
+
+def test_threads_change_no_bit():
+    """One thread gives what four give."""
+    shape = SHAPES["real_heads"]
+    rule, given = drawn(shape, 17)
+    states = [states_of(shape, 2) for _ in range(2)]
+    outs = [
+        run(NativeKernels(threads=threads).dense, rule, given, left, [(0, 9, 0), (9, 8, 1)])
+        for threads, left in zip((1, 4), states, strict=True)
+    ]
+    assert np.array_equal(*outs)
+    assert np.array_equal(states[0].recurrent, states[1].recurrent)
+
+
+@pytest.mark.parametrize(
+    ("runs", "what"),
+    [
+        ([(0, 9, 0)], "follow each other"),
+        ([(0, 2, 0), (1, 2, 1)], "follow each other"),
+        ([(0, 2, 0), (2, 2, 0)], "one slot"),
+        ([(0, 2, 2)], "beyond the states"),
+        ([(0, -1, 0)], "follow each other"),
+    ],
+)
+def test_runs_out_of_range_are_refused(runs, what):
+    """Rows and slots are checked before anything is written."""
+    shape = SHAPES["grouped"]
+    rule, given = drawn(shape, 4)
+    with pytest.raises(ValueError, match=what):
+        run(NativeKernels(threads=1).dense, rule, given, states_of(shape, 2), runs)
+
+
+def test_nothing_to_do_is_no_fault():
+    """A chunk without tokens leaves states alone."""
+    shape = SHAPES["grouped"]
+    rule, given = drawn(shape, 0)
+    states = states_of(shape, 1)
+    assert run(NativeKernels(threads=1).dense, rule, given, states, []).shape == (0, 96)
+    assert np.array_equal(states.recurrent, states_of(shape, 1).recurrent)

@@ -1,0 +1,204 @@
+"""Opening files of every architecture: what is read, what may be missing, and what is refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.arch_cases import ARCH_CASES
+from tests.support.toy_archs import ToyArch, toy_arch_metadata, toy_arch_weights, write_toy_arch
+from thermocline.cli.info import inspect
+from thermocline.errors import ModelFileError, UnsupportedModelError
+from thermocline.kernels.dense_contract import Gating
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import ARCHITECTURES, open_model, read_spec
+from thermocline.models.rope import RopeRule, Yarn
+from thermocline.models.spec import LayerKind
+
+TOYS = {
+    "olmoe": ToyArch("olmoe", kv_heads=4),
+    "qwen2moe": ToyArch("qwen2moe"),
+    "qwen35moe": ToyArch("qwen35moe", layers=4, rotary=8),
+    "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
+    "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
+}
+# Keys that have a default, each stated by its architecture; the tokenizer's are not asked for here.
+OPTIONAL = {
+    *["attention.key_length", "attention.value_length", "attention.head_count_kv"],
+    *["rope.freq_base", "rope.dimension_sections", "full_attention_interval"],
+    *["expert_feed_forward_length", "expert_shared_count", "expert_gating_func"],
+    *["rope.dimension_count_swa", "rope.freq_base_swa", "attention.sliding_window"],
+    *["rope.scaling.type", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"],
+}
+# A dense width is read by those that have dense layers, or experts of that width.
+UNREAD = {"feed_forward_length"}
+
+
+def spec_of(path):
+    with open_model_file(path) as file:
+        return read_spec(file)
+
+
+def opened(path):
+    with open_model_file(path) as file:
+        return open_model(file, ReferenceKernels())
+
+
+def required_keys():
+    """Every (architecture, key) that a file must have."""
+    for arch, toy in TOYS.items():
+        prefix = f"{arch}."
+        keys = {
+            key.removeprefix(prefix) for key in toy_arch_metadata(toy) if key.startswith(prefix)
+        }
+        unread = set() if arch in ("olmoe", "laguna") else UNREAD
+        yield from ((arch, key) for key in sorted(keys - OPTIONAL - unread))
+
+
+def test_every_architecture_has_cases():
+    """Each is held against its oracle, but for the first, which has cases of its own."""
+    assert (
+        {case.toy.arch for case in ARCH_CASES} | {"qwen3moe"}
+        == set(ARCHITECTURES)
+        == {
+            *TOYS,
+            "qwen3moe",
+        }
+    )
+
+
+@pytest.mark.parametrize(("arch", "key"), list(required_keys()))
+def test_a_missing_key_is_named(tmp_path, arch, key):
+    """No silent default stands in for a number that shapes the result."""
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS[arch], metadata={f"{arch}.{key}": None})
+    with pytest.raises(ModelFileError, match=f"{arch}.{key}"):
+        spec_of(path)
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "value", "error"),
+    [
+        ("qwen2moe", "expert_weights_scale", 2.5, UnsupportedModelError),
+        ("olmoe", "rope.scaling.factor", 4.0, UnsupportedModelError),
+        ("olmoe", "rope.dimension_count", 8, UnsupportedModelError),
+        ("qwen35moe", "rope.scaling.type", "yarn", UnsupportedModelError),
+        ("qwen35moe", "rope.dimension_count", 7, ModelFileError),
+        ("qwen35moe", "rope.dimension_count", 18, ModelFileError),
+        ("qwen35moe", "ssm.inner_size", 65, ModelFileError),
+        ("qwen35moe", "ssm.group_count", 3, ModelFileError),
+        ("qwen35moe", "ssm.conv_kernel", 1, ModelFileError),
+        ("qwen35moe", "nextn_predict_layers", 4, ModelFileError),
+        ("laguna", "expert_gating_func", 3, UnsupportedModelError),
+        ("laguna", "expert_shared_count", 2, UnsupportedModelError),
+        ("laguna", "rope.scaling.type", "linear", UnsupportedModelError),
+        ("laguna", "rope.scaling.yarn_log_multiplier", 0.5, UnsupportedModelError),
+        ("laguna", "attention.head_count", [4, 6], ModelFileError),
+        ("laguna", "attention.head_count_kv", [2, 2, 1, 2, 2], UnsupportedModelError),
+        ("laguna", "attention.sliding_window_pattern", [True, False], ModelFileError),
+        ("laguna", "leading_dense_block_count", -1, ModelFileError),
+    ],
+)
+def test_what_would_be_wrong_is_refused(tmp_path, arch, key, value, error):
+    """Numbers that do not go together, and what is not supported, are errors that name the key."""
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS[arch], metadata={f"{arch}.{key}": value})
+    with pytest.raises(error, match=key.split(".")[-1].partition("_log")[0]):
+        spec_of(path)
+
+
+def test_a_hybrid_knows_its_layers(tmp_path):
+    """Three layers with state, one with keys and values; and what a state takes."""
+    spec = spec_of(write_toy_arch(tmp_path / "m.gguf", TOYS["qwen35moe"]))
+    assert [kind is LayerKind.RECURRENT for kind in spec.layer_kinds] == [True, True, True, False]
+    assert spec.recurrent_layers == (0, 1, 2)
+    assert spec.delta is not None
+    assert spec.delta.tiled
+    assert spec.delta.state_bytes == 4 * (3 * 128 + 4 * 16 * 16)
+    assert spec.rotary_dims == 8
+    assert not spec_of(write_toy_arch(tmp_path / "n.gguf", TOYS["qwen3next"])).delta.tiled
+
+
+def test_a_hybrid_may_name_its_layers(tmp_path):
+    """A list of recurrent layers counts instead of the interval."""
+    pattern = {"qwen35moe.attention.recurrent_layers": [True, False, True, False]}
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS["qwen35moe"], metadata=pattern)
+    assert spec_of(path).recurrent_layers == (0, 2)
+    short = {"qwen35moe.attention.recurrent_layers": [True]}
+    path = write_toy_arch(tmp_path / "n.gguf", TOYS["qwen35moe"], metadata=short)
+    with pytest.raises(ModelFileError, match="recurrent_layers has 1 entries for 4 layers"):
+        spec_of(path)
+
+
+def test_blocks_that_guess_are_left_out(tmp_path):
+    """A file with an extra block opens as the trunk alone, whatever the extra block consists of."""
+    toy = TOYS["qwen35moe"]
+    weights = toy_arch_weights(toy)
+    extra = {name: values for name, values in weights.items() if name.startswith("blk.3.")}
+    weights |= {name.replace("blk.3.", "blk.4."): values for name, values in extra.items()}
+    weights["blk.4.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
+    metadata = {"qwen35moe.block_count": 5, "qwen35moe.nextn_predict_layers": 1}
+    path = write_toy_arch(tmp_path / "m.gguf", toy, weights=weights, metadata=metadata)
+    model = opened(path)
+    assert (model.spec.num_layers, model.spec.num_predict_layers) == (4, 1)
+    assert len(model.expert_layers) == 4
+    plain = write_toy_arch(tmp_path / "plain.gguf", toy)
+    with open_model_file(path) as file, open_model_file(plain) as other:
+        ours, theirs = inspect(file).footprint, inspect(other).footprint
+    assert ours.token_bytes == theirs.token_bytes
+    assert ours.shared_bytes == theirs.shared_bytes == 4 * 4 * (3 * 48 + 1) * 64
+
+
+def test_a_fused_expert_is_two_views_of_the_file(tmp_path):
+    """Gate and up are the halves of one tensor, and an expert is two ranges of the file."""
+    toy = ToyArch("qwen35moe", layers=1, fused=True)
+    with open_model_file(write_toy_arch(tmp_path / "m.gguf", toy)) as file:
+        (experts,) = open_model(file, ReferenceKernels()).expert_layers
+        assert experts is not None
+        both = file.view("blk.0.ffn_gate_up_exps.weight")
+        assert np.shares_memory(experts.stack.gate.raw, both)
+        assert np.array_equal(experts.stack[3].gate.raw, both[3, :32])
+        assert np.array_equal(experts.stack[3].up.raw, both[3, 32:])
+        assert len(experts.tensors) == 2
+
+
+def test_laguna_reads_what_differs_by_layer(tmp_path):
+    """Heads, windows, dense layers, the router's rule, and two ways to turn."""
+    spec = spec_of(write_toy_arch(tmp_path / "m.gguf", TOYS["laguna"]))
+    assert spec.layer_heads == (4, 6, 6, 6, 4)
+    assert spec.num_heads == 6
+    assert [kind is LayerKind.WINDOW for kind in spec.layer_kinds] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert (spec.num_dense_layers, spec.dense_intermediate_size) == (1, 96)
+    assert (spec.router.gating, spec.router.scale) == (Gating.SIGMOID, 1.5)
+    assert spec.window is not None
+    assert (spec.window.num_tokens, spec.window.rope) == (16, RopeRule(16, 500.0))
+    assert spec.yarn == Yarn(8.0, 64, 8.0, 1.0, pytest.approx(0.1 * np.log(8) + 1))
+    pattern = {"laguna.attention.sliding_window_pattern": [True, False, False, True, True]}
+    path = write_toy_arch(tmp_path / "n.gguf", TOYS["laguna"], metadata=pattern)
+    kinds = spec_of(path).layer_kinds
+    assert [kind is LayerKind.WINDOW for kind in kinds] == [True, False, False, True, True]
+
+
+def test_yarn_leaves_fast_dimensions_and_slows_slow_ones():
+    """The fastest pair turns as before, the slowest by the factor less, and none faster than before."""
+    plain = RopeRule(64, 10000.0).frequencies()
+    slowed = RopeRule(64, 10000.0, Yarn(8.0, 4096, 32.0, 1.0, 1.2)).frequencies()
+    assert slowed[0] == plain[0]
+    assert slowed[-1] == pytest.approx(plain[-1] / 8)
+    assert (np.diff(plain / slowed) >= -1e-12).all()
+
+
+@pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)
+def test_info_says_that_it_runs(tmp_path, toy):
+    """Nothing is in the way, and every token reads the shared experts with the trunk."""
+    with open_model_file(write_toy_arch(tmp_path / "m.gguf", toy)) as file:
+        facts = inspect(file)
+    assert facts.unsupported == ()
+    assert (facts.footprint.shared_bytes > 0) == (toy.arch != "olmoe")
+    assert facts.footprint.token_bytes is not None
+    assert facts.footprint.token_bytes > facts.footprint.shared_bytes

@@ -1,0 +1,82 @@
+"""What a gated delta rule is given: sizes, numbers of its own, states. Knows no implementation.
+
+For each value head a matrix [key_dim, value_dim] is what a sequence's tokens left behind: every token lets it
+decay, corrects what it holds under the token's key, and reads it with the token's query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thermocline.kernels.contract import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Sizes. Channels of a token lie as queries, keys, values, head by head."""
+
+    key_heads: int
+    value_heads: int
+    """A multiple of key_heads."""
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    """Tokens that the convolution sees, at least 2."""
+    tiled: bool
+    """Value head h goes with key head h % key_heads; else neighbours share one."""
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that go through the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.value_width
+
+    @property
+    def value_width(self) -> int:
+        """Numbers of a token's values, and of its output."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def state_bytes(self) -> int:
+        """What one sequence's state takes in one layer."""
+        kept = (self.conv_width - 1) * self.channels
+        return 4 * (kept + self.value_width * self.key_dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRule:
+    """The numbers of a layer's rule, all float32.
+
+    conv: [conv_width, channels], the oldest token's first; step_bias, decay: [value_heads], decay being
+    negative; gain: [value_dim], of the norm of each head's output.
+    """
+
+    shape: DeltaShape
+    conv: FloatArray
+    step_bias: FloatArray
+    decay: FloatArray
+    gain: FloatArray
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaStates:
+    """One layer's states by slot, float32; valid while their pool lives.
+
+    conv: [slots, conv_width - 1, channels], the last tokens' before the convolution; recurrent: [slots,
+    value_heads, key_dim, value_dim].
+    """
+
+    conv: FloatArray
+    recurrent: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaInput:
+    """A chunk's tokens, float32: mixed [T, channels], z [T, value_width], alpha and beta [T, value_heads]."""
+
+    mixed: FloatArray
+    z: FloatArray
+    alpha: FloatArray
+    beta: FloatArray

@@ -1,0 +1,57 @@
+"""Owns the numbers of recurrent state. Knows no request: callers say which slot a sequence has.
+
+Memory is reserved at construction and becomes real only where it is written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.kernels.delta_contract import DeltaStates
+from thermocline.kv.memory import reserve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thermocline.kernels.contract import FloatArray
+    from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.messages import LayerIndex
+
+
+class StatePool:
+    """The states of some layers, by slot."""
+
+    def __init__(self, layers: Iterable[LayerIndex], num_slots: int, shape: DeltaShape) -> None:
+        conv = (num_slots, shape.conv_width - 1, shape.channels)
+        recurrent = (num_slots, shape.value_heads, shape.key_dim, shape.value_dim)
+        self._layers = {layer: DeltaStates(_reserve(conv), _reserve(recurrent)) for layer in layers}
+        self.num_slots = num_slots
+        self.slot_bytes = shape.state_bytes * len(self._layers)
+        """What one sequence takes in all layers."""
+
+    def __repr__(self) -> str:
+        return f"StatePool({len(self._layers)} layers, {self.num_slots} slots)"
+
+    def layer(self, layer: LayerIndex) -> DeltaStates:
+        """Return one layer's states; they stay valid while someone holds them."""
+        return self._layers[layer]
+
+
+def clear_state(states: DeltaStates, slot: int) -> None:
+    """Let a slot hold what a sequence begins with."""
+    states.conv[slot] = 0.0
+    states.recurrent[slot] = 0.0
+
+
+def copy_state(states: DeltaStates, source: int, target: int) -> None:
+    """Let slot `target` hold what slot `source` holds."""
+    states.conv[target] = states.conv[source]
+    states.recurrent[target] = states.recurrent[source]
+
+
+def _reserve(shape: tuple[int, ...]) -> FloatArray:
+    num_bytes = 4 * int(np.prod(shape, dtype=np.int64))
+    what, fix = "one layer's recurrent states", "accept fewer requests with --max-requests"
+    return reserve(num_bytes, what, fix).view(np.float32).reshape(shape)

@@ -1,0 +1,88 @@
+"""Owns which slots of recurrent state belong to running sequences, and which hold snapshots by key.
+
+A state can not be cut back to an earlier token, so a computed prefix is shared only where a snapshot of it was
+taken. Pure; knows neither requests nor the numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class StateSlots:
+    """Slots [0, num_live) are sequences', the rest hold snapshots.
+
+    A snapshot is being written, then findable; the one that was used the longest ago gives way, unless
+    somebody has it pinned.
+    """
+
+    def __init__(self, num_live: int, num_snapshots: int) -> None:
+        self.num_slots = num_live + num_snapshots
+        self._num_live = num_live
+        self._free = list(range(num_live - 1, -1, -1))  # a stack: low slots are used again first
+        self._free_snapshots = list(range(self.num_slots - 1, num_live - 1, -1))
+        self._written: dict[bytes, int] = {}
+        self._found: OrderedDict[bytes, int] = OrderedDict()
+        self._pins = Counter[int]()
+
+    def __repr__(self) -> str:
+        num_live = self._num_live - len(self._free)
+        return f"StateSlots({num_live} sequences, {len(self._found)} snapshots)"
+
+    def acquire(self) -> int:
+        """Return a slot for a sequence; there is one for every request that is accepted."""
+        return self._free.pop()
+
+    def release(self, slot: int) -> None:
+        """Take a sequence's slot back."""
+        assert slot < self._num_live, f"slot {slot} holds a snapshot"
+        assert slot not in self._free, f"slot {slot} is free"
+        self._free.append(slot)
+
+    def is_findable(self, key: bytes) -> bool:
+        """Whether there is a snapshot with this key."""
+        return key in self._found
+
+    def pin(self, key: bytes) -> int:
+        """Return a findable snapshot's slot, which stays as it is until `unpin`."""
+        slot = self._found[key]
+        self._found.move_to_end(key)
+        self._pins[slot] += 1
+        return slot
+
+    def unpin(self, slot: int) -> None:
+        """Undo one `pin`."""
+        assert self._pins[slot], f"slot {slot} is not pinned"
+        self._pins[slot] -= 1
+
+    def begin(self, key: bytes) -> int | None:
+        """Return a slot to write a snapshot into; None where there is one already, or no room."""
+        if key in self._found or key in self._written:
+            return None
+        if not self._free_snapshots:
+            oldest = next((key for key, slot in self._found.items() if not self._pins[slot]), None)
+            if oldest is None:
+                return None
+            self._free_snapshots.append(self._found.pop(oldest))
+        slot = self._written[key] = self._free_snapshots.pop()
+        return slot
+
+    def publish(self, key: bytes) -> None:
+        """Make the snapshot that was begun under this key findable: it is written."""
+        self._found[key] = self._written.pop(key)
+
+    def discard(self, key: bytes) -> None:
+        """Forget the snapshot that was begun under this key."""
+        self._free_snapshots.append(self._written.pop(key))
+
+    def check_integrity(self, live: Iterable[int], pinned: Iterable[int]) -> None:
+        """Assert that these are the sequences' slots and pins, and that no slot is lost or used twice."""
+        held = sorted(live)
+        assert sorted([*held, *self._free]) == list(range(self._num_live)), "a slot is lost"
+        assert +self._pins == Counter(pinned), "pins disagree"
+        snapshots = [*self._free_snapshots, *self._written.values(), *self._found.values()]
+        assert sorted(snapshots) == list(range(self._num_live, self.num_slots)), "a slot is lost"

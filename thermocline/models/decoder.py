@@ -1,0 +1,160 @@
+"""A decoder of any architecture: the trunk, and its layers out of shared parts.
+
+An architecture gives it the dimensions and each layer's weights and rules; knows none by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.kernels.whole_layer import (
+    AttentionWeights,
+    DeltaLayerInput,
+    DeltaWeights,
+    LayerInput,
+    LayerParts,
+)
+from thermocline.messages import Routing
+from thermocline.models.layers import (
+    RotaryTable,
+    apply_delta_rule,
+    attend,
+    begin_states,
+    route,
+    whole_runs,
+)
+from thermocline.models.routing import RouterWeights
+from thermocline.models.weights import StackedExperts, WeightMap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thermocline.kernels.contract import FloatArray, IntArray, Kernels
+    from thermocline.kernels.delta_contract import DeltaStates
+    from thermocline.kernels.dense_contract import RopeTable
+    from thermocline.kv.cache import SequenceCache
+    from thermocline.messages import Chunk, LayerIndex
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.rope import RopeRule
+    from thermocline.models.routing import Routed
+    from thermocline.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLayer:
+    """One layer as an architecture reads it from the file."""
+
+    parts: LayerParts
+    rope: RopeRule | None
+    """None where nothing turns."""
+    experts: StackedExperts | None
+    """Where the routed ones lie, if there are any."""
+
+
+class Decoder:
+    """`Model` over a mapped file."""
+
+    def __init__(
+        self,
+        file: ModelFile,
+        kernels: Kernels,
+        spec: ModelSpec,
+        read_layer: Callable[[WeightMap, ModelSpec, int], DecoderLayer],
+    ) -> None:
+        self.spec = spec
+        self._kernels = kernels
+        weights = WeightMap(file)
+        self._embedding = weights.matrix("token_embd.weight", spec.vocab_size, spec.hidden_size)
+        layers = [read_layer(weights, spec, index) for index in range(spec.num_layers)]
+        self._layers = tuple(layer.parts for layer in layers)
+        self.expert_layers = tuple(layer.experts for layer in layers)
+        self._output_norm = weights.vector("output_norm.weight", spec.hidden_size)
+        self._output = self._embedding  # tied, unless the file has a head of its own
+        if "output.weight" in weights:
+            self._output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
+        for index in range(spec.num_layers, spec.num_layers + spec.num_predict_layers):
+            weights.leave_out(f"blk.{index}.")
+        weights.finish()
+        rules = {layer.rope for layer in layers} - {None}
+        tables = {rule: RotaryTable(kernels.dense, rule) for rule in rules if rule is not None}
+        self._rotaries = tuple(
+            None if layer.rope is None else tables[layer.rope] for layer in layers
+        )
+
+    def embed(self, token_ids: IntArray) -> FloatArray:
+        """See `Model.embed`."""
+        return self._kernels.decode_rows(self._embedding, token_ids)
+
+    def attend(
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
+    ) -> FloatArray:
+        """See `Model.attend`."""
+        weights = self._layers[layer].mixer
+        match weights:
+            case DeltaWeights():
+                states = _states(cache, layer)
+                return apply_delta_rule(self._kernels, weights, chunk, x, states)
+            case AttentionWeights():
+                rope = self._rope(layer, chunk)
+                return attend(self._kernels, weights, rope, chunk, x, cache.kv.layer(layer))
+
+    def route(self, layer: LayerIndex, x: FloatArray, *, prompt: bool) -> Routed:
+        """See `Model.route`."""
+        return route(self._kernels, self._layers[layer], x, prompt=prompt)
+
+    @property
+    def has_whole_layers(self) -> bool:
+        """See `Model.has_whole_layers`."""
+        return self._kernels.whole_layer is not None
+
+    def layer(
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
+    ) -> tuple[FloatArray, Routing]:
+        """See `Model.layer`."""
+        whole_layer = self._kernels.whole_layer
+        assert whole_layer is not None, "has_whole_layers says whether this may be called"
+        parts = self._layers[layer]
+        given: LayerInput | DeltaLayerInput
+        match parts.mixer:
+            case DeltaWeights():
+                states = _states(cache, layer)
+                begin_states(chunk, states)
+                given = DeltaLayerInput(x, whole_runs(chunk), states, chunk.is_prompt)
+            case AttentionWeights():
+                given = LayerInput(
+                    x,
+                    chunk.positions,
+                    chunk.kv_slots,
+                    self._rope(layer, chunk),
+                    chunk.segments,
+                    cache.kv.layer(layer),
+                    chunk.is_prompt,
+                )
+        out, expert_ids, weights = whole_layer(parts, given)
+        return out, Routing(expert_ids, weights)
+
+    def router_weights(self, layer: LayerIndex) -> RouterWeights:
+        """See `Model.router_weights`."""
+        parts = self._layers[layer]
+        assert parts.routed is not None, "a dense layer has no router"
+        router, rule = parts.routed.router, parts.routed.rule
+        matrix = self._kernels.decode_rows(router, np.arange(router.rows, dtype=np.int32))
+        return RouterWeights(parts.norm, matrix, parts.epsilon, rule.chosen, rule.bias)
+
+    def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
+        """See `Model.head`."""
+        normed = self._kernels.dense.rms_norm(x, self._output_norm, self.spec.rms_epsilon)
+        return self._kernels.matmul(self._output, normed, prompt=prompt)
+
+    def _rope(self, layer: LayerIndex, chunk: Chunk) -> RopeTable:
+        rotary = self._rotaries[layer]
+        assert rotary is not None, f"layer {layer} turns no heads"
+        return rotary.at(chunk.positions)
+
+
+def _states(cache: SequenceCache, layer: LayerIndex) -> DeltaStates:
+    assert cache.states is not None, "a model with recurrent layers needs a pool of states"
+    return cache.states.layer(layer)

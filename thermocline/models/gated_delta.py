@@ -1,0 +1,121 @@
+"""Reads what the hybrids of gated delta rule and gated attention have alike, by their GGUF names.
+
+Knows the names and shapes of tensors and keys, not which architecture it reads for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.kernels.delta_contract import DeltaRule, DeltaShape
+from thermocline.kernels.dense_contract import Activation
+from thermocline.kernels.whole_layer import (
+    AttentionWeights,
+    DeltaWeights,
+    LayerParts,
+    OutputGate,
+    SharedExpert,
+)
+from thermocline.models.blocks import (
+    plain_rope,
+    read_attention,
+    read_head_norm,
+    read_routed,
+    read_shared,
+)
+from thermocline.models.decoder import DecoderLayer
+from thermocline.models.metadata import SpecReader
+from thermocline.models.spec import LayerKind, ModelSpec
+
+if TYPE_CHECKING:
+    from thermocline.kernels.contract import Weight
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.weights import WeightMap
+
+
+def read_hybrid_spec(file: ModelFile, *, tiled: bool) -> ModelSpec:
+    """Return the dimensions of a hybrid. tiled: see `DeltaShape`. Raises ModelError."""
+    read = SpecReader(file)
+    read.refuse_scaled_rope()
+    read.refuse_expert_scale()
+    spec = read.decoder(normalize_top_k=True)
+    extra = read.count("nextn_predict_layers", default=0)
+    interval = read.size("full_attention_interval", default=4)
+    num_layers = read.trunk_layers(spec.num_layers, extra)
+    recurrent = read.layer_flags("attention.recurrent_layers", num_layers) or tuple(
+        (index + 1) % interval != 0 for index in range(num_layers)
+    )
+    kinds = tuple(
+        LayerKind.RECURRENT if is_recurrent else LayerKind.ATTENTION for is_recurrent in recurrent
+    )
+    shape = DeltaShape(
+        key_heads=read.size("ssm.group_count"),
+        value_heads=read.size("ssm.time_step_rank"),
+        key_dim=read.size("ssm.state_size"),
+        value_dim=read.size("ssm.state_size"),
+        conv_width=read.size("ssm.conv_kernel"),
+        tiled=tiled,
+    )
+    read.check_delta(shape)
+    return replace(
+        spec,
+        num_layers=num_layers,
+        num_predict_layers=extra,
+        own_layer_kinds=kinds,
+        shared_intermediate_size=read.size("expert_shared_feed_forward_length"),
+        own_rotary_dims=read.rotary_dims(spec.head_dim),
+        delta=shape,
+    )
+
+
+def hybrid_layer(
+    weights: WeightMap, spec: ModelSpec, index: int, alpha_beta: tuple[Weight, Weight] | None
+) -> DecoderLayer:
+    """Return one layer. alpha_beta: of a recurrent layer, as its architecture stores them."""
+    prefix, hidden = f"blk.{index}.", spec.hidden_size
+    mixer: AttentionWeights | DeltaWeights
+    if alpha_beta is None:
+        mixer, rope = _attention(weights, spec, prefix), plain_rope(spec)
+    else:
+        mixer, rope = _delta(weights, spec, prefix, *alpha_beta), None
+    routed, experts = read_routed(weights, spec, prefix)
+    gate = weights.row(prefix + "ffn_gate_inp_shexp.weight", hidden)
+    shared: SharedExpert = replace(read_shared(weights, spec, prefix), gate=gate)
+    norm = weights.vector(prefix + "post_attention_norm.weight", hidden)
+    return DecoderLayer(LayerParts(mixer, norm, spec.rms_epsilon, routed, shared), rope, experts)
+
+
+def _attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> AttentionWeights:
+    return replace(
+        read_attention(weights, spec, prefix, gated=True),
+        head_norm=read_head_norm(weights, spec, prefix),
+        gate=OutputGate(Activation.SIGMOID, None),
+    )
+
+
+def _delta(
+    weights: WeightMap, spec: ModelSpec, prefix: str, alpha: Weight, beta: Weight
+) -> DeltaWeights:
+    shape, hidden = spec.delta, spec.hidden_size
+    assert shape is not None
+    conv = weights.array(prefix + "ssm_conv1d.weight", (shape.channels, shape.conv_width))
+    rule = DeltaRule(
+        shape,
+        conv=np.ascontiguousarray(conv.T),
+        step_bias=weights.vector(prefix + "ssm_dt.bias", shape.value_heads),
+        decay=weights.vector(prefix + "ssm_a", shape.value_heads),
+        gain=weights.vector(prefix + "ssm_norm.weight", shape.value_dim),
+        epsilon=spec.rms_epsilon,
+    )
+    return DeltaWeights(
+        norm=weights.vector(prefix + "attn_norm.weight", hidden),
+        mixed=weights.matrix(prefix + "attn_qkv.weight", shape.channels, hidden),
+        z=weights.matrix(prefix + "attn_gate.weight", shape.value_width, hidden),
+        alpha=alpha,
+        beta=beta,
+        output=weights.matrix(prefix + "ssm_out.weight", hidden, shape.value_width),
+        rule=rule,
+    )

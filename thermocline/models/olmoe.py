@@ -1,0 +1,35 @@
+"""Olmoe: q/k norm over all heads together, routing weights as they come out of the softmax."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from thermocline.models.blocks import read_attention, routed_layer
+from thermocline.models.metadata import SpecReader
+
+if TYPE_CHECKING:
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.spec import ModelSpec
+    from thermocline.models.weights import WeightMap
+
+
+def read_spec(file: ModelFile) -> ModelSpec:
+    """See `Architecture.read_spec`."""
+    read = SpecReader(file)
+    read.refuse_scaled_rope()
+    read.refuse_expert_scale()
+    spec = read.decoder(normalize_top_k=False)
+    read.require_equal("rope.dimension_count", spec.head_dim)
+    # The dense width is the width of an expert here.
+    return replace(spec, expert_intermediate_size=read.size("feed_forward_length"))
+
+
+def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `Architecture.read_layer`."""
+    prefix = f"blk.{index}."
+    q_gain = weights.vector(prefix + "attn_q_norm.weight", spec.num_heads * spec.head_dim)
+    k_gain = weights.vector(prefix + "attn_k_norm.weight", spec.num_kv_heads * spec.head_dim)
+    attention = replace(read_attention(weights, spec, prefix), wide_norm=(q_gain, k_gain))
+    return routed_layer(weights, spec, index, attention)
