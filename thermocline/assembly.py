@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
+    from thermocline.messages import Chunk
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.footprint import Footprint
@@ -283,12 +284,12 @@ def _shortcut(
     if not model.has_whole_layers:
         return None
 
-    def nothing_to_hint() -> bool:  # hints are made between a layer's parts
-        return governor is None or governor.is_quiet
+    def usable(chunk: Chunk) -> bool:
+        # Hints are made between a layer's parts, and snapshots of states in the middle of them.
+        return (governor is None or governor.is_quiet) and not chunk.takes_snapshots
 
-    return Shortcut(
-        LayerStage(model, cache, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
-    )
+    stage = LayerStage(model, cache, heat, routing_log, cpu)
+    return Shortcut(stage, model.spec.num_layers, usable)
 
 
 def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

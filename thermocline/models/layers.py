@@ -132,7 +132,7 @@ def whole_runs(chunk: Chunk) -> IntArray:
     runs = []
     for segment in chunk.segments:
         assert segment.state is not None, "a recurrent layer needs a state"
-        assert not segment.state.saves, "snapshots are taken of prompts"
+        assert not segment.state.saves, "a chunk that takes snapshots goes part by part"
         runs.append((segment.start, segment.length, segment.state.slot))
     return np.array(runs, np.int32).reshape(-1, 3)
 
