@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz sanitize check-neon oracle golden stub demo-model sample-trace clean \
+.PHONY: demo test lint check install fuzz fuzz-api sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
-	bench-overhead bench-larger
+	bench-overhead bench-http bench-http-large bench-larger load
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -33,6 +33,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt scripts/install.sh $(NATI
 fuzz: $(VENV)/.installed-dev
 	THERMOCLINE_FUZZ_FILES=20000 scripts/test.sh tests/unit/modelfile/test_fuzz.py --timeout 3000
 
+# 5,000 malformed bodies, and hundreds of requests made from /openapi.json for each of its operations.
+fuzz-api: $(VENV)/.installed-dev
+	THERMOCLINE_API_BODIES=5000 THERMOCLINE_API_EXAMPLES=300 scripts/test.sh \
+		tests/server/test_refusals.py tests/server/test_openapi.py --timeout 3000
+
 # The native code under the address, undefined-behaviour and thread sanitizers: some minutes.
 sanitize: $(VENV)/.installed-dev
 	scripts/sanitize.sh
@@ -44,6 +49,10 @@ check-neon:
 # Against transformers and llama.cpp, in an environment of their own.
 oracle:
 	scripts/oracle.sh
+
+# The server against clients from PyPI and npm, in an environment of their own.
+clients: $(VENV)/.installed-run
+	scripts/clients.sh
 
 # Write again the expected values that the suite checks without those packages.
 golden:
@@ -64,8 +73,12 @@ sample-trace: $(VENV)/.installed-run
 # (3.5 GB, and 18.6 GB for bench-memory). bench-llama builds llama.cpp the first time.
 bench: bench-layer bench-types bench-lag bench-llama
 
-bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap bench-overhead bench-larger: bench-%: $(VENV)/.installed-dev
+bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap bench-overhead bench-http bench-http-large bench-larger: bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
+
+# The server with 64 streams for three minutes; the test suite runs 16 for 20 s.
+load: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.server_load $(ARGS)
 
 clean:
 	rm -rf build $(VENV)

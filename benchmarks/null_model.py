@@ -9,6 +9,7 @@ import numpy as np
 
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import uniform_placement
+from thermocline.experts.routing_log import RoutingLog
 from thermocline.messages import LayerIndex, LayerSum, PartialSum, Routing, Tier
 from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.stages.attend import AttendStage
@@ -43,6 +44,7 @@ class NullModel:
     num_experts: int = 8
     used: int = 2
     spec: _NullSpec = field(init=False)
+    _routings: dict[tuple[int, int], Routing] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make the dimensions that stages ask for."""
@@ -57,11 +59,14 @@ class NullModel:
         return x
 
     def route(self, layer: LayerIndex, x: Any, *, prompt: bool) -> Any:  # noqa: ANN401
-        """Return x twice, and a routing that differs by row and layer."""
-        first = (np.arange(len(x)) + layer)[:, None] * self.used
-        ids = (first + np.arange(self.used)) % self.num_experts
-        weights = np.full(ids.shape, 1 / self.used, np.float32)
-        return x, x, Routing(ids.astype(np.int32), weights)
+        """Return x twice, and a routing that differs by row and layer; made once, since it is no overhead's part."""
+        key = (len(x), layer % self.num_experts)
+        if key not in self._routings:
+            first = (np.arange(len(x)) + layer)[:, None] * self.used
+            ids = (first + np.arange(self.used)) % self.num_experts
+            weights = np.full(ids.shape, 1 / self.used, np.float32)
+            self._routings[key] = Routing(ids.astype(np.int32), weights)
+        return x, x, self._routings[key]
 
     def layer(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:  # noqa: ANN401
         """Return x and a routing, as one job."""
@@ -113,17 +118,20 @@ def null_graph(
     """
     placement = uniform_placement(model.num_layers, model.num_experts, 0.5 if hot else 0.0)
     heat = ExpertHeat(model.num_layers, model.num_experts)
+    routing_log = RoutingLog()
     null: Any = model  # stands in for a Model; there is no cache
     no_pool: Any = None
     stages: dict[str, Any] = {
         "embed": EmbedStage(null, cpu),
         "attend": AttendStage(null, no_pool, cpu),
-        "router": RouterStage(null, placement, heat, cpu),
+        "router": RouterStage(null, placement, heat, routing_log, cpu),
         "cold": ColdStage(NullCompute(Tier.COLD, cpu)),
         "combine": CombineStage(_NullDense(), cpu),  # type: ignore[arg-type]
         "head": HeadStage(null, cpu),
     }
     if hot is not None:
         stages["hot"] = HotStage(NullCompute(Tier.HOT, hot))
-    way = Shortcut(LayerStage(null, no_pool, heat, cpu), model.num_layers, lambda: True)
+    way = Shortcut(
+        LayerStage(null, no_pool, heat, routing_log, cpu), model.num_layers, lambda: True
+    )
     return moe_graph(stages, model.num_layers, credits, way if shortcut else None)

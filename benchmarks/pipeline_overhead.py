@@ -1,8 +1,9 @@
 """What does the pipeline itself cost per layer? Usage `python -m benchmarks.pipeline_overhead`.
 
 Real lanes, channels, joins and stages over a model without arithmetic: a decode walk with each layer as
-one job, the same walk stage by stage, and prompts round the ring with two chunks in flight; each with the
-recorder off and on. Runs anywhere in seconds.
+one job, the same walk stage by stage; prompts of 64 tokens, two chunks in flight, that take turns on their
+lane in the same two ways, or go round the ring with half of the experts on a lane of their own. Each with
+the recorder off and on. Runs anywhere in seconds.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _NAME: Final = "pipeline_overhead"
 _LAYERS: Final = 48
+_WALK: Final = "decode, a layer as one job"
+_PROMPTS: Final = "prompts, a layer as one job"
 _MAX_WALK_US: Final = 25.0
 _MAX_RING_US: Final = 100.0
 
@@ -62,10 +65,16 @@ async def _time_chunks(runner: Runner, chunk: Chunk, count: int) -> float:
 
 
 async def _run(
-    recorder: Recorder, chunk: Chunk, *, credits: int, shortcut: bool, count: int
+    recorder: Recorder, chunk: Chunk, *, credits: int, shortcut: bool, hot: bool, count: int
 ) -> float:
-    with LaneThread(Lane.CPU, recorder) as lane:
-        graph = null_graph(NullModel(_LAYERS), lane, credits=credits, shortcut=shortcut)
+    with LaneThread(Lane.CPU, recorder) as lane, LaneThread(Lane.HOT, recorder) as device:
+        graph = null_graph(
+            NullModel(_LAYERS),
+            lane,
+            device if hot else None,
+            credits=credits,
+            shortcut=shortcut,
+        )
         runner = Runner(graph, recorder, lane)
         async with asyncio.TaskGroup() as group:
             group.create_task(runner.run())
@@ -80,21 +89,25 @@ def _cases(count: int) -> dict[str, Callable[[Recorder], float]]:
     decode = _chunk(0, 1, SegmentKind.DECODE)
     prompt = _chunk(0, 64, SegmentKind.PROMPT)
 
-    def case(chunk: Chunk, credits: int, shortcut: bool) -> Callable[[Recorder], float]:
+    def case(
+        chunk: Chunk, credits: int, *, shortcut: bool = False, hot: bool = False
+    ) -> Callable[[Recorder], float]:
         loop_factory = _fastest_loop()
 
         def run(recorder: Recorder) -> float:
             with asyncio.Runner(loop_factory=loop_factory) as runner:
                 return runner.run(
-                    _run(recorder, chunk, credits=credits, shortcut=shortcut, count=count)
+                    _run(recorder, chunk, credits=credits, shortcut=shortcut, hot=hot, count=count)
                 )
 
         return run
 
     return {
-        "walk, a layer as one job": case(decode, 1, True),
-        "walk, stage by stage": case(decode, 1, False),
-        "ring, two chunks in flight": case(prompt, 2, False),
+        _WALK: case(decode, 1, shortcut=True),
+        "decode, stage by stage": case(decode, 1),
+        _PROMPTS: case(prompt, 2, shortcut=True),
+        "prompts, stage by stage": case(prompt, 2),
+        "prompts, the ring with a hot lane": case(prompt, 2, hot=True),
     }
 
 
@@ -133,16 +146,16 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     for (name, side), values in spent.items():
         print(
-            f"{name:28} recorder {side:3}  {statistics.median(values):6.1f} us per chunk and layer"
+            f"{name:34} recorder {side:3}  {statistics.median(values):6.1f} us per chunk and layer"
         )
-    walk = statistics.median(spent["walk, a layer as one job", "off"])
-    ring = statistics.median(spent["ring, two chunks in flight", "off"])
-    print(f"{verdict(walk <= _MAX_WALK_US)}  walk {walk:.1f} us per layer, at most {_MAX_WALK_US}")
-    print(f"{verdict(ring <= _MAX_RING_US)}  ring {ring:.1f} us, at most {_MAX_RING_US}")
+    walk = statistics.median(spent[_WALK, "off"])
+    prompts = statistics.median(spent[_PROMPTS, "off"])
+    print(f"{verdict(walk <= _MAX_WALK_US)}  decode {walk:.1f} us, at most {_MAX_WALK_US}")
+    print(f"{verdict(prompts <= _MAX_RING_US)}  prompts {prompts:.1f} us, at most {_MAX_RING_US}")
     print(load)
     facts["foreign_cores"] = f"{load.cores:.2f}"
     write_rows(options.out, rows, facts)
-    return 0 if options.quick or (walk <= _MAX_WALK_US and ring <= _MAX_RING_US) else 1
+    return 0 if options.quick or (walk <= _MAX_WALK_US and prompts <= _MAX_RING_US) else 1
 
 
 if __name__ == "__main__":

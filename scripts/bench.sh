@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | larger [ARGUMENTS of the benchmark...]
+# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large | larger [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
 #                                 which builds it where it is missing)
@@ -52,6 +52,11 @@ case $what in
     "$python" -m benchmarks.overlap "$path" "$@"
     ;;
   overhead) "$python" -m benchmarks.pipeline_overhead "$@" ;;
+  http) "$python" -m benchmarks.http_overhead "$@" ;;
+  http-large)
+    path=$(model 8)
+    "$python" -m benchmarks.http_overhead "$path" "$@"
+    ;;
   memory)
     path=$(model 48)
     "$python" -m benchmarks.memory "$path" "$@"

@@ -5,18 +5,19 @@ Everything is made here and handed over complete; no part looks for another.
 
 from __future__ import annotations
 
-import threading
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.errors import ConfigError, EngineClosedError, ModelFileError
+from thermocline.errors import ConfigError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
@@ -38,13 +39,9 @@ from thermocline.pipeline.pace import Pace
 from thermocline.pipeline.request_states import RequestStates
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
-from thermocline.prefetch.advice import PageAdvisor
-from thermocline.prefetch.cache_model import CacheModel
-from thermocline.prefetch.governor import PrefetchGovernor
 from thermocline.prefetch.memory import page_cache_room_bytes
-from thermocline.prefetch.predictor import Predictor
-from thermocline.prefetch.readers import ReaderThreads
-from thermocline.prefetch.residency import ResidencyProbe
+from thermocline.prefetch.opening import open_governor
+from thermocline.sampling.matcher import Grammars
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
 from thermocline.stages.combine import CombineStage
@@ -54,11 +51,11 @@ from thermocline.stages.hot import HotStage
 from thermocline.stages.layer import LayerStage
 from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.router import RouterStage
-from thermocline.text.chat_template import ChatTemplate
+from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.vocabulary import TokenizerData
 from thermocline.traces.lanes import Lane
-from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+from thermocline.traces.recorder import MemoryRecorder
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
@@ -66,61 +63,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from numpy.typing import NDArray
+
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
-    from thermocline.kernels.timeline import PoolTimeline
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
+    from thermocline.prefetch.governor import PrefetchGovernor
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
 
 # A context that nobody asked for should not reserve tens of gigabytes of address space.
 _DEFAULT_MAX_CONTEXT_TOKENS = 32768
 
-# Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
-_SPARE_BYTES = 256 << 20
+# Beyond 512 tokens a chunk computes hardly faster. A file that does not fit is read once for each chunk.
+_CHUNK_TOKENS = 512
+_CHUNK_TOKENS_OF_LARGE_FILES = 2048
 
 
-class TemplateHolder:
-    """Starts the chat template's child process when the first chat prompt asks for it."""
+class LoadStep(StrEnum):
+    """What opening a model consists of, in order."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        self._source = source
-        self._tokenizer = tokenizer
-        self._lock = threading.Lock()
-        self._template: ChatTemplate | None = None
-        self._closed = False
-
-    def get(self) -> ChatTemplate:
-        """Return the template, from any thread.
-
-        Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
-        after `close`.
-        """
-        if not self._source:
-            raise ConfigError(
-                "this model file has no chat template: give a plain prompt, or use an instruct model"
-            )
-        with self._lock:
-            if self._closed:
-                raise EngineClosedError("the engine is closed: open a new one")
-            if self._template is None:
-                tokenizer = self._tokenizer
-                self._template = ChatTemplate(
-                    self._source,
-                    bos_token=_token_text(tokenizer, tokenizer.bos_id),
-                    eos_token=_token_text(tokenizer, tokenizer.eos_id),
-                    control_tokens=tokenizer.control_texts,
-                )
-            return self._template
-
-    def close(self) -> None:
-        """End the child process, if there is one, and start no other."""
-        with self._lock:
-            self._closed = True
-            if self._template is not None:
-                self._template.close()
+    FILE = "file"
+    WEIGHTS = "weights"
+    TOKENIZER = "tokenizer"
+    EXPERTS = "experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +100,20 @@ class EngineParts:
     kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
+    hot_mask: NDArray[np.bool_]
+    """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
-    recorder: Recorder
+    recorder: MemoryRecorder
+    lanes: tuple[LaneThread, ...]
     runner: Runner
     step_loop: StepLoop
     max_context_tokens: int
-    token_bytes: int | None
-    """What one decoded token makes the engine read, at least; None when that is not known."""
+    chunk_tokens: int
+    """The most prompt tokens of one chunk."""
+    footprint: Footprint
     template: TemplateHolder
+    grammars: Grammars
     resources: ExitStack
 
     def close(self) -> None:
@@ -147,47 +121,67 @@ class EngineParts:
         self.resources.close()
 
 
-def load_parts(path: str | os.PathLike[str], config: EngineConfig) -> EngineParts:
+def load_parts(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    on_step: Callable[[LoadStep], None] = lambda step: None,
+) -> EngineParts:
     """Open the file and build all parts; on any error, what was opened is closed again.
 
-    Raises ModelError, ConfigError or NativeModuleError.
+    on_step is told what begins. Raises ModelError, ConfigError or NativeModuleError.
     """
+    on_step(LoadStep.FILE)
     with ExitStack() as resources:
-        parts = _build(path, config, resources)
+        parts = _build(path, config, resources, on_step)
         resources.pop_all()
         return parts
 
 
-def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitStack) -> EngineParts:
+def _build(
+    path: str | os.PathLike[str],
+    config: EngineConfig,
+    resources: ExitStack,
+    on_step: Callable[[LoadStep], None],
+) -> EngineParts:
     owned = ExitStack()
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
-    recorder = _recorder(config)
+    recorder = MemoryRecorder(config.trace.max_records, enabled=config.trace.enabled)
     kernels = _kernels(config)
+    on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
-    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
-    _require_equal_vocabularies(file, model, tokenizer)
-    source = file.metadata.get_str("tokenizer.chat_template", default="")
-    template = TemplateHolder(source, tokenizer)
+    on_step(LoadStep.TOKENIZER)
+    tokenizer = _tokenizer(file, model)
+    template = TemplateHolder(
+        file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
+    )
+    grammars = Grammars(tokenizer)
     owned.callback(template.close)
+    owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     cache, allocator = _cache(config, spec, max_context_tokens)
+    on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
-    hot_fraction = config.placement.hot_fraction if is_split else 0.0
     placement = uniform_placement(
-        spec.num_layers, spec.router.num_experts, hot_fraction, spec.num_dense_layers
+        spec.num_layers,
+        spec.router.num_experts,
+        config.placement.hot_fraction if is_split else 0.0,
+        spec.num_dense_layers,
     )
+    hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
+    routing_log = RoutingLog()
     cpu = owned.enter_context(
         LaneThread(
             Lane.CPU,
             recorder,
-            timeline=_timeline(config, kernels),
+            timeline=kernels.timeline(),
             slowdown=config.scheduler.decode_slowdown,
         )
     )
+    lanes = [cpu]
     fingerprint = placement_fingerprint(spec, placement)
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
@@ -196,7 +190,7 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, cache, cpu),
-        "router": RouterStage(model, placement, heat, cpu),
+        "router": RouterStage(model, placement, heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
@@ -205,49 +199,57 @@ def _build(path: str | os.PathLike[str], config: EngineConfig, resources: ExitSt
         stages["hot"] = HotStage(
             cpu_experts(Tier.HOT)
             if config.placement.hot_device == "cpu"
-            else _simulated(config, catalog, placement, fingerprint, recorder, owned)
+            else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
         )
     governor = None
     if config.prefetch.mode != "off":
-        governor = _governor(config, file, model, catalog, placement, recorder)
+        probes = config.prefetch.mode == "auto"
+        governor = open_governor(file, model, catalog, ~hot_mask, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None
-    if model.has_whole_layers and not is_split:
-        stage = LayerStage(model, cache, heat, cpu)
-        shortcut = Shortcut(stage, spec.num_layers, _nothing_to_hint(governor))
-    num_credits = config.scheduler.max_prompt_chunks + 1  # a decode step finds one, always
+    shortcut = None if is_split else _shortcut(model, cache, heat, routing_log, cpu, governor)
     runner = Runner(
-        moe_graph(stages, spec.num_layers, num_credits, shortcut),
+        # One more credit than prompts take: a decode step finds one, always.
+        moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
         recorder,
         cpu,
         overlap=config.scheduler.overlap,
     )
+    chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
     scheduler = Scheduler(
-        config.scheduler,
+        replace(config.scheduler, prefill_chunk_tokens=chunk_tokens),
         allocator,
         max_context_tokens,
         kinds_differ=kernels.prompts_differ,
         states=_request_states(config, spec),
     )
-    sizer = ChunkSizer(config.scheduler.prefill_chunk_tokens, config.scheduler.decode_slowdown)
     return EngineParts(
         model=model,
         kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
+        hot_mask=hot_mask,
         heat=heat,
         governor=governor,
         recorder=recorder,
+        lanes=tuple(lanes),
         runner=runner,
-        step_loop=StepLoop(scheduler, runner, recorder, Pace(sizer, cpu.take_times)),
+        step_loop=StepLoop(
+            scheduler, runner, recorder, _pace(config, chunk_tokens, cpu), routing_log
+        ),
         max_context_tokens=max_context_tokens,
-        token_bytes=measure_footprint(
+        chunk_tokens=chunk_tokens,
+        footprint=measure_footprint(
             trunk_tensors(file.tensors.values(), spec.num_layers), spec.router
-        ).token_bytes,
+        ),
         template=template,
+        grammars=grammars,
         resources=owned,
     )
+
+
+def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
+    return Pace(ChunkSizer(chunk_tokens, config.scheduler.decode_slowdown), cpu.take_times)
 
 
 def _simulated(
@@ -257,6 +259,7 @@ def _simulated(
     fingerprint: str,
     recorder: Recorder,
     owned: ExitStack,
+    lanes: list[LaneThread],
 ) -> SimulatedExpertCompute:
     wanted = config.placement
     experts = DeviceExperts(catalog, placement, wanted.simulated_memory_bytes)
@@ -265,44 +268,26 @@ def _simulated(
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
     kernels = _kernels(config, threads=1)
     device = owned.enter_context(LaneThread(Lane.HOT, recorder))
+    lanes += (engine_lane, device)
     return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
 
 
-def _nothing_to_hint(governor: PrefetchGovernor | None) -> Callable[[], bool]:
-    """Whether a layer's parts may run in one: hints are made between them."""
-    return (lambda: True) if governor is None else (lambda: governor.is_quiet)
-
-
-def _governor(
-    config: EngineConfig,
-    file: ModelFile,
+def _shortcut(
     model: Model,
-    catalog: ExpertCatalog,
-    placement: Placement,
-    recorder: Recorder,
-) -> PrefetchGovernor:
-    layers = [LayerIndex(n) for n in range(catalog.num_layers)]
-    reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + _SPARE_BYTES
+    cache: SequenceCache,
+    heat: ExpertHeat,
+    routing_log: RoutingLog,
+    cpu: LaneThread,
+    governor: PrefetchGovernor | None,
+) -> Shortcut | None:
+    if not model.has_whole_layers:
+        return None
 
-    def room_bytes() -> int:
-        return page_cache_room_bytes() - reserved_bytes
+    def nothing_to_hint() -> bool:  # hints are made between a layer's parts
+        return governor is None or governor.is_quiet
 
-    advisor = PageAdvisor(file)
-    # Advice: where the kernel refuses it, more is read than is needed, and nothing else.
-    with suppress(OSError):
-        for layer in layers:
-            advisor.stop_read_ahead(catalog.layer_spans(layer))
-    expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
-    cold = ~np.array([placement.hot_mask(layer) for layer in layers])
-    cold[: model.spec.num_dense_layers] = False  # nothing to fetch
-    return PrefetchGovernor(
-        CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
-        Predictor(model.router_weights, catalog.num_layers, catalog.num_experts),
-        ReaderThreads(catalog, advisor, recorder),
-        recorder,
-        cold=cold,
-        room_bytes=room_bytes,
-        probe=ResidencyProbe(file, catalog) if config.prefetch.mode == "auto" else None,
+    return Shortcut(
+        LayerStage(model, cache, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
     )
 
 
@@ -313,12 +298,9 @@ def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
 
 
-def _timeline(config: EngineConfig, kernels: Kernels) -> PoolTimeline | None:
-    return kernels.timeline() if config.trace.enabled else None
-
-
-def _recorder(config: EngineConfig) -> Recorder:
-    return MemoryRecorder(config.trace.max_events) if config.trace.enabled else NullRecorder()
+def _chunk_tokens(file: ModelFile) -> int:
+    fits = file.total_tensor_bytes <= page_cache_room_bytes()
+    return _CHUNK_TOKENS if fits else _CHUNK_TOKENS_OF_LARGE_FILES
 
 
 def _context(config: EngineConfig, context_length: int) -> int:
@@ -369,7 +351,8 @@ def _cache_type(name: str, head_dim: int) -> CacheType:
     return CacheType[name.upper()]
 
 
-def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokenizer) -> None:
+def _tokenizer(file: ModelFile, model: Model) -> Tokenizer:
+    tokenizer = Tokenizer(TokenizerData.from_metadata(file.metadata, path=file.path))
     if tokenizer.vocab_size != model.spec.vocab_size:
         raise ModelFileError(
             file.path,
@@ -377,7 +360,4 @@ def _require_equal_vocabularies(file: ModelFile, model: Model, tokenizer: Tokeni
             f"{model.spec.vocab_size} rows",
             fix="convert or download the model again",
         )
-
-
-def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
-    return "" if token_id is None else tokenizer.token_text(token_id)
+    return tokenizer

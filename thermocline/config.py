@@ -117,7 +117,10 @@ class SchedulerConfig:
     """How requests become chunks."""
 
     prefill_chunk_tokens: int = setting(
-        512, "--prefill-chunk", "Prompt tokens that walk through the layers together."
+        0,
+        "--prefill-chunk",
+        "Prompt tokens that walk through the layers together, at most; 0 is 512, or 2048 where the model "
+        "is larger than the memory and every chunk reads it anew.",
     )
     max_prompt_chunks: int = setting(
         2,
@@ -141,14 +144,17 @@ class SchedulerConfig:
         "Let stages work side by side; without it one works at a time, to measure what overlap gives.",
     )
     max_requests: int = setting(
-        64, "--max-requests", "Requests accepted at a time, running and waiting; one more is busy."
+        128, "--max-requests", "Requests accepted at a time, running and waiting; one more is busy."
+    )
+    max_queue: int = setting(
+        64, "--max-queue", "Requests that may wait for room in the cache; one more is busy."
     )
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
         _require(
-            self.prefill_chunk_tokens >= 1,
-            f"--prefill-chunk is {self.prefill_chunk_tokens}; it must be at least 1",
+            self.prefill_chunk_tokens >= 0,
+            f"--prefill-chunk is {self.prefill_chunk_tokens}; it must be at least 1, or 0 to choose",
         )
         _require(
             self.max_prompt_chunks >= 1,
@@ -161,6 +167,7 @@ class SchedulerConfig:
         _require(
             self.max_requests >= 1, f"--max-requests is {self.max_requests}; it must be at least 1"
         )
+        _require(self.max_queue >= 1, f"--max-queue is {self.max_queue}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +216,8 @@ class TraceConfig:
     """Recording of the timeline."""
 
     enabled: bool = False
-    max_events: int = 1 << 20
-    """Events kept; the oldest are dropped beyond it."""
+    max_records: int = 1 << 17
+    """Records kept, one for each job of a chunk's layer; the oldest are dropped beyond it."""
 
 
 @dataclass(frozen=True, slots=True)

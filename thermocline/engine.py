@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import operator
+import time
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thermocline.config import EngineConfig
 from thermocline.engine_thread import EngineThread
-from thermocline.errors import PromptTooLongError, RequestError
+from thermocline.errors import RequestError
+from thermocline.experts.figures import ExpertFigures
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.machine import machine_facts
-from thermocline.messages import PromptLogits, PromptProgress, RequestFailed, RequestId, TokenEvent
+from thermocline.machine import bytes_read_from_storage, machine_facts
+from thermocline.messages import (
+    PromptLogits,
+    PromptProgress,
+    RequestFailed,
+    RequestId,
+    RequestOptions,
+    TokenEvent,
+)
 from thermocline.pipeline.generation import Generation
 from thermocline.pipeline.mailbox import Mailbox
 from thermocline.sampling.params import SamplingParams
 from thermocline.text.chat_prompt import encode_chat
+from thermocline.text.prompt_ids import checked_prompt
 from thermocline.traces.chrome import write_chrome
 from thermocline.traces.clock import MonotonicClock
-from thermocline.traces.events import ExpertUse
+from thermocline.traces.events import ExpertUse, Trace
+from thermocline.traces.lanes import Lane, Track
 
 if TYPE_CHECKING:
     import os
@@ -34,19 +45,26 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from thermocline.assembly import EngineParts
+    from thermocline.assembly import EngineParts, LoadStep
     from thermocline.experts.placement import Placement
     from thermocline.messages import MachineLimits
+    from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.loop import StepLoop
     from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
+    from thermocline.sampling.constraint import Constraint
+    from thermocline.sampling.matcher import Matcher
     from thermocline.text.tokenizer import Tokenizer
+    from thermocline.text.tool_formats import TemplateFacts
     from thermocline.traces.events import Event
 
 # More than any last-level cache holds of it, and read within a second.
 _LIMIT_SAMPLE_BYTES = 1 << 30
+
+# A large schema takes half a second; the first one waits for the vocabulary's table besides.
+_COMPILE_TIMEOUT_S = 10.0
 
 R = TypeVar("R")
 
@@ -79,9 +97,11 @@ class Engine:
     """
 
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig) -> None:
+        self.config = config
         self._thread = EngineThread(path, config)
         self._request_ids = itertools.count(1)
         self._limits: MachineLimits | None = None
+        self._max_requests = config.scheduler.max_requests
 
     @classmethod
     def open(
@@ -105,14 +125,39 @@ class Engine:
         return self._parts.tokenizer
 
     @property
+    def template_facts(self) -> TemplateFacts:
+        """What the model's chat template tells of its answers."""
+        return self._parts.template.facts
+
+    @property
+    def template_source(self) -> str:
+        """The text of the model's chat template, empty for none."""
+        return self._parts.template.source
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that are accepted at a time, running and waiting."""
+        return self._max_requests
+
+    @property
     def placement(self) -> Placement:
         """Which experts are hot."""
         return self._parts.placement
 
     @property
+    def footprint(self) -> Footprint:
+        """What the model's bytes are for."""
+        return self._parts.footprint
+
+    @property
     def max_context_tokens(self) -> int:
         """Prompt and answer of one request must fit into so many tokens."""
         return self._parts.max_context_tokens
+
+    @property
+    def chunk_tokens(self) -> int:
+        """The most tokens of a prompt that walk through the layers together."""
+        return self._parts.chunk_tokens
 
     async def generate(
         self,
@@ -133,24 +178,33 @@ class Engine:
         engine fails.
         """
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        request, mailbox = await self._submit(
-            token_ids, params or SamplingParams(), priority=priority, cache_salt=cache_salt
-        )
+        options = RequestOptions(priority=priority, cache_salt=cache_salt)
+        events = self.events(token_ids, params or SamplingParams(), options)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, TokenEvent):
+                    yield event
+                elif isinstance(event, PromptProgress) and on_prompt_progress is not None:
+                    on_prompt_progress(event.num_computed, event.num_total)
+
+    async def events(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+    ) -> AsyncGenerator[TokenEvent | PromptProgress | PromptLogits, None]:
+        """Yield all that happens to one request, in order. Raises like `generate`."""
+        request, mailbox = await self._submit(token_ids, params, options)
         try:
             while True:
                 event = await mailbox.get()
-                match event:
-                    case TokenEvent():
-                        yield event
-                        if event.finish_reason is not None:
-                            return
-                    case PromptProgress():
-                        if on_prompt_progress is not None:
-                            on_prompt_progress(event.num_computed, event.num_total)
-                    case RequestFailed():
-                        raise event.error
-                    case PromptLogits():
-                        raise AssertionError("only score() asks for prompt logits")
+                if isinstance(event, RequestFailed):
+                    raise event.error
+                yield event
+                if isinstance(event, PromptLogits):
+                    self._post(lambda loop: loop.resume(request))
+                elif isinstance(event, TokenEvent) and event.finish_reason is not None:
+                    return
         finally:
             self._post(lambda loop: loop.abort(request))
 
@@ -159,28 +213,22 @@ class Engine:
 
         The next chunk is computed when the last was taken. Raises like `generate`.
         """
-        params = SamplingParams(max_tokens=0)
-        request, mailbox = await self._submit(token_ids, params, wants_prompt_logits=True)
-        try:
-            while True:
-                event = await mailbox.get()
-                match event:
-                    case PromptLogits():
-                        yield event
-                        self._post(lambda loop: loop.resume(request))
-                    case RequestFailed():
-                        raise event.error
-                    case TokenEvent():
-                        return
-                    case PromptProgress():
-                        continue
-        finally:
-            self._post(lambda loop: loop.abort(request))
+        options = RequestOptions(wants_prompt_logits=True)
+        events = self.events(token_ids, SamplingParams(max_tokens=0), options)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, PromptLogits):
+                    yield event
 
-    async def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
-        """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text."""
-        tokenizer = self.tokenizer
-        return await asyncio.to_thread(tokenizer.encode, text, parse_special=parse_special)
+    async def encode(
+        self, text: str, *, parse_special: bool = True, add_bos: bool | None = None
+    ) -> list[int]:
+        """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text.
+
+        parse_special, add_bos: as in `Tokenizer.encode`.
+        """
+        encode = self.tokenizer.encode
+        return await asyncio.to_thread(encode, text, parse_special=parse_special, add_bos=add_bos)
 
     async def encode_chat(
         self,
@@ -188,20 +236,40 @@ class Engine:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        template: str | None = None,
     ) -> list[int]:
         """Return the token ids of a chat prompt, ready for the assistant's answer.
 
-        messages: OpenAI-style dicts. Text of messages can not form control tokens. Raises
-        ChatTemplateError when the template refuses them, RequestError when their shape is wrong.
+        messages: OpenAI-style dicts. Text of messages can not form control tokens. continue_final: the
+        last message is the beginning of the answer. template: the text of another template than the
+        model's. Raises ChatTemplateError when the template refuses them, RequestError when their shape
+        is wrong.
         """
         parts = self._parts
 
         def encode() -> list[int]:
-            return encode_chat(
-                parts.tokenizer, parts.template.get(), messages, tools=tools, variables=variables
-            )
+            with parts.template.borrow(template) as borrowed:
+                return encode_chat(
+                    parts.tokenizer,
+                    borrowed,
+                    messages,
+                    tools=tools,
+                    variables=variables,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final=continue_final,
+                )
 
         return await asyncio.to_thread(encode)
+
+    async def prepare_constraints(self) -> None:
+        """Make now what the first constrained answer would make: the vocabulary's table.
+
+        With 150,000 tokens that holds the interpreter for a second, which a server should not do while
+        it answers others. A model without end tokens has none.
+        """
+        await asyncio.wrap_future(self._parts.grammars.prepare())
 
     def statistics(self) -> EngineStatistics:
         """Return the counters so far."""
@@ -212,6 +280,23 @@ class Engine:
             parts.heat.counts(),
             parts.placement,
             None if governor is None else governor.statistics(),
+        )
+
+    def expert_figures(self) -> ExpertFigures:
+        """Return what became of chosen experts so far; tens of microseconds."""
+        parts = self._parts
+        counts = parts.heat.counts()
+        total, hot = int(counts.sum()), int(counts[parts.hot_mask].sum())
+        governor, busy = parts.governor, self.busy_ns()
+        return ExpertFigures(
+            hits=hot,
+            misses=total - hot if parts.hot_mask.any() else 0,
+            prefetched=0 if governor is None else governor.statistics().total_experts,
+            cpu=total - hot,
+            bytes_disk=bytes_read_from_storage(),
+            cpu_ns=max((ns for track, ns in busy.items() if track.lane is Lane.CPU), default=0),
+            device_ns=busy.get(Track(Lane.HOT), 0),
+            at_ns=time.perf_counter_ns(),
         )
 
     async def snapshot(self) -> SchedulerSnapshot:
@@ -242,9 +327,44 @@ class Engine:
         self._limits = await asyncio.to_thread(parts.kernels.measure_limits, sample)
         return self._limits
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether the recorder takes what happens."""
+        return self._parts.recorder.enabled
+
     def trace_events(self) -> list[Event]:
-        """Return what the recorder holds; empty unless the config enabled the trace."""
+        """Return what the recorder holds; empty unless the config enabled the trace, or it was started."""
         return self._parts.recorder.events()
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether the timeline is being recorded."""
+        return self._parts.recorder.enabled
+
+    def start_trace(self) -> None:
+        """Record the timeline from now on; what was recorded before is forgotten."""
+        self._parts.recorder.start()
+
+    def stop_trace(self) -> tuple[Trace, int]:
+        """Record no more; return what was recorded, and how many older events had no room.
+
+        Takes some microseconds per event: call it off the event loop.
+        """
+        events, num_dropped = self._parts.recorder.stop()
+        return Trace(tuple(events), self._trace_metadata(), self._expert_use()), num_dropped
+
+    def busy_ns(self) -> dict[Track, int]:
+        """Return how long each lane has worked since the engine was opened, in nanoseconds.
+
+        Of two readings, the difference over the time between them is the busy share. Costs next to nothing.
+        """
+        parts = self._parts
+        busy = {Track(Lane.LOOP): parts.step_loop.busy_ns()}
+        for lane in parts.lanes:
+            busy |= lane.busy_ns()
+        if parts.governor is not None:
+            busy[Track(Lane.PAGECACHE)] = parts.governor.busy_ns()
+        return busy
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline as Chrome JSON (gzipped when the name ends in .gz). Raises ConfigError.
@@ -252,8 +372,15 @@ class Engine:
         With it go the machine, how often each expert was chosen, and what a token reads at least
         beside what the machine can read, if `measure_limits` was called.
         """
-        parts = self._parts
-        facts = machine_facts()
+        write_chrome(
+            path,
+            self.trace_events(),
+            metadata=self._trace_metadata(),
+            expert_use=self._expert_use(),
+        )
+
+    def _trace_metadata(self) -> dict[str, str | int | float]:
+        footprint, facts = self.footprint, machine_facts()
         metadata: dict[str, str | int | float] = {
             "model": self.spec.name,
             "architecture": self.spec.architecture,
@@ -261,13 +388,15 @@ class Engine:
             "cores": facts.num_usable_cores,
             "thermocline": facts.versions["thermocline"],
         }
-        if parts.token_bytes is not None:
-            metadata["token_bytes"] = parts.token_bytes
+        if footprint.token_bytes is not None:
+            metadata["token_bytes"] = footprint.token_bytes
         if self._limits is not None:
             metadata["read_bytes_per_s"] = self._limits.read_bytes_per_s
-        counts = tuple(tuple(row) for row in parts.heat.counts().tolist())
-        use = ExpertUse(counts, parts.placement.hot)
-        write_chrome(path, self.trace_events(), metadata=metadata, expert_use=use)
+        return metadata
+
+    def _expert_use(self) -> ExpertUse:
+        counts = tuple(tuple(row) for row in self._parts.heat.counts().tolist())
+        return ExpertUse(counts, self._parts.placement.hot)
 
     @property
     def is_running(self) -> bool:
@@ -286,15 +415,13 @@ class Engine:
         self,
         token_ids: Sequence[int],
         params: SamplingParams,
-        *,
-        wants_prompt_logits: bool = False,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        options: RequestOptions,
     ) -> tuple[RequestId, Mailbox]:
         parts = self._parts
-        prompt = _checked_prompt(token_ids, parts)
+        prompt = checked_prompt(token_ids, parts.tokenizer.vocab_size, parts.max_context_tokens)
+        matcher = await self._matcher(params.constraint)
         request = RequestId(next(self._request_ids))
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(asyncio.get_running_loop(), options.max_unread_entries)
         generation = Generation(
             request,
             prompt,
@@ -303,9 +430,8 @@ class Engine:
             mailbox,
             parts.recorder,
             MonotonicClock(),
-            wants_prompt_logits=wants_prompt_logits,
-            priority=priority,
-            cache_salt=cache_salt,
+            options,
+            matcher,
         )
         try:
             await self._call(lambda loop: loop.submit(generation))
@@ -314,6 +440,19 @@ class Engine:
             self._post(lambda loop: loop.abort(request))
             raise
         return request, mailbox
+
+    async def _matcher(self, constraint: Constraint | None) -> Matcher | None:
+        """Return a matcher, compiled away from both event loops."""
+        if constraint is None:
+            return None
+        compiling = asyncio.wrap_future(self._parts.grammars.submit(constraint))
+        try:
+            return await asyncio.wait_for(compiling, _COMPILE_TIMEOUT_S)
+        except TimeoutError as error:
+            raise RequestError(
+                f"{constraint.param} was not compiled within {_COMPILE_TIMEOUT_S:g} s: simplify it",
+                param=constraint.param,
+            ) from error
 
     async def _call(self, action: Callable[[StepLoop], R]) -> R:
         return await self._thread.call(action)
@@ -327,6 +466,11 @@ class EngineContext:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+
+    @property
+    def load_step(self) -> LoadStep | None:
+        """What opening does at present, or did last; None before it began."""
+        return self._engine._thread.load_step
 
     async def __aenter__(self) -> Engine:
         thread = self._engine._thread
@@ -347,31 +491,3 @@ class EngineContext:
     ) -> None:
         self._engine._thread.request_close()
         await self._engine._thread.wait_ended()
-
-
-def _checked_prompt(token_ids: Sequence[int], parts: EngineParts) -> list[int]:
-    vocab_size = parts.tokenizer.vocab_size
-    if len(token_ids) == 0:
-        raise RequestError("the prompt is empty: give at least one token", param="prompt")
-    if len(token_ids) > parts.max_context_tokens:
-        # First, so that a prompt of millions of ids costs the caller's loop nothing.
-        raise PromptTooLongError(len(token_ids), parts.max_context_tokens)
-    checked = []
-    for token_id in token_ids:
-        try:
-            # Integers of any kind, NumPy's included; True is a slip, not token 1.
-            checked.append(operator.index(token_id))
-            is_integer = not isinstance(token_id, bool)
-        except TypeError:
-            is_integer = False
-        if not is_integer:
-            raise RequestError(
-                f"a prompt token is {token_id!r}: give integers from 0 to {vocab_size - 1}",
-                param="prompt",
-            )
-        if not 0 <= checked[-1] < vocab_size:
-            raise RequestError(
-                f"prompt token {token_id} is outside of the vocabulary: give 0 to {vocab_size - 1}",
-                param="prompt",
-            )
-    return checked

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from thermocline.assembly import EngineParts
+    from thermocline.assembly import EngineParts, LoadStep
     from thermocline.config import EngineConfig
     from thermocline.pipeline.loop import StepLoop
 
@@ -36,6 +36,8 @@ class EngineThread:
         self._ended: Future[None] = Future()
         self._lock = threading.Lock()
         self._pending: set[Future[Any]] = set()
+        self.load_step: LoadStep | None = None
+        """What opening does at present, or did last."""
         self._thread = threading.Thread(target=self._run, name="thermocline engine", daemon=True)
 
     def __repr__(self) -> str:
@@ -132,8 +134,11 @@ class EngineThread:
             if not call.done() and call.set_running_or_notify_cancel():
                 call.set_exception(EngineClosedError("the engine is closed: open a new one"))
 
+    def _note_step(self, step: LoadStep) -> None:
+        self.load_step = step
+
     async def _main(self) -> None:
-        parts = load_parts(self._path, self._config)
+        parts = load_parts(self._path, self._config, self._note_step)
         try:
             self._ready.set_result((parts, asyncio.get_running_loop()))
             await parts.step_loop.run()

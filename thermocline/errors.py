@@ -9,6 +9,7 @@
     |  |- PromptTooLongError   prompt and answer do not fit the context
     |  '- ChatTemplateError    the chat template refused or could not render these messages
     |- BusyError               no room for the request now: try again later
+    |- ReaderTooSlowError      what reads an answer fell too far behind it: read faster
     |- NativeModuleError       the compiled core is missing or does not fit: build it
     '- EngineError             the engine can not go on
        |- EngineClosedError    it was closed, or is closing
@@ -93,6 +94,10 @@ class ChatTemplateError(RequestError):
 
 class BusyError(ThermoclineError):
     """All places are taken; nothing was lost, try again later."""
+
+
+class ReaderTooSlowError(ThermoclineError):
+    """What reads an answer fell further behind than it may; the answer was ended."""
 
 
 class NativeModuleError(ThermoclineError, ImportError):

@@ -68,6 +68,17 @@ def parse_cpu_limit(text: str) -> float | None:
     return int(quota) / int(period)
 
 
+def bytes_read_from_storage() -> int:
+    """Return the bytes that the system read from storage for this process, page faults included.
+
+    0 where the system does not tell.
+    """
+    try:
+        return int(psutil.Process().io_counters().read_bytes)
+    except (AttributeError, psutil.Error, OSError):
+        return 0
+
+
 def parse_memory_limit(text: str) -> int | None:
     """Return the bytes that a cgroup's memory.max allows, None for no limit."""
     return int(text) if text.strip().isdigit() else None

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
+ExpertIds = NDArray[np.int16]
+"""The experts of each token and layer, best first: [T, layers, K]."""
 
 RequestId = NewType("RequestId", int)
 ChunkId = NewType("ChunkId", int)
@@ -91,6 +93,8 @@ class Chunk:
     positions: IntArray
     kv_slots: IntArray
     logits_rows: IntArray
+    wants_routing: bool = False
+    """Whether some of its requests want to know which experts are chosen."""
 
     @property
     def chunk(self) -> Chunk:
@@ -268,11 +272,14 @@ class Timings:
     """From its first token to its last."""
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found computed when the request started."""
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """Prompt tokens per second of `prompt_s`."""
-        return self.num_prompt_tokens / self.prompt_s if self.prompt_s else 0.0
+        """Prompt tokens computed per second of `prompt_s`."""
+        num_computed = self.num_prompt_tokens - self.num_cached_tokens
+        return num_computed / self.prompt_s if self.prompt_s else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -312,16 +319,47 @@ class TokenEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     finish_reason: FinishReason | None = None
+    stop: str | None = None
+    """The stop string that ended the answer."""
     timings: Timings | None = None
+    routing: ExpertIds | None = None
+    """At the end, if asked for: of all tokens but the last, which is not computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How a request is served, whatever its tokens.
+
+    priority: the lower value is served first. cache_salt: what is computed for the prompt is shared only
+    with requests of the same one, so that nobody can learn from its speed what others asked.
+    """
+
+    priority: int = 0
+    cache_salt: str | None = None
+    wants_prompt_logits: bool = False
+    """Events bring the logits after every prompt token, a chunk at a time; the next chunk is computed
+    when the last was taken. Such a prompt is computed whole, whatever is cached of it."""
+    wants_routing: bool = False
+    """The last event brings the experts of every token; so the prompt is computed whole too."""
+    wants_timings: bool = False
+    """Every event has timings, not only the last."""
+    max_unread_entries: int | None = None
+    """Tokens, with the likely ones beside them, that may wait to be taken; at more the answer ends with
+    ReaderTooSlowError. None is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How much of a prompt is computed, in tokens."""
+    """How much of a prompt is computed, in tokens; num_cached of them were found computed.
+
+    elapsed_s: since its first chunk was begun.
+    """
 
     request: RequestId
     num_computed: int
     num_total: int
+    num_cached: int = 0
+    elapsed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

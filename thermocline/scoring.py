@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.errors import RequestError
+from thermocline.messages import TokenLogprob
+from thermocline.sampling import logits as maths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,6 +79,24 @@ def negative_log_likelihood(logits: NDArray[np.float32], token_ids: NDArray[np.i
         chosen = rows[np.arange(len(wanted)), wanted]
         total += float((np.log(np.exp(rows).sum(axis=-1)) - chosen).sum())
     return total
+
+
+def token_logprobs(
+    logits: NDArray[np.float32], token_ids: Sequence[int], num_top: int
+) -> list[tuple[TokenLogprob, tuple[TokenLogprob, ...]]]:
+    """Return each token's log-probability and the `num_top` most likely ones in its place.
+
+    logits: float32 [rows, vocabulary], raw, the row before each of token_ids [rows].
+    """
+    scored = []
+    for row, token_id in zip(logits, token_ids, strict=True):
+        normaliser = maths.log_normaliser(row)
+        chosen, *top = (
+            TokenLogprob(int(i), float(row[i]) - normaliser)
+            for i in (token_id, *maths.most_likely(row, num_top))
+        )
+        scored.append((chosen, tuple(top)))
+    return scored
 
 
 def _windows(engine: Engine, token_ids: Sequence[int], window_tokens: int) -> list[Sequence[int]]:

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "thermocline/codebooks.h"
 #include "thermocline/compute.h"
@@ -103,11 +104,16 @@ class Core {
     ThreadPool& pool() { return pool_; }
     int64_t timeline_capacity() const { return timeline_capacity_; }
     void start_timeline(int64_t capacity) {
-        require(timeline_capacity_ == 0 && capacity >= 1, "a timeline starts once, with room for a job");
-        pool_.start_timeline(capacity);
+        require(capacity >= 1 && (timeline_capacity_ == 0 || timeline_capacity_ == capacity),
+                "a timeline has room for a job, and always the same");
         timeline_capacity_ = capacity;
+        pool_.start_timeline(capacity);
     }
-    void mark(int64_t mark) { pool_.mark(mark); }
+    std::vector<int64_t> busy_ns() const {
+        std::vector<int64_t> each;
+        for (int index = 0; index < threads(); ++index) each.push_back(pool_.busy_ns(index));
+        return each;
+    }
 
    private:
     static int checked(int threads) {

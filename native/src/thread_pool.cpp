@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -47,6 +48,19 @@ void pin_to_nth_allowed(int n) {
     }
 }
 
+// How long one thread worked: that many nanoseconds while it waits, less the time at which its job began while it
+// works, which is below zero then. One number, so that a reader never sees half of a change. On a line of its own.
+struct alignas(64) Busy {
+    std::atomic<int64_t> value{0};
+
+    void begin(int64_t at) { value.store(value.load(std::memory_order_relaxed) - at, std::memory_order_relaxed); }
+    void end(int64_t at) { value.store(value.load(std::memory_order_relaxed) + at, std::memory_order_relaxed); }
+    int64_t total(int64_t at) const {
+        const int64_t now = value.load(std::memory_order_relaxed);
+        return now < 0 ? now + at : now;
+    }
+};
+
 }  // namespace
 
 // One job at a time. `ticket` counts jobs: a worker that sees it change joins in. A worker announces
@@ -65,26 +79,35 @@ struct ThreadPool::State {
     std::atomic<bool> stop{false};
     std::vector<std::thread> workers;
 
+    std::unique_ptr<Busy[]> busy;  // per thread, written by it alone
+
     // Per thread; written by it during a job, read by whoever holds `jobs`.
     std::vector<std::vector<PoolSpan>> timeline;
     size_t timeline_capacity = 0;
     int64_t mark = 0;
 
-    void note(int index, int64_t begin) {
-        auto& spans = timeline[static_cast<size_t>(index)];
-        if (spans.size() < timeline_capacity) spans.push_back({begin, now_ns(), mark});
+    int64_t begin(int index) {
+        const int64_t at = now_ns();
+        busy[static_cast<size_t>(index)].begin(at);
+        return at;
     }
 
+    void end(int index, int64_t begin) {
+        const int64_t at = now_ns();
+        busy[static_cast<size_t>(index)].end(at);
+        if (timeline_capacity == 0) return;
+        auto& spans = timeline[static_cast<size_t>(index)];
+        if (spans.size() < timeline_capacity) spans.push_back({begin, at, mark});
+    }
+
+    int64_t take_item() { return next.fetch_add(1, std::memory_order_relaxed); }
+
     void work(int index) {
-        const int64_t begin = timeline_capacity > 0 ? now_ns() : 0;
-        bool worked = false;
-        for (;;) {
-            const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
-            if (item >= items) break;
-            body(context, item);
-            worked = true;
-        }
-        if (worked && timeline_capacity > 0) note(index, begin);
+        int64_t item = take_item();
+        if (item >= items) return;
+        const int64_t since = begin(index);
+        for (; item < items; item = take_item()) body(context, item);
+        end(index, since);
     }
 
     void wait_for_change(uint32_t seen) {
@@ -113,6 +136,7 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int threads, bool pin) : state_(std::make_unique<State>()) {
     state_->threads = threads;
+    state_->busy = std::make_unique<Busy[]>(static_cast<size_t>(threads));
     for (int n = 1; n < threads; ++n)
         state_->workers.emplace_back([state = state_.get(), n, pin] {
             if (pin) pin_to_nth_allowed(n);
@@ -134,9 +158,9 @@ void ThreadPool::run(int64_t items, void (*body)(void*, int64_t), void* context)
     State& s = *state_;
     const std::lock_guard<std::mutex> one_job(s.jobs);
     if (s.threads == 1 || items == 1) {
-        const int64_t begin = s.timeline_capacity > 0 ? now_ns() : 0;
+        const int64_t since = s.begin(0);
         for (int64_t item = 0; item < items; ++item) body(context, item);
-        if (s.timeline_capacity > 0) s.note(0, begin);
+        s.end(0, since);
         return;
     }
     s.body = body;
@@ -155,12 +179,18 @@ void ThreadPool::run(int64_t items, void (*body)(void*, int64_t), void* context)
     }
 }
 
+int64_t ThreadPool::busy_ns(int index) const { return state_->busy[static_cast<size_t>(index)].total(now_ns()); }
+
 void ThreadPool::start_timeline(int64_t capacity) {
     State& s = *state_;
     const std::lock_guard<std::mutex> no_job(s.jobs);
     s.timeline.resize(static_cast<size_t>(s.threads));
-    for (auto& spans : s.timeline) spans.reserve(static_cast<size_t>(capacity));
+    for (auto& spans : s.timeline) {
+        spans.clear();
+        spans.reserve(static_cast<size_t>(capacity));
+    }
     s.timeline_capacity = static_cast<size_t>(capacity);
+    s.mark = 0;
 }
 
 void ThreadPool::mark(int64_t mark) {

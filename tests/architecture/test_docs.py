@@ -28,7 +28,23 @@ def test_every_module_has_its_line():
 
 def test_links_lead_somewhere():
     """Every relative link in the documentation and the README has a target."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md"]
+    tops = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "THREAT_MODEL.md")]
+    pages = [*tops, *(ROOT / "docs").rglob("*.md")]
     for page in pages:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_defence_names_tests_that_exist():
+    """Each row of the threat model's defences has at least one test, and it is there."""
+    page = (ROOT / "THREAT_MODEL.md").read_text()
+    rows = page.partition("## Defended")[2].partition("## Not defended")[0].splitlines()
+    rows = [row for row in rows if row.startswith("| ")][1:]
+    assert len(rows) > 20
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for path, name in named:
+            assert re.search(
+                rf"^(?:async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE
+            ), name

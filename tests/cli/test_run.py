@@ -49,7 +49,7 @@ async def test_json_is_one_object_with_everything(toy, invoke):
     }
     assert set(timings) == {
         *("queue_s", "prompt_s", "decode_s", "num_prompt_tokens", "num_output_tokens"),
-        *("prompt_tokens_per_s", "decode_tokens_per_s"),
+        *("prompt_tokens_per_s", "decode_tokens_per_s", "num_cached_tokens"),
     }
     assert (timings["num_prompt_tokens"], timings["num_output_tokens"]) == (len(prompt_ids), 6)
     assert experts["num_hot"] == 0

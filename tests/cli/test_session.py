@@ -19,10 +19,10 @@ async def test_loading_can_be_cancelled(toy, monkeypatch):
     loop = asyncio.get_running_loop()
     load_parts = thermocline.engine_thread.load_parts
 
-    def slow_load(path, config):
+    def slow_load(path, config, *others):
         loop.call_soon_threadsafe(entered.set)
         assert gate.wait(30)
-        return load_parts(path, config)
+        return load_parts(path, config, *others)
 
     monkeypatch.setattr(thermocline.engine_thread, "load_parts", slow_load)
 

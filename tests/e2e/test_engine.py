@@ -212,11 +212,24 @@ async def test_a_prompt_that_fills_the_context_is_refused(toy):
         assert events[-1].timings.num_output_tokens == 1
 
 
+@pytest.mark.parametrize(
+    ("wanted", "room_bytes", "tokens"), [(0, 1 << 40, 512), (0, 1000, 2048), (64, 1000, 64)]
+)
+async def test_chunks_of_a_model_that_does_not_fit_are_larger(
+    toy, monkeypatch, wanted, room_bytes, tokens
+):
+    """Each chunk reads such a file once; a size that was asked for is kept."""
+    monkeypatch.setattr("thermocline.assembly.page_cache_room_bytes", lambda: room_bytes)
+    config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=wanted))
+    async with Engine.open(toy, config) as engine:
+        assert engine.chunk_tokens == tokens
+
+
 async def test_one_request_too_many_is_busy_and_loses_nothing(toy):
     """The refused request leaves no trace; the accepted one ends as usual."""
     config = EngineConfig(scheduler=SchedulerConfig(max_requests=1))
     async with Engine.open(toy, config) as engine:
-        stream = engine.generate("hello", SamplingParams(max_tokens=20, ignore_eos=True))
+        stream = engine.generate("hello", SamplingParams(max_tokens=400, ignore_eos=True))
         await anext(stream)
         with pytest.raises(BusyError):
             await collect(engine, "world", LONG)

@@ -35,9 +35,12 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_wheel_holds_what_a_user_needs_and_nothing_else(wheel):
     """The package, its data and the compiled core; no tests, no sources of the core, no samples."""
     names = zipfile.ZipFile(wheel).namelist()
+    own_page = ROOT / "thermocline" / "server" / "own" / "page"
+    own_files = {path.name for path in own_page.iterdir()}
     assert "thermocline/demo/demo-moe.gguf" in names
     assert "thermocline/demo/held_text.txt" in names
     assert {f"thermocline/traces/page/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
+    assert {f"thermocline/server/own/page/{name}" for name in own_files} <= set(names)
     assert any(name.startswith("thermocline/kernels/_native.") for name in names)
     top = {name.partition("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"thermocline"}

@@ -11,6 +11,12 @@ from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
 from thermocline.kernels.dense import NativeDense
 
 SPELLED = "é€😀"
+THINKING_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n<tool_call>{{ tools | tojson }}</tool_call><|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +50,14 @@ def speller(tmp_path_factory):
         weights["output.weight"][after] = embedding[before] / np.linalg.norm(embedding[before])
     folder = tmp_path_factory.mktemp("models")
     return write_toy_model(folder / "speller.gguf", shape, weights=weights)
+
+
+@pytest.fixture(scope="session")
+def thinker(tmp_path_factory):
+    """The path of a model of random weights whose template knows tools and thinking."""
+    path = tmp_path_factory.mktemp("models") / "thinker.gguf"
+    shape = ToyShape(context=1 << 13)
+    return write_toy_model(path, shape, metadata={"tokenizer.chat_template": THINKING_TEMPLATE})
 
 
 class Gate:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from thermocline import EngineConfig
-from thermocline.server.app import IN_FLIGHT, RunningServer, running_server
+from thermocline.server.app import RunningServer, running_server
+from thermocline.server.gate import IN_FLIGHT
 from thermocline.server.settings import ModelCard, ServerConfig
 
 if TYPE_CHECKING:

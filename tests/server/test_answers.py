@@ -22,6 +22,7 @@ TIMINGS = {
     "predicted_per_second",
     "queue_ms",
     "ttft_ms",
+    "experts",
 }
 
 
@@ -56,6 +57,10 @@ async def test_a_chat_answer_has_openai_s_shape(toy):
     }
     assert set(body["timings"]) == TIMINGS
     assert (body["timings"]["prompt_n"], body["timings"]["predicted_n"]) == (len(prompt), 12)
+    # Two experts of each of two layers for every token but the last, on the CPU.
+    experts = body["timings"]["experts"]
+    assert (experts["hits"], experts["misses"], experts["bytes_h2d"]) == (0, 0, 0)
+    assert experts["cpu"] == (len(prompt) + 11) * 2 * 2
 
 
 @pytest.mark.slow
@@ -78,7 +83,9 @@ async def test_a_chat_stream_has_its_chunks_in_order(toy, include_usage):
     if include_usage:
         usage = chunks.pop()
         assert usage["choices"] == []
-        assert usage["usage"] == whole["usage"]
+        # The second time the prompt's full block is found in the cache.
+        cached = {"prompt_tokens_details": {"cached_tokens": 16}}
+        assert usage["usage"] | cached == whole["usage"]
         assert all(chunk["usage"] is None for chunk in chunks)
     else:
         assert all("usage" not in chunk for chunk in chunks)

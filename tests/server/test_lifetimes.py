@@ -10,12 +10,14 @@ import socket
 import aiohttp
 import pytest
 
-from tests.server.live import CARD, CHAT, HELLO, TEXT, Live, live, parse_events
+from tests.server.live import CARD, CHAT, HELLO, TEXT, Live, live, parse_events, until
 from tests.support.toy_model import write_toy_model
 from thermocline import EngineConfig, SchedulerConfig, engine_thread
+from thermocline.assembly import LoadStep
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.server.app import running_server, serve
+from thermocline.server.exchange import BACKEND
 from thermocline.server.settings import ServerConfig
 
 ENDLESS = {"prompt": "hello", "ignore_eos": True}
@@ -185,9 +187,13 @@ async def test_while_the_model_loads_the_server_says_so(toy, monkeypatch):
     loop = asyncio.get_running_loop()
     real = engine_thread.load_parts
 
-    def slow(*args):
-        asyncio.run_coroutine_threadsafe(opened.wait(), loop).result(10)
-        return real(*args)
+    def slow(path, config, on_step):
+        def pause(step):
+            on_step(step)
+            if step is LoadStep.TOKENIZER:
+                asyncio.run_coroutine_threadsafe(opened.wait(), loop).result(10)
+
+        return real(path, config, pause)
 
     monkeypatch.setattr(engine_thread, "load_parts", slow)
     config = ServerConfig(port=0)
@@ -195,11 +201,14 @@ async def test_while_the_model_loads_the_server_says_so(toy, monkeypatch):
         running_server(toy, EngineConfig(), config, CARD) as server,
         aiohttp.ClientSession(base_url=server.url) as client,
     ):
+        backend = server.app[BACKEND]
+        await until(lambda: backend.load_step is LoadStep.TOKENIZER)
         async with client.get("/health") as response:
             assert response.status == 503
             error = (await response.json())["error"]
             assert (error["code"], error["type"]) == (503, "unavailable_error")
             assert error["message"] == "Loading model"
+            assert error["progress"] == {"step": "tokenizer", "num_done": 2, "num_steps": 4}
         async with client.post(CHAT, json={"messages": HELLO}) as response:
             assert response.status == 503
         opened.set()

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -16,6 +15,8 @@ import pytest
 from tests.server.live import CHAT, HELLO, parse_events
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
 from thermocline.cli.serve import model_card
+
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def connect(process):
 def open_stream(connection, **fields):
     """Start a streamed chat and return the response after its first event."""
     body = json.dumps({"messages": HELLO, "stream": True, "ignore_eos": True} | fields)
-    connection.request("POST", CHAT, body, {"Content-Type": "application/json"})
+    connection.request("POST", CHAT, body, JSON)
     response = connection.getresponse()
     assert response.status == 200
     return response, response.readline()
@@ -95,6 +96,60 @@ def test_an_endless_answer_ends_with_the_shutdown_timeout(start, toy):
     assert process.stderr.read() == b""
 
 
+def ask_health(connection):
+    """Return status and body of GET /health."""
+    connection.request("GET", "/health")
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+@pytest.mark.slow
+def test_while_it_drains_the_server_says_so(start, toy):
+    """Health is 503, new work is refused with 503 and a time; the answer that runs goes on to its end."""
+    process = start(toy, "--port", 0)
+    connection = connect(process)
+    response, first = open_stream(connection, max_tokens=500)
+    process.send_signal(signal.SIGTERM)
+    other = http.client.HTTPConnection("127.0.0.1", connection.port, timeout=30)
+    while (answer := ask_health(other))[0] == 200:
+        pass
+    assert answer[1]["error"]["type"] == "unavailable_error"
+    other.request("POST", CHAT, json.dumps({"messages": HELLO}), JSON)
+    refused = other.getresponse()
+    assert (refused.status, int(refused.headers["Retry-After"]) > 0) == (503, True)
+    other.close()
+    events = parse_events(first + response.read())
+    assert json.loads(events[-2])["timings"]["predicted_n"] == 500
+    connection.close()
+    assert process.wait(30) == 0
+    assert process.stderr.read() == b""
+
+
+@pytest.mark.slow
+def test_keys_come_from_flags_files_and_the_environment(start, toy, tmp_path, monkeypatch):
+    """Each of them opens the server, and none is in what the process says."""
+    (tmp_path / "keys").write_text("# two\nsk-file-1\nsk-file-2\n")
+    monkeypatch.setenv("THERMOCLINE_API_KEY", "sk-env-1 sk-env-2")
+    process = start(toy, "--port", 0, "--host", "0.0.0.0", "--api-key-file", tmp_path / "keys")
+    line = process.stdout.readline().decode()
+    port = int(line.rpartition(":")[2])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    while ask_health(connection)[0] == 503:
+        pass
+    statuses = {}
+    for key in ("sk-file-1", "sk-file-2", "sk-env-1", "sk-env-2", "sk-other", "sk-env-1 sk-env-2"):
+        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
+        response = connection.getresponse()
+        response.read()
+        statuses[key] = response.status
+    assert list(statuses.values()) == [200] * 4 + [401] * 2
+    connection.close()
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate(timeout=30)
+    assert "sk-" not in line
+    assert (process.returncode, out, errors) == (0, b"", b"")
+
+
 @pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(start, toy):
     """The first one waits for an endless answer, the second one does not."""
@@ -102,12 +157,11 @@ def test_a_second_signal_ends_it_at_once(start, toy):
     connection = connect(process)
     response, _ = open_stream(connection)
     process.send_signal(signal.SIGINT)
-    port = connection.port
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=30).close()
-        except ConnectionError:
-            break
+    other = http.client.HTTPConnection("127.0.0.1", connection.port, timeout=30)
+    while (answer := ask_health(other))[0] == 200:
+        pass
+    assert answer[0] == 503
+    other.close()
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == -signal.SIGINT
     response.close()
@@ -118,7 +172,7 @@ def test_a_second_signal_ends_it_at_once(start, toy):
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (("--host", "0.0.0.0"), b"API keys do not exist yet"),
+        (("--host", "0.0.0.0"), b"there is no API key"),
         (("--port", "70000"), b"--port is 70000"),
         (("nothing.gguf",), b"nothing.gguf"),
     ],

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from thermocline import SamplingParams
-from thermocline.server.schema import ChatRequest, CompletionRequest, decode_body
+from thermocline.server.bodies import decode_body
+from thermocline.server.openai.schema import ChatRequest, CompletionRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -67,13 +68,22 @@ def test_logprobs_are_a_flag_in_chats_and_a_number_in_completions(kind, fields, 
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([], []), ([[]], [])],
+    [
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        (["a", [3]], ["a", [3]]),
+        ([], [[]]),
+        ([[]], [[]]),
+    ],
     ids=str,
 )
 def test_the_forms_of_a_prompt(prompt, expected):
-    """A list of one prompt is that prompt; a list of numbers is one prompt."""
+    """A list of numbers is one prompt; every other list is one of prompts."""
     body = json.dumps({"prompt": prompt}).encode()
-    assert decode_body(body, CompletionRequest).single_prompt() == expected
+    assert decode_body(body, CompletionRequest).prompts() == expected
 
 
 def test_tools_may_be_there_when_none_may_be_called():

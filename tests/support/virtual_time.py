@@ -106,17 +106,26 @@ class VirtualLane:
         self._queue(begin, is_prompt=chunk.is_prompt)
         return await waiter
 
-    async def walk(self, job: Any, chunk: Chunk) -> Any:
-        """Do a whole decode step; it takes as long as the jobs that it runs here."""
+    async def walk(self, turns: Any, chunk: Chunk) -> Any:
+        """Do a whole walk; each of its turns takes as long as the jobs that it runs here."""
+        is_prompt = chunk.is_prompt
 
         def begin() -> None:
-            self._walked_s = 0.0
-            result = job()
+            self._walked_s, result, is_done = 0.0, None, False
+            try:
+                next(turns)
+            except StopIteration as done:
+                result, is_done = done.value, True
             seconds, self._walked_s = self._walked_s, None
-            self._finish_after(seconds, result, waiter, is_prompt=False)
+            if is_done:
+                self._finish_after(seconds, result, waiter, is_prompt=is_prompt)
+            else:
+                again = asyncio.get_running_loop().create_future()
+                again.add_done_callback(lambda _: self._queue(begin, is_prompt=is_prompt))
+                self._finish_after(seconds, None, again, is_prompt=is_prompt)
 
         waiter = asyncio.get_running_loop().create_future()
-        self._queue(begin, is_prompt=False)
+        self._queue(begin, is_prompt=is_prompt)
         return await waiter
 
     def _queue(self, begin: Callable[[], None], *, is_prompt: bool) -> None:

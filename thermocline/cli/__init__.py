@@ -19,9 +19,11 @@ from thermocline.cli.group import ErrorLineGroup
 from thermocline.cli.info import info
 from thermocline.cli.logits import logits
 from thermocline.cli.perplexity import perplexity
+from thermocline.cli.plan import plan
 from thermocline.cli.run import run
 from thermocline.cli.serve import serve
 from thermocline.cli.tokenize import tokenize
+from thermocline.cli.top import top
 from thermocline.cli.trace import trace
 
 __all__ = ["cli", "main"]
@@ -39,9 +41,11 @@ def cli() -> None:
     First steps:
       thermocline demo                      watch the built-in model answer, with a timeline
       thermocline info model.gguf           what is in a file, and what one token costs
+      thermocline plan model.gguf --vram 12GiB   what would lie where, and why
       thermocline run model.gguf --chat "Hello"
       thermocline chat model.gguf
       thermocline serve model.gguf          OpenAI's HTTP interface on this machine
+      thermocline top                       watch that server
       thermocline trace html run.json.gz    look at a timeline that --trace recorded
 
     MODEL is a GGUF file (of a split model, any one of its files). Where MODEL is optional, the small
@@ -49,7 +53,20 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, chat, serve, info, tokenize, bench, trace, perplexity, logits):
+for command in (
+    demo,
+    run,
+    chat,
+    serve,
+    top,
+    info,
+    plan,
+    tokenize,
+    bench,
+    trace,
+    perplexity,
+    logits,
+):
     cli.add_command(command)
 
 

@@ -135,10 +135,9 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
         draw = random.Random(_SEED)
         prompt = [draw.randrange(engine.tokenizer.vocab_size) for _ in range(num_prompt)]
         measured = await _measure(engine, prompt, plan)
-        spec, kernels = engine.spec, engine.kernels_name
+        spec, kernels, chunk_tokens = engine.spec, engine.kernels_name, engine.chunk_tokens
     prefill = Speed.of([run.timings.prompt_tokens_per_s for run in measured])
     decode = Speed.of([run.timings.decode_tokens_per_s for run in measured])
-    chunk_tokens = config.scheduler.prefill_chunk_tokens
     loads = _loads(path, measured, prefill, decode, num_prompt, chunk_tokens)
     machine = machine_facts()
     if not as_json:
@@ -183,7 +182,7 @@ def _loads(
 
     from thermocline.messages import MachineLimits
     from thermocline.modelfile.reader import open_model_file
-    from thermocline.models.footprint import measure_footprint
+    from thermocline.models.footprint import measure_footprint, trunk_tensors
     from thermocline.models.registry import read_spec
     from thermocline.roofline import decode_load, prefill_load
 
@@ -196,7 +195,9 @@ def _loads(
         found[0].sample_bytes,
     )
     with open_model_file(path) as file:
-        footprint = measure_footprint(file.tensors.values(), read_spec(file).router)
+        spec = read_spec(file)
+        tensors = trunk_tensors(file.tensors.values(), spec.num_layers)
+        footprint = measure_footprint(tensors, spec.router)
     return [
         prefill_load(footprint, limits, prefill.median, num_prompt, chunk_tokens),
         decode_load(footprint, limits, decode.median),

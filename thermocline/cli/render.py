@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from thermocline.config import HotDevice
     from thermocline.experts.placement import Placement
+    from thermocline.experts.planner import Plan
     from thermocline.models.footprint import Footprint, FormatShare
+    from thermocline.models.sizes import ModelSizes
     from thermocline.traces.overlap import OverlapSummary
     from thermocline.traces.schedule import Part, Schedule
 
@@ -80,6 +82,41 @@ def placement_table(footprint: Footprint, placement: Placement, hot_device: HotD
         "CPU",
         "from the mapped file",
     )
+    return table
+
+
+def plan_table(name: str, sizes: ModelSizes, plan: Plan) -> Table:
+    """Return what would lie on the device and what on the host."""
+    table = _table(f"Where {name} would be")
+    table.add_column("part")
+    table.add_column("device", justify="right")
+    table.add_column("host", justify="right")
+    table.add_column("of which on the device", justify="right")
+    experts = plan.hot_expert_bytes
+    num_routed = sizes.num_experts * sum(layer.expert > 0 for layer in sizes.layers)
+    kv = plan.kv_bytes + plan.host_kv_bytes
+    rows = (
+        (
+            "trunk",
+            plan.trunk_bytes,
+            sizes.trunk,
+            f"{plan.trunk_layers_on_gpu} of {plan.trunk_layers} layers",
+        ),
+        ("embedding table", 0, sizes.embedding, ""),
+        ("keys and values", plan.kv_bytes, kv, ""),
+        (
+            "routed experts",
+            experts,
+            sizes.routed,
+            f"{plan.placement.num_hot} of {num_routed} experts",
+        ),
+        ("staging, activations", plan.staging_bytes, plan.staging_bytes, ""),
+        ("left free", plan.safety_bytes, plan.safety_bytes, ""),
+    )
+    for part, on_device, total, what in rows:
+        table.add_row(part, _size(on_device), _size(total - on_device), what)
+    limit = f"of {format_bytes(plan.device_bytes_limit)}"
+    table.add_row("in all", _size(plan.device_bytes), _size(plan.host_bytes), limit)
     return table
 
 
@@ -170,6 +207,10 @@ def _table(title: str) -> Table:
     return Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )
+
+
+def _size(num_bytes: int) -> str:
+    return format_bytes(num_bytes) if num_bytes else "-"
 
 
 def _plain(text: str) -> Text:

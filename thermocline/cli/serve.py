@@ -10,51 +10,28 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.options import engine_options, model_argument
+from thermocline.cli.server_options import server_options
 from thermocline.cli.session import model_path
-from thermocline.server.settings import (
-    DEFAULT_HOST,
-    DEFAULT_PORT,
-    DEFAULT_SHUTDOWN_TIMEOUT_S,
-    ModelCard,
-    ServerConfig,
-)
+from thermocline.server.settings import ModelCard
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from thermocline.config import EngineConfig
+    from thermocline.server.settings import ServerConfig
 
 _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
 
 
 @click.command()
 @model_argument()
-@click.option(
-    "--host",
-    default=DEFAULT_HOST,
-    show_default=True,
-    help="Address to listen at; this machine's own only.",
-)
-@click.option(
-    "--port",
-    type=int,
-    default=DEFAULT_PORT,
-    show_default=True,
-    metavar="N",
-    help="Port to listen at; 0 picks a free one.",
-)
-@click.option(
-    "--shutdown-timeout",
-    type=float,
-    default=DEFAULT_SHUTDOWN_TIMEOUT_S,
-    show_default=True,
-    metavar="X",
-    help="Seconds that running answers may go on after Ctrl-C or SIGTERM.",
-)
+@server_options
 @engine_options(
     "--ctx",
     "--kv-type",
     "--max-requests",
+    "--max-queue",
     "--prefill-chunk",
     "--prompt-chunks",
     "--decode-slowdown",
@@ -67,9 +44,7 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--threads",
     "--pin-threads",
 )
-def serve(
-    model: str | None, host: str, port: int, shutdown_timeout: float, config: EngineConfig
-) -> None:
+def serve(model: str | None, listen: Callable[[], ServerConfig], config: EngineConfig) -> None:
     """Serve a model to OpenAI clients, until Ctrl-C.
 
     \b
@@ -78,13 +53,14 @@ def serve(
       thermocline serve model.gguf --port 0
       curl http://127.0.0.1:7717/v1/chat/completions --json \\
         '{"messages": [{"role": "user", "content": "Hello"}]}'
+      THERMOCLINE_API_KEY=secret thermocline serve --host 0.0.0.0
 
     The address is printed once it can be reached; until the model is open, /health says 503. A second
     Ctrl-C does not wait for running answers.
     """
     import asyncio
 
-    listen = ServerConfig(host=host, port=port, shutdown_timeout_s=shutdown_timeout)
+    server_config = listen()
     path = model_path(model)
     card = model_card(path)
 
@@ -94,7 +70,7 @@ def serve(
         click.echo(f"thermocline is serving {card.id} at {url}")
 
     with asyncio.Runner(loop_factory=app.fastest_loop()) as runner:
-        runner.run(app.serve(path, config, listen, card, say))
+        runner.run(app.serve(path, config, server_config, card, say))
 
 
 def model_card(path: str | os.PathLike[str]) -> ModelCard:

@@ -21,51 +21,50 @@ if TYPE_CHECKING:
 def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, TierWork]:
     """Return each tier's share of a layer. A tier without work has no entry.
 
-    hot_mask: bool [E].
+    hot_mask: bool [E], of at most 65,536 experts.
     """
-    num_tokens, num_used = routing.expert_ids.shape
     chosen = routing.expert_ids.reshape(-1)
-    order = np.argsort(chosen, kind="stable")  # pairs (token, slot) grouped by expert
-    ordered = chosen[order]
-    hot = hot_mask[ordered]
-    num_hot = int(np.count_nonzero(hot))
-    weights = routing.weights.reshape(-1)
-    if num_used == 0:
-        shares: dict[Tier, TierWork] = {}
-    elif num_hot == 0:
-        shares = {Tier.COLD: _share(order, ordered, weights, num_tokens, num_used)}
-    elif num_hot == len(order):
-        shares = {Tier.HOT: _share(order, ordered, weights, num_tokens, num_used)}
+    if not len(chosen):  # a layer without routed experts
+        return MappingProxyType({})
+    # Pairs (token, slot) grouped by expert; NumPy sorts 16 bits in linear time.
+    order = np.argsort(chosen.astype(np.uint16), kind="stable")
+    if len(routing.expert_ids) == 1:  # no expert twice
+        experts = chosen[order]
+        counts = _ones(len(experts))
     else:
+        all_counts = np.bincount(chosen, minlength=len(hot_mask))
+        experts = np.flatnonzero(all_counts).astype(np.int32)
+        counts = all_counts[experts].astype(np.int32)
+    hot = hot_mask[experts]
+    num_hot = int(np.count_nonzero(hot))
+    if 0 < num_hot < len(experts):
+        hot_pairs = np.repeat(hot, counts)
         shares = {
-            tier: _share(order[mine], ordered[mine], weights, num_tokens, num_used)
-            for tier, mine in ((Tier.HOT, hot), (Tier.COLD, ~hot))
+            tier: _share(routing, order[pairs], experts[mine], counts[mine])
+            for tier, mine, pairs in (
+                (Tier.HOT, hot, hot_pairs),
+                (Tier.COLD, ~hot, ~hot_pairs),
+            )
         }
+    else:
+        tier = Tier.HOT if num_hot else Tier.COLD
+        shares = {tier: _share(routing, order, experts, counts)}
     return MappingProxyType(shares)
 
 
 def _share(
-    pairs: NDArray[np.intp],
-    experts: IntArray,
-    weights: NDArray[np.float32],
-    num_tokens: int,
-    num_used: int,
+    routing: Routing, pairs: NDArray[np.intp], experts: IntArray, counts: IntArray
 ) -> TierWork:
-    """pairs: int [n], token * num_used + slot, grouped by `experts` int32 [n]."""
-    if num_tokens == 1:  # no expert twice
-        ones, zeros = _ones_and_zeros(len(pairs))
-        return TierWork(experts, ones, zeros, pairs.astype(np.int32), weights[pairs])
-    first = np.flatnonzero(np.diff(experts, prepend=-1))
-    counts = np.diff(first, append=len(experts)).astype(np.int32)
-    rows, slots = np.divmod(pairs, num_used)
-    return TierWork(
-        experts[first], counts, rows.astype(np.int32), slots.astype(np.int32), weights[pairs]
-    )
+    """pairs: int [n], token * K + slot, grouped by `experts`."""
+    num_used = routing.expert_ids.shape[1]
+    flat = pairs.astype(np.int32)
+    rows = flat // np.int32(num_used)
+    slots = flat - rows * np.int32(num_used)
+    return TierWork(experts, counts, rows, slots, routing.weights.reshape(-1)[pairs])
 
 
 @cache
-def _ones_and_zeros(length: int) -> tuple[IntArray, IntArray]:
-    both = np.ones(length, np.int32), np.zeros(length, np.int32)
-    for array in both:
-        array.flags.writeable = False
-    return both
+def _ones(length: int) -> IntArray:
+    ones = np.ones(length, np.int32)
+    ones.flags.writeable = False
+    return ones

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 9
+interface: int = 10
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -91,13 +91,14 @@ class Core:
     def run_delta_layer(self, layer: LayerWeights, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], runs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], conv_states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], prompt: bool) -> None:
         """The same for a layer with the gated delta rule."""
 
+    def busy_ns(self) -> list[int]:
+        """How long each thread has worked on jobs so far; never waits for one."""
+
     def start_timeline(self, capacity: int) -> None:
         """
-        Note what each thread works on, up to `capacity` jobs between two calls of take_timeline.
+        Forget what was noted; note what each thread works on from now on, marked 0, up to `capacity` jobs
+        between two calls of take_timeline.
         """
-
-    def mark(self, mark: int) -> None:
-        """What the jobs from here on are called on the timeline."""
 
     def take_timeline(self, thread: int, out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> int:
         """

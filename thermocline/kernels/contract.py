@@ -149,7 +149,7 @@ class Kernels(Protocol):
         ...
 
     def timeline(self) -> PoolTimeline | None:
-        """Have the compute threads note what they do from now on; None where there are none. Call once."""
+        """Return what the compute threads do and did, for one lane; None where there are none."""
         ...
 
     @property

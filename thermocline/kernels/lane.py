@@ -14,11 +14,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 from thermocline.errors import EngineClosedError
 from thermocline.kernels.turns import Turns
-from thermocline.traces.lanes import Lane, Name
+from thermocline.traces.busy import BusyTime
+from thermocline.traces.lanes import Lane, Name, Track
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -72,9 +73,14 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
+    """run: one turn; returns `_MORE` when another one must follow."""
+
     run: Callable[[], Any]
     settle: Callable[[Any, BaseException | None], None]
     chunk: Chunk
+
+
+_MORE = object()
 
 
 class LaneThread:
@@ -97,6 +103,7 @@ class LaneThread:
         self._timeline = timeline
         self._turns: Turns[_Job] = Turns(slowdown)
         self._times: deque[tuple[ChunkId, float]] = deque(maxlen=_MAX_TIMES)
+        self._busy = BusyTime()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"lane {lane}", daemon=True)
@@ -137,13 +144,31 @@ class LaneThread:
             return self._show(work, job)
         return await self._give(lambda: self._show(work, job), chunk)
 
-    async def walk(self, job: Callable[[], R], chunk: Chunk) -> R:
-        """Run a whole decode step, whose stages run their jobs on this lane, as one job."""
-        return await self._give(job, chunk)
+    async def walk(self, turns: Generator[None, None, R], chunk: Chunk) -> R:
+        """Run a chunk's whole walk, whose stages run their jobs on this lane, and return its result.
+
+        Where it yields, others that wait have their turn; chunks of one kind take turns in order.
+        """
+
+        def turn() -> R:
+            try:
+                next(turns)
+            except StopIteration as done:
+                result: R = done.value
+                return result
+            return cast("R", _MORE)
+
+        return await self._give(turn, chunk)
 
     def take_times(self) -> list[tuple[ChunkId, float]]:
         """Return how long each job since the last call had the lane, in seconds, with its chunk."""
         return [self._times.popleft() for _ in range(len(self._times))]
+
+    def busy_ns(self) -> dict[Track, int]:
+        """Return how long each track of the lane has worked so far. From any thread; never waits."""
+        if self._timeline is None:
+            return {Track(self.lane): self._busy.total_ns(time.perf_counter_ns())}
+        return {Track(self.lane, number): ns for number, ns in enumerate(self._timeline.busy_ns())}
 
     def close(self) -> None:
         """Finish the jobs that were given, then end the thread. Blocks; more calls do nothing."""
@@ -178,15 +203,22 @@ class LaneThread:
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
-            start_s = time.perf_counter()
+            start_ns = time.perf_counter_ns()
+            self._busy.begin(start_ns)
             try:
                 result, error = job.run(), None
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, whatever it is
                 result, error = None, caught
-            seconds = time.perf_counter() - start_s
+            end_ns = time.perf_counter_ns()
+            self._busy.end(end_ns)
+            seconds = (end_ns - start_ns) * 1e-9
             self._turns.ran(seconds, is_prompt=job.chunk.is_prompt)
             self._times.append((job.chunk.id, seconds))
-            job.settle(result, error)
+            if result is _MORE:
+                with self._changed:
+                    self._turns.put(job, is_prompt=job.chunk.is_prompt)
+            else:
+                job.settle(result, error)
 
     def _show(self, work: _Work, job: Callable[[], R]) -> R:
         recorder = self._recorder
@@ -202,19 +234,13 @@ class LaneThread:
 
     def _record(self, work: _Work, start_ns: int) -> None:
         recorder, args = self._recorder, work.args()
+        phase = _FLOW_PHASES.get(work.name, "step")
         if self._timeline is None:
             recorder.span(self.lane, work.name, start_ns, recorder.now_ns(), args)
-        else:
-            parts = _PARTS.get(work.name, (work.name,))
-            for done in self._timeline.take():
-                name = parts[done.part]
-                recorder.thread_spans(
-                    self.lane, done.thread, name, done.starts_ns, done.ends_ns, args
-                )
-                if done.thread == 0:
-                    start_ns = int(done.starts_ns[0])
-        phase = _FLOW_PHASES.get(work.name, "step")
-        recorder.flow(work.chunk.id, self.lane, start_ns, phase)
+            recorder.flow(work.chunk.id, self.lane, start_ns, phase)
+            return
+        parts = _PARTS.get(work.name) or (work.name,)
+        recorder.pool_job(self.lane, parts, self._timeline.take(), args, work.chunk.id, phase)
 
 
 # What the core's marks mean in a job that has several parts.

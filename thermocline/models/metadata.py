@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.dense_contract import Gating
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _FIX = "convert or download the model again"
 # No published model comes near it; a larger value is damage, and would only fail later and worse.
 _MAX_SIZE = 1 << 24
+# Experts are sorted as 16-bit numbers.
+_MAX_EXPERTS: Final = 1 << 16
 
 
 class SpecReader:
@@ -255,6 +257,10 @@ class SpecReader:
             (
                 spec.router.num_experts_used <= spec.router.num_experts,
                 "expert_used_count exceeds expert_count",
+            ),
+            (
+                spec.router.num_experts <= _MAX_EXPERTS,
+                f"expert_count is more than the {_MAX_EXPERTS} that are supported",
             ),
         )
         for holds, what in rules:

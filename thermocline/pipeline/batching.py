@@ -51,4 +51,5 @@ def build_chunk(chunk: ChunkId, kind: SegmentKind, runs: Sequence[Run], block_to
         np.array(positions, np.int32),
         np.array(slots, np.int32),
         np.array(logits_rows, np.int32),
+        any(run.request.wants_routing for run in runs),
     )

@@ -43,7 +43,6 @@ class Channel(Generic[T]):
         self.name = name
         self.capacity = capacity
         self._recorder = recorder
-        self._is_traced = recorder.enabled
         self._track = f"channel {name}"
         self._items: deque[T] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
@@ -76,7 +75,7 @@ class Channel(Generic[T]):
         self._total_sent += 1
         if len(self._items) > self._peak_depth:
             self._peak_depth = len(self._items)
-        if self._is_traced:
+        if self._recorder.enabled:
             self._count()
         if self._receivers:
             _wake_one(self._receivers)
@@ -97,7 +96,7 @@ class Channel(Generic[T]):
                 raise ChannelClosed(self.name)
             await _wait_in(self._receivers)
         item = self._items.popleft()
-        if self._is_traced:
+        if self._recorder.enabled:
             self._count()
         if self._senders:
             _wake_one(self._senders)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from thermocline.errors import ReaderTooSlowError
 from thermocline.messages import (
     FinishReason,
     PromptLogits,
@@ -16,6 +19,7 @@ from thermocline.messages import (
     TokenEvent,
     TokenLogprob,
 )
+from thermocline.sampling.reasoning_limit import ReasoningLimit
 from thermocline.sampling.sampler import Sampler
 from thermocline.text.detokenizer import Detokenizer
 from thermocline.text.stops import StopMatcher
@@ -25,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.errors import ThermoclineError
-    from thermocline.messages import FloatArray, RequestId
+    from thermocline.messages import ExpertIds, FloatArray, RequestId, RequestOptions
     from thermocline.pipeline.mailbox import Mailbox
+    from thermocline.sampling.constraint import ReasoningBudget
+    from thermocline.sampling.matcher import Matcher
     from thermocline.sampling.params import SamplingParams
     from thermocline.text.tokenizer import Tokenizer
     from thermocline.traces.clock import Clock
@@ -45,16 +51,13 @@ class Generation:
         mailbox: Mailbox,
         recorder: Recorder,
         clock: Clock,
-        *,
-        wants_prompt_logits: bool,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        options: RequestOptions,
+        matcher: Matcher | None = None,
     ) -> None:
+        """matcher: of the params' constraint."""
         self.request = request
-        self.priority = priority
-        self.cache_salt = cache_salt
+        self.options = options
         self.prompt = tuple(prompt)
-        self.wants_prompt_logits = wants_prompt_logits
         self.params = params
         self.max_new_tokens = 0
         """Set by the scheduler's answer, once, when the request is accepted."""
@@ -63,16 +66,20 @@ class Generation:
             vocab_size=tokenizer.vocab_size,
             end_ids=tokenizer.end_ids,
             prompt_ids=self.prompt,
+            matcher=matcher,
+            limit=_reasoning_limit(params.reasoning_budget, tokenizer),
         )
         self._end_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        if matcher is not None or not params.ignore_eos:
             self._end_ids |= tokenizer.end_ids
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, show_control=not params.skip_special_tokens)
         self._stops = StopMatcher(params.stop)
         self._mailbox = mailbox
         self._recorder = recorder
         self._clock = clock
         self._output: list[int] = []
+        self._routing: list[tuple[int, ExpertIds]] = []
+        self._num_cached = 0
         self._num_prompt_computed = 0
         self._submitted_ns = clock.now_ns()
         self._started_ns: int | None = None
@@ -82,10 +89,15 @@ class Generation:
     def __repr__(self) -> str:
         return f"Generation({self.request}, {len(self.prompt)} + {len(self._output)} tokens)"
 
-    def start(self) -> None:
-        """Note that the first chunk is on its way."""
-        if self._started_ns is None:
-            self._started_ns = self._clock.now_ns()
+    @property
+    def has_started(self) -> bool:
+        """Whether a chunk was on its way."""
+        return self._started_ns is not None
+
+    def start(self, num_cached: int) -> None:
+        """Note that the first chunk is on its way, and how many tokens before it were found computed."""
+        self._started_ns = self._clock.now_ns()
+        self._num_cached = num_cached
 
     def prompt_computed(self, num_computed: int, logits: FloatArray) -> None:
         """Report that the prompt's first `num_computed` tokens are computed.
@@ -95,10 +107,21 @@ class Generation:
         if self._num_prompt_computed >= num_computed:
             return
         self._num_prompt_computed = num_computed
-        if self.wants_prompt_logits:
+        if self.options.wants_prompt_logits:
             self._mailbox.put(PromptLogits(self.request, num_computed - len(logits), logits))
-        progress = PromptProgress(self.request, self._num_prompt_computed, len(self.prompt))
-        self._mailbox.put(progress)
+        self._mailbox.put(
+            PromptProgress(
+                self.request,
+                num_computed,
+                len(self.prompt),
+                self._num_cached,
+                (self._clock.now_ns() - (self._started_ns or 0)) * 1e-9,
+            )
+        )
+
+    def routed(self, start: int, chosen: ExpertIds) -> None:
+        """Note the experts of the tokens from position `start` on."""
+        self._routing.append((start, chosen))
 
     def advance(self, logits: FloatArray) -> int | None:
         """Sample the next token from float32 [V] and publish it; None when that ended the request."""
@@ -109,13 +132,15 @@ class Generation:
         ended = token_id in self._end_ids
         stopped = self._stops.push("" if ended else self._detokenizer.push(token_id))
         reason = None
-        if ended or stopped.matched is not None:
+        if ended or stopped.matched is not None or self._sampler.is_complete(self._output):
             reason = FinishReason.STOP
         elif len(self._output) >= self.max_new_tokens:
             reason = FinishReason.LENGTH
         text = stopped.text
         if reason is not None and stopped.matched is None:
             text += self._remaining_text()
+        elif stopped.matched is not None and self.params.include_stop_str_in_output:
+            text += stopped.matched
         chosen: tuple[TokenLogprob, ...] = ()
         if sampled.logprob is not None:
             chosen = (TokenLogprob(token_id, sampled.logprob),)
@@ -126,16 +151,36 @@ class Generation:
             logprobs=chosen,
             top_logprobs=(sampled.top,) if chosen else (),
             finish_reason=reason,
-            timings=None if reason is None else self._timings(),
+            stop=stopped.matched,
+            timings=self._timings() if reason or self.options.wants_timings else None,
+            routing=self._all_routing() if reason else None,
         )
-        self._publish_end(event) if reason is not None else self._mailbox.put(event)
-        return None if reason is not None else token_id
+        if reason is not None:
+            self._publish_end(event)
+            return None
+        self._mailbox.put(event)
+        if self._mailbox.is_overfull:
+            self.fail(
+                ReaderTooSlowError(
+                    f"the reader is too far behind, {len(self._output)} tokens into the answer: read "
+                    "faster, or ask for fewer log-probabilities"
+                )
+            )
+            return None
+        return token_id
 
     def end(self, reason: FinishReason) -> None:
         """Publish the terminal event without a new token."""
         text = self._remaining_text() if self._output else ""
         self._publish_end(
-            TokenEvent(self.request, (), text, finish_reason=reason, timings=self._timings())
+            TokenEvent(
+                self.request,
+                (),
+                text,
+                finish_reason=reason,
+                timings=self._timings(),
+                routing=self._all_routing(),
+            )
         )
 
     def fail(self, error: ThermoclineError) -> None:
@@ -155,6 +200,17 @@ class Generation:
 
     def _remaining_text(self) -> str:
         return self._stops.push(self._detokenizer.flush()).text + self._stops.flush().text
+
+    def _all_routing(self) -> ExpertIds | None:
+        if not self._routing:
+            return None
+        # What was preempted was computed again, with the same result.
+        _, last = self._routing[-1]
+        num_tokens = max(start + len(chosen) for start, chosen in self._routing)
+        whole = np.full((num_tokens, *last.shape[1:]), -1, np.int16)
+        for start, chosen in self._routing:
+            whole[start : start + len(chosen)] = chosen
+        return whole
 
     def _note_first_token(self) -> None:
         if self._first_token_ns is None:
@@ -177,4 +233,12 @@ class Generation:
             decode_s=(now - first) * 1e-9,
             num_prompt_tokens=len(self.prompt),
             num_output_tokens=len(self._output),
+            num_cached_tokens=self._num_cached,
         )
+
+
+def _reasoning_limit(budget: ReasoningBudget | None, tokenizer: Tokenizer) -> ReasoningLimit | None:
+    if budget is None:
+        return None
+    closing_ids = tokenizer.encode(budget.closing, add_bos=False)
+    return ReasoningLimit(budget, closing_ids, tokenizer.token_bytes)

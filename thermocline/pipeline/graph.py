@@ -62,6 +62,8 @@ class Graph:
     credits: int
     shortcut: Shortcut | None = None
     """For a walk only."""
+    is_line: bool = False
+    """No two stages work at once on different lanes, so that a chunk gains nothing from the ring."""
 
     def outgoing(self, name: str) -> tuple[Edge, ...]:
         """Return the edges that begin at `name`, in the order in which they are served."""
@@ -138,6 +140,7 @@ def moe_graph(
         "embed",
         num_credits,
         shortcut,
+        is_line="hot" not in stages,
     )
 
 

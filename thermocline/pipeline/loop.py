@@ -12,9 +12,11 @@ from thermocline.errors import EngineClosedError, EngineError, ThermoclineError
 from thermocline.messages import FinishReason, SegmentKind
 from thermocline.pipeline.channel import ChannelClosed
 from thermocline.pipeline.runner import ChunkFailed
+from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
+    from thermocline.experts.routing_log import RoutingLog
     from thermocline.messages import Chunk, FloatArray, RequestId, StepResult
     from thermocline.pipeline.generation import Generation
     from thermocline.pipeline.pace import Pace
@@ -32,13 +34,19 @@ class StepLoop:
         runner: Runner,
         recorder: Recorder,
         pace: Pace | None = None,
+        routing_log: RoutingLog | None = None,
     ) -> None:
-        """pace: how large prompt chunks may be beside decode steps; None is as large as was set."""
+        """pace: how large prompt chunks may be beside decode steps; None is as large as was set.
+
+        routing_log: where the stages leave what requests want to know of their routing.
+        """
         self._scheduler = scheduler
         self._runner = runner
         self._recorder = recorder
         self._pace = pace
+        self._routing_log = routing_log
         self._generations: dict[RequestId, Generation] = {}
+        self._busy = BusyTime()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -49,6 +57,10 @@ class StepLoop:
         """Requests accepted and not ended."""
         return len(self._generations)
 
+    def busy_ns(self) -> int:
+        """Return how long steps have taken this thread so far. From any thread; never waits."""
+        return self._busy.total_ns(self._recorder.now_ns())
+
     def snapshot(self) -> SchedulerSnapshot:
         """Return what is running and waiting, and where the cache's blocks are."""
         return self._scheduler.snapshot()
@@ -57,13 +69,15 @@ class StepLoop:
         """Accept a request and start it when there is room. Raises RequestError or BusyError."""
         if self._closed:
             raise EngineClosedError("the engine is closed: open a new one")
+        options = generation.options
         generation.max_new_tokens = self._scheduler.submit(
             generation.request,
             generation.prompt,
             max_new_tokens=generation.params.max_tokens,
-            wants_all_logits=generation.wants_prompt_logits,
-            priority=generation.priority,
-            cache_salt=generation.cache_salt,
+            wants_all_logits=options.wants_prompt_logits,
+            wants_routing=options.wants_routing,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
         )
         self._generations[generation.request] = generation
         self._fill()
@@ -114,9 +128,12 @@ class StepLoop:
             except ChannelClosed:
                 return
             start_ns = self._recorder.now_ns()
+            self._busy.begin(start_ns)
             self._take(result)
             self._fill()
-            self._recorder.span(Lane.LOOP, Name.STEP, start_ns, self._recorder.now_ns())
+            end_ns = self._recorder.now_ns()
+            self._busy.end(end_ns)
+            self._recorder.span(Lane.LOOP, Name.STEP, start_ns, end_ns)
             if self._closed:
                 self._end_when_idle()
 
@@ -126,7 +143,10 @@ class StepLoop:
             self._scheduler.prompt_tokens_limit = self._pace.chunk_tokens(is_decoding=is_decoding)
         while self._runner.has_credit and (chunk := self._scheduler.plan()) is not None:
             for segment in chunk.segments:
-                self._generations[segment.request].start()
+                generation = self._generations[segment.request]
+                if not generation.has_started:
+                    # What precedes a request's first token to be computed was found in the cache.
+                    generation.start(int(chunk.positions[segment.start]))
             self._record_plan(chunk)
             self._runner.inject(chunk)
 
@@ -137,18 +157,30 @@ class StepLoop:
             for request in result.chunk.requests:
                 self._end_with_error(request, result.error)
             self._scheduler.fail(result.chunk)
+            self._take_routing(result.chunk)
             return
         chunk = result.chunk
+        self._take_routing(chunk)
         self._report_prompts(chunk, result.logits)
         for caught_up in self._scheduler.commit(chunk):
             self._advance(caught_up.request, result.logits[caught_up.logits_row])
+
+    def _take_routing(self, chunk: Chunk) -> None:
+        if self._routing_log is None or not chunk.wants_routing:
+            return
+        chosen = self._routing_log.take(chunk)
+        for segment in chunk.segments:
+            generation = self._generations.get(segment.request)
+            if generation is not None and generation.options.wants_routing:
+                rows = chosen[segment.start : segment.start + segment.length]
+                generation.routed(int(chunk.positions[segment.start]), rows)
 
     def _report_prompts(self, chunk: Chunk, logits: FloatArray) -> None:
         for segment, rows in chunk.logits_by_segment():
             generation = self._generations.get(segment.request)
             if generation is None or segment.kind is not SegmentKind.PROMPT:
                 continue
-            if generation.wants_prompt_logits and segment.num_logits:
+            if generation.options.wants_prompt_logits and segment.num_logits:
                 self._scheduler.hold(segment.request)
             last_row = segment.start + segment.length - 1
             generation.prompt_computed(int(chunk.positions[last_row]) + 1, logits[rows])
@@ -185,6 +217,7 @@ class StepLoop:
     def _forget(self, request: RequestId) -> None:
         del self._generations[request]
         self._scheduler.finish(request)
+        self._runner.abandon(request)
 
     def _end_when_idle(self) -> None:
         if not self._runner.num_in_flight:
@@ -204,7 +237,7 @@ class StepLoop:
             }
             at_ns = self._recorder.now_ns()
             self._recorder.instant(Lane.SCHEDULER, Name.PLAN, at_ns, args)
-            cache = self._scheduler.snapshot().cache
+            cache = self._scheduler.cache
             self._recorder.counter(Name.KV_FREE, cache.num_free_blocks, at_ns)
             self._recorder.counter(Name.KV_CACHED, cache.num_cached_blocks, at_ns)
             self._recorder.counter(Name.KV_HELD, cache.num_held_blocks, at_ns)

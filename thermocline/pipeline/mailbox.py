@@ -1,6 +1,7 @@
 """Carries one request's events from the engine's thread to its reader's event loop.
 
-Never makes the engine wait: a reader that falls behind finds several tokens in one event.
+Never makes the engine wait: a reader that falls behind finds several tokens in one event, and one that
+falls too far behind is noticed.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ class Mailbox:
     """One writer thread, one reading task.
 
     Token events beyond the first few wait as one run, which the reader gets as one event: leaving an
-    event costs the same however far the reader is behind.
+    event costs the same however far the reader is behind. max_entries: tokens, with the likely ones beside
+    them, that may wait.
     """
 
-    def __init__(self, reader_loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, reader_loop: asyncio.AbstractEventLoop, max_entries: int | None = None
+    ) -> None:
         self._loop = reader_loop
+        self._max_entries = max_entries
+        self._num_entries = 0
         self._lock = threading.Lock()
         self._runs: deque[list[RequestEvent]] = deque()
         self._arrived = asyncio.Event()
@@ -38,9 +44,15 @@ class Mailbox:
         """Events that the reader would get now."""
         return len(self._runs)
 
+    @property
+    def is_overfull(self) -> bool:
+        """Whether more waits than may."""
+        return self._max_entries is not None and self._num_entries > self._max_entries
+
     def put(self, event: RequestEvent) -> None:
         """Leave an event; from the engine's thread, never waits."""
         with self._lock:
+            self._num_entries += _num_entries(event)
             last = self._runs[-1] if self._runs else None
             if last is not None and _replaces(last[-1], event):
                 last[-1] = event
@@ -60,9 +72,16 @@ class Mailbox:
             self._arrived.clear()
             with self._lock:
                 run = self._runs.popleft() if self._runs else None
+                self._num_entries -= sum(map(_num_entries, run or ()))
             if run is not None:
                 return _as_one(run)
             await self._arrived.wait()
+
+
+def _num_entries(event: RequestEvent) -> int:
+    if not isinstance(event, TokenEvent):
+        return 0
+    return len(event.token_ids) + sum(map(len, event.top_logprobs))
 
 
 def _replaces(last: RequestEvent, event: RequestEvent) -> bool:

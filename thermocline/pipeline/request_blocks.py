@@ -91,7 +91,7 @@ class RequestBlocks:
 
         The last token is never among them: it must be computed for its logits.
         """
-        if not self._shares_prefixes or request.wants_all_logits:
+        if not (self._shares_prefixes and request.may_share):
             return []
         found: list[int] = []
         for index in range((len(request.known) - 1) // self.block_tokens):
@@ -122,7 +122,7 @@ class RequestBlocks:
             self._states.start(request, num_tokens, key)
         request.num_published = len(prefix)
         request.scheduled = request.computed = num_tokens
-        if self._shares_prefixes and not request.wants_all_logits:
+        if self._shares_prefixes and request.may_share:
             self._total_queried_tokens += len(request.known)
             self._total_hit_tokens += num_tokens
 

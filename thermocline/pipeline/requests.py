@@ -33,6 +33,7 @@ class Request:
     turn: int
     """Of those with one priority the lowest comes next."""
     wants_all_logits: bool
+    wants_routing: bool
     table: IntArray
     """int32 [blocks of max_total_tokens]: `blocks`, for chunks; entries are set once and stay."""
     root: bytes
@@ -63,6 +64,11 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """The lesser is the more important."""
         return (self.priority, self.arrival)
+
+    @property
+    def may_share(self) -> bool:
+        """Whether what others computed may stand for its own tokens."""
+        return not (self.wants_all_logits or self.wants_routing)
 
     @property
     def is_past_prompt(self) -> bool:

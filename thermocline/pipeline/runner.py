@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from thermocline.errors import StageError
@@ -29,7 +28,7 @@ from thermocline.pipeline.join import Join
 from thermocline.pipeline.walk import Walk, WalkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Generator, Mapping
 
     from thermocline.messages import ChunkId, LayerIndex, RequestId
     from thermocline.pipeline.channel import ChannelStatistics
@@ -42,11 +41,15 @@ _MAX_REMEMBERED_FAILURES = 256
 
 
 class WalkLane(Protocol):
-    """Where decode steps walk: the lane on which most of their jobs run."""
+    """Where chunks walk: the lane on which most of their jobs run."""
 
-    async def walk(self, job: Callable[[], StepResult], chunk: Chunk) -> StepResult:
-        """Run a whole decode step as one job."""
+    async def walk(self, turns: Generator[None, None, StepResult], chunk: Chunk) -> StepResult:
+        """Run a whole walk; where it yields, others have their turn."""
         ...
+
+
+class AbandonedError(Exception):
+    """Nobody waits for the chunk any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ class _Node:
 class Runner:
     """Runs a validated graph. `inject` chunks, `receive` one result for each, `close` at the end.
 
-    walk_lane: where decode steps walk; without one they go through the ring like prompts.
+    walk_lane: where decode steps walk, and prompts too if the graph is a line; without one all go through
+    the ring.
     overlap: False lets one stage work at a time, for comparison.
     """
 
@@ -111,9 +115,11 @@ class Runner:
         self._alone = None if overlap else asyncio.Lock()
         self._walk_lane = walk_lane
         self._group: asyncio.TaskGroup | None = None
+        self._early: deque[Chunk] = deque()  # to walk as soon as there is a group
         self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
         self._in_flight: set[ChunkId] = set()
         self._num_in_flight: Counter[RequestId] = Counter()  # chunks with tokens of a request
+        self._abandoned: set[RequestId] = set()
         # The last of them that reached each layer.
         self._latest: defaultdict[RequestId, dict[LayerIndex, ChunkId]] = defaultdict(dict)
 
@@ -142,8 +148,12 @@ class Runner:
         assert self.has_credit, "no credit left for one more chunk"
         self._in_flight.add(chunk.id)
         self._num_in_flight.update(chunk.requests)
-        if self._walk_lane is not None and self._group is not None and not chunk.is_prompt:
-            self._group.create_task(self._walk_chunk(chunk, self._walk_lane), name="walk")
+        if self._walk_lane is not None and (self._graph.is_line or not chunk.is_prompt):
+            # One way for all: a chunk in the ring would be overtaken by a later one that walks.
+            if self._group is None:
+                self._early.append(chunk)
+            else:
+                self._start_walk(chunk, self._walk_lane)
             return
         accepted = self._nodes[self._graph.source].input.send_nowait(chunk)
         assert accepted, "the first channel has room for every credit"
@@ -157,13 +167,21 @@ class Runner:
             if not self._num_in_flight[request]:
                 del self._num_in_flight[request]
                 self._latest.pop(request, None)
+                self._abandoned.discard(request)
         return result
+
+    def abandon(self, request: RequestId) -> None:
+        """Let chunks in flight that only this request wanted come to nothing, as soon as can be."""
+        if request in self._num_in_flight:
+            self._abandoned.add(request)
 
     async def run(self) -> None:
         """Run all stages until `close`."""
         async with asyncio.TaskGroup() as self._group:
             for node in self._nodes.values():
                 self._group.create_task(self._run_node(node), name=f"stage {node.name}")
+            while self._early and self._walk_lane is not None:
+                self._start_walk(self._early.popleft(), self._walk_lane)
         self._group = None
 
     def close(self) -> None:
@@ -182,20 +200,44 @@ class Runner:
             assert not any(node.join for node in self._nodes.values()), "a join is not empty"
             assert not self._num_in_flight, "a request's chunks were not all counted back"
             assert not self._latest, "the order of an ended request is remembered"
+            assert not self._abandoned, "an abandoned request is remembered"
+
+    def _start_walk(self, chunk: Chunk, lane: WalkLane) -> None:
+        assert self._group is not None, "walks belong to the running group"
+        self._group.create_task(self._walk_chunk(chunk, lane), name="walk")
 
     async def _walk_chunk(self, chunk: Chunk, lane: WalkLane) -> None:
         try:
-            result = await lane.walk(partial(self._walk.run, chunk), chunk)
+            result = await lane.walk(self._turns(chunk), chunk)
         except WalkError as error:
             self._fail(error.stage, error.message, chunk, error.failure)
         else:
             await self._results.send(result)
+
+    def _turns(self, chunk: Chunk) -> Generator[None, None, StepResult]:
+        """On the lane's thread: the chunk's walk, as far as somebody waits for it."""
+        turns = self._walk.turns(chunk)
+        while self._is_wanted(chunk):
+            try:
+                next(turns)
+            except StopIteration as done:
+                result: StepResult = done.value
+                return result
+            yield
+        turns.close()
+        raise WalkError("walk", chunk, AbandonedError())
+
+    def _is_wanted(self, chunk: Chunk) -> bool:
+        return not self._abandoned or not self._abandoned.issuperset(chunk.requests)
 
     async def _run_node(self, node: _Node) -> None:
         try:
             while True:
                 message = await node.input.receive()
                 if message.chunk.id in self._failed:
+                    continue
+                if not self._is_wanted(message.chunk):
+                    self._fail(node.name, message, message.chunk, AbandonedError())
                     continue
                 if node.join is None or isinstance(message, Joined):
                     await self._run_message(node, message)

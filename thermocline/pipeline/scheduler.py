@@ -36,6 +36,18 @@ class CaughtUp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSnapshot:
+    """How far one request is, in tokens. One that is not running waits for a place."""
+
+    id: RequestId
+    is_running: bool
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_known_tokens: int
+    """Of its prompt and its answer so far."""
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerSnapshot:
     """What the scheduler holds, for reports and tests."""
 
@@ -48,7 +60,12 @@ class SchedulerSnapshot:
     """In flight."""
     prompt_tokens_limit: int
     total_preemptions: int
+    total_prompt_tokens: int
+    """Computed as part of a prompt."""
+    total_output_tokens: int
+    """Of answers."""
     cache: CacheSnapshot
+    requests: tuple[RequestSnapshot, ...]
 
 
 class Scheduler:
@@ -70,6 +87,7 @@ class Scheduler:
         """kinds_differ: decoded tokens have another arithmetic than prompt tokens, and must not be
         shared with them. states: recurrent ones, where a layer has them.
         """
+        assert config.prefill_chunk_tokens >= 1, "the size of chunks is chosen before"
         self.prompt_tokens_limit = config.prefill_chunk_tokens
         """Tokens of the next prompt chunk at most; set before `plan`."""
         self._config = config
@@ -88,6 +106,7 @@ class Scheduler:
         self._last_kind = SegmentKind.PROMPT
         self._numbers = count()
         self._next_chunk = ChunkId(0)
+        self._total_prompt_tokens = self._total_output_tokens = 0
 
     def __repr__(self) -> str:
         return f"Scheduler({self._places})"
@@ -96,6 +115,11 @@ class Scheduler:
     def num_decoding(self) -> int:
         """Running requests whose prompt is scheduled."""
         return sum(request.is_past_prompt for request in self._places.running)
+
+    @property
+    def cache(self) -> CacheSnapshot:
+        """What the cache's blocks are used for."""
+        return self._blocks.snapshot()
 
     def snapshot(self) -> SchedulerSnapshot:
         """Return the present numbers."""
@@ -107,7 +131,20 @@ class Scheduler:
             num_decode_chunks=len(self._in_flight[SegmentKind.DECODE]),
             prompt_tokens_limit=self.prompt_tokens_limit,
             total_preemptions=self._places.total_preemptions,
-            cache=self._blocks.snapshot(),
+            total_prompt_tokens=self._total_prompt_tokens,
+            total_output_tokens=self._total_output_tokens,
+            cache=self.cache,
+            requests=tuple(
+                RequestSnapshot(
+                    request.id,
+                    request.admitted,
+                    request.num_prompt_tokens,
+                    request.computed,
+                    len(request.known),
+                )
+                for request in self._requests.values()
+                if not request.finished
+            ),
         )
 
     def submit(
@@ -117,6 +154,7 @@ class Scheduler:
         *,
         max_new_tokens: int | None,
         wants_all_logits: bool = False,
+        wants_routing: bool = False,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> int:
@@ -136,6 +174,11 @@ class Scheduler:
                 f"{len(self._requests)} requests are running or waiting, the most that are "
                 "accepted (--max-requests): try again later"
             )
+        if self._places.num_waiting >= self._config.max_queue:
+            raise BusyError(
+                f"{self._places.num_waiting} requests are waiting, the most that may (--max-queue): "
+                "try again later"
+            )
         new_tokens = room if max_new_tokens is None else min(max_new_tokens, room)
         max_total_tokens = len(prompt) + new_tokens
         arrival = next(self._numbers)
@@ -148,6 +191,7 @@ class Scheduler:
             arrival=arrival,
             turn=arrival,
             wants_all_logits=wants_all_logits,
+            wants_routing=wants_routing,
             table=self._blocks.new_table(max_total_tokens),
             root=root_key(cache_salt),
         )
@@ -173,12 +217,15 @@ class Scheduler:
         that finished meanwhile gives its blocks back here and is not returned.
         """
         self._in_flight[chunk.segments[0].kind].remove(chunk.id)
+        if chunk.is_prompt:
+            self._total_prompt_tokens += chunk.num_tokens
         caught_up = []
         block_tokens = self._blocks.block_tokens
         num_rows = 0
         for segment in chunk.segments:
             num_rows += segment.num_logits
             request = self._requests[segment.request]
+            assert chunk.id == min(request.in_flight), "a request's chunks end in order"
             request.in_flight.remove(chunk.id)
             if not request.finished:
                 request.computed += segment.length
@@ -186,6 +233,9 @@ class Scheduler:
                     self._blocks.publish(request)
                 if request.computed == len(request.known):
                     caught_up.append(CaughtUp(request.id, num_rows - 1))
+                    self._total_output_tokens += (
+                        request.max_total_tokens > request.num_prompt_tokens
+                    )
             if not request.admitted:
                 self._returned(request)
         return tuple(caught_up)

@@ -1,8 +1,8 @@
 """Walks one chunk through the graph on the calling thread: stage after stage, without a queue.
 
-The same graph and the same stage objects as in the runner's ring, for a chunk that has the machine to
-itself: a hop between tasks costs more than some stages of a single token. Runs on a lane's thread, where
-that lane's jobs run at once; jobs of other lanes run beside them. Knows no event loop.
+The same graph and the same stage objects as in the runner's ring, for chunks that gain nothing from it: a
+hop between tasks costs more than some stages of a single token. Runs on a lane's thread, where that lane's
+jobs run at once; jobs of other lanes run beside them. Knows no event loop.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from thermocline.pipeline.graph import RESULTS
 from thermocline.pipeline.join import Join
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine, Generator, Mapping
 
     from thermocline.messages import Chunk, StageMessage
     from thermocline.pipeline.graph import Edge, Graph, Shortcut
-    from thermocline.stages.contract import AnyStage, Stage
+    from thermocline.stages.contract import Stage
 
 
 class WalkError(Exception):
@@ -43,22 +43,26 @@ class Walk:
         self._overlap = overlap
         self._outgoing = {name: graph.outgoing(name) for name in graph.stages}
 
-    def run(self, chunk: Chunk) -> StepResult:
-        """Return the end of the chunk's walk. Blocks; raises WalkError from what a stage raised."""
+    def turns(self, chunk: Chunk) -> Generator[None, None, StepResult]:
+        """Walk, and return the end. Blocks; raises WalkError from what a stage raised.
+
+        A prompt's walk yields between layers, when its lane may be given to others: each turn is as much
+        work whatever the way, so that chunks that take turns stay in order.
+        """
         shortcut = self._graph.shortcut
         if shortcut is not None and shortcut.usable():
-            return self._run_layers(chunk, shortcut)
+            return (yield from self._run_layers(chunk, shortcut))
         joins = {name: Join() for name in self._graph.joins}
-        way = _Way(self._graph.stages, self._outgoing, joins, overlap=self._overlap)
-        return way.run(self._graph.source, chunk)
+        way = _Way(self._graph, self._outgoing, joins, overlap=self._overlap)
+        return (yield from way.turns(chunk))
 
-    def _run_layers(self, chunk: Chunk, shortcut: Shortcut) -> StepResult:
+    def _run_layers(self, chunk: Chunk, shortcut: Shortcut) -> Generator[None, None, StepResult]:
         stages = self._graph.stages
         message = _finish("embed", stages["embed"], chunk)
-        for _ in range(shortcut.num_layers):
-            assert isinstance(message, Hidden)
+        for layer in range(shortcut.num_layers):
+            if layer and chunk.is_prompt:
+                yield
             message = _finish("layer", shortcut.stage, message)
-        assert isinstance(message, Hidden)
         result = _finish("head", stages["head"], message)
         assert isinstance(result, StepResult)
         return result
@@ -95,24 +99,26 @@ class _Way:
 
     def __init__(
         self,
-        stages: Mapping[str, AnyStage],
+        graph: Graph,
         outgoing: Mapping[str, tuple[Edge, ...]],
         joins: Mapping[str, Join],
         *,
         overlap: bool,
     ) -> None:
-        self._stages = stages
+        self._graph = graph
         self._outgoing = outgoing
         self._joins = joins
         self._overlap = overlap
         self._ready: deque[tuple[str, StageMessage]] = deque()
         self._waiting: list[_Visit] = []
 
-    def run(self, source: str, chunk: Chunk) -> StepResult:
-        self._ready.append((source, chunk))
+    def turns(self, chunk: Chunk) -> Generator[None, None, StepResult]:
+        self._ready.append((self._graph.source, chunk))
         try:
             while True:
                 must_wait = not self._ready or (self._waiting and not self._overlap)
+                if chunk.is_prompt and not must_wait and self._is_between_layers():
+                    yield
                 visit = self._resume() if must_wait else self._start()
                 if visit.waits_for is not None:
                     self._waiting.append(visit)
@@ -126,9 +132,13 @@ class _Way:
             for visit in self._waiting:
                 visit.coroutine.close()
 
+    def _is_between_layers(self) -> bool:
+        name, message = self._ready[0]
+        return name in self._graph.ordered and isinstance(message, Hidden) and message.layer > 0
+
     def _start(self) -> _Visit:
         name, message = self._ready.popleft()
-        visit = _Visit(name, message, self._stages[name](message))
+        visit = _Visit(name, message, self._graph.stages[name](message))
         visit.advance()
         return visit
 
@@ -157,11 +167,14 @@ class _Way:
         return None
 
 
-def _finish(name: str, stage: Stage[Any, Any], message: StageMessage) -> StageMessage | None:
-    """Return the output of a stage that has nothing to wait for. Raises WalkError."""
-    visit = _Visit(name, message, stage(message))
-    visit.advance()
-    while visit.waits_for is not None:
-        wait((visit.waits_for,))
-        visit.advance()
-    return visit.output
+def _finish(name: str, stage: Stage[Any, Any], message: Any) -> Any:  # noqa: ANN401 - as the stage
+    """Return the output of a stage that runs on this lane alone. Raises WalkError."""
+    coroutine = stage(message)
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    except Exception as error:
+        raise WalkError(name, message, error) from error
+    coroutine.close()
+    raise WalkError(name, message, RuntimeError("a stage waited during a walk"))

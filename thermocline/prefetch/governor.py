@@ -148,6 +148,10 @@ class PrefetchGovernor:
             layers=self._predictor.scores(),
         )
 
+    def busy_ns(self) -> int:
+        """Return how long the readers have worked so far. From any thread; never waits."""
+        return self._readers.busy_ns()
+
     def wait_idle(self) -> None:
         """Block until every hint offered before is worked off; reads may still be on their way."""
         with self._changed:

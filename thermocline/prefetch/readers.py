@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thermocline.experts.catalog import ByteSpan
+from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class ReaderThreads:
         self._releases: deque[ByteSpan] = deque()
         self._bytes_in_flight = 0
         self._busy: _Busy | None = None
+        self._busy_time = BusyTime()
         self._closed = False
         self._total_experts = self._total_bytes = self._total_refused = 0
         self._threads = [
@@ -97,6 +99,10 @@ class ReaderThreads:
     def totals(self) -> ReaderTotals:
         """Return the counters."""
         return ReaderTotals(self._total_experts, self._total_bytes, self._total_refused)
+
+    def busy_ns(self) -> int:
+        """Return how long something has been on its way so far. From any thread; never waits."""
+        return self._busy_time.total_ns(self._recorder.now_ns())
 
     def read(self, keys: Iterable[ExpertKey], urgency: int) -> None:
         """Read experts; 0 is most urgent. One that waits already only becomes more urgent."""
@@ -161,6 +167,7 @@ class ReaderThreads:
             self._draw()
         if self._busy is None:
             self._busy = _Busy(key.layer, self._recorder.now_ns(), set())
+            self._busy_time.begin(self._busy.start_ns)
         self._busy.keys.add(key)
         self._busy.nbytes += span.end - span.start
         self._count(span.end - span.start)
@@ -196,6 +203,7 @@ class ReaderThreads:
         if busy is not None:
             args = {"layer": busy.layer, "experts": len(busy.keys), "bytes": busy.nbytes}
             end_ns = self._recorder.now_ns()
+            self._busy_time.end(end_ns)
             self._recorder.span(Lane.PAGECACHE, Name.PREFETCH, busy.start_ns, end_ns, args)
 
     def _pieces(self, key: ExpertKey) -> Iterable[ByteSpan]:

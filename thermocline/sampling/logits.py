@@ -2,6 +2,7 @@
 
 The order, which is that of `sampler.Sampler`:
 
+    0 constraint           what the grammar does not allow becomes impossible (`matcher`)
     1 logit bias           logits += bias
     2 repetition penalty   over a window of prompt and output
     3 frequency, presence  over the whole output, not the prompt
@@ -12,7 +13,7 @@ The order, which is that of `sampler.Sampler`:
     8 top-p
     9 min-p
 
-Steps 1 to 4 work in place on a float32 row [V]; the rest on `Candidates`. Wherever equal tokens
+Steps 0 to 4 work in place on a float32 row [V]; the rest on `Candidates`. Wherever equal tokens
 compete for the last place, the lower id wins, so that the result does not depend on how a sort or a
 partition happens to order them.
 """

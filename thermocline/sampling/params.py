@@ -13,12 +13,14 @@ from types import MappingProxyType
 from typing import Final
 
 from thermocline.errors import RequestError
+from thermocline.sampling.constraint import Constraint, ReasoningBudget
 
 MAX_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGIT_BIAS_ENTRIES: Final = 1024
+MAX_BAD_SEQUENCES: Final = 256
 _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
 
@@ -47,6 +49,12 @@ class SamplingParams:
     stop_token_ids      at most 256 token ids that end the answer
     ignore_eos          go on after the model's own end tokens (they are not masked)
     min_tokens          no end token and no stop token before this many tokens
+    bad_token_sequences  at most 256 sequences of token ids that the answer may not hold
+    include_stop_str_in_output  the stop string that ended the answer is a part of it
+    skip_special_tokens  control tokens add nothing to the text
+    constraint          what the answer must be; None = anything. It ends the answer, and nothing else
+                        does before it is fulfilled, but stop strings, stop tokens and max_tokens
+    reasoning_budget    how long the model may reason; None = as long as it likes
     logprobs            None = off; k = the chosen token's and the k most likely tokens', 0..20
     """
 
@@ -66,16 +74,30 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
+    constraint: Constraint | None = None
+    reasoning_budget: ReasoningBudget | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self)
-        if not isinstance(self.ignore_eos, bool):
-            raise _refused("ignore_eos", self.ignore_eos, "true or false")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise _refused(name, getattr(self, name), "true or false")
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise _refused("constraint", self.constraint, "a Constraint")
         # Frozen copies, so that a list or dict that the caller goes on to change is not ours.
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         object.__setattr__(self, "stop", _checked_stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _checked_ids(self.stop_token_ids))
+        if len(self.bad_token_sequences) > MAX_BAD_SEQUENCES:
+            raise RequestError(
+                f"bad_token_sequences has {len(self.bad_token_sequences)} entries: give at most "
+                f"{MAX_BAD_SEQUENCES}",
+                param="bad_token_sequences",
+            )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}: lower it",

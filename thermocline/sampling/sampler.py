@@ -1,8 +1,8 @@
 """Owns the choice of one token of one request. Knows no batch, no text and no stopping.
 
 A `Sampler` keeps nothing of what it chose: the draw at output position n depends only on the seed
-and n, and the penalties only on the tokens passed in. So preempting a request, batching it with
-others, or rolling drafted tokens back and sampling again can not change its answer.
+and n, and constraint and penalties only on the tokens passed in. So preempting a request, batching it
+with others, or rolling drafted tokens back and sampling again can not change its answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from thermocline.sampling import logits as maths
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from thermocline.sampling.matcher import Matcher
     from thermocline.sampling.params import SamplingParams
+    from thermocline.sampling.reasoning_limit import ReasoningLimit
 
 _UINT64_MASK: Final = (1 << 64) - 1
 
@@ -48,11 +50,14 @@ class Sampler:
     Greedy choice is the greatest processed logit, the lowest id among equals. `end_ids` are the
     model's end tokens; with `params.stop_token_ids` they are impossible before `min_tokens`
     tokens, unless nothing else is possible. Without `params.seed` each sampler draws its own.
-    Raises RequestError for an id outside of the vocabulary. `sample` may run in any thread.
+    matcher: of `params.constraint`; then `ignore_eos` means to end as late as it allows. limit: of
+    `params.reasoning_budget`; what it forces is neither masked nor drawn. Raises RequestError for an
+    id outside of the vocabulary. `sample` may run in any thread, one at a time.
     """
 
     __slots__ = (
-        "_bias", "_bias_ids", "_late_ids", "_params", "_prompt_tail", "_vocab_size", "seed",
+        "_bias", "_bias_ids", "_end_ids", "_late_ids", "_limit", "_matcher", "_params", "_prompt_tail",
+        "_vocab_size", "seed",
     )  # fmt: skip
 
     seed: int
@@ -64,14 +69,21 @@ class Sampler:
         vocab_size: int,
         end_ids: Collection[int],
         prompt_ids: Sequence[int],
+        matcher: Matcher | None = None,
+        limit: ReasoningLimit | None = None,
     ) -> None:
         _check_ids("logit_bias", params.logit_bias, vocab_size)
         _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+        for ids in params.bad_token_sequences:
+            _check_ids("bad_token_sequences", ids, vocab_size)
         assert all(0 <= token_id < vocab_size for token_id in end_ids)
         self._params = params
+        self._matcher = matcher
+        self._limit = limit
         self._vocab_size = vocab_size
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
         self._late_ids = np.array(sorted({*end_ids, *params.stop_token_ids}), dtype=np.int64)
         tail = _last(prompt_ids, params.repeat_last_n) if _repetition_is_on(params) else ()
         _check_ids("prompt", tail, vocab_size)
@@ -90,7 +102,11 @@ class Sampler:
         assert logits.shape == (self._vocab_size,), logits.shape
         assert logits.dtype == np.float32, logits.dtype
         _check_usable(logits)
-        token_id = self._choose(self._processed(logits, output_ids), len(output_ids))
+        forced = None if self._limit is None else self._limit.forced(output_ids)
+        if forced is None:
+            token_id = self._choose(self._processed(logits, output_ids), len(output_ids))
+        else:
+            token_id = forced
         if self._params.logprobs is None:
             return Sampled(token_id, logprob=None, top=())
         normaliser = maths.log_normaliser(logits)
@@ -101,17 +117,24 @@ class Sampler:
             top=tuple(TokenLogprob(int(i), float(logits[i]) - normaliser) for i in top_ids),
         )
 
+    def is_complete(self, output_ids: Sequence[int]) -> bool:
+        """Whether the constraint lets nothing follow `output_ids`: the answer is over."""
+        return self._matcher is not None and self._matcher.is_complete(output_ids)
+
     def _processed(self, logits: maths.Logits, output_ids: Sequence[int]) -> maths.Logits:
-        """Return `logits` after bias, penalties and minimum length; the same array if none applies."""
+        """Return `logits` after constraint, bias, penalties and length; the same array if none applies."""
         params = self._params
         penalise_output = len(output_ids) > 0 and (
             params.presence_penalty != 0 or params.frequency_penalty != 0
         )
-        forbid_end = len(output_ids) < params.min_tokens and len(self._late_ids) > 0
+        forbidden = self._forbidden_ids(output_ids)
         repetition = _repetition_is_on(params)
-        if not (len(self._bias_ids) or repetition or penalise_output or forbid_end):
+        if self._matcher is not None:
+            row = self._matcher.masked(logits, output_ids)
+        elif len(self._bias_ids) or repetition or penalise_output or len(forbidden):
+            row = logits.copy()
+        else:
             return logits
-        row = logits.copy()
         maths.add_bias(row, self._bias_ids, self._bias)
         if repetition:
             maths.penalise_repetition(row, self._window(output_ids), params.repetition_penalty)
@@ -122,9 +145,25 @@ class Sampler:
                 presence=params.presence_penalty,
                 frequency=params.frequency_penalty,
             )
-        if forbid_end:
-            maths.forbid(row, self._late_ids)
+        if len(forbidden):
+            maths.forbid(row, forbidden)
         return row
+
+    def _forbidden_ids(self, output_ids: Sequence[int]) -> maths.TokenIds:
+        """Return the tokens that would end the answer too early, or complete what it may not hold."""
+        params = self._params
+        if len(output_ids) < params.min_tokens:
+            early = self._late_ids
+        elif self._matcher is not None and params.ignore_eos:
+            early = self._end_ids
+        else:
+            early = self._end_ids[:0]
+        bad = [
+            ids[-1]
+            for ids in params.bad_token_sequences
+            if tuple(_last(output_ids, len(ids) - 1)) == ids[:-1]
+        ]
+        return np.array([*early, *bad], dtype=np.int64) if bad else early
 
     def _choose(self, row: maths.Logits, position: int) -> int:
         """Return the greedy token of `row`, or the drawn one."""

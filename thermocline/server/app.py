@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import uuid
+import socket
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from thermocline import __version__
 from thermocline.errors import ConfigError
+from thermocline.server import openapi, routes
+from thermocline.server.anthropic import routes as anthropic_routes
 from thermocline.server.backend import Backend
-from thermocline.server.errors import HostRefusedError
-from thermocline.server.routes import BACKEND, CONFIG, answer_errors, routes
+from thermocline.server.connection import Connection
+from thermocline.server.exchange import BACKEND, BODIES, CONFIG, ERROR_BODIES, answer_errors
+from thermocline.server.gate import GATE, IN_FLIGHT, Gate, add_headers, follow, guard
+from thermocline.server.in_flight import InFlight
+from thermocline.server.ollama import routes as ollama_routes
+from thermocline.server.openai import routes as openai_routes
+from thermocline.server.own import routes as own
+from thermocline.server.receiving import BodyReader
+from thermocline.server.responses import routes as responses_routes
+from thermocline.server.telemetry import TELEMETRY, Telemetry
 
 if TYPE_CHECKING:
     import os
@@ -27,37 +37,6 @@ if TYPE_CHECKING:
 
 # After the engine is closed, answers have only their last event to write.
 _LAST_WRITES_S: Final = 2.0
-
-
-class InFlight:
-    """Counts the requests that are being handled."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def __len__(self) -> int:
-        return self._count
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Count one request while the context is open."""
-        self._count += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until there is none."""
-        await self._idle.wait()
-
-
-IN_FLIGHT: Final = web.AppKey("IN_FLIGHT", InFlight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +54,22 @@ class RunningServer:
 def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     """Return the application; the backend starts and ends with it."""
     app = web.Application(
-        middlewares=[_count, answer_errors, _check_host], client_max_size=config.max_body_bytes
+        middlewares=[follow, answer_errors, guard], client_max_size=config.max_body_bytes
     )
     app[BACKEND] = backend
     app[CONFIG] = config
+    app[BODIES] = BodyReader(config)
+    app[GATE] = Gate(config)
     app[IN_FLIGHT] = InFlight()
-    app.add_routes(routes())
+    app[TELEMETRY] = Telemetry()
+    others = (anthropic_routes, ollama_routes)
+    app[ERROR_BODIES] = {part.PATH: part.error_body for part in others}
+    for part in (routes, openapi, openai_routes, responses_routes, *others):
+        app.add_routes(part.routes())
+    own.install(app)
     app.cleanup_ctx.append(_backend_lifetime)
-    app.on_shutdown.append(_drain)
-    app.on_response_prepare.append(_add_headers)
+    app.cleanup_ctx.append(_watch_loop)
+    app.on_response_prepare.append(add_headers)
     return app
 
 
@@ -93,28 +79,20 @@ async def running_server(
 ) -> AsyncIterator[RunningServer]:
     """Listen while the context is open; the model is opened meanwhile.
 
-    Leaving it stops listening, waits for running answers (`config.shutdown_timeout_s`), ends those
-    that remain with an error event, and closes the engine. Raises ConfigError for an address that
-    can not be had.
+    Leaving it refuses new work, waits for running answers (`config.shutdown_timeout_s`), ends those
+    that remain with an error event, stops listening and closes the engine. Raises ConfigError for an
+    address that can not be had.
     """
     app = create_app(Backend(path, engine, card), config)
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        auto_decompress=False,  # routes refuse compressed bodies
-        shutdown_timeout=_LAST_WRITES_S,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_LAST_WRITES_S)
     try:
         await runner.setup()
+        listener = await _listen(runner, app, config)
         try:
-            await web.TCPSite(runner, config.bind_host, config.port).start()
-        except OSError as error:
-            raise ConfigError(
-                f"can not listen at {config.url(config.port)} ({error.strerror}): choose another "
-                "--port, 0 picks a free one"
-            ) from error
-        yield RunningServer(config.url(runner.addresses[0][1]), app)
+            yield RunningServer(config.url(listener.sockets[0].getsockname()[1]), app)
+        finally:
+            await _drain(app)
+            listener.close()
     finally:
         await runner.cleanup()
 
@@ -185,33 +163,40 @@ async def _backend_lifetime(app: web.Application) -> AsyncIterator[None]:
     await backend.close()
 
 
+async def _watch_loop(app: web.Application) -> AsyncIterator[None]:
+    watch = asyncio.create_task(app[TELEMETRY].lag.watch(), name="loop lag")
+    yield
+    watch.cancel()
+    await asyncio.wait({watch})
+
+
+async def _listen(
+    runner: web.AppRunner, app: web.Application, config: ServerConfig
+) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    manager = runner.server
+    assert manager is not None, "the runner is set up"
+    connect = partial(Connection, manager, config, app[TELEMETRY].connections, loop=loop)
+    try:
+        listener = await loop.create_server(
+            connect, config.bind_host, config.port, backlog=config.max_connections
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"can not listen at {config.url(config.port)} ({error.strerror}): choose another "
+            "--port, 0 picks a free one"
+        ) from error
+    for listening in listener.sockets:
+        # Accepted sockets inherit it; else each could hold megabytes of what its client does not read.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.socket_buffer_bytes)
+    return listener
+
+
 async def _drain(app: web.Application) -> None:
-    """Let running answers end, but not for ever. Runs when nothing listens any more."""
+    """Let running answers end, but not for ever; meanwhile new ones are refused in words."""
+    app[IN_FLIGHT].drain()
     try:
         async with asyncio.timeout(app[CONFIG].shutdown_timeout_s):
             await app[IN_FLIGHT].wait_idle()
     except TimeoutError:
         await app[BACKEND].close()
-
-
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = f"thermocline/{__version__}"
-    response.headers["X-Request-Id"] = f"req_{uuid.uuid4().hex}"
-
-
-@web.middleware
-async def _count(request: web.Request, handler: Any) -> web.StreamResponse:  # noqa: ANN401 - aiohttp's
-    with request.app[IN_FLIGHT].one():
-        response: web.StreamResponse = await handler(request)
-        return response
-
-
-@web.middleware
-async def _check_host(request: web.Request, handler: Any) -> web.StreamResponse:  # noqa: ANN401 - aiohttp's
-    hosts = request.headers.getall("Host", [])
-    if len(hosts) != 1 or not request.app[CONFIG].admits(hosts[0]):
-        raise HostRefusedError(
-            "the Host header names another machine: use the address that the server printed"
-        )
-    response: web.StreamResponse = await handler(request)
-    return response

@@ -18,6 +18,7 @@ from thermocline.server.errors import LoadingError, ModelNotFoundError
 if TYPE_CHECKING:
     import os
 
+    from thermocline.assembly import LoadStep
     from thermocline.config import EngineConfig
     from thermocline.server.settings import ModelCard
 
@@ -35,8 +36,8 @@ class OpenModel:
     opened_at: int
 
     def check_name(self, name: str | None) -> None:
-        """Raise ModelNotFoundError if a request wants another model; None is any."""
-        if name is not None and name != self.card.id:
+        """Raise ModelNotFoundError if a request wants another model; None and "" are any."""
+        if name and name != self.card.id:
             raise ModelNotFoundError(
                 f"the model {name!r} is not served here: ask for {self.card.id!r}", param="model"
             )
@@ -68,11 +69,12 @@ class Backend:
 
     def __init__(self, path: str | os.PathLike[str], config: EngineConfig, card: ModelCard) -> None:
         self._path = path
-        self._config = config
-        self._card = card
+        self.card = card
         self._opened: asyncio.Future[OpenModel] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._opening = Engine.open(path, config)
+        self._started_s = time.monotonic()
 
     def start(self) -> None:
         """Begin to open the model; returns at once."""
@@ -88,11 +90,28 @@ class Backend:
             await asyncio.wait({self._task})
 
     @property
+    def load_step(self) -> LoadStep | None:
+        """What opening does at present, or did last; None before it began."""
+        return self._opening.load_step
+
+    @property
+    def seconds_opening(self) -> float:
+        """Seconds since opening began."""
+        return time.monotonic() - self._started_s
+
+    @property
     def model(self) -> OpenModel:
         """The model. Raises LoadingError while it is being opened, and what opening raised."""
         if not self._opened.done():
-            raise LoadingError("Loading model")
+            step = self.load_step
+            steps = [] if step is None else list(type(step))
+            raise LoadingError(step or "", steps.index(step) if step else 0, len(steps))
         return self._opened.result()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a model."""
+        return self._opened.done() and self._opened.exception() is None
 
     async def wait_opened(self) -> OpenModel:
         """Wait until the model is open. Raises what opening raised."""
@@ -100,11 +119,10 @@ class Backend:
 
     async def _hold(self) -> None:
         try:
-            async with Engine.open(self._path, self._config) as engine:
+            async with self._opening as engine:
+                await engine.prepare_constraints()
                 fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
-                self._opened.set_result(
-                    OpenModel(engine, self._card, fingerprint, int(time.time()))
-                )
+                self._opened.set_result(OpenModel(engine, self.card, fingerprint, int(time.time())))
                 await self._closing.wait()
         except Exception as error:
             if self._opened.done():

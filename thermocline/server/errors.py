@@ -1,10 +1,13 @@
-"""From exceptions to HTTP: one table of status and type, and OpenAI's error body. Knows no route."""
+"""From exceptions to HTTP: one table of status and type, and OpenAI's error body. Knows no route.
+
+Other interfaces make their bodies from `describe` and `message_of`.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
@@ -15,9 +18,13 @@ from thermocline.errors import (
     EngineClosedError,
     ModelError,
     PromptTooLongError,
+    ReaderTooSlowError,
     RequestError,
     ThermoclineError,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LOG: Final = logging.getLogger("thermocline.server")
 
@@ -26,7 +33,14 @@ _RETRY_AFTER_S: Final = "2"
 
 
 class LoadingError(ThermoclineError):
-    """The model is still being opened; try again soon."""
+    """The model is still being opened; try again soon.
+
+    step: what that does at present, in a word; num_done of num_steps steps come before it.
+    """
+
+    def __init__(self, step: str = "", num_done: int = 0, num_steps: int = 0) -> None:
+        self.progress = {"step": step, "num_done": num_done, "num_steps": num_steps}
+        super().__init__("Loading model")
 
 
 class ModelNotFoundError(RequestError):
@@ -45,12 +59,48 @@ class BodyTimeoutError(RequestError):
     """The body did not arrive in time."""
 
 
+class TraceStateError(RequestError):
+    """The recording is not in a state for this."""
+
+
+class NoTraceError(RequestError):
+    """There is no timeline to show."""
+
+
 class HostRefusedError(RequestError):
     """The request was meant for another host."""
 
 
+class OriginRefusedError(RequestError):
+    """A web page of another origin sent the request."""
+
+
+class KeyRefusedError(RequestError):
+    """The request has no API key, or a wrong one."""
+
+
+class HeaderTooLargeError(RequestError):
+    """A line of the request's header is too long."""
+
+
+class DrainingError(ThermoclineError):
+    """The server is shutting down and takes no new work."""
+
+
+class AnswerTimeoutError(ThermoclineError):
+    """The answer took longer than the server gives to one."""
+
+
+class QueueFullError(BusyError):
+    """BusyError with the time after which a place should be free."""
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class ErrorAnswer:
     """How one kind of error looks from outside."""
 
     status: int
@@ -60,50 +110,62 @@ class _Answer:
 
 
 # The first row that fits decides, so subclasses come before their bases.
-_TABLE: Final[tuple[tuple[type[BaseException], _Answer], ...]] = (
-    (LoadingError, _Answer(503, "unavailable_error", 503, _RETRY_AFTER_S)),
-    (ModelNotFoundError, _Answer(404, "not_found_error", "model_not_found")),
-    (NotSupportedError, _Answer(501, "not_supported_error", "not_supported")),
-    (MediaTypeError, _Answer(415, "invalid_request_error", "unsupported_media_type")),
-    (BodyTimeoutError, _Answer(408, "timeout")),
-    (HostRefusedError, _Answer(403, "invalid_request_error", "host_not_allowed")),
-    (PromptTooLongError, _Answer(400, "invalid_request_error", "context_length_exceeded")),
-    (RequestError, _Answer(400, "invalid_request_error")),
-    (ConfigError, _Answer(400, "invalid_request_error")),
-    (BusyError, _Answer(429, "rate_limit_error", "queue_full", _RETRY_AFTER_S)),
-    (EngineClosedError, _Answer(503, "unavailable_error")),
-    (ModelError, _Answer(503, "unavailable_error")),
-    (MemoryError, _Answer(503, "unavailable_error")),
-    (web.HTTPNotFound, _Answer(404, "not_found_error")),
-    (web.HTTPMethodNotAllowed, _Answer(405, "invalid_request_error")),
-    (web.HTTPRequestEntityTooLarge, _Answer(413, "invalid_request_error")),
-    (web.RequestPayloadError, _Answer(400, "invalid_request_error")),
-    (web.HTTPClientError, _Answer(400, "invalid_request_error")),
+_TABLE: Final[tuple[tuple[type[BaseException], ErrorAnswer], ...]] = (
+    (LoadingError, ErrorAnswer(503, "unavailable_error", 503, _RETRY_AFTER_S)),
+    (DrainingError, ErrorAnswer(503, "unavailable_error", 503, _RETRY_AFTER_S)),
+    (AnswerTimeoutError, ErrorAnswer(504, "timeout")),
+    (ReaderTooSlowError, ErrorAnswer(408, "timeout", "reader_too_slow")),
+    (ModelNotFoundError, ErrorAnswer(404, "not_found_error", "model_not_found")),
+    (NotSupportedError, ErrorAnswer(501, "not_supported_error", "not_supported")),
+    (MediaTypeError, ErrorAnswer(415, "invalid_request_error", "unsupported_media_type")),
+    (BodyTimeoutError, ErrorAnswer(408, "timeout")),
+    (TraceStateError, ErrorAnswer(409, "invalid_request_error", "trace_state")),
+    (NoTraceError, ErrorAnswer(404, "not_found_error", "no_trace")),
+    (HostRefusedError, ErrorAnswer(403, "invalid_request_error", "host_not_allowed")),
+    (OriginRefusedError, ErrorAnswer(403, "invalid_request_error", "origin_not_allowed")),
+    (KeyRefusedError, ErrorAnswer(401, "authentication_error", "invalid_api_key")),
+    (HeaderTooLargeError, ErrorAnswer(431, "invalid_request_error")),
+    (PromptTooLongError, ErrorAnswer(400, "invalid_request_error", "context_length_exceeded")),
+    (RequestError, ErrorAnswer(400, "invalid_request_error")),
+    (ConfigError, ErrorAnswer(400, "invalid_request_error")),
+    (BusyError, ErrorAnswer(429, "rate_limit_error", "queue_full", _RETRY_AFTER_S)),
+    (EngineClosedError, ErrorAnswer(503, "unavailable_error")),
+    (ModelError, ErrorAnswer(503, "unavailable_error")),
+    (MemoryError, ErrorAnswer(503, "unavailable_error")),
+    (web.HTTPNotFound, ErrorAnswer(404, "not_found_error")),
+    (web.HTTPMethodNotAllowed, ErrorAnswer(405, "invalid_request_error")),
+    (web.HTTPRequestEntityTooLarge, ErrorAnswer(413, "invalid_request_error")),
+    (web.RequestPayloadError, ErrorAnswer(400, "invalid_request_error")),
+    (web.HTTPClientError, ErrorAnswer(400, "invalid_request_error")),
 )
-_OTHER: Final = _Answer(500, "server_error")
+_OTHER: Final = ErrorAnswer(500, "server_error")
 
 
 def error_body(error: BaseException) -> dict[str, Any]:
     """Return OpenAI's error object for `error`; an unexpected one is logged and tells nothing."""
-    answer = _look_up(error)
+    answer = describe(error)
     fields: dict[str, Any] = {
-        "message": _message(error),
+        "message": message_of(error),
         "type": answer.type,
         "param": error.param if isinstance(error, RequestError) else None,
         "code": answer.code,
     }
+    if isinstance(error, LoadingError):
+        fields["progress"] = error.progress
     if isinstance(error, PromptTooLongError):
         fields["n_prompt_tokens"] = error.num_prompt_tokens
         fields["n_ctx"] = error.max_context_tokens
     return {"error": fields}
 
 
-def error_response(error: BaseException) -> web.Response:
-    """Return the whole answer to a request that failed with `error`."""
-    answer = _look_up(error)
+def error_response(
+    error: BaseException, body: Callable[[BaseException], object] = error_body
+) -> web.Response:
+    """Return the whole answer to a request that failed with `error`; body: the interface's own."""
+    answer = describe(error)
     response = web.Response(
         status=answer.status,
-        body=msgspec.json.encode(error_body(error)),
+        body=msgspec.json.encode(body(error)),
         content_type="application/json",
     )
     if answer.retry_after_s is not None:
@@ -113,11 +175,16 @@ def error_response(error: BaseException) -> web.Response:
     return response
 
 
-def _look_up(error: BaseException) -> _Answer:
-    return next((answer for kind, answer in _TABLE if isinstance(error, kind)), _OTHER)
+def describe(error: BaseException) -> ErrorAnswer:
+    """Return status, type and code of the answer to `error`."""
+    answer = next((answer for kind, answer in _TABLE if isinstance(error, kind)), _OTHER)
+    if isinstance(error, QueueFullError):
+        return replace(answer, retry_after_s=str(error.retry_after_s))
+    return answer
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """Return what a client is told; an unexpected error is logged and tells nothing."""
     match error:
         case ThermoclineError():
             return str(error)

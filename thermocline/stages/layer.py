@@ -10,6 +10,7 @@ from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
+    from thermocline.experts.routing_log import RoutingLog
     from thermocline.kernels.lane import JobLane
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import FloatArray
@@ -19,10 +20,18 @@ if TYPE_CHECKING:
 class LayerStage:
     """Hidden before a layer -> Hidden before the next."""
 
-    def __init__(self, model: Model, cache: SequenceCache, heat: ExpertHeat, lane: JobLane) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: SequenceCache,
+        heat: ExpertHeat,
+        routing_log: RoutingLog,
+        lane: JobLane,
+    ) -> None:
         self._model = model
         self._cache = cache
         self._heat = heat
+        self._routing_log = routing_log
         self._lane = lane
 
     async def __call__(self, hidden: Hidden) -> Hidden:
@@ -34,4 +43,6 @@ class LayerStage:
     def _run(self, hidden: Hidden) -> FloatArray:
         x, routing = self._model.layer(hidden.layer, hidden.chunk, hidden.x, self._cache)
         self._heat.record(hidden.layer, routing)
+        if hidden.chunk.wants_routing:
+            self._routing_log.record(hidden.chunk, hidden.layer, routing)
         return x

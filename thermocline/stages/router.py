@@ -12,6 +12,7 @@ from thermocline.traces.lanes import Name
 if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
+    from thermocline.experts.routing_log import RoutingLog
     from thermocline.kernels.lane import JobLane
     from thermocline.messages import Hidden
     from thermocline.models.contract import Model
@@ -20,9 +21,17 @@ if TYPE_CHECKING:
 class RouterStage:
     """Hidden inside a layer -> LayerWork."""
 
-    def __init__(self, model: Model, placement: Placement, heat: ExpertHeat, lane: JobLane) -> None:
+    def __init__(
+        self,
+        model: Model,
+        placement: Placement,
+        heat: ExpertHeat,
+        routing_log: RoutingLog,
+        lane: JobLane,
+    ) -> None:
         self._model = model
         self._heat = heat
+        self._routing_log = routing_log
         self._lane = lane
         num_layers = len(placement.hot)
         self._hot_masks = [placement.hot_mask(LayerIndex(n)) for n in range(num_layers)]
@@ -36,5 +45,7 @@ class RouterStage:
         chunk, layer = hidden.chunk, hidden.layer
         residual, x, routing = self._model.route(layer, hidden.x, prompt=chunk.is_prompt)
         self._heat.record(layer, routing)
+        if chunk.wants_routing:
+            self._routing_log.record(chunk, layer, routing)
         shares = dispatch(routing, self._hot_masks[layer])
         return LayerWork(chunk, layer, residual, x, routing, shares)

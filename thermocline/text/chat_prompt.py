@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from thermocline.errors import ConfigError
+from thermocline.text.chat_messages import normalize_messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,13 +24,15 @@ def encode_chat(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    continue_final: bool = False,
     variables: Mapping[str, object] | None = None,
 ) -> list[int]:
     """Token ids of the prompt that `template` makes of `messages`, [T].
 
     Arguments as of `ChatTemplate.render_parts`. Control tokens are only those that the template
     itself wrote; everything else is encoded as `tokenizer.encode(text)` would. The template decides
-    about BOS; where it wrote none and the model file wants one, it is put first.
+    about BOS; where it wrote none and the model file wants one, it is put first. continue_final: the
+    last message's text is what the answer begins with.
 
     Raises RequestError and ChatTemplateError as `render_parts` and `encode` do, and ConfigError if the
     template was built for other control tokens.
@@ -39,6 +42,11 @@ def encode_chat(
             "template and tokenizer differ in their control tokens: build the template with "
             "control_tokens=tokenizer.control_texts"
         )
+    beginning: list[int] = []
+    if continue_final:
+        final = normalize_messages(messages)[-1]["content"]
+        beginning = tokenizer.encode(final, add_bos=False)
+        messages = messages[:-1]
     ids: list[int] = []
     parts = template.render_parts(
         messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
@@ -52,4 +60,4 @@ def encode_chat(
             ids.extend(tokenizer.encode(part.text, add_bos=False))
     if tokenizer.add_bos and ids[:1] != [tokenizer.bos_id]:
         ids[:0] = tokenizer.encode("", add_bos=True)
-    return ids
+    return ids + beginning

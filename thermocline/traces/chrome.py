@@ -74,6 +74,15 @@ def write_chrome(
         ) from error
 
 
+def encode_chrome(
+    events: Sequence[Event], *, metadata: Metadata, expert_use: ExpertUse | None = None
+) -> bytes:
+    """Return what `write_chrome` writes into a file whose name ends in .gz."""
+    packed = io.BytesIO()
+    _write_all(packed, _lines(events, _other_data(metadata, expert_use)), compress=True)
+    return packed.getvalue()
+
+
 def _write_all(file: IO[bytes], lines: Iterator[bytes], *, compress: bool) -> None:
     """Write `lines` to `file`; neither time nor name goes into the gzip header, so bytes repeat."""
     if not compress:

@@ -24,14 +24,14 @@ from thermocline.traces.events import (
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 
-class Moments(Protocol):
-    """A one-dimensional int64 array of times in nanoseconds, as NumPy has them."""
+class Notes(Protocol):
+    """An int64 array [N, 3], as NumPy has them: begin and end in nanoseconds, and the number of the part."""
 
-    def tolist(self) -> list[int]:
-        """Return the times as plain integers."""
+    def tolist(self) -> list[list[int]]:
+        """Return the rows as plain integers."""
         ...
 
 
@@ -61,18 +61,18 @@ class Recorder(Protocol):
         """Record, after the fact, that `lane` was busy in [start_ns, end_ns)."""
         ...
 
-    def thread_spans(
+    def pool_job(
         self,
         lane: Lane,
-        index: int,
-        name: Name,
-        starts_ns: Moments,
-        ends_ns: Moments,
-        args: Args | None = None,
+        parts: tuple[Name, ...],
+        notes: Sequence[Notes],
+        args: Args,
+        flow_id: int,
+        phase: FlowPhase,
     ) -> None:
-        """Record what one thread of a pool executed: [starts_ns[i], ends_ns[i]), waiting left out.
+        """Record what each thread of a pool executed of one job, waiting left out, and its arrow's point.
 
-        starts_ns, ends_ns: int64 [N], copied. One call per job and thread; all spans share `args`.
+        notes: by thread, kept by reference; `parts` names what they number. One record, however many spans.
         """
         ...
 
@@ -104,7 +104,7 @@ class Recorder(Protocol):
 
 
 class NullRecorder:
-    """Keeps nothing. The default, so that no caller needs an `if`."""
+    """Keeps nothing, for parts that are used without a trace."""
 
     __slots__ = ()
 
@@ -122,14 +122,14 @@ class NullRecorder:
     ) -> None:
         """Do nothing."""
 
-    def thread_spans(
+    def pool_job(
         self,
         lane: Lane,
-        index: int,
-        name: Name,
-        starts_ns: Moments,
-        ends_ns: Moments,
-        args: Args | None = None,
+        parts: tuple[Name, ...],
+        notes: Sequence[Notes],
+        args: Args,
+        flow_id: int,
+        phase: FlowPhase,
     ) -> None:
         """Do nothing."""
 
@@ -156,18 +156,27 @@ class NullRecorder:
 
 
 class MemoryRecorder:
-    """A ring of `capacity` events that drops the oldest and counts what it dropped.
+    """A ring of `capacity` records that drops the oldest and counts what it dropped.
+
+    It can be switched at any time. While it is off, a hook costs what asking for `enabled` costs, and the
+    ring takes no memory.
 
     No locks: taking a number and storing a slot are one bytecode each under the interpreter lock.
     Every slot carries its number, so a snapshot taken between the two is sorted and merely lacks
     the event that is being written.
     """
 
-    __slots__ = ("_capacity", "_clock", "_first", "_next_number", "_ring", "now_ns")
+    __slots__ = (
+        *("_capacity", "_clock", "_first", "_next_number", "_ring", "_since_ns"),
+        *("enabled", "now_ns"),
+    )
 
+    enabled: bool
     now_ns: Callable[[], int]
 
-    def __init__(self, capacity: int = 1 << 18, clock: Clock | None = None) -> None:
+    def __init__(
+        self, capacity: int = 1 << 18, clock: Clock | None = None, *, enabled: bool = True
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"a trace ring needs room for at least one event, not {capacity}")
         self._capacity = capacity
@@ -176,73 +185,85 @@ class MemoryRecorder:
         self.now_ns = self._clock.now_ns
         self._next_number = itertools.count().__next__
         self._first = 0
+        # Of what lasted for long and began before the recording, only its part in it is shown.
+        self._since_ns = 0
+        self.enabled = enabled
         # Each slot is None or (number, kind, *the record's fields), with lanes and names as numbers: a tuple of
         # plain values is of no interest to the garbage collector, which would look at each of a million again
         # and again.
-        self._ring: list[tuple[Any, ...] | None] = [None] * capacity
+        self._ring: list[tuple[Any, ...] | None] = [None] * (capacity if enabled else 1)
 
     def __repr__(self) -> str:
         kept = self._kept()
         return f"MemoryRecorder(kept={len(kept)}/{self._capacity}, dropped={self._dropped(kept)})"
 
-    @property
-    def enabled(self) -> bool:
-        """Always True."""
-        return True
+    def start(self) -> None:
+        """Forget everything and record from now on."""
+        self._since_ns = self.now_ns()
+        self.clear()
+        self.enabled = True
+
+    def stop(self) -> tuple[list[Event], int]:
+        """Record no more; hand over what was kept, and how many were dropped. Some time per event."""
+        self.enabled = False
+        recorded = self.events(), self.dropped
+        self._first, self._ring = self._next_number() + 1, [None]
+        return recorded
 
     @property
     def capacity(self) -> int:
-        """The most events that are kept."""
+        """The most records that are kept; a pool's job is one, of several events."""
         return self._capacity
 
     @property
     def dropped(self) -> int:
-        """The number of events lost to newer ones since the last `clear`. Reads the whole ring."""
+        """The number of records lost to newer ones since the last `clear`. Reads the whole ring."""
         return self._dropped(self._kept())
 
     def span(
         self, lane: Lane, name: Name, start_ns: int, end_ns: int, args: Args | None = None
     ) -> None:
         """Record, after the fact, that `lane` was busy in [start_ns, end_ns)."""
+        if not self.enabled:
+            return
         if type(lane) is not Lane or type(name) is not Name:
             raise _not_in_vocabulary(lane, name)
         if end_ns < start_ns:
             raise _ends_early(lane, name, start_ns, end_ns)
-        number = self._next_number()
-        self._ring[number % self._capacity] = (
+        number, ring = self._next_number(), self._ring
+        ring[number % len(ring)] = (
             number, _SPAN, _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name], start_ns, end_ns, args,
         )  # fmt: skip
 
-    def thread_spans(
+    def pool_job(
         self,
         lane: Lane,
-        index: int,
-        name: Name,
-        starts_ns: Moments,
-        ends_ns: Moments,
-        args: Args | None = None,
+        parts: tuple[Name, ...],
+        notes: Sequence[Notes],
+        args: Args,
+        flow_id: int,
+        phase: FlowPhase,
     ) -> None:
-        """Record what one thread of a pool executed; see `Recorder.thread_spans`."""
-        if type(lane) is not Lane or type(name) is not Name:
-            raise _not_in_vocabulary(lane, name)
-        ring, capacity, next_number = self._ring, self._capacity, self._next_number
-        lane_number, name_number = _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name]
-        for start_ns, end_ns in zip(starts_ns.tolist(), ends_ns.tolist(), strict=True):
-            if end_ns < start_ns:
-                raise _ends_early(lane, name, start_ns, end_ns)
-            number = next_number()
-            ring[number % capacity] = (
-                number, _SPAN, lane_number, name_number, start_ns, end_ns, args, index,
-            )  # fmt: skip
+        """Record what each thread of a pool executed of one job; see `Recorder.pool_job`."""
+        if not self.enabled:
+            return
+        if type(lane) is not Lane or any(type(part) is not Name for part in parts):
+            raise _not_in_vocabulary(lane, parts)
+        numbers = tuple([_NUMBER_OF_NAME[part] for part in parts])
+        self._store(_POOL_JOB, _NUMBER_OF_LANE[lane], numbers, tuple(notes), args, flow_id, phase)
 
     def instant(self, lane: Lane, name: Name, at_ns: int, args: Args | None = None) -> None:
         """Record one moment on `lane`."""
+        if not self.enabled:
+            return
         if type(lane) is not Lane or type(name) is not Name:
             raise _not_in_vocabulary(lane, name)
         self._store(_INSTANT, _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name], at_ns, args)
 
     def counter(self, name: str, value: float, at_ns: int) -> None:
         """Record a value on the counter track with the free-form label `name`."""
+        if not self.enabled:
+            return
         if not isinstance(name, str):
             raise TypeError(f"a counter's name is a string, not {name!r}")
         if not math.isfinite(value):
@@ -251,6 +272,8 @@ class MemoryRecorder:
 
     def flow(self, flow_id: int, lane: Lane, at_ns: int, phase: FlowPhase, index: int = 0) -> None:
         """Record one point of an arrow; a span on its track must enclose `at_ns` for it to be shown."""
+        if not self.enabled:
+            return
         if type(lane) is not Lane:
             raise _not_in_vocabulary(lane, Name.CHUNK)
         if phase not in _FLOW_PHASES:
@@ -261,6 +284,8 @@ class MemoryRecorder:
         self, name: Name, span_id: int, start_ns: int, end_ns: int, args: Args | None = None
     ) -> None:
         """Record something that lasted without owning a lane; `span_id` tells equal names apart."""
+        if not self.enabled:
+            return
         if type(name) is not Name:
             raise _not_in_vocabulary(Lane.REQUESTS, name)
         if end_ns < start_ns:
@@ -269,7 +294,13 @@ class MemoryRecorder:
 
     def events(self) -> list[Event]:
         """Return a snapshot of what is kept, in the order of recording."""
-        return [_event(slot) for slot in self._kept()]
+        events: list[Event] = []
+        for slot in self._kept():
+            if slot[1] == _POOL_JOB:
+                events.extend(_pool_events(*slot[2:]))
+            else:
+                events.append(_event(slot, self._since_ns))
+        return events
 
     def clear(self) -> None:
         """Forget everything recorded so far, also what another thread is just writing."""
@@ -277,8 +308,8 @@ class MemoryRecorder:
         self._ring = [None] * self._capacity
 
     def _store(self, *record: object) -> None:
-        number = self._next_number()
-        self._ring[number % self._capacity] = (number, *record)
+        number, ring = self._next_number(), self._ring
+        ring[number % len(ring)] = (number, *record)
 
     def _kept(self) -> list[tuple[Any, ...]]:
         first = self._first
@@ -290,13 +321,13 @@ class MemoryRecorder:
         return kept[-1][0] + 1 - self._first - len(kept) if kept else 0
 
 
-_SPAN, _INSTANT, _COUNTER, _FLOW, _ASYNC_SPAN = range(5)
+_SPAN, _INSTANT, _COUNTER, _FLOW, _ASYNC_SPAN, _POOL_JOB = range(6)
 _LANES, _NAMES = tuple(Lane), tuple(Name)
 _NUMBER_OF_LANE = MappingProxyType({lane: number for number, lane in enumerate(_LANES)})
 _NUMBER_OF_NAME = MappingProxyType({name: number for number, name in enumerate(_NAMES)})
 
 
-def _event(slot: tuple[Any, ...]) -> Event:
+def _event(slot: tuple[Any, ...], since_ns: int) -> Event:
     match slot[1]:
         case 0:
             return SpanEvent(_LANES[slot[2]], _NAMES[slot[3]], *slot[4:])
@@ -307,7 +338,27 @@ def _event(slot: tuple[Any, ...]) -> Event:
         case 3:
             return FlowEvent(slot[2], _LANES[slot[3]], *slot[4:])
         case _:
-            return AsyncSpanEvent(_NAMES[slot[2]], *slot[3:])
+            name, span_id, start_ns, end_ns, args = slot[2:]
+            return AsyncSpanEvent(_NAMES[name], span_id, max(start_ns, since_ns), end_ns, args)
+
+
+def _pool_events(
+    lane_number: int,
+    parts: tuple[int, ...],
+    notes: Sequence[Notes],
+    args: Args,
+    flow_id: int,
+    phase: FlowPhase,
+) -> Iterator[Event]:
+    """Yield a pool job's spans thread by thread; the arrow points to its first one."""
+    lane, names = _LANES[lane_number], [_NAMES[part] for part in parts]
+    has_flow = False
+    for thread, of_thread in enumerate(notes):
+        for start_ns, end_ns, part in of_thread.tolist():
+            if not has_flow:
+                has_flow = True
+                yield FlowEvent(flow_id, lane, start_ns, phase, thread)
+            yield SpanEvent(lane, names[part], start_ns, end_ns, args, thread)
 
 
 def _number(slot: tuple[Any, ...]) -> int:

@@ -35,8 +35,12 @@ class ThreadPool {
         run(items, [](void* context, int64_t item) { (*static_cast<Plain*>(context))(item); }, &body);
     }
 
-    // From now on each thread notes when it worked on a job, up to `capacity` jobs between two calls of `take`.
-    // Never what it waited. Not to be called again, nor beside a job.
+    // How long thread `index` (0 is whoever called run) has worked on jobs so far, the present one included. Never
+    // waits for a job, and may be called from any thread.
+    int64_t busy_ns(int index) const;
+
+    // Forgets what was noted, and marks with 0. From now on each thread notes when it worked on a job, up to
+    // `capacity` jobs (the same in every call) between two calls of `take`. Never what it waited.
     void start_timeline(int64_t capacity);
     // What the jobs from here on are called.
     void mark(int64_t mark);

@@ -139,3 +139,34 @@ def test_python_runs_on_during_a_job():
     took = time.monotonic() - start
     assert took > 0.01, "too short a job to say anything"
     assert len(ticks) >= 4
+
+
+def test_busy_time_is_what_the_threads_worked_and_stands_still_between():
+    """The counters of both threads grow during a job, by no more than it took, and not after it."""
+    kernels = NativeKernels(threads=2)
+    x = np.ones((512, 2048), np.float32)
+    before = kernels._core.busy_ns()
+    start_ns = time.perf_counter_ns()
+    for _ in range(20):
+        kernels.dense.rms_norm(x, x[0], 1e-6)
+    took_ns = time.perf_counter_ns() - start_ns
+    after = kernels._core.busy_ns()
+    spent = [late - early for early, late in zip(before, after, strict=True)]
+    assert len(spent) == 2
+    assert 0 < spent[0] <= took_ns
+    assert 0 <= spent[1] <= took_ns
+    assert sum(spent) > took_ns / 4
+    assert kernels._core.busy_ns() == after
+
+
+def test_busy_time_counts_the_job_under_way():
+    """A reader on another thread sees the counter grow while a long job still runs."""
+    kernels = NativeKernels(threads=1)
+    readings = []
+    job = threading.Thread(target=kernels._core.multiply_in_cache, args=(10_000,))
+    job.start()
+    while job.is_alive():
+        readings.append(kernels._core.busy_ns()[0])
+    job.join()
+    assert readings == sorted(readings)
+    assert len(set(readings)) > 10

@@ -58,6 +58,7 @@ def test_missing_metadata_is_named(tmp_path, key):
         ("attention.head_count", 0, "head_count is 0"),
         ("attention.head_count_kv", 3, "no multiple"),
         ("expert_used_count", 9, "exceeds expert_count"),
+        ("expert_count", 65537, "more than the 65536"),
         ("attention.layer_norm_rms_epsilon", -1.0, "positive"),
         ("rope.freq_base", float("inf"), "rope.freq_base"),
         ("block_count", 1 << 30, "block_count"),

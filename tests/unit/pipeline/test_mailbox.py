@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
-from thermocline.messages import FinishReason, PromptProgress, RequestId, TokenEvent
+from thermocline.messages import FinishReason, PromptProgress, RequestId, TokenEvent, TokenLogprob
 from thermocline.pipeline.mailbox import Mailbox
 
 REQUEST = RequestId(1)
@@ -73,3 +74,22 @@ def test_putting_after_the_reader_s_loop_is_gone_is_harmless():
     loop.close()
     mailbox.put(token(1))
     assert len(mailbox) == 1
+
+
+async def test_a_reader_too_far_behind_shows():
+    """Tokens and the likely ones beside them count, merged or not, and what is taken counts no more."""
+    mailbox = Mailbox(asyncio.get_running_loop(), max_entries=40)
+    likely = (tuple(TokenLogprob(i, -1.0) for i in range(9)),)
+    for index in range(4):
+        mailbox.put(replace(token(index), top_logprobs=likely))
+        assert not mailbox.is_overfull
+    mailbox.put(token(4))
+    assert mailbox.is_overfull
+    await mailbox.get()
+    assert not mailbox.is_overfull
+    for index in range(100):
+        mailbox.put(token(index))
+    while len(mailbox):
+        await mailbox.get()
+    assert not mailbox.is_overfull
+    assert not Mailbox(asyncio.get_running_loop()).is_overfull

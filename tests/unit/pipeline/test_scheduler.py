@@ -431,6 +431,18 @@ def test_one_request_too_many_is_busy():
     submit(scheduler, 3, 4)
 
 
+def test_a_full_queue_is_busy():
+    """What may wait is bounded apart from what runs, and a place that is taken makes room."""
+    scheduler = make_scheduler(max_queue=2)
+    submit(scheduler, 1, 4)
+    submit(scheduler, 2, 4)
+    with pytest.raises(BusyError, match="--max-queue"):
+        submit(scheduler, 3, 4)
+    scheduler.plan()
+    submit(scheduler, 3, 4)
+    scheduler.check_integrity()
+
+
 def test_a_scoring_request_wants_every_row():
     """All rows of every chunk give logits, one chunk is in flight, and a held request starts nothing."""
     scheduler = make_scheduler()
@@ -499,3 +511,32 @@ def test_a_step_of_64_answers_is_planned_in_well_under_a_millisecond():
             scheduler.append(request, 7)
     assert len(took) > 50
     assert min(took) < 1e-3
+
+
+def test_a_snapshot_tells_how_far_each_request_is():
+    """Running ones with what is computed of them, the one without a place as waiting."""
+    scheduler = make_scheduler(blocks=3)
+    submit(scheduler, 1, 6)
+    submit(scheduler, 2, 8)
+    step(scheduler)
+    one, two = scheduler.snapshot().requests
+    assert (one.id, one.is_running, one.num_computed_tokens) == (1, True, 4)
+    assert (one.num_prompt_tokens, one.num_known_tokens) == (6, 6)
+    assert (two.id, two.is_running, two.num_computed_tokens) == (2, False, 0)
+    scheduler.finish(RequestId(2))
+    assert [each.id for each in scheduler.snapshot().requests] == [1]
+
+
+def test_tokens_are_counted_by_kind():
+    """Prompt tokens as they are computed, answer tokens as they are asked for; scoring answers nothing."""
+    scheduler = make_scheduler()
+    submit(scheduler, 1, 6, new=3)
+    for prompt_tokens, output_tokens in ((4, 0), (6, 1), (6, 2), (6, 3)):
+        step(scheduler)
+        snapshot = scheduler.snapshot()
+        counted = (snapshot.total_prompt_tokens, snapshot.total_output_tokens)
+        assert counted == (prompt_tokens, output_tokens)
+    scheduler.finish(RequestId(1))
+    submit(scheduler, 2, 3, new=0)
+    scheduler.commit(scheduler.plan())
+    assert scheduler.snapshot().total_output_tokens == 3

@@ -14,7 +14,7 @@ from tests.support.chunks import make_chunk, make_decode
 from tests.support.virtual_time import Busy, VirtualLane, run_virtually
 from thermocline.config import SchedulerConfig
 from thermocline.kv.blocks import BlockAllocator
-from thermocline.messages import RequestId
+from thermocline.messages import RequestId, RequestOptions
 from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
@@ -116,13 +116,13 @@ def test_a_walk_takes_the_sum_of_its_jobs():
         assert [busy.name for busy in done].count(Name.ATTEND) == 4
 
 
-def test_a_decode_step_waits_for_one_prompt_job_at_most():
-    """It overtakes every prompt job that has not begun, and is not torn apart by any."""
+def test_a_decode_step_waits_for_one_layer_of_a_prompt_at_most():
+    """It overtakes every prompt's layer that has not begun, and is not torn apart by any."""
     seconds = times(attend=1.0, cold=4.0, head=1.0)
     chunks = [*prompts(2), make_decode(make_chunk(2, request=9))]
     done = run(chunks, seconds, credits=3, hot=False)
     step = [busy for busy in done if busy.chunk == 2]
-    assert step[0].start_s <= 4.0
+    assert step[0].start_s <= 5.0
     assert makespan(step) == pytest.approx(4 * 5.0 + 1.0)
 
 
@@ -143,13 +143,15 @@ class Asked:
             list(range(1000 * request, 1000 * request + prompt)),
         )
         self.params = SamplingParams(max_tokens=count)
-        self.wants_prompt_logits, self.priority, self.cache_salt = False, 0, None
+        self.options = RequestOptions()
+        self.has_started = False
         self.max_new_tokens = 0
         self.times: list[float] = []
         self.ended = asyncio.Event()
 
-    def start(self) -> None:
+    def start(self, num_cached: int) -> None:
         """Its first chunk is on its way."""
+        self.has_started = True
 
     def prompt_computed(self, num_computed: int, logits) -> None:
         """Nobody watches."""

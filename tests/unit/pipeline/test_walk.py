@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tests.support.chunks import make_chunk, make_decode, make_work, partial_sum
 from thermocline.kernels.lane import LaneThread
 from thermocline.messages import Hidden, LayerIndex, StepResult, Tier
 from thermocline.pipeline.graph import Shortcut, moe_graph
-from thermocline.pipeline.runner import ChunkFailed, Runner
+from thermocline.pipeline.runner import AbandonedError, ChunkFailed, Runner
 from thermocline.pipeline.walk import Walk, WalkError
 from thermocline.traces.lanes import Lane, Name
 from thermocline.traces.recorder import NullRecorder
@@ -72,10 +73,19 @@ def decode_chunk(chunk_id: int = 0):
     return make_decode(make_chunk(chunk_id))
 
 
+def end_of(turns) -> StepResult:
+    """Take every turn; return the result."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as done:
+            return done.value
+
+
 def test_every_stage_of_every_layer_is_visited_in_order():
     """One chunk, all layers, one stage after the other; hints leave before the compute that they are for."""
     stages = ColdStages()
-    result = Walk(stages.graph()).run(decode_chunk())
+    result = end_of(Walk(stages.graph()).turns(decode_chunk()))
     assert isinstance(result, StepResult)
     assert stages.visits == ["embed", *LAYER * LAYERS, "head"]
 
@@ -84,7 +94,7 @@ def test_every_stage_of_every_layer_is_visited_in_order():
 def test_a_failing_stage_is_named(name):
     """The error says which stage failed on what, and what it raised."""
     with pytest.raises(WalkError) as caught:
-        Walk(ColdStages(fail_at=name).graph()).run(decode_chunk())
+        end_of(Walk(ColdStages(fail_at=name).graph()).turns(decode_chunk()))
     assert caught.value.stage == name
     assert isinstance(caught.value.failure, ArithmeticError)
 
@@ -120,7 +130,7 @@ def test_branches_of_a_walk_run_side_by_side():
             return moe_graph({**graph.stages, "hot": self.hot}, LAYERS, 1)
 
     with LaneThread(Lane.HOT, NullRecorder()) as lane:
-        result = Walk(Split(lane).graph()).run(decode_chunk())
+        result = end_of(Walk(Split(lane).graph()).turns(decode_chunk()))
     assert isinstance(result, StepResult)
     assert order == ["cold", "hot"] * LAYERS
 
@@ -135,35 +145,92 @@ def test_a_shortcut_takes_the_place_of_a_layer_s_stages():
 
     shortcut = Shortcut(layer, LAYERS, lambda: usable)
     walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, shortcut))
-    walk.run(decode_chunk())
+    end_of(walk.turns(decode_chunk()))
     assert stages.visits == ["embed", *["layer"] * LAYERS, "head"]
     usable = False
-    walk.run(decode_chunk())
+    end_of(walk.turns(decode_chunk()))
     assert stages.visits[LAYERS + 2 :] == ["embed", *LAYER * LAYERS, "head"]
 
 
 def test_a_stage_that_waits_is_our_bug():
     """Nothing would wake it; the walk says so instead of hanging."""
     with pytest.raises(WalkError) as caught:
-        Walk(ColdStages(waits_at="cold").graph()).run(decode_chunk())
+        end_of(Walk(ColdStages(waits_at="cold").graph()).turns(decode_chunk()))
     assert isinstance(caught.value.failure, RuntimeError)
 
 
-async def test_the_runner_walks_a_lone_decode_and_sends_prompts_round_the_ring():
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_prompt_may_be_interrupted_between_layers_and_a_decode_step_never(shortcut):
+    """Each turn of a prompt is one layer, whichever way it goes; a decode step is one turn."""
+    stages = ColdStages()
+
+    async def layer(hidden):
+        stages.visits.append("layer")
+        return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
+
+    way = Shortcut(layer, LAYERS, lambda: shortcut)
+    walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, way))
+    turns = walk.turns(make_chunk(0))
+    start, layers = (["embed"], ["layer"]) if shortcut else (["embed", "prefetch"], LAYER)
+    for number in range(LAYERS - 1):
+        next(turns)
+        assert stages.visits == [*start, *layers * (number + 1)]
+    assert isinstance(end_of(turns), StepResult)
+    with pytest.raises(StopIteration):
+        next(walk.turns(decode_chunk(1)))
+
+
+async def test_decode_steps_walk_always_and_prompts_where_the_graph_is_a_line():
     """A stage that waits is fine in the ring, and fails the chunk that walks."""
+    graph = ColdStages(waits_at="cold").graph()
+    assert graph.is_line
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
-        await prompt_then_decode(Runner(ColdStages(waits_at="cold").graph(), NullRecorder(), lane))
+        assert await stages_that_failed(Runner(graph, NullRecorder(), lane)) == ["cold", "cold"]
+        ring = Runner(replace(graph, is_line=False), NullRecorder(), lane)
+        assert await stages_that_failed(ring) == [None, "cold"]
 
 
-async def prompt_then_decode(runner: Runner) -> None:
+async def stages_that_failed(runner: Runner) -> list[str | None]:
+    """Return where a prompt and then a decode step failed."""
+    failed: list[str | None] = []
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(runner.run())
         await asyncio.sleep(0)
-        runner.inject(make_chunk(0))
-        assert isinstance(await runner.receive(), StepResult)
-        runner.inject(decode_chunk(1))
-        failed = await runner.receive()
-        assert isinstance(failed, ChunkFailed)
-        assert failed.error.stage == "cold"
+        for chunk in (make_chunk(0), decode_chunk(1)):
+            runner.inject(chunk)
+            result = await runner.receive()
+            failed.append(result.error.stage if isinstance(result, ChunkFailed) else None)
         runner.check_integrity()
         runner.close()
+    return failed
+
+
+@pytest.mark.parametrize("is_line", [True, False])
+async def test_a_chunk_that_nobody_waits_for_ends_after_the_present_job(is_line):
+    """Abandoned in the first layer's attention, a prompt is not computed further; the ring is sound after it."""
+    stages = ColdStages()
+
+    class Abandoning(ColdStages):
+        async def attend(self, hidden):
+            runner.abandon(hidden.chunk.requests[0])
+            return await stages.attend(hidden)
+
+        async def cold(self, work):
+            raise AssertionError("computed for nobody")
+
+    class Walking(Abandoning):
+        cold = ColdStages.cold
+
+    graph = (Walking() if is_line else Abandoning()).graph()
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        runner = Runner(replace(graph, is_line=is_line), NullRecorder(), lane)
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            group.create_task(runner.run())
+            await asyncio.sleep(0)
+            runner.inject(make_chunk(0))
+            result = await runner.receive()
+            assert isinstance(result, ChunkFailed)
+            assert isinstance(result.error.__cause__, AbandonedError)
+            assert stages.visits == ["attend"]
+            runner.check_integrity()
+            runner.close()

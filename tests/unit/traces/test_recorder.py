@@ -23,11 +23,12 @@ def _report_one_of_each(recorder: Recorder) -> None:
     recorder.counter("channel router->cold", 2, 12)
     recorder.flow(7, Lane.CPU, 13, "end")
     recorder.async_span(Name.REQUEST, 5, 1, 30, {"tokens": 4})
-    recorder.thread_spans(Lane.CPU, 1, Name.HOT, np.array([3, 6]), np.array([5, 9]), {"layer": 2})
+    notes = [np.array([[3, 5, 0]]), np.array([[6, 9, 1]])]
+    recorder.pool_job(Lane.CPU, (Name.ATTEND, Name.COLD), notes, {"layer": 2}, 7, "step")
 
 
 def test_events_come_back_typed_and_in_order():
-    """A snapshot holds one typed record per call, in the order of the calls."""
+    """A snapshot holds one typed event per call, a pool's job several, in the order of the calls."""
     recorder = MemoryRecorder(8, FakeClock())
     _report_one_of_each(recorder)
     assert recorder.events() == [
@@ -36,8 +37,9 @@ def test_events_come_back_typed_and_in_order():
         CounterEvent("channel router->cold", 2, 12),
         FlowEvent(7, Lane.CPU, 13, "end"),
         AsyncSpanEvent(Name.REQUEST, 5, 1, 30, {"tokens": 4}),
-        SpanEvent(Lane.CPU, Name.HOT, 3, 5, {"layer": 2}, 1),
-        SpanEvent(Lane.CPU, Name.HOT, 6, 9, {"layer": 2}, 1),
+        FlowEvent(7, Lane.CPU, 3, "step"),
+        SpanEvent(Lane.CPU, Name.ATTEND, 3, 5, {"layer": 2}),
+        SpanEvent(Lane.CPU, Name.COLD, 6, 9, {"layer": 2}, 1),
     ]
 
 
@@ -51,35 +53,26 @@ def test_null_recorder_keeps_nothing():
     assert recorder.now_ns() == 0
 
 
-def test_spans_of_a_thread_are_copies():
-    """The arrays may be used again after the call; a call without spans records nothing."""
+def test_the_arrow_points_to_whichever_thread_worked():
+    """A thread without work has no span; a job that nobody noted leaves neither span nor arrow."""
     recorder = MemoryRecorder(8, FakeClock())
-    starts, ends = np.array([1]), np.array([2])
-    recorder.thread_spans(Lane.CPU, 0, Name.COLD, starts, ends)
-    starts[0] = ends[0] = 7
-    recorder.thread_spans(Lane.CPU, 0, Name.COLD, starts[:0], ends[:0])
-    assert recorder.events() == [SpanEvent(Lane.CPU, Name.COLD, 1, 2)]
+    nothing = np.empty((0, 3), np.int64)
+    worked = [nothing, np.array([[1, 2, 0]])]
+    recorder.pool_job(Lane.CPU, (Name.COLD,), worked, {}, 3, "start")
+    recorder.pool_job(Lane.CPU, (Name.COLD,), [nothing, nothing], {}, 3, "end")
+    assert recorder.events() == [
+        FlowEvent(3, Lane.CPU, 1, "start", 1),
+        SpanEvent(Lane.CPU, Name.COLD, 1, 2, {}, 1),
+    ]
 
 
-def test_spans_of_a_thread_share_the_ring():
-    """Each span of a batch takes one place: the oldest leave, and are counted."""
+def test_a_pool_s_job_outside_of_the_vocabulary_is_refused():
+    """Free text is neither a lane nor a part."""
     recorder = MemoryRecorder(4, FakeClock())
-    moments = np.arange(6)
-    recorder.thread_spans(Lane.CPU, 0, Name.COLD, moments, moments + 1)
-    assert [event.start_ns for event in recorder.events()] == [2, 3, 4, 5]
-    assert recorder.dropped == 2
-
-
-def test_impossible_spans_of_a_thread_are_refused():
-    """Free text, a span that ends before it starts, and arrays of two lengths are refused."""
-    recorder = MemoryRecorder(4, FakeClock())
-    one, two = np.array([1]), np.array([2, 3])
     with pytest.raises(TypeError, match="cpu"):
-        recorder.thread_spans("cpu", 0, Name.COLD, one, one)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="ends 1 ns before it starts"):
-        recorder.thread_spans(Lane.CPU, 0, Name.COLD, two[:1], one)
-    with pytest.raises(ValueError, match="longer"):
-        recorder.thread_spans(Lane.CPU, 0, Name.COLD, two[:0], one)
+        recorder.pool_job("cpu", (Name.COLD,), [], {}, 1, "step")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="cold"):
+        recorder.pool_job(Lane.CPU, ("cold",), [], {}, 1, "step")  # type: ignore[arg-type]
     assert recorder.events() == []
 
 
@@ -185,3 +178,59 @@ def test_vocabulary_has_no_duplicates_and_knows_the_work():
     assert len({lane.value for lane in Lane}) == len(Lane.__members__)
     assert len({name.value for name in Name}) == len(Name.__members__)
     assert set(Lane) - WORK_LANES == {Lane.REQUESTS, Lane.HTTP, Lane.LOOP, Lane.SCHEDULER}
+
+
+def test_a_recorder_that_is_off_keeps_nothing_and_takes_no_memory():
+    """Off, all six kinds of events vanish, and the ring is not there."""
+    recorder = MemoryRecorder(1 << 20, FakeClock(), enabled=False)
+    _report_one_of_each(recorder)
+    assert recorder.events() == []
+    assert len(recorder._ring) == 1
+
+
+def test_recording_can_be_started_and_stopped_again_and_again():
+    """Each window holds what came between its start and its stop; stopping gives the memory back."""
+    clock = FakeClock(100)
+    recorder = MemoryRecorder(4, clock, enabled=False)
+    for number in range(3):
+        recorder.instant(Lane.LOOP, Name.STEP, 1)
+        recorder.start()
+        for at_ns in range(number * 3):
+            recorder.instant(Lane.LOOP, Name.PLAN, at_ns)
+        events, num_dropped = recorder.stop()
+        assert {event.name for event in events} <= {Name.PLAN}
+        assert (len(events), num_dropped) == [(0, 0), (3, 0), (4, 2)][number]
+        assert not recorder.enabled
+        assert len(recorder._ring) == 1
+
+
+def test_what_began_before_the_recording_is_shown_from_its_start_on():
+    """A request that runs for long before the window does not stretch it."""
+    clock = FakeClock(1000)
+    recorder = MemoryRecorder(4, clock, enabled=False)
+    recorder.start()
+    recorder.async_span(Name.REQUEST, 1, 10, 1500)
+    assert recorder.stop()[0] == [AsyncSpanEvent(Name.REQUEST, 1, 1000, 1500)]
+
+
+def test_starting_and_stopping_beside_writers_loses_no_consistency():
+    """Four threads write while a fifth switches: each window's events are whole and in order."""
+    recorder = MemoryRecorder(64, enabled=False)
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            recorder.instant(Lane.LOOP, Name.STEP, recorder.now_ns(), {"a": 1})
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        recorder.start()
+        events, num_dropped = recorder.stop()
+        assert len(events) <= 64
+        assert num_dropped >= 0
+        assert all(type(event) is InstantEvent and event.args == {"a": 1} for event in events)
+    done.set()
+    for thread in threads:
+        thread.join()

@@ -1,5 +1,5 @@
 "use strict";
-// The trace as the page holds it: typed columns per track, sorted by start. Knows no canvas.
+// The trace as the page holds it: typed columns per track, sorted by start. And how elements are made. Knows no canvas.
 
 const PALETTE = {
   embed: "#8791a0", attend: "#3f7fe0", router: "#9b6fd6", hot: "#e8572f", cold: "#14a098", combine: "#dba01c",
@@ -14,6 +14,17 @@ function stageColor(name) {
 
 function chunkColor(chunk) {
   return chunk < 0 ? OTHER_COLOR : CHUNK_COLORS[chunk % CHUNK_COLORS.length];
+}
+
+function element(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") node.style.cssText = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return node;
 }
 
 async function unpack(text) {

@@ -1,16 +1,5 @@
 // Figures and tables below the timeline. They are computed before: nothing is measured here.
 
-function element(tag, attributes, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "style") node.style.cssText = value;
-    else node.setAttribute(name, value);
-  }
-  node.append(...children.map((child) => (child instanceof Node ? child : String(child))));
-  return node;
-}
-
 function panel(title, children, isWide) {
   return element("article", isWide ? { class: "wide" } : {}, element("h2", {}, title), ...children);
 }

@@ -1,0 +1,78 @@
+"""`thermocline serve` as a process of its own, as it is in production, and its counters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+Figures = dict[tuple[str, ...], float]
+"""Samples as {(name without prefix, label values...): value}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server in another process, and a client of it."""
+
+    port: int
+    client: aiohttp.ClientSession
+
+    async def figures(self) -> Figures:
+        """Return the samples of /metrics."""
+        async with self.client.get("/metrics") as response:
+            return parse_figures(await response.text())
+
+    async def until_idle(self, num_tasks: float) -> Figures:
+        """Wait until nothing is left of any request, and return the figures of then."""
+        async with asyncio.timeout(10):
+            while True:
+                found = await self.figures()
+                left = [found[name,] for name in ("requests_processing", "requests_deferred")]
+                left += found["kv_cache_blocks", "held"], found["tasks",] - num_tasks
+                if not any(left) and found["connections",] <= 1:
+                    return found
+                await asyncio.sleep(0.01)
+
+
+def parse_figures(text: str) -> Figures:
+    """Return the samples in Prometheus' text."""
+    return {
+        (sample.name.removeprefix("thermocline:"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@asynccontextmanager
+async def served(model: Path, *flags: str) -> AsyncIterator[Served]:
+    """Run the command while the context is open; it has to end well and to have said nothing."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "thermocline", "serve", str(model), "--port", "0", *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert process.stdout is not None
+    try:
+        url = (await process.stdout.readline()).decode().split()[-1]
+        async with aiohttp.ClientSession(base_url=url) as client:
+            while (await client.get("/health")).status == 503:
+                pass
+            yield Served(int(url.rpartition(":")[2]), client)
+        process.terminate()
+        _, errors = await process.communicate()
+        assert (process.returncode, errors) == (0, b""), errors.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()

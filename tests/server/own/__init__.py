@@ -1,0 +1,1 @@
+"""Tests of the product's own views."""

@@ -1,0 +1,285 @@
+"""What an answer's text consists of, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thermocline.text.answer_parser import AnswerShape, Thinking
+from thermocline.text.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from thermocline.text.tool_formats import ToolFormat, read_template
+
+SCHEMAS = {
+    "f": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "number": {"type": "integer"},
+            "either": {"type": ["string", "null"]},
+            "list": {"type": "array"},
+            "size": {"$ref": "#/$defs/Size"},
+            "flag": {"type": "boolean"},
+        },
+        "$defs": {"Size": {"enum": ["S", "M"]}},
+    }
+}
+FORMATS = [None, *ToolFormat]
+
+
+def parse(shape, *texts):
+    """Return the joined pieces: ("think" | "text", text) and ("call", name, arguments)."""
+    parser = shape.parser()
+    pieces = [piece for text in texts for piece in parser.push(text)]
+    pieces += parser.flush()
+    joined = []
+    for piece in pieces:
+        match piece:
+            case ToolCallBegin(index, name):
+                assert index == sum(one[0] == "call" for one in joined)
+                joined.append(("call", name, ""))
+            case ToolCallArguments(index, text):
+                assert text
+                kind, name, before = joined[-1]
+                assert kind == "call"
+                joined[-1] = ("call", name, before + text)
+            case TextPiece(text) | ReasoningPiece(text):
+                assert text
+                kind = "text" if isinstance(piece, TextPiece) else "think"
+                if joined and joined[-1][0] == kind:
+                    joined[-1] = (kind, joined[-1][1] + text)
+                else:
+                    joined.append((kind, text))
+    return joined
+
+
+def shape(calls=None, thinking=Thinking.NEVER):
+    return AnswerShape(thinking, calls, SCHEMAS)
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"]}}\n</tool_call>'
+MARKERS = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "<function=", "</function>",
+    "<parameter=text>", "<parameter=either>", "<parameter=list>", "</parameter>", "\n", " ", "{", "}",
+    '"name"', ": ", '"f"', ", ", '"arguments"', '"parameters"', '{"a": 1}', '"{\\"a\\": 1}"', "[", "<",
+    '{"name": "f", "arguments": ', "null", "7", "é😀", "word", CALL, "\\", '"',
+]  # fmt: skip
+ANSWERS = st.lists(st.sampled_from(MARKERS), max_size=14).map("".join)
+
+
+@settings(deadline=None)
+@given(
+    ANSWERS,
+    st.lists(st.integers(0, 200), max_size=12),
+    st.sampled_from(FORMATS),
+    st.sampled_from(Thinking),
+)
+def test_cuts_change_nothing(text, cuts, calls, thinking):
+    """Any text, cut anywhere, gives the same joined pieces as in one, and as in single characters."""
+    whole = parse(shape(calls, thinking), text)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    parts = [text[a:b] for a, b in itertools.pairwise(places)]
+    assert parse(shape(calls, thinking), *parts) == whole
+    assert parse(shape(calls, thinking), *text) == whole
+
+
+@settings(deadline=None)
+@given(ANSWERS.filter(lambda text: "<think>" not in text))
+def test_without_calls_nothing_is_lost(text):
+    """An answer that may hold neither reasoning nor calls is passed through as it is."""
+    assert parse(shape(), *text) == ([("text", text)] if text else [])
+
+
+@settings(deadline=None)
+@given(ANSWERS, st.sampled_from([ToolFormat.HERMES, ToolFormat.PLAIN]))
+def test_only_space_beside_calls_is_lost(text, calls):
+    """All but space that is no call is in the text pieces, in order."""
+    pieces = parse(shape(calls), *text)
+    if not any(piece[0] == "call" for piece in pieces):
+        assert "".join(piece[1] for piece in pieces) == text
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "expected"),
+    [
+        (Thinking.MAY_BEGIN, "<think>\nwhy\n</think>\n\nyes", [("think", "why"), ("text", "yes")]),
+        (Thinking.HAS_BEGUN, "why\n</think>\n\nyes", [("think", "why"), ("text", "yes")]),
+        (Thinking.MAY_BEGIN, "<think>\n\n</think>\n\nyes", [("text", "yes")]),
+        (Thinking.MAY_BEGIN, " <yes", [("text", " <yes")]),
+        (Thinking.MAY_BEGIN, "yes <think>no</think>", [("text", "yes <think>no</think>")]),
+        (Thinking.MAY_BEGIN, "<thi", [("text", "<thi")]),
+        (Thinking.HAS_BEGUN, "cut </thi", [("think", "cut </thi")]),
+        (Thinking.HAS_BEGUN, "cut \n", [("think", "cut")]),
+        (Thinking.NEVER, "<think>no</think>", [("text", "<think>no</think>")]),
+    ],
+)
+def test_reasoning_stands_at_the_start(thinking, text, expected):
+    """Reasoning is what stands between its marks before the answer; space around it is dropped."""
+    assert parse(shape(None, thinking), *text) == expected
+
+
+def test_reasoning_can_be_counted():
+    """is_reasoning before or after a token's text says that the token belongs to reasoning."""
+    parser = shape(None, Thinking.MAY_BEGIN).parser()
+    tokens = ["<think>", "\n", "so", "</think>", "\n\n", "yes"]
+    counted = []
+    for token in tokens:
+        before = parser.is_reasoning
+        parser.push(token)
+        counted.append(before or parser.is_reasoning)
+    assert counted == [True, True, True, True, False, False]
+
+
+HERMES_CASES = [
+    (f"look\n{CALL}\n{CALL}\n", [("text", "look"), *[("call", "f", '{"a": [1, "}"]}')] * 2]),
+    (
+        '<tool_call>{"arguments": {"b": 1}, "name": "f"}</tool_call>bye',
+        [("call", "f", '{"b": 1}'), ("text", "bye")],
+    ),
+    ('<tool_call>{"name": "f"}</tool_call>', [("call", "f", "{}")]),
+    ('<tool_call>{"name": "f", "parameters": {}}', [("call", "f", "{}")]),
+    ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}', [("call", "f", '{"a": 1}')]),
+    ('<tool_call>{"name": "f", "arguments": {"a": "cut', [("call", "f", '{"a": "cut')]),
+    (
+        f'<tool_call>{{"name": 1}} {CALL}',
+        [("text", '<tool_call>{"name": 1}'), ("call", "f", '{"a": [1, "}"]}')],
+    ),
+]
+BROKEN = [
+    "<tool_call>no json</tool_call>",
+    "<tool_call>{}</tool_call>",
+    '<tool_call>{"name": "f", "other": 1}</tool_call>',
+    '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+    '<tool_call>{"arguments": {"a": 1}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": 5}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "five"}</tool_call>',
+    '<tool_call>{"name": "f", "name": "g"}</tool_call>',
+    '<tool_call>{"name": "f',
+    "<tool_cal",
+    "a </tool_call> b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), HERMES_CASES)
+def test_hermes_calls(text, expected):
+    """Names and arguments come in any order; what stands after the arguments is passed over."""
+    assert parse(shape(ToolFormat.HERMES), *text) == expected
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_broken_calls_are_text(text):
+    """What only looks like a call is handed on whole."""
+    assert parse(shape(ToolFormat.HERMES), *text) == [("text", text)]
+
+
+def test_arguments_come_as_they_are_written():
+    """Arguments are handed on with the character that brings them, not at the end of the call."""
+    parser = shape(ToolFormat.HERMES).parser()
+    assert parser.push('<tool_call>{"name": "f", "arguments": ') == ()
+    assert parser.push('{"a"') == (ToolCallBegin(0, "f"), ToolCallArguments(0, '{"a"'))
+    assert parser.push(": 1") == (ToolCallArguments(0, ": 1"),)
+    assert parser.push("}}</tool_call>") == (ToolCallArguments(0, "}"),)
+
+
+def test_text_that_may_begin_a_call_waits():
+    """Text is held back only while it may be the start of a marker, and space beside it."""
+    parser = shape(ToolFormat.HERMES).parser()
+    assert parser.push("a <too") == (TextPiece("a"),)
+    assert parser.push("th") == (TextPiece(" <tooth"),)
+    assert parser.flush() == ()
+
+
+PLAIN_CASES = [
+    ('{"name": "f", "parameters": {"a": 1}}', [("call", "f", '{"a": 1}')]),
+    (
+        ' {"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}} done',
+        [("call", "f", "{}"), ("call", "g", "{}"), ("text", "done")],
+    ),
+    ('{"answer": 42}', [("text", '{"answer": 42}')]),
+    ('see {"name": "f", "arguments": {}}', [("text", 'see {"name": "f", "arguments": {}}')]),
+    ("  ", [("text", "  ")]),
+    ('{"name": "f"', [("text", '{"name": "f"')]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), PLAIN_CASES)
+def test_plain_calls(text, expected):
+    """Calls without marks stand at the start of the answer, and nowhere else."""
+    assert parse(shape(ToolFormat.PLAIN), *text) == expected
+
+
+def xml(*parameters, name="f"):
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("text", 'a "quote"\nand a line', 'a "quote"\nand a line'),
+        ("text", "42", "42"),
+        ("text", "", ""),
+        ("number", "42", 42),
+        ("number", "many", "many"),
+        ("either", "null", None),
+        ("either", "42", "42"),
+        ("either", '"quoted"', '"quoted"'),
+        ("list", '["</parameter>", 1]', ["</parameter>", 1]),
+        ("flag", "True", True),
+        ("size", "M", "M"),
+        ("unknown", "[1]", [1]),
+        ("unknown", "word", "word"),
+    ],
+)
+def test_xml_values_become_json(key, value, expected):
+    """Each parameter's text becomes the JSON that its schema wants; of an unknown one, what it looks like."""
+    ((kind, name, arguments),) = parse(shape(ToolFormat.XML), *xml((key, value)))
+    assert (kind, name, json.loads(arguments)) == ("call", "f", {key: expected})
+
+
+def test_xml_calls_and_text():
+    """Text around calls stays; the outer marker may be missing; parameters join in one object."""
+    bare = xml(("text", "x")).removeprefix("<tool_call>\n")
+    text = f"first\n{xml(('text', 'a'), ('number', '1'))}\n{bare}\nlast"
+    assert parse(shape(ToolFormat.XML), *text) == [
+        ("text", "first"),
+        ("call", "f", '{"text": "a", "number": 1}'),
+        ("call", "f", '{"text": "x"}'),
+        ("text", "last"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>\nno", "<function=>", "<function=a b>", "<tool_call>\n<func"]
+)
+def test_broken_xml_calls_are_text(text):
+    """Before the name is known, what is no call is text."""
+    assert parse(shape(ToolFormat.XML), *text) == [("text", text)]
+
+
+def test_text_values_stream():
+    """A text parameter's value is handed on as it comes, as JSON."""
+    parser = shape(ToolFormat.XML).parser()
+    parser.push("<tool_call>\n<function=f>\n<parameter=text>\n")
+    assert parser.push('say "hi"') == (ToolCallArguments(0, 'say \\"hi\\"'),)
+    assert parser.push("\n</parameter>") == (ToolCallArguments(0, '"'),)
+
+
+@pytest.mark.parametrize(
+    ("source", "form", "thinks"),
+    [
+        ("{{ messages }}", ToolFormat.PLAIN, False),
+        ("... <tool_call> ... {{ tools }}", ToolFormat.HERMES, False),
+        ("<tool_call><function=x><parameter=y> {{ tools }} </think>", ToolFormat.XML, True),
+        ("{% if enable_thinking %}</think>{% endif %}", ToolFormat.PLAIN, True),
+    ],
+)
+def test_templates_tell_the_format(source, form, thinks):
+    """The format is read from the template's text, and can be overridden."""
+    facts = read_template(source)
+    assert (facts.tool_format, facts.thinks) == (form, thinks)
+    assert facts.knows_tools == ("tools" in source)
+    assert read_template(source, ToolFormat.XML).tool_format is ToolFormat.XML

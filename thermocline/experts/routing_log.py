@@ -1,0 +1,31 @@
+"""Which experts were chosen for the chunks of which somebody wants to know. The router stage reports here,
+the step loop takes. Knows no request.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from thermocline.messages import Chunk, ChunkId, ExpertIds, LayerIndex, Routing
+
+
+class RoutingLog:
+    """Choices of chunks on their way, layer by layer."""
+
+    def __init__(self) -> None:
+        self._layers: defaultdict[ChunkId, dict[LayerIndex, ExpertIds]] = defaultdict(dict)
+
+    def record(self, chunk: Chunk, layer: LayerIndex, routing: Routing) -> None:
+        """Note one layer's choices; from the lane that routes."""
+        self._layers[chunk.id][layer] = routing.expert_ids.astype(np.int16)
+
+    def take(self, chunk: Chunk) -> ExpertIds:
+        """Return a chunk's choices, int16 [T, layers, K], and forget them; its walk has ended."""
+        layers = self._layers.pop(chunk.id, {})
+        if not layers:
+            return np.empty((chunk.num_tokens, 0, 0), np.int16)
+        return np.stack([layers[layer] for layer in sorted(layers)], axis=1)

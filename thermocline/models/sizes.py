@@ -1,0 +1,121 @@
+"""How many bytes each part of a model takes wherever it is put: what a planner prices. Pure.
+
+Reads the tensor table and the dimensions, never tensor data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from thermocline.models.footprint import measure_footprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thermocline.kernels.cache_format import CacheType
+    from thermocline.modelfile.layout import TensorInfo
+    from thermocline.models.spec import ModelSpec
+
+_LAYER: Final = re.compile(r"blk\.(\d+)\.")
+_EXPERTS: Final = "_exps."
+_EMBEDDING: Final = "token_embd.weight"
+_OUTPUTS: Final = ("output.weight", "output_norm.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Bytes of one layer.
+
+    trunk: everything but routed experts. kv_per_token: keys and values of one token in the cache's own type,
+    0 where the layer keeps none. expert: one routed expert, 0 without. layout: the formats of an expert's
+    matrices; experts of one layout take slots of one size. state: what one sequence leaves behind in a
+    recurrent layer, however long it is.
+    """
+
+    trunk: int
+    kv_per_token: int
+    expert: int
+    layout: str
+    state: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Bytes of one model, and how many experts a token uses of each layer.
+
+    output: the head's matrix and norm; a tied head's matrix is the embedding table, which then counts here.
+    embedding: the table, where it is no more than looked up.
+    """
+
+    layers: tuple[LayerSizes, ...]
+    embedding: int
+    output: int
+    num_experts: int
+    num_used: int
+    hidden_size: int
+
+    @property
+    def trunk(self) -> int:
+        """All but routed experts and the embedding table."""
+        return self.output + sum(layer.trunk for layer in self.layers)
+
+    @property
+    def routed(self) -> int:
+        """All routed experts."""
+        return self.num_experts * sum(layer.expert for layer in self.layers)
+
+    @property
+    def total(self) -> int:
+        """Every tensor."""
+        return self.trunk + self.embedding + self.routed
+
+    def kv(self, num_tokens: int) -> int:
+        """Keys and values of so many tokens in all layers that keep them, and a sequence's state in the others."""
+        return sum(num_tokens * layer.kv_per_token + layer.state for layer in self.layers)
+
+
+def measure_sizes(
+    tensors: Iterable[TensorInfo], spec: ModelSpec, cache_type: CacheType
+) -> ModelSizes:
+    """Return the sizes of the model that consists of `tensors`."""
+    table = tuple(tensors)
+    trunk, formats = [0] * spec.num_layers, defaultdict[int, list[str]](list)
+    embedding = output = 0
+    for tensor in table:
+        match = _LAYER.match(tensor.name)
+        if tensor.name == _EMBEDDING:
+            embedding = tensor.nbytes
+        elif tensor.name in _OUTPUTS or match is None:
+            output += tensor.nbytes
+        elif int(match[1]) < spec.num_layers:
+            if _EXPERTS in tensor.name:
+                formats[int(match[1])].append(f"{tensor.name.split('.')[2]}:{tensor.format.name}")
+            else:
+                trunk[int(match[1])] += tensor.nbytes
+    if all(tensor.name != _OUTPUTS[0] for tensor in table):
+        embedding, output = 0, output + embedding
+    expert_bytes = measure_footprint(table, spec.router).expert_bytes
+    kv_per_token = 2 * spec.num_kv_heads * cache_type.row_bytes(spec.head_dim)
+    recurrent = set(spec.recurrent_layers)
+    layers = tuple(
+        LayerSizes(
+            trunk=trunk[n],
+            kv_per_token=0 if n in recurrent else kv_per_token,
+            expert=expert_bytes[n] if n < len(expert_bytes) else 0,
+            layout=" ".join(sorted(formats[n])),
+            state=spec.delta.state_bytes if spec.delta is not None and n in recurrent else 0,
+        )
+        for n in range(spec.num_layers)
+    )
+    router = spec.router
+    return ModelSizes(
+        layers,
+        embedding,
+        output,
+        router.num_experts,
+        router.num_experts_used,
+        spec.hidden_size,
+    )

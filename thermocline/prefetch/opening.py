@@ -1,0 +1,65 @@
+"""Builds a governor for one model file: what may be read ahead, into how much memory, and by whom."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.messages import LayerIndex
+from thermocline.prefetch.advice import PageAdvisor
+from thermocline.prefetch.cache_model import CacheModel
+from thermocline.prefetch.governor import PrefetchGovernor
+from thermocline.prefetch.memory import page_cache_room_bytes
+from thermocline.prefetch.predictor import Predictor
+from thermocline.prefetch.readers import ReaderThreads
+from thermocline.prefetch.residency import ResidencyProbe
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.contract import Model
+    from thermocline.traces.recorder import Recorder
+
+# Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
+_SPARE_BYTES = 256 << 20
+
+
+def open_governor(
+    file: ModelFile,
+    model: Model,
+    catalog: ExpertCatalog,
+    cold: NDArray[np.bool_],
+    recorder: Recorder,
+    *,
+    probes: bool,
+) -> PrefetchGovernor:
+    """Return a working governor; close it before the file.
+
+    cold: bool [layers, experts], those that are read from the file. probes: look whether they are in
+    memory already, and keep quiet while they are.
+    """
+    layers = [LayerIndex(n) for n in range(catalog.num_layers)]
+    reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + _SPARE_BYTES
+
+    def room_bytes() -> int:
+        return page_cache_room_bytes() - reserved_bytes
+
+    advisor = PageAdvisor(file)
+    # Advice: where the kernel refuses it, more is read than is needed, and nothing else.
+    with suppress(OSError):
+        for layer in layers:
+            advisor.stop_read_ahead(catalog.layer_spans(layer))
+    expert_bytes = [catalog.expert_bytes(layer) for layer in layers]
+    return PrefetchGovernor(
+        CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
+        Predictor(model.router_weights, catalog.num_layers, catalog.num_experts),
+        ReaderThreads(catalog, advisor, recorder),
+        recorder,
+        cold=cold & (np.array(expert_bytes) > 0)[:, None],  # a dense layer has nothing to read
+        room_bytes=room_bytes,
+        probe=ResidencyProbe(file, catalog) if probes else None,
+    )

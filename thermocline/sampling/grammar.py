@@ -1,0 +1,160 @@
+"""From a constraint to the grammar text that llguidance compiles. Pure; knows no vocabulary.
+
+Owns what is refused before anything is compiled, because compiling it would take too long.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from thermocline.errors import RequestError
+from thermocline.sampling.constraint import Constraint, ConstraintKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_DEPTH: Final = 64
+MAX_MULTIPLE: Final = 10_000
+"""All multipleOf of one constraint together: compiling takes 0.1 s for 10,000, 15 s for 1,000,000."""
+
+# JSON may be indented, but whitespace can not go on until the tokens are used up.
+_WHITESPACE: Final = r"\x20|\r?\n[\x20\t]{0,32}"
+_GAP: Final = r"/[ \n]{0,4}/"
+_IN_SLASHES: Final = {
+    "/": "\\/",
+    "\n": "\\n",
+    "\\\n": "\\n",
+    "\\d": "[0-9]",
+    "\\D": "[^0-9]",
+    "\\w": "[0-9A-Za-z_]",
+    "\\W": "[^0-9A-Za-z_]",
+}
+_SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
+_GBNF: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_MULTIPLE: Final = re.compile(r'"multipleOf"\s*:\s*([-+.0-9eE]+)')
+_ESCAPE: Final = re.compile(r"\\u([0-9a-fA-F]{4})")
+
+
+def grammar_text(constraint: Constraint) -> str:
+    """Return the grammars of `constraint` in llguidance's JSON form. Raises RequestError."""
+    is_grammar = constraint.kind is ConstraintKind.GRAMMAR
+    body = _lark(constraint) if is_grammar else f"start: {rule(constraint)}"
+    _check_multiples(constraint, body)
+    grammars = [{"name": "body", "lark_grammar": body}]
+    reasoning = constraint.reasoning
+    if reasoning is not None:
+        end = literal_regex(reasoning.end)
+        first = "(thinking gap)?" if reasoning.begin else "thinking gap"
+        lines = (
+            f"start: {first} @body",
+            f"thinking[lazy]: /{literal_regex(reasoning.begin)}(.|\\n)*{end}/",
+            f"gap: {_GAP}",
+        )
+        grammars.insert(0, {"name": "top", "lark_grammar": "\n".join(lines)})
+    return json.dumps({"grammars": grammars})
+
+
+def rule(constraint: Constraint) -> str:
+    """Return what `constraint` allows as the right side of a rule; not for kind GRAMMAR.
+
+    Raises RequestError for a text that is not of its kind.
+    """
+    match constraint.kind:
+        case ConstraintKind.JSON_OBJECT:
+            return json_rule({"type": "object"})
+        case ConstraintKind.JSON_SCHEMA:
+            schema = _loaded(constraint)
+            return json_rule(schema, lenient=constraint.lenient)
+        case ConstraintKind.REGEX:
+            return f"/{_delimited(constraint.text)}/"
+        case ConstraintKind.CHOICE:
+            choices = _loaded(constraint)
+            if not isinstance(choices, list) or not choices:
+                raise _refused(constraint, "must be a list of at least one string")
+            if not all(isinstance(choice, str) and choice for choice in choices):
+                raise _refused(constraint, "must hold strings, and none of them empty")
+            return f"/{'|'.join(map(literal_regex, choices))}/"
+        case ConstraintKind.GRAMMAR:
+            raise AssertionError("a grammar is no single rule")
+        case _:
+            assert_never(constraint.kind)
+
+
+def json_rule(schema: Any, *, lenient: bool = False) -> str:  # noqa: ANN401 - any JSON
+    """Return the rule of the JSON values that fit `schema`."""
+    options = {"whitespace_pattern": _WHITESPACE, "lenient": lenient}
+    # A schema may be true or false, which has no place for options.
+    whole = schema if isinstance(schema, dict) else {"allOf": [schema]}
+    return "%json " + json.dumps({**whole, "x-guidance": options})
+
+
+def literal_regex(text: str) -> str:
+    """Return the regular expression of exactly `text`, for use between slashes."""
+    return _delimited(_SPECIAL.sub(r"\\\g<0>", text))
+
+
+def depth_of(value: object) -> int:
+    """Return how deeply lists and objects are nested in `value`; 0 for a plain value."""
+    depth, level = 0, [value]
+    while level := [inner for outer in level for inner in _children(outer)]:
+        depth += 1
+    return depth
+
+
+def _children(value: object) -> Iterator[object]:
+    """Yield what is one level down; None in an empty list or object, so that it counts as a level."""
+    if isinstance(value, dict):
+        yield from value.values() or (None,)
+    elif isinstance(value, list):
+        yield from value or (None,)
+
+
+def _loaded(constraint: Constraint) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        value = json.loads(constraint.text)
+    except (ValueError, RecursionError) as error:
+        raise _refused(constraint, f"is not valid JSON: {error}") from error
+    if depth_of(value) > MAX_DEPTH:
+        raise _refused(constraint, f"is nested more than {MAX_DEPTH} deep: flatten it")
+    return value
+
+
+def _lark(constraint: Constraint) -> str:
+    if not _GBNF.search(constraint.text):
+        return constraint.text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(constraint.text))
+    except Exception as error:  # the converter raises it itself, for whatever is wrong
+        raise _refused(constraint, f"is not valid GBNF: {error}") from error
+
+
+def _delimited(regex: str) -> str:
+    r"""Return `regex` as it stands between slashes; \d and \w are ASCII's, as in JSON schemas."""
+    parts = re.split(r"(\\.|[/\n])", regex, flags=re.DOTALL)
+    return "".join(_IN_SLASHES.get(part, part) for part in parts)
+
+
+def _check_multiples(constraint: Constraint, text: str) -> None:
+    """Raise for numbers whose common multiple would make a huge automaton."""
+    plain = _ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), text)
+    product = 1
+    for number in set(_MULTIPLE.findall(plain)):
+        try:
+            fraction = abs(Fraction(number)) if len(number) <= 20 else Fraction(0)
+        except (ValueError, ZeroDivisionError):
+            continue  # not a number: the compiler says so
+        product = math.lcm(product, fraction.numerator * fraction.denominator or MAX_MULTIPLE + 1)
+        if product > MAX_MULTIPLE:
+            raise _refused(
+                constraint, f"has a multipleOf that is too large: stay below {MAX_MULTIPLE} in all"
+            )
+
+
+def _refused(constraint: Constraint, what: str) -> RequestError:
+    return RequestError(f"{constraint.param} {what}", param=constraint.param)

@@ -1,0 +1,3 @@
+"""Anthropic's Messages interface in front of the engine."""
+
+from __future__ import annotations

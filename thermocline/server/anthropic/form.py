@@ -1,0 +1,195 @@
+"""From steps to Anthropic's message, whole or as events. Pure: knows neither sockets nor the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from thermocline.server.blocks import (
+    Block,
+    BlockBegin,
+    BlockEnd,
+    BlockKind,
+    BlockMore,
+    BlockSplitter,
+)
+from thermocline.server.sse import frame
+from thermocline.server.steps import EndReason, PromptStep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thermocline.server.blocks import BlockEvent
+    from thermocline.server.steps import ChoiceEnd, Step
+
+Body = dict[str, Any]
+
+PING: Final[Body] = {"type": "ping"}
+
+
+def event_frames(bodies: Iterable[Body]) -> bytes:
+    """Return the events as they are sent."""
+    return b"".join(frame(body, body["type"]) for body in bodies)
+
+
+class MessageForm:
+    """One message. A stream sends `prelude` first, then the `frames` of each step in order.
+
+    num_prompt_tokens: of the whole prompt. How many of them the cache knew is told at the end.
+    """
+
+    def __init__(self, model: str, num_prompt_tokens: int) -> None:
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._model = model
+        self._num_prompt_tokens = num_prompt_tokens
+        self._splitter = BlockSplitter()
+
+    @property
+    def prelude(self) -> bytes:
+        """The frames before any step."""
+        start = self._message([], None, self._usage(0))
+        return event_frames([{"type": "message_start", "message": start}, PING])
+
+    def frames(self, step: Step) -> bytes:
+        """Return the frames of one step; empty while it has nothing to show."""
+        return event_frames(self.events(step))
+
+    def events(self, step: Step) -> list[Body]:
+        """Return the events of one step; none while it has nothing to show."""
+        if isinstance(step, PromptStep):
+            return []
+        events = _event_bodies(self._splitter.push(step.pieces))
+        if step.end is not None:
+            is_cut = step.end.reason is EndReason.LENGTH
+            events += _event_bodies(self._splitter.end(is_cut=is_cut))
+            usage = self._final_usage(step.end)
+            events += [
+                {"type": "message_delta", "delta": _stop(step.end), "usage": usage},
+                {"type": "message_stop"},
+            ]
+        return events
+
+    def whole(self, steps: Iterable[Step]) -> Body:
+        """Return the message that is not streamed; the last step ends the answer."""
+        content, end = [], None
+        for step in steps:
+            if isinstance(step, PromptStep):
+                continue
+            events = self._splitter.push(step.pieces)
+            if step.end is not None:
+                end = step.end
+                events += self._splitter.end(is_cut=end.reason is EndReason.LENGTH)
+            ended = [event.block for event in events if isinstance(event, BlockEnd)]
+            content += [_whole_block(block) for block in ended if _is_usable(block)]
+        assert end is not None, "the last step of an answer carries its end"
+        usage = self._final_usage(end)
+        return self._message(content, _stop(end), usage)
+
+    def _message(self, content: list[Body], stop: Body | None, usage: Body) -> Body:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            **(stop or {"stop_reason": None, "stop_sequence": None}),
+            "usage": usage,
+        }
+
+    def _usage(self, num_output_tokens: int, num_cached_tokens: int = 0) -> Body:
+        """Return the counts; input_tokens are those that were not read from the cache."""
+        return {
+            "input_tokens": self._num_prompt_tokens - num_cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_cached_tokens,
+            "output_tokens": num_output_tokens,
+        }
+
+    def _final_usage(self, end: ChoiceEnd) -> Body:
+        return self._usage(end.timings.num_output_tokens, end.timings.num_cached_tokens)
+
+
+def _stop(end: ChoiceEnd) -> Body:
+    match end.reason:
+        case EndReason.TOOL_CALLS:
+            reason = "tool_use"
+        case EndReason.LENGTH:
+            reason = "max_tokens"
+        case EndReason.STOP:
+            reason = "end_turn" if end.stop is None else "stop_sequence"
+        case _:
+            assert_never(end.reason)
+    return {"stop_reason": reason, "stop_sequence": end.stop}
+
+
+def _event_bodies(events: Iterable[BlockEvent]) -> list[Body]:
+    bodies: list[Body] = []
+    for event in events:
+        index = event.block.index
+        match event:
+            case BlockBegin():
+                block = _empty_block(event.block)
+                bodies.append(
+                    {"type": "content_block_start", "index": index, "content_block": block}
+                )
+            case BlockMore():
+                bodies.append(_delta(index, _more(event.block.kind, event.text)))
+            case BlockEnd():
+                if event.block.kind is BlockKind.REASONING:
+                    signature = _signature(event.block.text)
+                    bodies.append(
+                        _delta(index, {"type": "signature_delta", "signature": signature})
+                    )
+                bodies.append({"type": "content_block_stop", "index": index})
+    return bodies
+
+
+def _delta(index: int, delta: Body) -> Body:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+def _more(kind: BlockKind, text: str) -> Body:
+    match kind:
+        case BlockKind.TEXT:
+            return {"type": "text_delta", "text": text}
+        case BlockKind.REASONING:
+            return {"type": "thinking_delta", "thinking": text}
+        case BlockKind.TOOL_CALL:
+            return {"type": "input_json_delta", "partial_json": text}
+
+
+def _empty_block(block: Block) -> Body:
+    match block.kind:
+        case BlockKind.TEXT:
+            return {"type": "text", "text": ""}
+        case BlockKind.REASONING:
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case BlockKind.TOOL_CALL:
+            return {
+                "type": "tool_use",
+                "id": f"toolu_{uuid.uuid4().hex}",
+                "name": block.tool,
+                "input": {},
+            }
+
+
+def _is_usable(block: Block) -> bool:
+    return block.kind is not BlockKind.TOOL_CALL or block.arguments() is not None
+
+
+def _whole_block(block: Block) -> Body:
+    body = _empty_block(block)
+    match block.kind:
+        case BlockKind.TEXT:
+            body["text"] = block.text
+        case BlockKind.REASONING:
+            body |= {"thinking": block.text, "signature": _signature(block.text)}
+        case BlockKind.TOOL_CALL:
+            body["input"] = block.arguments()
+    return body
+
+
+def _signature(thinking: str) -> str:
+    """Return a checksum: some clients keep only thinking that is signed."""
+    return hashlib.blake2b(thinking.encode("utf-8", "replace"), digest_size=16).hexdigest()

@@ -1,0 +1,306 @@
+"""Bodies of Anthropic's Messages interface: JSON to typed requests, and those to a conversation. Pure.
+
+Fields that nobody knows are ignored, cache_control among them: prompts are cached in any case.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+
+from thermocline.errors import RequestError
+from thermocline.sampling.params import SamplingParams
+from thermocline.server.conversation import Conversation, Object, is_begun
+from thermocline.server.structured import FormatFields
+
+# Claude Code puts this in front of its system prompt, with a number that changes with each request. It is
+# meant for Anthropic's accounting, and kept it would make every prompt differ from the first token on.
+_ACCOUNTING: Final = "x-anthropic-billing-header:"
+
+
+class TextBlock(msgspec.Struct, tag_field="type", tag="text"):
+    """Text."""
+
+    text: str
+
+
+class ImageBlock(msgspec.Struct, tag_field="type", tag="image"):
+    """An image; refused."""
+
+
+class DocumentBlock(msgspec.Struct, tag_field="type", tag="document"):
+    """A file; refused."""
+
+
+class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking"):
+    """What the model thought in an earlier turn; its signature is not checked."""
+
+    thinking: str
+
+
+class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking"):
+    """What another model thought, unreadable here; left out."""
+
+
+class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use"):
+    """A call that the model made."""
+
+    id: str
+    name: str
+    input: Object
+
+
+Parts = str | list[TextBlock | ImageBlock | DocumentBlock]
+
+
+class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result"):
+    """What a call returned."""
+
+    tool_use_id: str
+    content: Parts | None = None
+
+
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+)
+
+
+class Message(msgspec.Struct):
+    """One turn."""
+
+    role: str
+    content: str | list[Block]
+
+
+class Tool(msgspec.Struct):
+    """A tool; one with a type other than custom is run by Anthropic, and refused."""
+
+    name: str
+    input_schema: Object | None = None
+    description: str | None = None
+    type: str | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    """Whether tools may, must or must not be called."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Whether to think first."""
+
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """The schema that the answer must follow."""
+
+    type: str
+    schema: Object
+
+
+class OutputConfig(msgspec.Struct):
+    """What the answer must look like, and how long to think about it."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /v1/messages/count_tokens: what decides about the prompt."""
+
+    messages: list[Message]
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer; here nothing is answered."""
+        return SamplingParams(max_tokens=0)
+
+    def to_conversation(self) -> Conversation:
+        """Return what is asked. Raises RequestError for what can not be served."""
+        choice, output = self.tool_choice, self.output_config or OutputConfig()
+        thinks = self.thinking is not None and self.thinking.type != "disabled"
+        form = FormatFields(
+            tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())] or None,
+            tool_choice=None if choice is None else _neutral_choice(choice),
+            parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
+            response_format=self._response_format(),
+            # In this interface nothing is thought until the client asks for it.
+            reasoning_effort=output.effort if thinks else "none",
+            chat_template_kwargs={"enable_thinking": thinks},
+            thinking_token_budget=self.thinking.budget_tokens if thinks and self.thinking else None,
+        )
+        messages = [*self._system(), *self._turns()]
+        return Conversation(messages, self.sampling_params(), form, is_begun(messages))
+
+    def _system(self) -> list[Object]:
+        blocks = [TextBlock(self.system)] if isinstance(self.system, str) else self.system or []
+        texts = [block.text for block in blocks if not block.text.startswith(_ACCOUNTING)]
+        return [{"role": "system", "content": "\n".join(texts)}] if texts else []
+
+    def _turns(self) -> list[Object]:
+        if not self.messages:
+            raise RequestError("messages is empty: send at least one", param="messages")
+        turns: list[Object] = []
+        for index, message in enumerate(self.messages):
+            where = f"messages[{index}]"
+            blocks = message.content
+            if isinstance(blocks, str):
+                blocks = [TextBlock(blocks)]
+            match message.role:
+                case "user" | "system":
+                    turns += _user_turns(message.role, blocks, f"{where}.content")
+                case "assistant":
+                    turns.append(_assistant_turn(blocks, f"{where}.content"))
+                case other:
+                    raise RequestError(
+                        f"{where}.role is {other!r}: use user, assistant or system",
+                        param=f"{where}.role",
+                    )
+        return turns
+
+    def _response_format(self) -> Object | None:
+        wanted = None if self.output_config is None else self.output_config.format
+        if wanted is None:
+            return None
+        if wanted.type != "json_schema":
+            raise RequestError(
+                f'output_config.format.type is {wanted.type!r}: use "json_schema"',
+                param="output_config.format.type",
+            )
+        return {
+            "type": "json_schema",
+            "json_schema": {"name": "output", "schema": wanted.schema, "strict": True},
+        }
+
+
+class MessagesRequest(CountRequest, kw_only=True):
+    """The body of POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer. Raises RequestError for values out of range."""
+        given: dict[str, Any] = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "stop": self.stop_sequences,
+        }
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _user_turns(role: str, blocks: list[Block], where: str) -> list[Object]:
+    """Return the blocks as messages in their order: texts side by side are one, each result is its own."""
+    turns: list[Object] = []
+    for index, block in enumerate(blocks):
+        place = f"{where}[{index}]"
+        match block:
+            case ToolResultBlock() if role == "user":
+                turns.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": block.tool_use_id,
+                        "content": _text_of(block.content or "", f"{place}.content"),
+                    }
+                )
+            case TextBlock() if turns and turns[-1]["role"] == role:
+                turns[-1]["content"] += f"\n{block.text}"
+            case TextBlock():
+                turns.append({"role": role, "content": block.text})
+            case _:
+                raise _misplaced(block, role, place)
+    return turns or [{"role": role, "content": ""}]
+
+
+def _assistant_turn(blocks: list[Block], where: str) -> Object:
+    texts, thoughts, calls = [], [], []
+    for index, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case RedactedThinkingBlock():
+                continue
+            case ToolUseBlock():
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                function = {"name": block.name, "arguments": arguments}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case _:
+                raise _misplaced(block, "assistant", f"{where}[{index}]")
+    turn: Object = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        turn["reasoning_content"] = "".join(thoughts)
+    if calls:
+        turn["tool_calls"] = calls
+    return turn
+
+
+def _text_of(content: Parts, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, block in enumerate(content):
+        if not isinstance(block, TextBlock):
+            raise _misplaced(block, "tool_result", f"{where}[{index}]")
+        texts.append(block.text)
+    return "\n".join(texts)
+
+
+def _misplaced(block: Block, holder: str, where: str) -> RequestError:
+    kind = block.__struct_config__.tag
+    if isinstance(block, ImageBlock | DocumentBlock):
+        return RequestError(f"{where} is of type {kind!r}: this model reads text only", param=where)
+    return RequestError(f"{where} is of type {kind!r}: {holder} can not hold it", param=where)
+
+
+def _neutral_choice(choice: ToolChoice) -> str | Object:
+    match choice.type:
+        case "auto" | "none":
+            return choice.type
+        case "any":
+            return "required"
+        case "tool" if choice.name is not None:
+            return {"type": "function", "function": {"name": choice.name}}
+        case _:
+            raise RequestError(
+                'tool_choice must be of type "auto", "any", "none", or "tool" with a name',
+                param="tool_choice",
+            )
+
+
+def _tool(tool: Tool, where: str) -> Object:
+    if tool.type not in (None, "custom") or tool.input_schema is None:
+        raise RequestError(
+            f"{where} ({tool.name!r}) is not described by an input_schema: tools that Anthropic runs "
+            "are not here, leave it out",
+            param=where,
+        )
+    function: Object = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}

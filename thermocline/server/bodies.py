@@ -1,0 +1,40 @@
+"""From the bytes of a body to a typed request. Knows no interface and no field by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TypeVar
+
+import msgspec
+
+from thermocline.errors import RequestError
+
+T = TypeVar("T")
+
+_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])?`$")
+
+
+def decode_body(raw: bytes, kind: type[T]) -> T:
+    """Return the request in `raw`. Raises RequestError for whatever is wrong with it."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        place = _PLACE.search(text)
+        message = text if place is None else text[: place.start()]
+        param = place[1] or None if place is not None else None
+        where = "the body" if param is None else param
+        raise RequestError(f"{where}: {message}", param=param) from error
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply: send a flatter one") from error
+    # Invalid UTF-8 and integers of thousands of digits are ValueErrors.
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+def unknown_fields(raw: bytes, kind: type[msgspec.Struct]) -> list[str]:
+    """Return the names of the object in `raw`, a valid `kind`, that `kind` has no field for."""
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    return [
+        name for name in msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if name not in known
+    ]

@@ -1,0 +1,230 @@
+"""Bodies of Ollama's interface: JSON to typed requests, and those to a conversation. Pure.
+
+Fields and options that nobody knows are ignored, those about loading among them: the model stays loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+
+from thermocline.errors import RequestError
+from thermocline.sampling.params import SamplingParams
+from thermocline.server.conversation import Conversation, Object, is_begun
+from thermocline.server.structured import FormatFields
+
+# Same meaning here and in SamplingParams; None means its default.
+_PLAIN_OPTIONS: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+)
+_LATEST: Final = ":latest"
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """How to answer. None is the default of `SamplingParams`."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_last_n: int | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    num_predict: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer. Raises RequestError for values out of range."""
+        given = {name: getattr(self, name) for name in _PLAIN_OPTIONS}
+        given["repetition_penalty"] = self.repeat_penalty
+        given["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        # Below zero means: no limit, and: another seed each time.
+        given["max_tokens"] = _unless_negative(self.num_predict)
+        given["seed"] = _unless_negative(self.seed)
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+class ShowRequest(msgspec.Struct):
+    """The body of POST /api/show; `name` is what older clients send."""
+
+    model: str | None = None
+    name: str | None = None
+
+    @property
+    def model_name(self) -> str | None:
+        """The model asked for."""
+        return plain_name(self.model or self.name)
+
+
+class AnswerRequest(msgspec.Struct, kw_only=True):
+    """What chat and generate share. A stream is the default here."""
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    format: str | Object | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+
+    @property
+    def model_name(self) -> str | None:
+        """The model asked for."""
+        return plain_name(self.model)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the client wants a line per token."""
+        return self.stream is not False
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer. Raises RequestError for what can not be served."""
+        if self.logprobs:
+            raise RequestError(
+                "logprobs is not accepted here: ask for them at /v1/chat/completions",
+                param="logprobs",
+            )
+        return (self.options or Options()).sampling_params()
+
+    def _format_fields(self, tools: list[Object] | None = None) -> FormatFields:
+        thinks = self.think
+        is_switch = isinstance(thinks, bool)
+        return FormatFields(
+            tools=tools or None,
+            response_format=self._response_format(),
+            reasoning_effort=thinks if isinstance(thinks, str) else None,
+            chat_template_kwargs={"enable_thinking": thinks} if is_switch else None,
+        )
+
+    def _response_format(self) -> Object | None:
+        match self.format:
+            case None | "":
+                return None
+            case "json":
+                return {"type": "json_object"}
+            case dict():
+                schema = {"name": "format", "schema": self.format, "strict": True}
+                return {"type": "json_schema", "json_schema": schema}
+            case _:
+                raise RequestError(
+                    f'format is {self.format!r}: use "json" or a JSON schema', param="format"
+                )
+
+
+class Function(msgspec.Struct):
+    """A called function."""
+
+    name: str
+    arguments: Object
+
+
+class ToolCall(msgspec.Struct):
+    """A call that the model made."""
+
+    function: Function
+    id: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One turn."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(AnswerRequest, kw_only=True):
+    """The body of POST /api/chat. Without messages it asks to load the model."""
+
+    messages: list[Message] | None = None
+    tools: list[Object] | None = None
+
+    def to_conversation(self) -> Conversation:
+        """Return what is asked. Raises RequestError for what can not be served."""
+        messages = [
+            _neutral_message(message, f"messages[{index}]")
+            for index, message in enumerate(self.messages or ())
+        ]
+        form = self._format_fields(self.tools)
+        return Conversation(messages, self.sampling_params(), form, is_begun(messages))
+
+
+class GenerateRequest(AnswerRequest, kw_only=True):
+    """The body of POST /api/generate. Without a prompt it asks to load the model."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+    suffix: str | None = None
+    template: str | None = None
+    images: list[Any] | None = None
+    context: list[int] | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer. Raises RequestError for what can not be served."""
+        for name in ("suffix", "template", "images", "context"):
+            if getattr(self, name):
+                raise RequestError(
+                    f"{name} is not accepted here: leave it out, and use /api/chat for conversations",
+                    param=name,
+                )
+        if self.raw and (self.system or self.format):
+            raise RequestError(
+                "raw takes the prompt as it is: leave out system and format", param="raw"
+            )
+        return super().sampling_params()
+
+    def to_conversation(self) -> Conversation:
+        """Return what is asked, as a chat of one turn. Raises RequestError for what can not be served."""
+        messages: list[Object] = [{"role": "user", "content": self.prompt or ""}]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return Conversation(messages, self.sampling_params(), self._format_fields())
+
+
+def plain_name(name: str | None) -> str | None:
+    """Return the name without the tag that means nothing; clients put it on names that have none."""
+    return None if name is None else name.removesuffix(_LATEST)
+
+
+def _neutral_message(message: Message, where: str) -> Object:
+    if message.images:
+        raise RequestError(f"{where} has images: this model reads text only", param=where)
+    turn: Object = {"role": message.role, "content": message.content or ""}
+    if message.thinking:
+        turn["reasoning_content"] = message.thinking
+    if message.role == "tool":
+        turn["tool_call_id"] = message.tool_call_id or ""
+        turn["name"] = message.tool_name or ""
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id or f"call_{index}",
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": json.dumps(call.function.arguments, ensure_ascii=False),
+                },
+            }
+            for index, call in enumerate(message.tool_calls)
+        ]
+    return turn
+
+
+def _unless_negative(value: int | None) -> int | None:
+    return None if value is None or value < 0 else value

@@ -1,0 +1,1 @@
+"""OpenAI's interface: chat completions, completions and models, and the tokenizer beside them."""

@@ -1,0 +1,189 @@
+"""From a typed request to what is asked of the engine, and how its answer is shown. Knows no HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from thermocline.errors import RequestError
+from thermocline.server.answering import Ask
+from thermocline.server.asking import in_format
+from thermocline.server.openai.chat_form import ChatForm
+from thermocline.server.openai.completion_form import CompletionForm
+from thermocline.server.openai.form import FormOptions, Served
+from thermocline.server.openai.schema import refuse_non_text
+from thermocline.server.structured import plan_format
+from thermocline.text.tool_formats import TemplateFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.engine import Engine
+    from thermocline.sampling.params import SamplingParams
+    from thermocline.server.backend import OpenModel
+    from thermocline.server.openai.fields import AnswerRequest
+    from thermocline.server.openai.form import AnswerForm
+    from thermocline.server.openai.schema import ChatRequest, CompletionRequest
+    from thermocline.server.settings import ServerConfig
+    from thermocline.server.structured import FormatPlan
+
+_SHOWN_NAMES: Final = 32
+_SHOWN_NAME_CHARS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What to ask, and the form of the answer."""
+
+    ask: Ask
+    form: AnswerForm
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How the server takes requests. unknown: fields of the present one that nobody knows."""
+
+    unknown: Sequence[str] = ()
+    is_strict: bool = False
+    trusts_templates: bool = False
+    is_recording: bool = False
+
+
+def manners_of(config: ServerConfig, engine: Engine, unknown: Sequence[str] = ()) -> Manners:
+    """Return the manners of a server towards a request with these unknown fields."""
+    return Manners(
+        unknown,
+        is_strict=config.strict_params,
+        trusts_templates=config.trust_request_chat_template,
+        is_recording=engine.is_recording,
+    )
+
+
+async def prepare_chat(model: OpenModel, asked: ChatRequest, manners: Manners) -> Prepared:
+    """Return what a chat asks for. Raises RequestError."""
+    _check_strict(manners)
+    _check_template(asked, manners)
+    params, n, options = asked.sampling_params(), asked.num_answers, asked.options()
+    continues = asked.continues_final
+    engine = model.engine
+    plan = plan_format(engine.template_facts, asked.format_fields())
+    prompt = await encode_prompt(engine, asked, plan)
+    params = await _with_bad_words(engine, asked, params)
+    ask = in_format(Ask((prompt,), params, n, options=options), engine, plan)
+    prefix = final_text(asked.messages) if asked.echo and continues else ""
+    form = ChatForm(_served(model), ask, form_options(asked, manners), prefix)
+    return Prepared(ask, form)
+
+
+async def prepare_completion(
+    model: OpenModel, asked: CompletionRequest, manners: Manners
+) -> Prepared:
+    """Return what a completion asks for. Raises RequestError."""
+    _check_strict(manners)
+    params, n, options = asked.sampling_params(), asked.num_answers, asked.options()
+    engine = model.engine
+    # No template stands between such a prompt and its answer, which is text and nothing else.
+    plan = plan_format(TemplateFacts(), asked.format_fields())
+    prompts = [
+        await engine.encode(prompt) if isinstance(prompt, str) else prompt
+        for prompt in asked.prompts()
+    ]
+    params = await _with_bad_words(engine, asked, params)
+    echoes = bool(asked.echo)
+    ask = Ask(
+        tuple(prompts),
+        params,
+        n,
+        options=options,
+        prompt_logprobs=params.logprobs if echoes else None,
+    )
+    ask = in_format(ask, engine, plan)
+    form = CompletionForm(_served(model), ask, form_options(asked, manners), echoes=echoes)
+    return Prepared(ask, form)
+
+
+async def encode_chat_request(engine: Engine, asked: ChatRequest, manners: Manners) -> list[int]:
+    """Return the token ids of the prompt that a chat becomes. Raises RequestError."""
+    _check_template(asked, manners)
+    return await encode_prompt(
+        engine, asked, plan_format(engine.template_facts, asked.format_fields())
+    )
+
+
+async def encode_prompt(engine: Engine, asked: ChatRequest, plan: FormatPlan) -> list[int]:
+    """Return the token ids of a chat's prompt. Raises RequestError."""
+    refuse_non_text(asked.messages)
+    continues = asked.continues_final
+    return await engine.encode_chat(
+        asked.messages,
+        tools=plan.tools,
+        variables=plan.template_variables,
+        add_generation_prompt=asked.add_generation_prompt is not False or continues,
+        continue_final=continues,
+        template=asked.chat_template,
+    )
+
+
+def form_options(asked: AnswerRequest, manners: Manners) -> FormOptions:
+    """Return what a request wants to see beside its answer."""
+    own: dict[str, Any] = {}
+    ignored = [*manners.unknown, *asked.without_effect]
+    if ignored:
+        own["ignored_params"] = [name[:_SHOWN_NAME_CHARS] for name in ignored[:_SHOWN_NAMES]]
+    shown = asked.stream_options
+    return FormOptions(
+        include_usage=shown is not None and bool(shown.include_usage),
+        continuous_usage=shown is not None and bool(shown.continuous_usage_stats),
+        timings_per_token=bool(asked.timings_per_token),
+        return_progress=bool(asked.return_progress),
+        return_token_ids=bool(asked.return_token_ids),
+        trace_id=bool(asked.trace) and manners.is_recording,
+        own=own,
+    )
+
+
+def final_text(messages: Sequence[dict[str, Any]]) -> str:
+    """Return the text of the last message, whose form is checked."""
+    content = messages[-1].get("content")
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def _check_template(asked: ChatRequest, manners: Manners) -> None:
+    if asked.chat_template is not None and not manners.trusts_templates:
+        raise RequestError(
+            "chat_template is a program: it is taken only by a server that was started with "
+            "--trust-request-chat-template",
+            param="chat_template",
+        )
+
+
+def _check_strict(manners: Manners) -> None:
+    if manners.is_strict and manners.unknown:
+        name = manners.unknown[0][:_SHOWN_NAME_CHARS]
+        raise RequestError(
+            f"{name} is no field of this interface: leave it out, or start the server without "
+            "--strict-params",
+            param=name,
+        )
+
+
+async def _with_bad_words(
+    engine: Engine, asked: AnswerRequest, params: SamplingParams
+) -> SamplingParams:
+    """Return `params` with the token sequences of each bad word, at a text's start and after a space."""
+    words = asked.bad_word_texts()
+    if not words:
+        return params
+    sequences = []
+    for word in words:
+        for text in (word, " " + word.lstrip(" ")):
+            ids = tuple(await engine.encode(text, parse_special=False, add_bos=False))
+            if ids and ids not in sequences:
+                sequences.append(ids)
+    return replace(params, bad_token_sequences=tuple(sequences))
+
+
+def _served(model: OpenModel) -> Served:
+    return Served(model.card.id, model.fingerprint, model.engine.tokenizer)

@@ -1,0 +1,152 @@
+"""Bodies of text_completion, whose chunks have the same name. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING
+
+from thermocline.server.openai.bodies import CompletionChoice, CompletionLogprobs
+from thermocline.server.openai.figures import routed_experts
+from thermocline.server.openai.form import AnswerForm, known_logprob
+from thermocline.server.steps import AnswerStep, PromptStep
+from thermocline.text.pieces import TextPiece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from thermocline.messages import TokenLogprob
+    from thermocline.server.answering import Ask
+    from thermocline.server.openai.bodies import Choice
+    from thermocline.server.openai.form import FormOptions, Served, Vocabulary
+    from thermocline.server.steps import ChoiceEnd, Step
+
+
+class CompletionForm(AnswerForm):
+    """text_completion, whose chunks have the same name."""
+
+    id_prefix = "cmpl"
+    object_name = "text_completion"
+    chunk_name = "text_completion"
+
+    def __init__(
+        self, served: Served, ask: Ask, options: FormOptions, *, echoes: bool = False
+    ) -> None:
+        """echoes: the text begins with the prompt."""
+        super().__init__(served, ask, options)
+        self._echoes = echoes
+        self._texts = [_Text(served.vocabulary) for _ in range(ask.num_choices)]
+        self._echoed: set[int] = set()
+
+    def _pieces(self, step: AnswerStep) -> list[Choice]:
+        texts = [] if step.choice in self._echoed else [self._echo(step.choice)]
+        text = "".join([*texts, *_texts((step,))])
+        shows_ids = self._options.return_token_ids and step.token_ids
+        if not (text or step.logprobs or shows_ids):
+            return []
+        choice = CompletionChoice(step.choice, text, self._logprobs((step,)))
+        if shows_ids:
+            choice.token_ids = list(step.token_ids)
+        return [choice]
+
+    def _prompt_pieces(self, step: PromptStep) -> list[Choice]:
+        """Return the prompt's text with its first tokens' log-probabilities, then those of the others."""
+        if self._ask.prompt_logprobs is None or not (step.logprobs or step.first == 1):
+            return []
+        text = "" if step.choice in self._echoed else self._echo(step.choice)
+        return [CompletionChoice(step.choice, text, self._logprobs((step,)))]
+
+    def _finish(self, index: int, end: ChoiceEnd) -> Choice:
+        return CompletionChoice(
+            index, "", finish_reason=str(end.reason), routed_experts=routed_experts(end)
+        )
+
+    def _nothing(self, index: int) -> Choice:
+        return CompletionChoice(index, "")
+
+    def _whole_choice(self, index: int, steps: Sequence[Step], end: ChoiceEnd) -> Choice:
+        answer = [step for step in steps if isinstance(step, AnswerStep)]
+        choice = CompletionChoice(
+            index,
+            "".join([self._echo(index), *_texts(answer)]),
+            self._logprobs(steps),
+            str(end.reason),
+            routed_experts=routed_experts(end),
+        )
+        if self._options.return_token_ids:
+            choice.token_ids = [token_id for step in answer for token_id in step.token_ids]
+        return choice
+
+    def _echo(self, choice: int) -> str:
+        """Return what goes before an answer's text."""
+        self._echoed.add(choice)
+        if not self._echoes:
+            return ""
+        prompt = self._ask.prompts[choice // self._ask.n]
+        if self._ask.prompt_logprobs is None:
+            return self._texts[choice].skip(prompt)
+        return _Text(self._vocabulary).skip(prompt)
+
+    def _logprobs(self, steps: Sequence[Step]) -> CompletionLogprobs | None:
+        chosen: list[TokenLogprob | int] = []
+        tops: list[tuple[TokenLogprob, ...] | None] = []
+        for step in steps:
+            if isinstance(step, PromptStep) and step.first == 1:
+                # Nothing comes before a prompt's first token.
+                chosen.append(self._ask.prompts[step.choice // self._ask.n][0])
+                tops.append(None)
+            chosen += step.logprobs
+            tops += step.top_logprobs
+        if not chosen:
+            return None
+        ids = [token if isinstance(token, int) else token.token_id for token in chosen]
+        text = self._texts[steps[0].choice]
+        offsets = [text.push(token_id)[0] for token_id in ids]
+        return CompletionLogprobs(
+            [self._token_text(token_id) for token_id in ids],
+            [None if isinstance(token, int) else known_logprob(token.logprob) for token in chosen],
+            [None if top is None else self._by_text(top) for top in tops],
+            offsets,
+        )
+
+    def _token_text(self, token_id: int) -> str:
+        return _token_text(self._vocabulary.token_bytes(token_id))
+
+    def _by_text(self, top: Iterable[TokenLogprob]) -> dict[str, float]:
+        """Return the most likely tokens; of two with one text, the likelier."""
+        by_text: dict[str, float] = {}
+        for other in top:
+            by_text.setdefault(self._token_text(other.token_id), known_logprob(other.logprob))
+        return by_text
+
+
+def _token_text(raw: bytes) -> str:
+    """Return a token as text, in OpenAI's notation where it is only a part of a character."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class _Text:
+    """The characters of one text, token by token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def push(self, token_id: int) -> tuple[int, str]:
+        """Return the characters before this token, the next one of the text, and what it adds."""
+        offset, text = self._num_chars, ""
+        if not self._vocabulary.is_control(token_id):
+            text = self._decoder.decode(self._vocabulary.token_bytes(token_id))
+            self._num_chars += len(text)
+        return offset, text
+
+    def skip(self, token_ids: Iterable[int]) -> str:
+        """Return the text of these tokens, the first of the text."""
+        return "".join([self.push(token_id)[1] for token_id in token_ids])
+
+
+def _texts(steps: Iterable[AnswerStep]) -> list[str]:
+    return [piece.text for step in steps for piece in step.pieces if isinstance(piece, TextPiece)]

@@ -1,0 +1,177 @@
+"""The fields that chats and completions share: JSON to typed requests, and those to what the engine takes.
+
+Owns which of them there are; ranges of sampling are checked by SamplingParams.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from thermocline.errors import RequestError
+from thermocline.messages import RequestOptions
+from thermocline.sampling.params import SamplingParams
+from thermocline.server.answering import MAX_CHOICES_PER_PROMPT
+
+T = TypeVar("T")
+
+MAX_BAD_WORDS: Final = 128
+_MIN_PING_S: Final = 1
+_MAX_PING_S: Final = 3600
+
+# Same name and meaning here and in SamplingParams; None means its default.
+_PLAIN_FIELDS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
+
+_WITHOUT_EFFECT: Final = (
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "verbosity",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "prediction",
+)
+
+
+class StreamOptions(msgspec.Struct):
+    """How a stream is sent."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class AnswerRequest(msgspec.Struct, kw_only=True):
+    """What both kinds of request share. None is the default of `SamplingParams`."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    echo: bool | None = None
+    cache_prompt: bool | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    return_routed_experts: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    sse_ping_interval: float | None = None
+    trace: bool | None = None
+    structured_outputs: Any = None
+    response_format: Any = None
+    # Taken from OpenAI's own clients, and without effect here.
+    user: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    verbosity: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    prediction: Any = None
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers to each prompt. Raises RequestError."""
+        if self.n is None:
+            return 1
+        if not 1 <= self.n <= MAX_CHOICES_PER_PROMPT:
+            raise RequestError(
+                f"n is {self.n}: it must be an integer in 1..{MAX_CHOICES_PER_PROMPT}", param="n"
+            )
+        return self.n
+
+    @property
+    def ping_after_s(self) -> float | None:
+        """After how much silence a stream says that it is alive; None is the server's. Raises RequestError."""
+        wanted = self.sse_ping_interval
+        if wanted is not None and not _MIN_PING_S <= wanted <= _MAX_PING_S:
+            raise RequestError(
+                f"sse_ping_interval is {wanted:g}: choose {_MIN_PING_S} to {_MAX_PING_S} seconds",
+                param="sse_ping_interval",
+            )
+        return wanted
+
+    @property
+    def without_effect(self) -> list[str]:
+        """The given fields that change nothing."""
+        return [name for name in _WITHOUT_EFFECT if getattr(self, name) is not None]
+
+    def options(self) -> RequestOptions:
+        """Return how the engine is to serve this. Raises RequestError."""
+        _ = self.ping_after_s  # checked here for answers that are not streamed too
+        salt = self.cache_salt
+        if salt == "":
+            raise RequestError("cache_salt is empty: leave it out", param="cache_salt")
+        if self.cache_prompt is False:
+            salt = uuid.uuid4().hex  # shared with nobody
+        return RequestOptions(
+            cache_salt=salt,
+            wants_routing=bool(self.return_routed_experts),
+            wants_timings=bool(self.timings_per_token),
+        )
+
+    def bad_word_texts(self) -> list[str]:
+        """Return the words that the answer may not hold. Raises RequestError."""
+        words = self.bad_words or []
+        if len(words) > MAX_BAD_WORDS or not all(words):
+            raise RequestError(
+                f"bad_words must be at most {MAX_BAD_WORDS} words that are not empty",
+                param="bad_words",
+            )
+        return words
+
+    def _sampling(self, num_logprobs: int | None) -> SamplingParams:
+        given = {name: getattr(self, name) for name in _PLAIN_FIELDS}
+        given["repetition_penalty"] = _first(self.repetition_penalty, self.repeat_penalty)
+        given["max_tokens"] = _first(self.max_completion_tokens, self.max_tokens)
+        given["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        given["logprobs"] = num_logprobs
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+
+def _first(*values: T | None) -> T | None:
+    """Return the first value that was given."""
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,74 @@
+"""Figures of answers: times, what became of experts, and the routing of each token. Pure."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from thermocline.server.openai.bodies import ExpertsBody, TimingsBody, timings_body
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.server.steps import ChoiceEnd
+
+
+def routed_experts(end: ChoiceEnd) -> str | UnsetType:
+    """Return the experts of each token, if they were asked for, as base64 of a .npy file."""
+    if end.routing is None:
+        return UNSET
+    file = io.BytesIO()
+    np.save(file, end.routing, allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def experts_body(ends: Sequence[ChoiceEnd]) -> ExpertsBody:
+    """Return what became of chosen experts; of several choices, the most that happened beside one."""
+    figures = [end.experts for end in ends if end.experts is not None]
+
+    def most(name: str) -> int:
+        return max((int(getattr(figure, name)) for figure in figures), default=0)
+
+    return ExpertsBody(
+        hits=most("hits"),
+        misses=most("misses"),
+        prefetched=most("prefetched"),
+        cpu=most("cpu"),
+        bytes_h2d=most("bytes_h2d"),
+        bytes_disk=most("bytes_disk"),
+        overlap_ratio=max((figure.overlap_ratio for figure in figures), default=0.0),
+    )
+
+
+def together(ends: Sequence[ChoiceEnd]) -> TimingsBody:
+    """Return the timings of a request: of several choices the counts are sums, the times the longest."""
+    if len(ends) == 1:
+        return timings_body(ends[0].timings)
+    bodies = [timings_body(end.timings) for end in ends]
+
+    def total(name: str) -> int:
+        return sum(int(getattr(body, name)) for body in bodies)
+
+    def longest(name: str) -> float:
+        return max(float(getattr(body, name)) for body in bodies)
+
+    prompt_ms, predicted_ms = longest("prompt_ms"), longest("predicted_ms")
+    return TimingsBody(
+        cache_n=total("cache_n"),
+        prompt_n=total("prompt_n"),
+        prompt_ms=prompt_ms,
+        prompt_per_second=_per_second(total("prompt_n"), prompt_ms),
+        predicted_n=total("predicted_n"),
+        predicted_ms=predicted_ms,
+        predicted_per_second=_per_second(total("predicted_n"), predicted_ms),
+        queue_ms=longest("queue_ms"),
+        ttft_ms=longest("ttft_ms"),
+    )
+
+
+def _per_second(count: int, ms: float) -> float:
+    return count / ms * 1e3 if ms else 0.0

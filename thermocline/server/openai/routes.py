@@ -1,0 +1,83 @@
+"""OpenAI's routes: reads a request, asks the engine, writes the answer. Owns the order of these steps."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, TypeVar
+
+from aiohttp import web
+
+from thermocline.server.bodies import decode_body, unknown_fields
+from thermocline.server.errors import NotSupportedError
+from thermocline.server.exchange import (
+    BACKEND,
+    CONFIG,
+    check_model,
+    operation,
+    read_bytes,
+    send_json,
+    send_stream,
+)
+from thermocline.server.openai import model_routes, tokens
+from thermocline.server.openai.asks import manners_of, prepare_chat, prepare_completion
+from thermocline.server.openai.bodies import ChatBody, CompletionBody
+from thermocline.server.openai.fields import AnswerRequest
+from thermocline.server.openai.form import EVENTS
+from thermocline.server.openai.schema import ChatRequest, CompletionRequest
+from thermocline.server.watching import watched_answer
+
+if TYPE_CHECKING:
+    from thermocline.server.openai.asks import Manners, Prepared
+
+R = TypeVar("R", bound=AnswerRequest)
+
+
+def routes() -> list[web.RouteDef]:
+    """Return these routes."""
+    return [
+        *model_routes.routes(),
+        *tokens.routes(),
+        web.post("/v1/chat/completions", chat_completions),
+        web.post("/v1/completions", completions),
+        web.post("/v1/embeddings", embeddings),
+    ]
+
+
+@operation(takes=ChatRequest, gives=ChatBody)
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    model = request.app[BACKEND].model
+    asked, manners = await _read(request, ChatRequest)
+    return await _send(request, asked, await prepare_chat(model, asked, manners))
+
+
+@operation(takes=CompletionRequest, gives=CompletionBody)
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Continue one text or several."""
+    model = request.app[BACKEND].model
+    asked, manners = await _read(request, CompletionRequest)
+    return await _send(request, asked, await prepare_completion(model, asked, manners))
+
+
+async def embeddings(request: web.Request) -> web.Response:
+    """Say that this server has no embeddings."""
+    raise NotSupportedError("this server gives no embeddings: it runs a language model only")
+
+
+async def _read(request: web.Request, kind: type[R]) -> tuple[R, Manners]:
+    raw = await read_bytes(request)
+    asked = decode_body(raw, kind)
+    check_model(request, asked.model)
+    engine = request.app[BACKEND].model.engine
+    return asked, manners_of(request.app[CONFIG], engine, unknown_fields(raw, kind))
+
+
+async def _send(
+    request: web.Request, asked: AnswerRequest, prepared: Prepared
+) -> web.StreamResponse:
+    steps = watched_answer(request, prepared.ask)
+    form = prepared.form
+    if asked.stream:
+        return await send_stream(request, steps, form, EVENTS, ping_after_s=asked.ping_after_s)
+    async with aclosing(steps):
+        return send_json(form.whole([step async for step in steps]))

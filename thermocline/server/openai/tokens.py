@@ -1,0 +1,141 @@
+"""Routes beside the answers: token ids of texts and chats, the way back, and a chat's prompt as text.
+
+Takes the fields of llama-server and of vLLM, and answers under the names of both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from thermocline.errors import RequestError
+from thermocline.server.exchange import (
+    BACKEND,
+    CONFIG,
+    check_model,
+    operation,
+    read_json,
+    send_json,
+)
+from thermocline.server.openai.asks import encode_chat_request, manners_of
+from thermocline.server.openai.schema import ChatRequest
+
+
+class TokenizeRequest(ChatRequest, kw_only=True):
+    """The body of POST /tokenize: content or prompt or messages."""
+
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    content: str | None = None
+    prompt: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenPiece(msgspec.Struct):
+    """A token and its text, or its bytes where they are no text."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizeResult(msgspec.Struct):
+    """Token ids, with their pieces if asked for; how many there are and may be."""
+
+    tokens: list[int | TokenPiece]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(msgspec.Struct):
+    """The body of POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeResult(msgspec.Struct):
+    """One text, under llama-server's name and vLLM's."""
+
+    content: str
+    prompt: str
+
+
+class TemplateResult(msgspec.Struct):
+    """The text that a chat becomes."""
+
+    prompt: str
+
+
+def routes() -> list[web.RouteDef]:
+    """Return these routes; the answers' base has them too."""
+    return [
+        route
+        for start in ("", "/v1")
+        for route in (
+            web.post(f"{start}/tokenize", tokenize),
+            web.post(f"{start}/detokenize", detokenize),
+            web.post(f"{start}/apply-template", apply_template),
+        )
+    ]
+
+
+@operation(takes=TokenizeRequest, gives=TokenizeResult)
+async def tokenize(request: web.Request) -> web.Response:
+    """Return the token ids of a text or a chat."""
+    asked = await read_json(request, TokenizeRequest)
+    check_model(request, asked.model)
+    engine = request.app[BACKEND].model.engine
+    text = asked.content if asked.prompt is None else asked.prompt
+    if text is None and not asked.messages:
+        raise RequestError("send content, prompt or messages", param="content")
+    if text is None:
+        ids = await encode_chat_request(engine, asked, manners_of(request.app[CONFIG], engine))
+    else:
+        wanted = [asked.add_special, asked.add_special_tokens]
+        # None: what the model file says.
+        ids = await engine.encode(
+            text,
+            parse_special=asked.parse_special is not False,
+            add_bos=False if False in wanted else None,
+        )
+    tokenizer = engine.tokenizer
+    shown: list[int | TokenPiece] = [*ids]
+    if asked.with_pieces:
+        shown = [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in ids]
+    texts = (
+        [tokenizer.token_text(token_id) for token_id in ids] if asked.return_token_strs else None
+    )
+    return send_json(TokenizeResult(shown, len(ids), engine.max_context_tokens, texts))
+
+
+@operation(takes=DetokenizeRequest, gives=DetokenizeResult)
+async def detokenize(request: web.Request) -> web.Response:
+    """Return the text of token ids, control tokens shown."""
+    asked = await read_json(request, DetokenizeRequest)
+    check_model(request, asked.model)
+    tokenizer = request.app[BACKEND].model.engine.tokenizer
+    text = tokenizer.decode(asked.tokens, skip_special=False)
+    return send_json(DetokenizeResult(text, text))
+
+
+@operation(takes=ChatRequest, gives=TemplateResult)
+async def apply_template(request: web.Request) -> web.Response:
+    """Return the text that a chat becomes."""
+    asked = await read_json(request, ChatRequest)
+    check_model(request, asked.model)
+    engine = request.app[BACKEND].model.engine
+    ids = await encode_chat_request(engine, asked, manners_of(request.app[CONFIG], engine))
+    return send_json(TemplateResult(engine.tokenizer.decode(ids, skip_special=False)))
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)

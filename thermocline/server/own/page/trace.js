@@ -1,0 +1,77 @@
+"use strict";
+// The last request's timeline: started and stopped around an answer, drawn by the offline page's own code.
+
+class TracePanel {
+  constructor() {
+    this.byId = (id) => document.getElementById(id);
+    this.timeline = null;
+    this.byId("trace-fit").addEventListener("click", () => this.timeline.show(0, this.timeline.model.length));
+    this.byId("trace-save").addEventListener("click", () => this.save());
+    window.addEventListener("resize", () => this.timeline?.resize());
+    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.timeline?.resize());
+  }
+
+  note(text) {
+    this.byId("trace-note").textContent = text;
+  }
+
+  // Whether a recording of ours has begun; another's is left alone.
+  async start() {
+    try {
+      await request("/trace/start", { method: "POST" });
+      this.note("Recording.");
+      return true;
+    } catch (error) {
+      this.note(error instanceof ServerError ? `Not recorded: ${error.message}.` : "Not recorded: the server does not answer.");
+      return false;
+    }
+  }
+
+  async stop() {
+    try {
+      const window = await (await request("/trace/stop", { method: "POST" })).json();
+      this.note("Drawing the timeline.");
+      const data = await (await request("/trace/last?format=timeline")).json();
+      this.show(data, window);
+    } catch (error) {
+      this.note(error instanceof ServerError ? `No timeline: ${error.message}.` : "No timeline: the server does not answer.");
+    }
+  }
+
+  show(data, { dropped }) {
+    const model = makeModel(data);
+    model.counters = model.counters.filter((counter) => !counter.name.startsWith("channel "));
+    // A canvas of its own for each timeline: its listeners go with it.
+    const canvas = element("canvas", { tabindex: 0, role: "img", "aria-label": "Lanes over time. Keys: w and s zoom, a and d move, 0 shows all" });
+    this.byId("trace-place").replaceChildren(canvas);
+    const timeline = new Timeline(model, canvas);
+    this.timeline = timeline;
+    const select = ({ chunk = -1, name = -1, path = false }) => {
+      timeline.lit = { chunk, name, path };
+      timeline.redraw();
+    };
+    wirePointer(timeline, model, select);
+    wireKeys(timeline, model, select, canvas);
+    this.showLegend(model);
+    const { schedule, overlapped_share: overlapped } = model.report;
+    this.note(`${formatTime(model.report.wall_ns)}; ${formatShare(overlapped)} of the working time in parallel; schedule efficiency ${formatShare(schedule.total.efficiency)}.`
+      + ` Wheel: zoom, drag: move, click: follow a chunk.${dropped ? ` The oldest ${dropped.toLocaleString("en")} events had no room.` : ""}`);
+    for (const id of ["trace-fit", "trace-save"]) this.byId(id).disabled = false;
+  }
+
+  showLegend(model) {
+    const used = new Set(model.tracks.filter((track) => track.isWork).flatMap((track) => [...new Set(track.name)]));
+    this.byId("trace-legend").replaceChildren(...[...used].map((index) => {
+      const swatch = element("i", {});
+      swatch.style.background = stageColor(model.names[index]);
+      return element("span", {}, swatch, model.names[index]);
+    }));
+  }
+
+  async save() {
+    const page = await (await request("/trace/last?format=html")).blob();
+    const link = element("a", { href: URL.createObjectURL(page), download: "thermocline-timeline.html" });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+}

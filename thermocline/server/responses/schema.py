@@ -1,0 +1,241 @@
+"""Bodies of OpenAI's Responses interface: JSON to typed requests, and those to a conversation. Pure.
+
+Fields that nobody knows are ignored; those that would need a store or another's machines are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from thermocline.errors import RequestError
+from thermocline.sampling.params import SamplingParams
+from thermocline.server.conversation import Conversation, Object
+from thermocline.server.structured import FormatFields
+
+# With a value, each would need what is not here: a store, a queue, or prompts kept elsewhere.
+_NEEDS_A_STORE: Final = ("previous_response_id", "conversation", "prompt", "background")
+_ASSISTANT: Final = "assistant"
+
+
+class Part(msgspec.Struct):
+    """A part of a message, a result or a thought."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[Part]
+
+
+class MessageItem(msgspec.Struct, tag_field="type", tag="message"):
+    """What somebody said."""
+
+    role: str
+    content: Content
+
+
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A call that the model made."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_call_output"):
+    """What a call returned."""
+
+    call_id: str
+    output: Content
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
+    """What the model thought in an earlier turn."""
+
+    content: list[Part] | None = None
+    summary: list[Part] = []
+
+
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+
+
+class Reasoning(msgspec.Struct):
+    """How long to think."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextConfig(msgspec.Struct):
+    """What the answer must look like."""
+
+    format: Object | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """The body of POST /v1/responses."""
+
+    input: str | list[Object]
+    model: str | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[Object] | None = None
+    tool_choice: str | Object | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    metadata: dict[str, str] | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    background: Any = None
+
+    def to_conversation(self) -> Conversation:
+        """Return what is asked. Raises RequestError for what can not be served."""
+        for name in _NEEDS_A_STORE:
+            if getattr(self, name):
+                raise RequestError(
+                    f"{name} is not accepted: this server stores no responses, send the whole "
+                    "conversation as input",
+                    param=name,
+                )
+        form = FormatFields(
+            tools=[_nested(tool) for tool in self.function_tools()] or None,
+            tool_choice=self._tool_choice(),
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=self._response_format(),
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+        )
+        return Conversation(self._messages(), self.sampling_params(), form)
+
+    def sampling_params(self) -> SamplingParams:
+        """Return how to answer. Raises RequestError for values out of range."""
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise RequestError(
+                f"max_output_tokens is {self.max_output_tokens}: ask for at least one token",
+                param="max_output_tokens",
+            )
+        given: dict[str, Any] = {
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+
+    def function_tools(self) -> list[Object]:
+        """Return the tools that the client runs. Those that OpenAI's servers run are left out."""
+        tools = []
+        for index, tool in enumerate(self.tools or ()):
+            if tool.get("type") != "function":
+                continue
+            name, schema = tool.get("name"), tool.get("parameters")
+            if not isinstance(name, str) or not isinstance(schema, dict | None):
+                raise RequestError(
+                    f"tools[{index}] needs a name, and parameters that are a JSON schema",
+                    param=f"tools[{index}]",
+                )
+            tools.append(tool)
+        return tools
+
+    def _messages(self) -> list[Object]:
+        messages: list[Object] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        if not self.input:
+            raise RequestError("input is empty: send at least one item", param="input")
+        for index, item in enumerate(self.input):
+            _add(messages, _typed(item, f"input[{index}]"), f"input[{index}]")
+        return messages
+
+    def _tool_choice(self) -> str | Object | None:
+        choice = self.tool_choice
+        if not isinstance(choice, dict):
+            return choice
+        if choice.get("type") == "allowed_tools":
+            tools = choice.get("tools")
+            if isinstance(tools, list):
+                tools = [_nested(tool) if isinstance(tool, dict) else tool for tool in tools]
+            allowed = {"mode": choice.get("mode"), "tools": tools}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        return _nested(choice)
+
+    def _response_format(self) -> Object | None:
+        wanted = None if self.text is None else self.text.format
+        if wanted is None or wanted.get("type") != "json_schema":
+            return wanted
+        return {"type": "json_schema", "json_schema": wanted}
+
+
+def _typed(item: Object, where: str) -> Item:
+    """Return the item in its type; without one it is a message."""
+    try:
+        typed: Item = msgspec.convert({"type": "message"} | item, type=Item)
+    except msgspec.ValidationError as error:
+        # Its text names the place inside of the item.
+        raise RequestError(f"{where}: {error}", param=where) from error
+    return typed
+
+
+def _add(messages: list[Object], item: Item, where: str) -> None:
+    """Append the item. What the model thought, said and called in one turn is one message."""
+    match item:
+        case MessageItem(role="assistant"):
+            _turn(messages, "content")["content"] = _text_of(item.content, where)
+        case MessageItem(role="user" | "system" | "developer"):
+            # Few templates know developers; for those that do, the two are the same.
+            role = "user" if item.role == "user" else "system"
+            messages.append({"role": role, "content": _text_of(item.content, where)})
+        case MessageItem():
+            raise RequestError(
+                f"{where}.role is {item.role!r}: use user, assistant, system or developer",
+                param=f"{where}.role",
+            )
+        case FunctionCallItem():
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            _turn(messages, None).setdefault("tool_calls", []).append(call)
+        case FunctionCallOutputItem():
+            content = _text_of(item.output, where)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+        case ReasoningItem():
+            thought = _text_of(item.content or item.summary, where)
+            _turn(messages, "reasoning_content")["reasoning_content"] = thought
+
+
+def _turn(messages: list[Object], field: str | None) -> Object:
+    """Return the assistant's last message, or a new one if `field` or what comes after it is there."""
+    order = ("reasoning_content", "content", "tool_calls")
+    taken = () if field is None else order[order.index(field) :]
+    last = messages[-1] if messages else {}
+    if last.get("role") != _ASSISTANT or any(last.get(name) for name in taken):
+        messages.append({"role": _ASSISTANT, "content": ""})
+    return messages[-1]
+
+
+def _text_of(content: Content, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise RequestError(
+                f"{where}: part {index} is of type {part.type!r}: this model reads text only",
+                param=where,
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _nested(tool: Object) -> Object:
+    """Return the tool as chats write it: all that belongs to the function one level down."""
+    function = {name: value for name, value in tool.items() if name != "type"}
+    return {"type": tool.get("type"), "function": function}
