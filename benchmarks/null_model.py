@@ -59,7 +59,7 @@ class NullModel:
         return x
 
     def route(self, layer: LayerIndex, x: Any, *, prompt: bool) -> Any:  # noqa: ANN401
-        """Return x twice, and a routing that differs by row and layer; made once, being no overhead's part."""
+        """Return x twice, and a routing that differs by row and layer; made once, since it is no overhead's part."""
         key = (len(x), layer % self.num_experts)
         if key not in self._routings:
             first = (np.arange(len(x)) + layer)[:, None] * self.used

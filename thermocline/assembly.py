@@ -288,8 +288,9 @@ def _shortcut(
         # Hints are made between a layer's parts, and snapshots of states in the middle of them.
         return (governor is None or governor.is_quiet) and not chunk.takes_snapshots
 
-    stage = LayerStage(model, cache, heat, routing_log, cpu)
-    return Shortcut(stage, model.spec.num_layers, usable)
+    return Shortcut(
+        LayerStage(model, cache, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
+    )
 
 
 def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

@@ -234,13 +234,24 @@ void run_delta_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In
     DeltaJob job{};
     job.shape = weights.delta_shape();
     set_states(job, conv_states, states);
-    const std::vector<DeltaRun> found = delta_runs(runs, size(x, 0), size(states, 0));
-    int64_t covered = 0;
-    for (const DeltaRun& run : found) covered += run.length;
-    require(covered == size(x, 0), "the runs must cover all tokens");
+    require(size(runs, 1) == 4, "runs must be [runs, 4]");
+    const int64_t slots = size(states, 0);
+    std::vector<DeltaRun> found;
+    std::vector<int64_t> copies;
+    int64_t end = 0;
+    for (int64_t r = 0; r < size(runs, 0); ++r) {
+        const int32_t* row = runs.data() + 4 * r;
+        require(row[0] == end && row[1] > 0, "runs must follow each other");
+        require(row[2] >= 0 && row[2] < slots && row[3] >= -1 && row[3] < slots, "a slot lies beyond the states");
+        end += row[1];
+        found.push_back({row[0], row[1], row[2]});
+        copies.push_back(row[3]);
+    }
+    require(end == size(x, 0), "the runs must cover all tokens");
     const nb::gil_scoped_release unlocked;
     thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, weights.layer(),
-                           {size(x, 0), found.data(), static_cast<int64_t>(found.size()), job.conv_states, job.states},
+                           {size(x, 0), found.data(), copies.data(), static_cast<int64_t>(found.size()), job.conv_states,
+                            job.states},
                            x.data(), out.data(), ids.data(), expert_weights.data());
 }
 
@@ -286,11 +297,11 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
              nb::arg("prompt"),
              "Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2.")
-        .def("busy_ns", &Core::busy_ns, "How long each thread has worked on jobs so far; never waits for one.")
         .def("run_delta_layer", &run_delta_layer, nb::arg("layer"), nb::arg("x").noconvert(),
              nb::arg("runs").noconvert(), nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(),
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
              nb::arg("prompt"), "The same for a layer with the gated delta rule.")
+        .def("busy_ns", &Core::busy_ns, "How long each thread has worked on jobs so far; never waits for one.")
         .def("start_timeline", &Core::start_timeline, nb::arg("capacity"),
              "Forget what was noted; note what each thread works on from now on, marked 0, up to `capacity` jobs\n"
              "between two calls of take_timeline.")

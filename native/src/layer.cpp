@@ -1,5 +1,6 @@
 #include "thermocline/layer.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -118,6 +119,37 @@ void add_shared(const Compute& compute, const Dense& dense, Form form, const Sha
     expert_sum(compute, form, work, rows.data(), 1, residual, residual);
 }
 
+void copy_state(const DeltaJob& job, int64_t from, int64_t to) {
+    const DeltaShape& s = job.shape;
+    const auto copy = [&](float* states, int64_t numbers) {
+        std::memcpy(states + to * numbers, states + from * numbers, static_cast<size_t>(numbers) * sizeof(float));
+    };
+    copy(job.conv_states, (s.conv_width - 1) * s.channels());
+    copy(job.states, s.value_heads * s.key_dim * s.value_dim);
+}
+
+// The first of the runs `left` of each slot, and the copies after them; returns the others.
+std::vector<int64_t> delta_round(const Dense& dense, DeltaJob job, const DeltaTokens& tokens,
+                                 const std::vector<int64_t>& left) {
+    std::vector<DeltaRun> now;
+    std::vector<int64_t> mine, others;
+    for (const int64_t r : left) {
+        const auto has_slot = [&](const DeltaRun& run) { return run.slot == tokens.runs[r].slot; };
+        if (std::any_of(now.begin(), now.end(), has_slot)) {
+            others.push_back(r);
+            continue;
+        }
+        now.push_back(tokens.runs[r]);
+        mine.push_back(r);
+    }
+    job.runs = now.data();
+    job.num_runs = static_cast<int64_t>(now.size());
+    delta_rule(dense, job);
+    for (const int64_t r : mine)
+        if (tokens.copies[r] >= 0) copy_state(job, tokens.runs[r].slot, tokens.copies[r]);
+    return others;
+}
+
 // The gated delta rule: x plus its output, [tokens, hidden].
 void apply_delta(const Compute& compute, const Dense& dense, Form form, const DeltaPart& part,
                  const DeltaTokens& tokens, const float* x, float* out) {
@@ -140,12 +172,12 @@ void apply_delta(const Compute& compute, const Dense& dense, Form form, const De
     job.z = z;
     job.alpha = alpha;
     job.beta = beta;
-    job.runs = tokens.runs;
-    job.num_runs = tokens.num_runs;
     job.conv_states = tokens.conv_states;
     job.states = tokens.states;
     job.out = read;
-    delta_rule(dense, job);
+    std::vector<int64_t> left(static_cast<size_t>(tokens.num_runs));
+    for (size_t r = 0; r < left.size(); ++r) left[r] = static_cast<int64_t>(r);
+    while (!left.empty()) left = delta_round(dense, job, tokens, left);
     const Product output{part.output, out, hidden, x};
     multiply_all(compute, form, read, count, &output, 1);
 }

@@ -182,7 +182,7 @@ def _loads(
 
     from thermocline.messages import MachineLimits
     from thermocline.modelfile.reader import open_model_file
-    from thermocline.models.footprint import measure_footprint
+    from thermocline.models.footprint import measure_footprint, trunk_tensors
     from thermocline.models.registry import read_spec
     from thermocline.roofline import decode_load, prefill_load
 
@@ -195,7 +195,9 @@ def _loads(
         found[0].sample_bytes,
     )
     with open_model_file(path) as file:
-        footprint = measure_footprint(file.tensors.values(), read_spec(file).router)
+        spec = read_spec(file)
+        tensors = trunk_tensors(file.tensors.values(), spec.num_layers)
+        footprint = measure_footprint(tensors, spec.router)
     return [
         prefill_load(footprint, limits, prefill.median, num_prompt, chunk_tokens),
         decode_load(footprint, limits, decode.median),

@@ -24,7 +24,7 @@ def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, Tie
     hot_mask: bool [E], of at most 65,536 experts.
     """
     chosen = routing.expert_ids.reshape(-1)
-    if not len(chosen):  # a layer without experts
+    if not len(chosen):  # a layer without routed experts
         return MappingProxyType({})
     # Pairs (token, slot) grouped by expert; NumPy sorts 16 bits in linear time.
     order = np.argsort(chosen.astype(np.uint16), kind="stable")

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 9
+interface: int = 10
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -88,10 +88,11 @@ class Core:
         Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2.
         """
 
-    def busy_ns(self) -> list[int]:
-        """How long each thread has worked on jobs so far; never waits for one."""
     def run_delta_layer(self, layer: LayerWeights, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], runs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], conv_states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], prompt: bool) -> None:
         """The same for a layer with the gated delta rule."""
+
+    def busy_ns(self) -> list[int]:
+        """How long each thread has worked on jobs so far; never waits for one."""
 
     def start_timeline(self, capacity: int) -> None:
         """

@@ -121,7 +121,11 @@ class LayerInput:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayerInput:
-    """The same for a recurrent layer. runs: int32 [n, 3], as for `DenseKernels.delta_rule`, of all tokens."""
+    """The same for a recurrent layer.
+
+    runs: int32 [n, 4], of all tokens: as for `DenseKernels.delta_rule`, and the slot that gets a copy of the
+    state after the run, or -1. Runs of one slot follow each other.
+    """
 
     x: FloatArray
     runs: IntArray

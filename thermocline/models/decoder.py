@@ -23,8 +23,8 @@ from thermocline.models.layers import (
     apply_delta_rule,
     attend,
     begin_states,
+    cut_runs,
     route,
-    whole_runs,
 )
 from thermocline.models.routing import RouterWeights
 from thermocline.models.weights import StackedExperts, WeightMap
@@ -122,7 +122,7 @@ class Decoder:
             case DeltaWeights():
                 states = _states(cache, layer)
                 begin_states(chunk, states)
-                given = DeltaLayerInput(x, whole_runs(chunk), states, chunk.is_prompt)
+                given = DeltaLayerInput(x, cut_runs(chunk), states, chunk.is_prompt)
             case AttentionWeights():
                 given = LayerInput(
                     x,

@@ -127,34 +127,31 @@ def begin_states(chunk: Chunk, states: DeltaStates) -> None:
             clear_state(states, segment.state.slot)
 
 
-def whole_runs(chunk: Chunk) -> IntArray:
-    """Return the runs of a chunk of which no snapshot is taken: int32 [segments, 3]."""
+def cut_runs(chunk: Chunk) -> IntArray:
+    """Return the runs of a chunk, cut where snapshots are taken: int32 [n, 4], as for `DeltaLayerInput`."""
     runs = []
     for segment in chunk.segments:
         assert segment.state is not None, "a recurrent layer needs a state"
-        assert not segment.state.saves, "a chunk that takes snapshots goes part by part"
-        runs.append((segment.start, segment.length, segment.state.slot))
-    return np.array(runs, np.int32).reshape(-1, 3)
-
-
-def _rounds(chunk: Chunk) -> list[tuple[IntArray, list[tuple[int, int]]]]:
-    """Return the runs of a chunk, cut where snapshots are taken, and the copies that follow each round."""
-    rounds: list[tuple[list[tuple[int, int, int]], list[tuple[int, int]]]] = []
-    for segment in chunk.segments:
-        assert segment.state is not None
         cuts = [*segment.state.saves]
         if not cuts or cuts[-1][0] < segment.length:
             cuts.append((segment.length, -1))
         start = 0
-        for number, (end, target) in enumerate(cuts):
-            if number == len(rounds):
-                rounds.append(([], []))
-            slot = segment.state.slot
-            rounds[number][0].append((segment.start + start, end - start, slot))
-            if target >= 0:
-                rounds[number][1].append((slot, target))
+        for end, target in cuts:
+            runs.append((segment.start + start, end - start, segment.state.slot, target))
             start = end
-    return [(np.array(runs, np.int32).reshape(-1, 3), copies) for runs, copies in rounds]
+    return np.array(runs, np.int32).reshape(-1, 4)
+
+
+def _rounds(chunk: Chunk) -> list[tuple[IntArray, list[tuple[int, int]]]]:
+    """Return the runs in rounds, a slot once in each, and the copies that follow each round."""
+    runs = cut_runs(chunk)
+    turns = np.array([np.count_nonzero(runs[:n, 2] == slot) for n, slot in enumerate(runs[:, 2])])
+    rounds = []
+    for turn in range(int(turns.max(initial=-1)) + 1):
+        mine = runs[turns == turn]
+        copies = [(slot, target) for slot, target in mine[:, 2:].tolist() if target >= 0]
+        rounds.append((np.ascontiguousarray(mine[:, :3]), copies))
+    return rounds
 
 
 def _split_gates(

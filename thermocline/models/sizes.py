@@ -32,7 +32,8 @@ class LayerSizes:
 
     trunk: everything but routed experts. kv_per_token: keys and values of one token in the cache's own type,
     0 where the layer keeps none. expert: one routed expert, 0 without. layout: the formats of an expert's
-    matrices; experts of one layout take slots of one size. state: recurrent state of one sequence.
+    matrices; experts of one layout take slots of one size. state: what one sequence leaves behind in a
+    recurrent layer, however long it is.
     """
 
     trunk: int
@@ -40,10 +41,6 @@ class LayerSizes:
     expert: int
     layout: str
     state: int = 0
-
-    def cache(self, num_tokens: int) -> int:
-        """What the layer remembers of so many tokens of one sequence."""
-        return num_tokens * self.kv_per_token + self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +74,8 @@ class ModelSizes:
         return self.trunk + self.embedding + self.routed
 
     def kv(self, num_tokens: int) -> int:
-        """What all layers remember of so many tokens of one sequence: keys and values, and states."""
-        return sum(layer.cache(num_tokens) for layer in self.layers)
+        """Keys and values of so many tokens in all layers that keep them, and a sequence's state in the others."""
+        return sum(num_tokens * layer.kv_per_token + layer.state for layer in self.layers)
 
 
 def measure_sizes(
@@ -103,18 +100,14 @@ def measure_sizes(
         embedding, output = 0, output + embedding
     expert_bytes = measure_footprint(table, spec.router).expert_bytes
     kv_per_token = 2 * spec.num_kv_heads * cache_type.row_bytes(spec.head_dim)
-    state_bytes = 0 if spec.delta is None else spec.delta.state_bytes
-    layers = []
-    for n, kind in enumerate(spec.layer_kinds):
-        is_recurrent = kind is LayerKind.RECURRENT
-        layers.append(
-            LayerSizes(
-                trunk=trunk[n],
-                kv_per_token=0 if is_recurrent else kv_per_token,
-                expert=expert_bytes[n] if n < len(expert_bytes) else 0,
-                layout=" ".join(sorted(formats[n])),
-                state=state_bytes if is_recurrent else 0,
-            )
+    recurrent = set(spec.recurrent_layers)
+    layers = tuple(
+        LayerSizes(
+            trunk=trunk[n],
+            kv_per_token=0 if n in recurrent else kv_per_token,
+            expert=expert_bytes[n] if n < len(expert_bytes) else 0,
+            layout=" ".join(sorted(formats[n])),
+            state=spec.delta.state_bytes if spec.delta is not None and n in recurrent else 0,
         )
     router = spec.router
     return ModelSizes(

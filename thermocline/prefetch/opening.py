@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.messages import LayerIndex
 from thermocline.prefetch.advice import PageAdvisor
 from thermocline.prefetch.cache_model import CacheModel
@@ -15,7 +17,6 @@ from thermocline.prefetch.readers import ReaderThreads
 from thermocline.prefetch.residency import ResidencyProbe
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from thermocline.experts.catalog import ExpertCatalog
@@ -60,7 +61,7 @@ def open_governor(
         Predictor(model.router_weights, catalog.num_layers, catalog.num_experts),
         ReaderThreads(catalog, advisor, recorder),
         recorder,
-        cold=cold,
+        cold=cold & (np.array(expert_bytes) > 0)[:, None],  # a dense layer has nothing to read
         room_bytes=room_bytes,
         probe=ResidencyProbe(file, catalog) if probes else None,
     )

@@ -108,7 +108,8 @@ struct LayerCacheView {
 // The same for a layer with the gated delta rule: consecutive tokens of some sequences, and all slots' states.
 struct DeltaTokens {
     int64_t count;
-    const DeltaRun* runs;
+    const DeltaRun* runs;  // of one slot in order, where a run ends at a copy of the state
+    const int64_t* copies;  // [num_runs], the slot that gets a copy after the run, or -1
     int64_t num_runs;
     float* conv_states;
     float* states;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.dispatch import dispatch
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.contract import ExpertWork
-from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.cpu import NativeKernels, load_native
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
@@ -117,11 +119,11 @@ def test_a_whole_layer_has_the_bits_of_its_parts(tmp_path, cache_type, formats, 
     check_layers(path, chunk_of(lengths, starts, SegmentKind.DECODE), cache_type)
 
 
-def check_layers(path, chunk, cache_type):
+def check_layers(path, chunk, cache_type, isa="auto"):
     """Compare every layer of a model in one job with its parts one after another."""
     num_tokens = chunk.num_tokens
     with open_model_file(path) as file:
-        kernels = NativeKernels(threads=2)
+        kernels = NativeKernels(isa, threads=2)
         model = open_model(file, kernels)
         catalog = ExpertCatalog(model.expert_layers)
         spec = model.spec
@@ -147,6 +149,19 @@ def test_every_architecture_has_whole_layers(tmp_path, case, lengths, starts):
     """Biases, gates, windows, dense layers and shared experts: the bits of the parts."""
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
     check_layers(path, chunk_of(lengths, starts, SegmentKind.DECODE), CacheType.F16)
+
+
+@pytest.mark.parametrize("isa", ["auto", *load_native().emulated_sets()])
+@pytest.mark.parametrize("case", SCHEDULED_CASES, ids=str)
+def test_prompts_walk_through_whole_layers_too(tmp_path, case, isa):
+    """In the arithmetic of prompts, with snapshots of recurrent state on the way: the bits of the parts."""
+    path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
+    chunk = chunk_of([21, 9], [0, 16], SegmentKind.PROMPT)
+    states = (StateUse(0, None, ((8, 3), (21, 2))), StateUse(1, 3, ((4, 2),)))
+    segments = [
+        segment._replace(state=use) for segment, use in zip(chunk.segments, states, strict=True)
+    ]
+    check_layers(path, replace(chunk, segments=tuple(segments)), CacheType.F16, isa)
 
 
 def test_numbers_that_are_none_choose_experts_in_range(tmp_path):
