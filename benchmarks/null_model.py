@@ -132,6 +132,6 @@ def null_graph(
     if hot is not None:
         stages["hot"] = HotStage(NullCompute(Tier.HOT, hot))
     way = Shortcut(
-        LayerStage(null, no_pool, heat, routing_log, cpu), model.num_layers, lambda chunk: True
+        LayerStage(null, no_pool, heat, routing_log, cpu), model.num_layers, lambda: True
     )
     return moe_graph(stages, model.num_layers, credits, way if shortcut else None)

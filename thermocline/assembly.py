@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
-    from thermocline.messages import Chunk
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.footprint import Footprint
@@ -284,9 +283,8 @@ def _shortcut(
     if not model.has_whole_layers:
         return None
 
-    def usable(chunk: Chunk) -> bool:
-        # Hints are made between a layer's parts, and snapshots of states in the middle of them.
-        return (governor is None or governor.is_quiet) and not chunk.takes_snapshots
+    def nothing_to_hint() -> bool:  # hints are made between a layer's parts
+        return governor is None or governor.is_quiet
 
     return Shortcut(
         LayerStage(model, cache, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint

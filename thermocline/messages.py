@@ -112,12 +112,6 @@ class Chunk:
         return self.segments[0].kind is SegmentKind.PROMPT
 
     @property
-    def takes_snapshots(self) -> bool:
-        """Whether some sequence's recurrent state is copied within or after this chunk."""
-        states = (segment.state for segment in self.segments)
-        return any(state is not None and state.saves for state in states)
-
-    @property
     def requests(self) -> tuple[RequestId, ...]:
         """The requests that have tokens in this chunk."""
         return tuple(segment.request for segment in self.segments)

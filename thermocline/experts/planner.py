@@ -178,7 +178,7 @@ def _choose_trunk(sizes: ModelSizes, room: int, num_tokens: int, wanted: int | N
     most = num_layers if wanted is None else max(0, min(wanted, num_layers))
     nbytes, kv, count = sizes.output, 0, 0
     for layer in reversed(sizes.layers[num_layers - most :]):
-        more_kv = layer.cache(num_tokens)
+        more_kv = layer.kv_per_token * num_tokens
         if nbytes + kv + layer.trunk + more_kv > room:
             break
         nbytes, kv, count = nbytes + layer.trunk, kv + more_kv, count + 1
@@ -198,8 +198,8 @@ def _choose_trunk(sizes: ModelSizes, room: int, num_tokens: int, wanted: int | N
         nbytes,
         kv,
         (
-            f"{part} on the device: {format_bytes(nbytes)}, and {format_bytes(kv)} to remember "
-            f"{num_tokens} tokens{why}",
+            f"{part} on the device: {format_bytes(nbytes)}, and {format_bytes(kv)} for the keys and "
+            f"values of {num_tokens} tokens{why}",
             f"embedding table on the host: {format_bytes(sizes.embedding)}, of which a token takes one row",
         ),
     )

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from thermocline.models.footprint import measure_footprint
-from thermocline.models.spec import LayerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,9 +108,11 @@ def measure_sizes(
             layout=" ".join(sorted(formats[n])),
             state=spec.delta.state_bytes if spec.delta is not None and n in recurrent else 0,
         )
+        for n in range(spec.num_layers)
+    )
     router = spec.router
     return ModelSizes(
-        tuple(layers),
+        layers,
         embedding,
         output,
         router.num_experts,

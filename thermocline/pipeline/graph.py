@@ -14,7 +14,7 @@ from thermocline.messages import Hidden, LayerWork, Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from thermocline.messages import Chunk, StageMessage
+    from thermocline.messages import StageMessage
     from thermocline.stages.contract import AnyStage, Stage
 
 RESULTS = "results"
@@ -43,7 +43,7 @@ class Shortcut:
 
     stage: Stage[Hidden, Hidden]
     num_layers: int
-    usable: Callable[[Chunk], bool]
+    usable: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)

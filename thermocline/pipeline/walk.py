@@ -50,7 +50,7 @@ class Walk:
         work whatever the way, so that chunks that take turns stay in order.
         """
         shortcut = self._graph.shortcut
-        if shortcut is not None and shortcut.usable(chunk):
+        if shortcut is not None and shortcut.usable():
             return (yield from self._run_layers(chunk, shortcut))
         joins = {name: Join() for name in self._graph.joins}
         way = _Way(self._graph, self._outgoing, joins, overlap=self._overlap)

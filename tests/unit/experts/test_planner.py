@@ -61,10 +61,9 @@ def test_the_trunk_comes_before_experts_and_the_last_layers_before_the_first():
 
 
 def test_layers_without_a_cache_cost_none():
-    """Keys and values are priced where there are any; a state takes the same whatever the length."""
-    sizes = model(LayerSizes(MIB, 0, MIB, "q4", state=5000), layer(kv=2048))
-    assert plan(sizes, 4 * GIB).kv_bytes == 2 * MIB + 5000
-    assert plan(sizes, 4 * GIB, num_tokens=2048).kv_bytes == 4 * MIB + 5000
+    """Keys and values are priced where there are any."""
+    sizes = model(layer(kv=0), layer(kv=2048))
+    assert plan(sizes, 4 * GIB).kv_bytes == 2 * MIB
 
 
 def test_a_driver_that_calls_more_free_than_there_is_is_not_believed():

@@ -143,7 +143,7 @@ def test_a_shortcut_takes_the_place_of_a_layer_s_stages():
         stages.visits.append("layer")
         return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
 
-    shortcut = Shortcut(layer, LAYERS, lambda chunk: usable)
+    shortcut = Shortcut(layer, LAYERS, lambda: usable)
     walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, shortcut))
     end_of(walk.turns(decode_chunk()))
     assert stages.visits == ["embed", *["layer"] * LAYERS, "head"]
@@ -168,7 +168,7 @@ def test_a_prompt_may_be_interrupted_between_layers_and_a_decode_step_never(shor
         stages.visits.append("layer")
         return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
 
-    way = Shortcut(layer, LAYERS, lambda chunk: shortcut)
+    way = Shortcut(layer, LAYERS, lambda: shortcut)
     walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, way))
     turns = walk.turns(make_chunk(0))
     start, layers = (["embed"], ["layer"]) if shortcut else (["embed", "prefetch"], LAYER)
