@@ -327,11 +327,6 @@ class Engine:
         self._limits = await asyncio.to_thread(parts.kernels.measure_limits, sample)
         return self._limits
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether the recorder takes what happens."""
-        return self._parts.recorder.enabled
-
     def trace_events(self) -> list[Event]:
         """Return what the recorder holds; empty unless the config enabled the trace, or it was started."""
         return self._parts.recorder.events()

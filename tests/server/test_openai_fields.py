@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.server.live import CHAT, HELLO, TEXT, content, live
-from thermocline import EngineConfig, SamplingParams, TraceConfig
+from thermocline import SamplingParams
 
 SHORT = {"max_tokens": 6, "ignore_eos": True}
 
@@ -150,6 +151,13 @@ async def test_an_assistant_s_last_message_is_gone_on_with(toy):
             "/apply-template", messages=messages, continue_final_message=False
         )
         assert body["prompt"] == f"{opened}Well, <|im_end|>\n<|im_start|>assistant\n"
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        called = [*HELLO, {"role": "assistant", "content": "Well, ", "tool_calls": [call]}]
+        _, body = await server.post("/apply-template", messages=called)
+        assert body["prompt"].endswith("<|im_end|>\n<|im_start|>assistant\n")
+        for path, fields in (("/apply-template", {}), ("/v1/messages", {"max_tokens": 2})):
+            status, body = await server.post(path, messages=messages[1:], **fields)
+            assert (status, "before it" in body["error"]["message"]) == (400, True)
         body = await server.chat(messages=messages, echo=True, **SHORT)
         assert body["choices"][0]["message"]["content"].startswith("Well, ")
         chunks = await server.stream(CHAT, messages=messages, echo=True, **SHORT)
@@ -207,15 +215,28 @@ async def test_what_a_server_must_be_told_to_do(toy):
 
 
 @pytest.mark.slow
-async def test_a_trace_id_names_the_requests_of_a_recorded_answer(toy):
-    """It is the number under which the timeline has the request; without a recorder there is none."""
-    async with live(toy, EngineConfig(trace=TraceConfig(enabled=True))) as server:
-        body = await server.chat(trace=True, **SHORT)
-        trace_id = body["thermocline"]["trace_id"]
-        args = [event.args for event in server.engine.trace_events() if hasattr(event, "args")]
-        assert any(str(found.get("request")) == trace_id for found in args if found)
+async def test_a_trace_id_finds_the_requests_in_the_last_trace(toy):
+    """While a timeline is recorded it is the number of each request's span; else trace is ignored."""
     async with live(toy) as server:
-        assert "thermocline" not in await server.chat(trace=True, **SHORT)
+        body = await server.chat(trace=True, **SHORT)
+        assert body["thermocline"] == {"ignored_params": ["trace"]}
+        await server.post("/trace/start")
+        await server.chat(**SHORT)
+        body = await server.chat(trace=True, n=2, **SHORT)
+        *_, last = await server.stream(CHAT, messages=HELLO, trace=True, **SHORT)
+        await server.post("/trace/stop")
+        async with server.client.get("/trace/last") as response:
+            events = (await response.json())["traceEvents"]
+    spans = {
+        event["args"]["request"]
+        for event in events
+        if event["name"] == "request" and event["ph"] == "b"
+    }
+    asked = f"{body['thermocline']['trace_id']} {last['thermocline']['trace_id']}"
+    asked_ids = {int(number) for number in asked.split()}
+    assert len(asked_ids) == 3
+    assert len(spans) == 4
+    assert asked_ids < spans
 
 
 @pytest.mark.slow
@@ -244,13 +265,36 @@ async def test_texts_become_tokens_and_come_back(toy):
             assert body == {"content": "é!", "prompt": "é!"}
         _, body = await server.post("/tokenize", messages=HELLO)
         assert body["tokens"] == await server.engine.encode_chat(HELLO)
-        for path, fields in (
-            ("/tokenize", {}),
-            ("/detokenize", {"tokens": [10**6]}),
-            ("/apply-template", {"messages": []}),
+        for path, param, fields in (
+            ("/tokenize", "content", {}),
+            ("/detokenize", "tokens", {"tokens": [10**6]}),
+            ("/apply-template", "messages", {"messages": []}),
         ):
             status, body = await server.post(path, **fields)
             assert (status, body["error"]["type"]) == (400, "invalid_request_error"), path
+            assert body["error"]["param"] == param
+
+
+@pytest.mark.slow
+async def test_long_texts_do_not_hold_the_loop(toy):
+    """While a megabyte becomes tokens, pieces and text again, the server still answers others."""
+    loop = asyncio.get_running_loop()
+    async with live(toy) as server:
+        ids = [104, 101, 32] * 60_000
+        for path, fields in (
+            ("/tokenize", {"content": "hello, world. " * 60_000, "with_pieces": True}),
+            ("/detokenize", {"tokens": ids}),
+            (CHAT, {"messages": [{"role": "user", "content": "hello, world. " * 60_000}]}),
+        ):
+            begun_s = last_s = loop.time()
+            longest_s = 0.0
+            task = asyncio.create_task(server.post(path, **fields))
+            while not task.done():
+                async with server.client.get("/health"):
+                    longest_s = max(longest_s, loop.time() - last_s)
+                    last_s = loop.time()
+            await task
+            assert longest_s < (loop.time() - begun_s) / 2, path
 
 
 async def test_the_server_tells_of_itself(toy):

@@ -178,7 +178,7 @@ REFUSED = {
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input[0]",
     ),
-    "item reference": ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+    "item reference": ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
     "role": ({"input": [{"role": "critic", "content": "x"}]}, "input[0].role"),
     "half a call": ({"input": [HELLO, {"type": "function_call", "name": "x"}]}, "input[1]"),
     "tool without a name": ({"tools": [{"type": "function"}]}, "tools[0]"),
@@ -193,3 +193,4 @@ def test_what_is_refused_names_its_place(fields, param):
     with pytest.raises(RequestError) as caught:
         conversation(**fields)
     assert caught.value.param == param
+    assert "`$" not in str(caught.value), "places are named as in requests"

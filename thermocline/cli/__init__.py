@@ -44,7 +44,7 @@ def cli() -> None:
       thermocline plan model.gguf --vram 12GiB   what would lie where, and why
       thermocline run model.gguf --chat "Hello"
       thermocline chat model.gguf
-      thermocline serve model.gguf          OpenAI's HTTP interface on this machine
+      thermocline serve model.gguf          an HTTP server, with a page at its address
       thermocline top                       watch that server
       thermocline trace html run.json.gz    look at a timeline that --trace recorded
 

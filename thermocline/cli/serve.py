@@ -1,4 +1,4 @@
-"""`thermocline serve`: a model behind OpenAI's HTTP interface."""
+"""`thermocline serve`: a model behind OpenAI's, Anthropic's and Ollama's HTTP interfaces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--pin-threads",
 )
 def serve(model: str | None, listen: Callable[[], ServerConfig], config: EngineConfig) -> None:
-    """Serve a model to OpenAI clients, until Ctrl-C.
+    """Serve a model to OpenAI, Anthropic and Ollama clients.
 
     \b
     Examples:
@@ -55,7 +55,7 @@ def serve(model: str | None, listen: Callable[[], ServerConfig], config: EngineC
         '{"messages": [{"role": "user", "content": "Hello"}]}'
       THERMOCLINE_API_KEY=secret thermocline serve --host 0.0.0.0
 
-    The address is printed once it can be reached; until the model is open, /health says 503. A second
+    It ends with Ctrl-C. The address is printed once it can be reached; a browser finds a page there. Until the model is open, /health says 503. A second
     Ctrl-C does not wait for running answers.
     """
     import asyncio

@@ -194,7 +194,11 @@ class Generation:
                 self.request,
                 self._span_start_ns,
                 self._recorder.now_ns(),
-                {"prompt_tokens": len(self.prompt), "output_tokens": len(self._output)},
+                {
+                    "request": self.request,
+                    "prompt_tokens": len(self.prompt),
+                    "output_tokens": len(self._output),
+                },
             )
         self._mailbox.put(event)
 

@@ -19,17 +19,22 @@ def decode_body(raw: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
-        text = str(error)
-        place = _PLACE.search(text)
-        message = text if place is None else text[: place.start()]
-        param = place[1] or None if place is not None else None
-        where = "the body" if param is None else param
-        raise RequestError(f"{where}: {message}", param=param) from error
+        raise misfit(error) from error
     except RecursionError as error:
         raise RequestError("the body is nested too deeply: send a flatter one") from error
     # Invalid UTF-8 and integers of thousands of digits are ValueErrors.
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+def misfit(error: msgspec.ValidationError, inside: str = "") -> RequestError:
+    """Return the error of a value that does not fit its type, with its place; inside: what holds the value."""
+    text = str(error)
+    place = _PLACE.search(text)
+    message = text if place is None else text[: place.start()]
+    names = (inside, "" if place is None else place[1])
+    param = ".".join(name for name in names if name) or None
+    return RequestError(f"{param or 'the body'}: {message}", param=param)
 
 
 def unknown_fields(raw: bytes, kind: type[msgspec.Struct]) -> list[str]:

@@ -28,4 +28,4 @@ class Conversation:
 def is_begun(messages: list[Object]) -> bool:
     """Whether the last message is text of the assistant, for the model to go on with."""
     last = messages[-1] if messages else {}
-    return last.get("role") == "assistant" and "tool_calls" not in last
+    return last.get("role") == "assistant" and not last.get("tool_calls")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from thermocline.errors import ConfigError
+from thermocline.errors import ConfigError, RequestError
 from thermocline.text.chat_messages import normalize_messages
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ def encode_chat(
         )
     beginning: list[int] = []
     if continue_final:
+        if len(messages) == 1:
+            raise RequestError(
+                "messages has nothing but the beginning of the answer: put a message of the user before it",
+                param="messages",
+            )
         final = normalize_messages(messages)[-1]["content"]
         beginning = tokenizer.encode(final, add_bos=False)
         messages = messages[:-1]

@@ -94,7 +94,9 @@ class Tokenizer:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids.extend(self._engine.encode(piece, add_special_tokens=False).ids)
+                # A batch of one: encoding a single text holds the interpreter lock, for seconds if it is long.
+                (encoded,) = self._engine.encode_batch_fast([piece], add_special_tokens=False)
+                ids.extend(encoded.ids)
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:

@@ -83,7 +83,7 @@ async def test_a_timeline_is_recorded_between_start_and_stop(toy, tmp_path):
         assert (status, started["recording"]) == (200, True)
         await server.chat(max_tokens=2)
         status, stopped = await server.post("/trace/stop")
-        assert (status, stopped["trace_id"]) == (200, started["trace_id"])
+        assert (status, stopped["window"]) == (200, started["window"])
         await server.chat(max_tokens=2)
         async with server.client.get("/trace/last.json.gz") as response:
             assert response.content_type == "application/gzip"
@@ -101,6 +101,12 @@ async def test_a_timeline_is_recorded_between_start_and_stop(toy, tmp_path):
             assert "script-src 'sha256-" in policy
             assert "unsafe" not in policy
             assert policy in await response.text()
+
+
+async def test_the_feed_has_no_head(toy):
+    """HEAD, whose answer could not end, is refused; GET is not."""
+    async with live(toy) as server, server.client.head("/events") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "GET")
 
 
 async def test_a_window_begins_once_and_ends_once(toy):

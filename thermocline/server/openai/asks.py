@@ -46,7 +46,7 @@ class Manners:
     unknown: Sequence[str] = ()
     is_strict: bool = False
     trusts_templates: bool = False
-    is_recording: bool = False
+    is_tracing: bool = False
 
 
 def manners_of(config: ServerConfig, engine: Engine, unknown: Sequence[str] = ()) -> Manners:
@@ -55,7 +55,7 @@ def manners_of(config: ServerConfig, engine: Engine, unknown: Sequence[str] = ()
         unknown,
         is_strict=config.strict_params,
         trusts_templates=config.trust_request_chat_template,
-        is_recording=engine.is_recording,
+        is_tracing=engine.is_tracing,
     )
 
 
@@ -127,7 +127,9 @@ async def encode_prompt(engine: Engine, asked: ChatRequest, plan: FormatPlan) ->
 def form_options(asked: AnswerRequest, manners: Manners) -> FormOptions:
     """Return what a request wants to see beside its answer."""
     own: dict[str, Any] = {}
-    ignored = [*manners.unknown, *asked.without_effect]
+    traced = bool(asked.trace) and manners.is_tracing
+    untraced = ["trace"] if asked.trace and not traced else []
+    ignored = [*manners.unknown, *asked.without_effect, *untraced]
     if ignored:
         own["ignored_params"] = [name[:_SHOWN_NAME_CHARS] for name in ignored[:_SHOWN_NAMES]]
     shown = asked.stream_options
@@ -137,7 +139,7 @@ def form_options(asked: AnswerRequest, manners: Manners) -> FormOptions:
         timings_per_token=bool(asked.timings_per_token),
         return_progress=bool(asked.return_progress),
         return_token_ids=bool(asked.return_token_ids),
-        trace_id=bool(asked.trace) and manners.is_recording,
+        trace_id=traced,
         own=own,
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from thermocline.errors import RequestError
+from thermocline.server.conversation import is_begun
 from thermocline.server.errors import NotSupportedError
 from thermocline.server.openai.fields import AnswerRequest
 from thermocline.server.structured import FormatFields
@@ -54,20 +55,20 @@ class ChatRequest(AnswerRequest, kw_only=True):
     def continues_final(self) -> bool:
         """Whether the answer goes on with the last message. Raises RequestError.
 
-        An assistant's last message is gone on with unless the request says otherwise.
+        An assistant's last message is gone on with unless it calls tools, or the request says otherwise.
         """
-        is_assistant = bool(self.messages) and self.messages[-1].get("role") == "assistant"
+        has_begun = is_begun(self.messages)
         wanted = self.continue_final_message
         if wanted is None:
-            return is_assistant and self.add_generation_prompt is not True
+            return has_begun and self.add_generation_prompt is not True
         if wanted and self.add_generation_prompt:
             raise RequestError(
                 "continue_final_message and add_generation_prompt exclude each other: send one",
                 param="continue_final_message",
             )
-        if wanted and not is_assistant:
+        if wanted and not has_begun:
             raise RequestError(
-                "continue_final_message needs a last message of the assistant",
+                "continue_final_message needs a last message of the assistant, without calls",
                 param="continue_final_message",
             )
         return wanted

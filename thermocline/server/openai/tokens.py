@@ -5,7 +5,8 @@ Takes the fields of llama-server and of vLLM, and answers under the names of bot
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
@@ -21,6 +22,9 @@ from thermocline.server.exchange import (
 )
 from thermocline.server.openai.asks import encode_chat_request, manners_of
 from thermocline.server.openai.schema import ChatRequest
+
+if TYPE_CHECKING:
+    from thermocline.engine import Engine
 
 
 class TokenizeRequest(ChatRequest, kw_only=True):
@@ -104,14 +108,7 @@ async def tokenize(request: web.Request) -> web.Response:
             parse_special=asked.parse_special is not False,
             add_bos=False if False in wanted else None,
         )
-    tokenizer = engine.tokenizer
-    shown: list[int | TokenPiece] = [*ids]
-    if asked.with_pieces:
-        shown = [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in ids]
-    texts = (
-        [tokenizer.token_text(token_id) for token_id in ids] if asked.return_token_strs else None
-    )
-    return send_json(TokenizeResult(shown, len(ids), engine.max_context_tokens, texts))
+    return await asyncio.to_thread(_tokenized, engine, asked, ids)
 
 
 @operation(takes=DetokenizeRequest, gives=DetokenizeResult)
@@ -120,7 +117,10 @@ async def detokenize(request: web.Request) -> web.Response:
     asked = await read_json(request, DetokenizeRequest)
     check_model(request, asked.model)
     tokenizer = request.app[BACKEND].model.engine.tokenizer
-    text = tokenizer.decode(asked.tokens, skip_special=False)
+    try:
+        text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special=False)
+    except RequestError as error:
+        raise RequestError(str(error), param="tokens") from error
     return send_json(DetokenizeResult(text, text))
 
 
@@ -131,7 +131,20 @@ async def apply_template(request: web.Request) -> web.Response:
     check_model(request, asked.model)
     engine = request.app[BACKEND].model.engine
     ids = await encode_chat_request(engine, asked, manners_of(request.app[CONFIG], engine))
-    return send_json(TemplateResult(engine.tokenizer.decode(ids, skip_special=False)))
+    text = await asyncio.to_thread(engine.tokenizer.decode, ids, skip_special=False)
+    return send_json(TemplateResult(text))
+
+
+def _tokenized(engine: Engine, asked: TokenizeRequest, ids: list[int]) -> web.Response:
+    """Return the answer to /tokenize; some microseconds per token, so not for the event loop."""
+    tokenizer = engine.tokenizer
+    shown: list[int | TokenPiece] = [*ids]
+    if asked.with_pieces:
+        shown = [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in ids]
+    texts = (
+        [tokenizer.token_text(token_id) for token_id in ids] if asked.return_token_strs else None
+    )
+    return send_json(TokenizeResult(shown, len(ids), engine.max_context_tokens, texts))
 
 
 def _piece(raw: bytes) -> str | list[int]:

@@ -29,7 +29,7 @@ class RecordedWindow:
     def as_body(self) -> dict[str, Any]:
         """Return its figures."""
         return {
-            "trace_id": self.id,
+            "window": self.id,
             "seconds": round(self.seconds, 6),
             "events": len(self.trace.events),
             "dropped": self.num_dropped,

@@ -42,7 +42,8 @@ def routes() -> list[web.RouteDef]:
         web.post("/trace/stop", stop_trace),
         web.get("/trace/last", last_trace),
         web.get("/trace/last.json.gz", packed_trace),
-        web.get("/events", events),
+        # Without HEAD, whose answer would not end either.
+        web.get("/events", events, allow_head=False),
         web.get(PAGE_PATH, page),
         *(web.get(FILES_PATH + name, page_file) for name in PAGE_FILES),
     ]
@@ -73,8 +74,8 @@ async def placement(request: web.Request) -> web.Response:
 
 async def start_trace(request: web.Request) -> web.Response:
     """Begin to record the timeline."""
-    trace_id = request.app[VIEWS].recording.start(_engine(request))
-    return send_json({"trace_id": trace_id, "recording": True})
+    window = request.app[VIEWS].recording.start(_engine(request))
+    return send_json({"window": window, "recording": True})
 
 
 async def stop_trace(request: web.Request) -> web.Response:

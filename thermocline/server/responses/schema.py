@@ -11,6 +11,7 @@ import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.sampling.params import SamplingParams
+from thermocline.server.bodies import misfit
 from thermocline.server.conversation import Conversation, Object
 from thermocline.server.structured import FormatFields
 
@@ -179,8 +180,7 @@ def _typed(item: Object, where: str) -> Item:
     try:
         typed: Item = msgspec.convert({"type": "message"} | item, type=Item)
     except msgspec.ValidationError as error:
-        # Its text names the place inside of the item.
-        raise RequestError(f"{where}: {error}", param=where) from error
+        raise misfit(error, where) from error
     return typed
 
 
