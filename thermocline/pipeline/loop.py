@@ -148,7 +148,8 @@ class StepLoop:
                     # What precedes a request's first token to be computed was found in the cache.
                     generation.start(int(chunk.positions[segment.start]))
             self._record_plan(chunk)
-            self._runner.inject(chunk)
+            # Answers wait for the prompts' present job: beside them jobs are kept short.
+            self._runner.inject(chunk, in_parts=self._scheduler.num_decoding > 0)
 
     def _take(self, result: StepResult | ChunkFailed) -> None:
         if self._pace is not None:

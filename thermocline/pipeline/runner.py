@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thermocline.errors import StageError
 from thermocline.messages import (
@@ -26,9 +26,10 @@ from thermocline.pipeline.channel import Channel, ChannelClosed
 from thermocline.pipeline.graph import RESULTS
 from thermocline.pipeline.join import Join
 from thermocline.pipeline.walk import Walk, WalkError
+from thermocline.pipeline.walk_order import WalkOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Coroutine, Generator, Mapping
 
     from thermocline.messages import ChunkId, LayerIndex, RequestId
     from thermocline.pipeline.channel import ChannelStatistics
@@ -115,7 +116,9 @@ class Runner:
         self._alone = None if overlap else asyncio.Lock()
         self._walk_lane = walk_lane
         self._group: asyncio.TaskGroup | None = None
-        self._early: deque[Chunk] = deque()  # to walk as soon as there is a group
+        # To walk as soon as there is a group.
+        self._early: deque[Coroutine[Any, Any, None]] = deque()
+        self._order = WalkOrder()
         self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
         self._in_flight: set[ChunkId] = set()
         self._num_in_flight: Counter[RequestId] = Counter()  # chunks with tokens of a request
@@ -143,17 +146,22 @@ class Runner:
             self._results.statistics(),
         )
 
-    def inject(self, chunk: Chunk) -> None:
-        """Start a chunk; the caller has seen `has_credit`."""
+    def inject(self, chunk: Chunk, *, in_parts: bool = False) -> None:
+        """Start a chunk; the caller has seen `has_credit`.
+
+        in_parts: a prompt that walks gives its lane back after each stage instead of after each layer.
+        """
         assert self.has_credit, "no credit left for one more chunk"
         self._in_flight.add(chunk.id)
         self._num_in_flight.update(chunk.requests)
         if self._walk_lane is not None and (self._graph.is_line or not chunk.is_prompt):
             # One way for all: a chunk in the ring would be overtaken by a later one that walks.
+            self._order.begin(chunk)
+            walk = self._walk_chunk(chunk, self._walk_lane, in_parts=in_parts)
             if self._group is None:
-                self._early.append(chunk)
+                self._early.append(walk)
             else:
-                self._start_walk(chunk, self._walk_lane)
+                self._group.create_task(walk, name="walk")
             return
         accepted = self._nodes[self._graph.source].input.send_nowait(chunk)
         assert accepted, "the first channel has room for every credit"
@@ -180,8 +188,8 @@ class Runner:
         async with asyncio.TaskGroup() as self._group:
             for node in self._nodes.values():
                 self._group.create_task(self._run_node(node), name=f"stage {node.name}")
-            while self._early and self._walk_lane is not None:
-                self._start_walk(self._early.popleft(), self._walk_lane)
+            while self._early:
+                self._group.create_task(self._early.popleft(), name="walk")
         self._group = None
 
     def close(self) -> None:
@@ -201,30 +209,35 @@ class Runner:
             assert not self._num_in_flight, "a request's chunks were not all counted back"
             assert not self._latest, "the order of an ended request is remembered"
             assert not self._abandoned, "an abandoned request is remembered"
+            assert not self._order, "a walk that ended is still in line"
 
-    def _start_walk(self, chunk: Chunk, lane: WalkLane) -> None:
-        assert self._group is not None, "walks belong to the running group"
-        self._group.create_task(self._walk_chunk(chunk, lane), name="walk")
-
-    async def _walk_chunk(self, chunk: Chunk, lane: WalkLane) -> None:
+    async def _walk_chunk(self, chunk: Chunk, lane: WalkLane, *, in_parts: bool) -> None:
         try:
-            result = await lane.walk(self._turns(chunk), chunk)
+            result = await lane.walk(self._turns(chunk, in_parts=in_parts), chunk)
         except WalkError as error:
             self._fail(error.stage, error.message, chunk, error.failure)
         else:
             await self._results.send(result)
 
-    def _turns(self, chunk: Chunk) -> Generator[None, None, StepResult]:
-        """On the lane's thread: the chunk's walk, as far as somebody waits for it."""
-        turns = self._walk.turns(chunk)
-        while self._is_wanted(chunk):
-            try:
-                next(turns)
-            except StopIteration as done:
-                result: StepResult = done.value
-                return result
-            yield
-        turns.close()
+    def _turns(self, chunk: Chunk, *, in_parts: bool) -> Generator[None, None, StepResult]:
+        """On the lane's thread: the chunk's walk, as far as somebody waits for it, behind the one in front."""
+        turns = self._walk.turns(chunk, in_parts=in_parts)
+        ahead: LayerIndex | None = None
+        try:
+            while self._is_wanted(chunk):
+                if ahead is None or self._order.may_enter(chunk, ahead):
+                    entered, ahead = ahead, next(turns)
+                    if entered is not None:
+                        self._order.attended(chunk, entered)
+                yield
+        except StopIteration as done:
+            while not self._order.is_first(chunk):
+                yield
+            result: StepResult = done.value
+            return result
+        finally:
+            turns.close()
+            self._order.end(chunk)
         raise WalkError("walk", chunk, AbandonedError())
 
     def _is_wanted(self, chunk: Chunk) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from thermocline.messages import Hidden, LayerSum, LayerWork, PartialSum, StepResult
+from thermocline.messages import Hidden, LayerIndex, LayerSum, LayerWork, PartialSum, StepResult
 from thermocline.pipeline.graph import RESULTS
 from thermocline.pipeline.join import Join
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from thermocline.messages import Chunk, StageMessage
     from thermocline.pipeline.graph import Edge, Graph, Shortcut
     from thermocline.stages.contract import Stage
+
+Turns: TypeAlias = "Generator[LayerIndex | None, None, StepResult]"
 
 
 class WalkError(Exception):
@@ -43,25 +45,25 @@ class Walk:
         self._overlap = overlap
         self._outgoing = {name: graph.outgoing(name) for name in graph.stages}
 
-    def turns(self, chunk: Chunk) -> Generator[None, None, StepResult]:
+    def turns(self, chunk: Chunk, *, in_parts: bool = False) -> Turns:
         """Walk, and return the end. Blocks; raises WalkError from what a stage raised.
 
-        A prompt's walk yields between layers, when its lane may be given to others: each turn is as much
-        work whatever the way, so that chunks that take turns stay in order.
+        A prompt's walk yields where its lane may be given to others: the layer that it is about to enter, or,
+        in_parts, None before every other stage.
         """
         shortcut = self._graph.shortcut
-        if shortcut is not None and shortcut.usable():
+        if shortcut is not None and not in_parts and shortcut.usable():
             return (yield from self._run_layers(chunk, shortcut))
         joins = {name: Join() for name in self._graph.joins}
         way = _Way(self._graph, self._outgoing, joins, overlap=self._overlap)
-        return (yield from way.turns(chunk))
+        return (yield from way.turns(chunk, in_parts=in_parts))
 
-    def _run_layers(self, chunk: Chunk, shortcut: Shortcut) -> Generator[None, None, StepResult]:
+    def _run_layers(self, chunk: Chunk, shortcut: Shortcut) -> Turns:
         stages = self._graph.stages
         message = _finish("embed", stages["embed"], chunk)
         for layer in range(shortcut.num_layers):
-            if layer and chunk.is_prompt:
-                yield
+            if chunk.is_prompt:
+                yield LayerIndex(layer)
             message = _finish("layer", shortcut.stage, message)
         result = _finish("head", stages["head"], message)
         assert isinstance(result, StepResult)
@@ -112,13 +114,15 @@ class _Way:
         self._ready: deque[tuple[str, StageMessage]] = deque()
         self._waiting: list[_Visit] = []
 
-    def turns(self, chunk: Chunk) -> Generator[None, None, StepResult]:
+    def turns(self, chunk: Chunk, *, in_parts: bool) -> Turns:
         self._ready.append((self._graph.source, chunk))
         try:
             while True:
                 must_wait = not self._ready or (self._waiting and not self._overlap)
-                if chunk.is_prompt and not must_wait and self._is_between_layers():
-                    yield
+                if chunk.is_prompt and not must_wait:
+                    layer = self._layer_ahead()
+                    if in_parts or layer is not None:
+                        yield layer
                 visit = self._resume() if must_wait else self._start()
                 if visit.waits_for is not None:
                     self._waiting.append(visit)
@@ -132,9 +136,12 @@ class _Way:
             for visit in self._waiting:
                 visit.coroutine.close()
 
-    def _is_between_layers(self) -> bool:
+    def _layer_ahead(self) -> LayerIndex | None:
+        """Return the layer that the next stage enters, None where it goes on in one."""
         name, message = self._ready[0]
-        return name in self._graph.ordered and isinstance(message, Hidden) and message.layer > 0
+        if name in self._graph.ordered and isinstance(message, Hidden):
+            return message.layer
+        return None
 
     def _start(self) -> _Visit:
         name, message = self._ready.popleft()

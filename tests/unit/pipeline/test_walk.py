@@ -161,7 +161,7 @@ def test_a_stage_that_waits_is_our_bug():
 
 @pytest.mark.parametrize("shortcut", [False, True])
 def test_a_prompt_may_be_interrupted_between_layers_and_a_decode_step_never(shortcut):
-    """Each turn of a prompt is one layer, whichever way it goes; a decode step is one turn."""
+    """Before each layer, whichever way it goes, the walk says which comes; a decode step is one turn."""
     stages = ColdStages()
 
     async def layer(hidden):
@@ -172,12 +172,59 @@ def test_a_prompt_may_be_interrupted_between_layers_and_a_decode_step_never(shor
     walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, way))
     turns = walk.turns(make_chunk(0))
     start, layers = (["embed"], ["layer"]) if shortcut else (["embed", "prefetch"], LAYER)
-    for number in range(LAYERS - 1):
-        next(turns)
-        assert stages.visits == [*start, *layers * (number + 1)]
+    for number in range(LAYERS):
+        assert next(turns) == number
+        assert stages.visits == [*start, *layers * number]
     assert isinstance(end_of(turns), StepResult)
     with pytest.raises(StopIteration):
         next(walk.turns(decode_chunk(1)))
+
+
+def test_a_prompt_in_parts_may_be_interrupted_before_every_stage():
+    """Beside answers no turn is longer than a stage, and no layer is one job."""
+    stages = ColdStages()
+
+    async def layer(hidden):
+        raise AssertionError("not as a whole")
+
+    walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, Shortcut(layer, LAYERS, lambda: True)))
+    yielded = list(walk.turns(make_chunk(0), in_parts=True))
+    assert [number for number in yielded if number is not None] == list(range(LAYERS))
+    assert len(yielded) == len(stages.visits)
+    assert not any(True for _ in walk.turns(decode_chunk(1), in_parts=True))
+
+
+async def test_a_chunk_never_overtakes_the_one_in_front_of_it():
+    """The first in parts, the second layer by layer: it enters a layer after the first one's attention there."""
+    stages = ColdStages()
+    seen: list[tuple[str, int, int]] = []
+
+    class Noted(ColdStages):
+        async def attend(self, hidden):
+            seen.append(("attend", hidden.chunk.id, hidden.layer))
+            return await stages.attend(hidden)
+
+        async def layer(self, hidden):
+            seen.append(("layer", hidden.chunk.id, hidden.layer))
+            return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
+
+    noted = Noted()
+    way = Shortcut(noted.layer, LAYERS, lambda: True)
+    graph = moe_graph(noted.graph().stages, LAYERS, 2, way)
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        runner = Runner(graph, NullRecorder(), lane)
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            group.create_task(runner.run())
+            await asyncio.sleep(0)
+            runner.inject(make_chunk(0, request=1), in_parts=True)
+            runner.inject(make_chunk(1, request=1))
+            for number in range(2):
+                assert (await runner.receive()).chunk.id == number
+            runner.check_integrity()
+            runner.close()
+    for number in range(LAYERS):
+        assert seen.index(("attend", 0, number)) < seen.index(("layer", 1, number))
+    assert len(seen) == 2 * LAYERS
 
 
 async def test_decode_steps_walk_always_and_prompts_where_the_graph_is_a_line():
