@@ -13,18 +13,13 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from thermocline.kernels.contract import (
-    SUPPORTED_FORMATS,
-    ExpertStack,
-    ExpertWork,
-    Weight,
-    WeightStack,
-)
+from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.native import load_native
+from thermocline.kernels.weight import SUPPORTED_FORMATS, ExpertStack, Weight, WeightStack
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
+    from thermocline.kernels.weight import ByteArray, FloatArray, IntArray
     from thermocline.modelfile.formats import BlockFormat
 
 

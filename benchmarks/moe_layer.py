@@ -34,7 +34,7 @@ from benchmarks.synthetic_model import SHAPES
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray, IntArray
+    from thermocline.kernels.weight import FloatArray, IntArray
 
 _NAME: Final = "moe_layer"
 _NUM_CHECKED: Final = 2  # tokens per case whose exact outputs are compared

@@ -26,11 +26,11 @@ from benchmarks.kernel_calls import (
 )
 from benchmarks.measure import RESULTS, ForeignLoad, Row, describe_machine, table, write_rows
 from benchmarks.synthetic_blocks import DRAWABLE, WeightSource
-from thermocline.kernels.contract import Weight
+from thermocline.kernels.weight import Weight
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray
+    from thermocline.kernels.weight import FloatArray
 
 _NAME: Final = "type_table"
 _COLS: Final = 2048

@@ -80,14 +80,22 @@ class EngineStatistics:
     prefetch: PrefetchStatistics | None
 
     @property
-    def hot_share(self) -> float:
-        """Share of expert choices that fell on hot experts, 0 to 1."""
-        total = int(self.heat.sum())
-        hot = sum(
+    def num_choices(self) -> int:
+        """Times an expert was chosen for a token."""
+        return int(self.heat.sum())
+
+    @property
+    def num_hot_choices(self) -> int:
+        """Those of them that fell on hot experts."""
+        return sum(
             int(row[list(ids)].sum())
             for row, ids in zip(self.heat, self.placement.hot, strict=True)
         )
-        return hot / total if total else 0.0
+
+    @property
+    def hot_share(self) -> float:
+        """Share of expert choices that fell on hot experts, 0 to 1."""
+        return self.num_hot_choices / self.num_choices if self.num_choices else 0.0
 
 
 class Engine:

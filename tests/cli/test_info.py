@@ -50,7 +50,7 @@ def test_an_unknown_architecture_is_described_and_refused(tmp_path, invoke):
 
 def test_everything_unsupported_is_listed_at_once(tmp_path, invoke, monkeypatch):
     """Formats and tokenizer that are missing both show up in one look."""
-    monkeypatch.setattr("thermocline.kernels.contract.SUPPORTED_FORMATS", frozenset({"F32"}))
+    monkeypatch.setattr("thermocline.kernels.weight.SUPPORTED_FORMATS", frozenset({"F32"}))
     shape = ToyShape(formats={"gate_up": "Q4_0", "embed": "Q8_0"})
     path = write_toy_model(tmp_path / "odd.gguf", shape, metadata={"tokenizer.ggml.pre": "mystery"})
     unsupported = json.loads(invoke("info", str(path), "--json").stdout)["unsupported"]

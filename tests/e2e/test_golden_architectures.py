@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 
 from tests.support.arch_cases import ARCH_CASES
 from tests.support.compare import assert_within
 from tests.support.engine_runs import EXACT_CACHE, greedy_tokens, prompt_logits
-from tests.support.golden_files import ARCH_LOGITS, ARCH_TOKENS, LOGITS_ROWS
-from tests.support.oracle_cases import ANSWER_TOKENS, LONGEST_PROMPT, model_digest, prompt_ids
+from tests.support.golden_files import (
+    ARCH_LOGITS,
+    ARCH_TOKENS,
+    LOGITS_ROWS,
+    check_covers,
+    check_is_asked_model,
+    read_golden,
+)
+from tests.support.oracle_cases import ANSWER_TOKENS, LONGEST_PROMPT, prompt_ids
 from tests.support.toy_archs import write_toy_arch
 from thermocline.config import EngineConfig
 from thermocline.engine import Engine
@@ -22,9 +26,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def golden():
     """The stored answers, by case."""
-    cases = json.loads(ARCH_TOKENS.read_text())["cases"]
-    with np.load(ARCH_LOGITS) as logits:
-        return {name: (entry, logits[name]) for name, entry in cases.items()}
+    return read_golden(ARCH_TOKENS, ARCH_LOGITS)
 
 
 @pytest.fixture(scope="module", params=ARCH_CASES, ids=str)
@@ -33,10 +35,7 @@ def rebuilt(request, golden, tmp_path_factory):
     case = request.param
     path = write_toy_arch(tmp_path_factory.mktemp("golden") / f"{case}.gguf", case.toy)
     expected, logits = golden[case.name]
-    assert model_digest(path) == expected["model_sha256"], (
-        "the rebuilt model is not the one that was asked: the writer of toy models has changed, "
-        "so make the golden files again (make golden)"
-    )
+    check_is_asked_model(path, expected)
     return path, expected["tokens"], logits
 
 
@@ -58,7 +57,4 @@ async def test_the_greedy_answer_is_that_of_transformers(rebuilt):
 
 def test_the_files_cover_the_cases(golden):
     """Each case has an answer of full length, and there are no answers to cases that are gone."""
-    assert sorted(golden) == sorted(case.name for case in ARCH_CASES)
-    for entry, logits in golden.values():
-        assert len(entry["tokens"]) == ANSWER_TOKENS
-        assert len(logits) == len(LOGITS_ROWS)
+    check_covers(golden, ARCH_CASES)

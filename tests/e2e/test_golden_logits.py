@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from tests.support.compare import TOLERANCES, assert_within
 from tests.support.engine_runs import EXACT_CACHE, greedy_tokens, prompt_logits
-from tests.support.golden_files import GOLDEN_LOGITS, GOLDEN_TOKENS, LOGITS_ROWS
+from tests.support.golden_files import (
+    GOLDEN_LOGITS,
+    GOLDEN_TOKENS,
+    LOGITS_ROWS,
+    check_covers,
+    check_is_asked_model,
+    read_golden,
+)
 from tests.support.oracle_cases import (
     ALL_CASES,
     ANSWER_TOKENS,
     LONGEST_PROMPT,
-    model_digest,
     prompt_ids,
     write_case,
 )
@@ -27,9 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def golden():
     """The stored answers, by case."""
-    cases = json.loads(GOLDEN_TOKENS.read_text())["cases"]
-    with np.load(GOLDEN_LOGITS) as logits:
-        return {name: (entry, logits[name]) for name, entry in cases.items()}
+    return read_golden(GOLDEN_TOKENS, GOLDEN_LOGITS)
 
 
 @pytest.fixture(scope="module", params=ALL_CASES, ids=str)
@@ -38,10 +40,7 @@ def rebuilt(request, golden, tmp_path_factory):
     case = request.param
     path = write_case(tmp_path_factory.mktemp("golden") / f"{case.name}.gguf", case)
     expected, logits = golden[case.name]
-    assert model_digest(path) == expected["model_sha256"], (
-        "the rebuilt model is not the one that was asked: the writer of toy models has changed, "
-        "so make the golden files again (make golden)"
-    )
+    check_is_asked_model(path, expected)
     return case, path, expected["tokens"], logits
 
 
@@ -89,7 +88,4 @@ async def test_every_token_of_that_answer_is_nearly_the_best(rebuilt):
 
 def test_the_files_cover_the_cases(golden):
     """Each case has an answer of full length, and there are no answers to cases that are gone."""
-    assert sorted(golden) == sorted(case.name for case in ALL_CASES)
-    for entry, logits in golden.values():
-        assert len(entry["tokens"]) == ANSWER_TOKENS
-        assert len(logits) == len(LOGITS_ROWS)
+    check_covers(golden, ALL_CASES)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import numpy as np
+
+from tests.support.oracle_cases import ANSWER_TOKENS, model_digest
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -18,3 +23,26 @@ ARCH_TOKENS = _GOLDEN / "architectures.json"
 ARCH_LOGITS = _GOLDEN / "architectures.npz"
 
 LOGITS_ROWS = (0, 1, 7, 31, 62, 63, 64)
+
+
+def read_golden(tokens, logits):
+    """Return each case's entry and logits by its name."""
+    entries = json.loads(tokens.read_text())["cases"]
+    with np.load(logits) as arrays:
+        return {name: (entry, arrays[name]) for name, entry in entries.items()}
+
+
+def check_is_asked_model(path, entry) -> None:
+    """Fail unless the model at `path` is the one whose answer was stored."""
+    assert model_digest(path) == entry["model_sha256"], (
+        "the rebuilt model is not the one that was asked: the writer of toy models has changed, "
+        "so make the golden files again (make golden)"
+    )
+
+
+def check_covers(golden, cases) -> None:
+    """Fail unless each case, and nothing else, has an answer of full length."""
+    assert sorted(golden) == sorted(case.name for case in cases)
+    for entry, logits in golden.values():
+        assert len(entry["tokens"]) == ANSWER_TOKENS
+        assert len(logits) == len(LOGITS_ROWS)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from scripts.kquants import dequantize, quantize
-from thermocline.kernels.contract import (
-    SUPPORTED_FORMATS,
-    ExpertStack,
-    ExpertWeights,
-    ExpertWork,
-    Weight,
-    WeightStack,
-)
+from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.native import load_native
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kernels.weight import (
+    SUPPORTED_FORMATS,
+    ExpertStack,
+    ExpertWeights,
+    Weight,
+    WeightStack,
+)
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 if TYPE_CHECKING:

@@ -59,8 +59,8 @@ class ModelFacts:
 
 def inspect(file: ModelFile) -> ModelFacts:
     """Read the facts of an open file. Raises ModelFileError for a damaged one."""
-    from thermocline.kernels.contract import SUPPORTED_FORMATS
     from thermocline.kernels.reference import ReferenceKernels
+    from thermocline.kernels.weight import SUPPORTED_FORMATS
     from thermocline.models.footprint import measure_footprint, trunk_tensors
     from thermocline.models.registry import open_model, read_spec
     from thermocline.text.vocabulary import TokenizerData

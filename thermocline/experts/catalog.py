@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.kernels.contract import ExpertStack
+    from thermocline.kernels.weight import ExpertStack
     from thermocline.messages import ExpertKey, LayerIndex
     from thermocline.modelfile.layout import TensorInfo
     from thermocline.models.weights import StackedExperts

@@ -17,8 +17,9 @@ from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from thermocline.experts.catalog import ExpertCatalog
-    from thermocline.kernels.contract import FloatArray, Kernels
+    from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import JobLane
+    from thermocline.kernels.weight import FloatArray
     from thermocline.messages import (
         LayerWork,
         Tier,

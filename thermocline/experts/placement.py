@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Hot experts per layer, in the order in which a device would store them."""
+    """Hot experts per layer, in the order in which a device would store them.
+
+    num_experts: of each layer but the first `num_dense_layers`, which have none.
+    """
 
     num_experts: int
     hot: tuple[tuple[int, ...], ...]
+    num_dense_layers: int = 0
 
     @property
     def num_hot(self) -> int:
@@ -29,8 +33,8 @@ class Placement:
 
     @property
     def num_cold(self) -> int:
-        """Cold experts of all layers together, as if every layer had experts."""
-        return len(self.hot) * self.num_experts - self.num_hot
+        """Cold experts of all layers together."""
+        return (len(self.hot) - self.num_dense_layers) * self.num_experts - self.num_hot
 
     def hot_mask(self, layer: LayerIndex) -> NDArray[np.bool_]:
         """Return bool [num_experts], true where an expert of `layer` is hot."""
@@ -49,7 +53,8 @@ def uniform_placement(
     num_hot = round(num_experts * hot_fraction)
     chosen = tuple(index * num_experts // num_hot for index in range(num_hot)) if num_hot else ()
     num_routed = num_layers - num_dense_layers
-    return Placement(num_experts, ((),) * num_dense_layers + (chosen,) * num_routed)
+    hot = ((),) * num_dense_layers + (chosen,) * num_routed
+    return Placement(num_experts, hot, num_dense_layers)
 
 
 def placement_fingerprint(spec: ModelSpec, placement: Placement) -> str:

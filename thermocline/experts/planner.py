@@ -129,7 +129,7 @@ def make_plan(
         host_kv_bytes=host_kv,
         device_bytes_total=device.total,
         device_bytes_limit=limit,
-        placement=Placement(sizes.num_experts, tuple(by_layer)),
+        placement=Placement(sizes.num_experts, tuple(by_layer), sizes.num_dense_layers),
         slots=dict(Counter(sizes.layers[layer].layout for layer, _ in experts.hot)),
         reasons=(*_about(device), *trunk.reasons, *budget.reasons, *experts.reasons),
     )

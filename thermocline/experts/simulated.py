@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.errors import ConfigError
-from thermocline.kernels.contract import ExpertStack, ExpertWork, WeightStack
+from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.weight import ExpertStack, WeightStack
 from thermocline.messages import LayerIndex, PartialSum, Tier
 from thermocline.traces.lanes import Name
 from thermocline.units import format_bytes
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.experts.placement import Placement
-    from thermocline.kernels.contract import FloatArray, IntArray, Kernels
+    from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import JobLane
+    from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.messages import LayerWork, TierWork
 
 

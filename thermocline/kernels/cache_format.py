@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
+    from thermocline.kernels.weight import ByteArray, FloatArray, IntArray
 
 _GROUP_TOKENS = 16
 _QUANT_BLOCK = 32  # numbers that share a unit in Q8_0

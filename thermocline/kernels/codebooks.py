@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from thermocline.kernels.contract import ByteArray
+    from thermocline.kernels.weight import ByteArray
 
 # [entries, weights of an entry]. IQ1_S and IQ1_M share one.
 CODEBOOK_SHAPES: Mapping[str, tuple[int, int]] = MappingProxyType(

@@ -31,14 +31,8 @@ if TYPE_CHECKING:
 
     from thermocline.kernels import _native
     from thermocline.kernels._native import Experts, LayerWeights, Matrix
-    from thermocline.kernels.contract import (
-        ByteArray,
-        ExpertStack,
-        ExpertWork,
-        FloatArray,
-        IntArray,
-        Weight,
-    )
+    from thermocline.kernels.contract import ExpertWork
+    from thermocline.kernels.weight import ByteArray, ExpertStack, FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import LayerParts, RoutedExperts, SharedExpert
     from thermocline.modelfile.formats import BlockFormat
 

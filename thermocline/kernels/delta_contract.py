@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray
+    from thermocline.kernels.weight import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

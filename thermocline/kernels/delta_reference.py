@@ -9,8 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thermocline.kernels.contract import FloatArray, IntArray
     from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
+    from thermocline.kernels.weight import FloatArray, IntArray
 
 _LENGTH_EPSILON = 1e-6
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from thermocline.kernels import _native
     from thermocline.kernels._native import Core
-    from thermocline.kernels.contract import FloatArray, IntArray
     from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
     from thermocline.kernels.dense_contract import (
         Activation,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         RoutingRule,
         TokenRun,
     )
+    from thermocline.kernels.weight import FloatArray, IntArray
 
 
 _RunTables: TypeAlias = "tuple[IntArray, IntArray, IntArray]"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.kernels.cache_format import CacheShape
-    from thermocline.kernels.contract import ByteArray, FloatArray, IntArray
     from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
+    from thermocline.kernels.weight import ByteArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

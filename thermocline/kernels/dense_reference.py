@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thermocline.kernels.contract import FloatArray, IntArray
     from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaStates
     from thermocline.kernels.dense_contract import (
         Attending,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         RoutingRule,
         TokenRun,
     )
+    from thermocline.kernels.weight import FloatArray, IntArray
 
 
 class ReferenceDense:

@@ -18,14 +18,8 @@ from thermocline.kernels.dense_reference import ReferenceDense
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.kernels.contract import (
-        ByteArray,
-        ExpertWeights,
-        ExpertWork,
-        FloatArray,
-        IntArray,
-        Weight,
-    )
+    from thermocline.kernels.contract import ExpertWork
+    from thermocline.kernels.weight import ByteArray, ExpertWeights, FloatArray, IntArray, Weight
 
 _LANES = 16
 

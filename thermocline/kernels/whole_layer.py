@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.kernels.contract import ExpertStack, FloatArray, IntArray, Weight
     from thermocline.kernels.delta_contract import DeltaRule, DeltaStates
     from thermocline.kernels.dense_contract import (
         Activation,
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         RoutingRule,
         TokenRun,
     )
+    from thermocline.kernels.weight import ExpertStack, FloatArray, IntArray, Weight
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from thermocline.errors import ConfigError
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import ByteArray
+    from thermocline.kernels.weight import ByteArray
 
 
 def reserve(num_bytes: int, what: str, fix: str) -> ByteArray:

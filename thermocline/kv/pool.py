@@ -16,7 +16,7 @@ from thermocline.messages import LayerIndex
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from thermocline.kernels.contract import ByteArray
+    from thermocline.kernels.weight import ByteArray
 
 
 class KVPool:

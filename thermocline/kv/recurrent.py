@@ -15,8 +15,8 @@ from thermocline.kv.memory import reserve
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from thermocline.kernels.contract import FloatArray
     from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.kernels.weight import FloatArray
     from thermocline.messages import LayerIndex
 
 

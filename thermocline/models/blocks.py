@@ -19,7 +19,7 @@ from thermocline.models.rope import RopeRule
 from thermocline.models.routing import routing_rule
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray
+    from thermocline.kernels.weight import FloatArray
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import StackedExperts, WeightMap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray, IntArray
+    from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex, Routing
     from thermocline.models.routing import Routed, RouterWeights

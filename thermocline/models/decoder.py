@@ -32,9 +32,10 @@ from thermocline.models.weights import StackedExperts, WeightMap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thermocline.kernels.contract import FloatArray, IntArray, Kernels
+    from thermocline.kernels.contract import Kernels
     from thermocline.kernels.delta_contract import DeltaStates
     from thermocline.kernels.dense_contract import RopeTable
+    from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex
     from thermocline.modelfile.reader import ModelFile

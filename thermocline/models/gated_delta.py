@@ -31,7 +31,7 @@ from thermocline.models.metadata import SpecReader
 from thermocline.models.spec import LayerKind, ModelSpec
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import Weight
+    from thermocline.kernels.weight import Weight
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.weights import WeightMap
 

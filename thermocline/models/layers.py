@@ -17,9 +17,10 @@ from thermocline.messages import Routing
 from thermocline.models.routing import Routed
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray, IntArray, Kernels
+    from thermocline.kernels.contract import Kernels
     from thermocline.kernels.delta_contract import DeltaStates
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache
+    from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.kernels.whole_layer import (
         AttentionWeights,
         DeltaWeights,

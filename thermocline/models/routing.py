@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import FloatArray
+    from thermocline.kernels.weight import FloatArray
     from thermocline.messages import Routing
     from thermocline.models.spec import RouterRule
 

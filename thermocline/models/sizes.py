@@ -63,6 +63,11 @@ class ModelSizes:
         return self.output + sum(layer.trunk for layer in self.layers)
 
     @property
+    def num_dense_layers(self) -> int:
+        """Layers without routed experts; they come first."""
+        return sum(not layer.expert for layer in self.layers)
+
+    @property
     def routed(self) -> int:
         """All routed experts."""
         return self.num_experts * sum(layer.expert for layer in self.layers)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
-from thermocline.kernels.contract import (
+from thermocline.kernels.reference import decode_blocks
+from thermocline.kernels.weight import (
     SUPPORTED_FORMATS,
     ExpertStack,
     FloatArray,
@@ -20,7 +21,6 @@ from thermocline.kernels.contract import (
     Weight,
     WeightStack,
 )
-from thermocline.kernels.reference import decode_blocks
 
 if TYPE_CHECKING:
     from thermocline.modelfile.layout import TensorInfo

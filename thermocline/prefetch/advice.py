@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from thermocline.experts.catalog import ByteSpan
-    from thermocline.kernels.contract import ByteArray
+    from thermocline.kernels.weight import ByteArray
     from thermocline.modelfile.reader import ModelFile
 
 

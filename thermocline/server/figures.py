@@ -58,24 +58,21 @@ def scheduler_families(snapshot: SchedulerSnapshot) -> list[Family]:
 
 def expert_families(statistics: EngineStatistics) -> list[Family]:
     """Return how experts were chosen and found. No figure of a single one: those are in /experts."""
-    heat, hot = statistics.heat, statistics.placement.hot
-    num_hot = sum(map(len, hot))
-    chosen = int(heat.sum())
-    chosen_hot = sum(int(row[list(ids)].sum()) for row, ids in zip(heat, hot, strict=True))
+    placement, hot_choices = statistics.placement, statistics.num_hot_choices
     families = [
         labelled(
             "expert_selected_total",
             "counter",
             "Times an expert was chosen for a token.",
             "tier",
-            {"hot": chosen_hot, "cold": chosen - chosen_hot},
+            {"hot": hot_choices, "cold": statistics.num_choices - hot_choices},
         ),
         labelled(
             "expert_resident",
             "gauge",
             "Experts by where they are computed.",
             "tier",
-            {"hot": num_hot, "cold": heat.size - num_hot},
+            {"hot": placement.num_hot, "cold": placement.num_cold},
         ),
     ]
     if statistics.prefetch is not None:

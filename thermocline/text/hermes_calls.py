@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from thermocline.text.tool_calls import CallState, JsonCall, TextOutlet, num_held
+from thermocline.text.tool_calls import CallState, JsonCalls, TextOutlet, num_held
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -32,11 +32,8 @@ class HermesCalls:
 
     def __init__(self) -> None:
         self._outlet = TextOutlet()
-        self._num_calls = 0
+        self._calls = JsonCalls(self._outlet)
         self._held = ""
-        self._call: JsonCall | None = None
-        self._raw = ""
-        """Of the call: all that becomes text if it turns out to be none."""
         self._closing = False
         """Whether the call is whole, and its end marker is to come."""
 
@@ -44,18 +41,18 @@ class HermesCalls:
         """Yield what became certain."""
         text, self._held = self._held + text, ""
         while text:
-            if self._call is None and not self._closing:
-                text = yield from self._in_text(text)
-            elif self._call is not None:
-                text = yield from self._in_call(self._call, text)
-            else:
+            if self._calls.is_open:
+                state, text = yield from self._calls.push(text)
+                self._closing = state is CallState.DONE
+            elif self._closing:
                 text = self._in_closing(text)
+            else:
+                text = yield from self._in_text(text)
 
     def flush(self) -> Iterator[Piece]:
         """Yield what was held back; the answer has ended."""
-        if self._call is not None and not self._call.has_begun:
-            yield from self._outlet.push(self._raw)
-        elif not self._closing:
+        yield from self._calls.flush()
+        if not self._closing:
             yield from self._outlet.push(self._held)
         yield from self._outlet.flush()
 
@@ -67,25 +64,8 @@ class HermesCalls:
             before = text[: len(text) - held]
         yield from self._outlet.push(before)
         if marker:
-            self._call, self._raw = JsonCall(self._num_calls), CALL_BEGIN
+            self._calls.begin(CALL_BEGIN)
         return after
-
-    def _in_call(self, call: JsonCall, text: str) -> Generator[Piece, None, str]:
-        used, pieces = call.push(text)
-        yield from pieces
-        if call.has_begun:
-            self._outlet.call()
-        else:
-            self._raw += text[:used]
-        if call.state is CallState.READING:
-            return ""
-        self._call = None
-        if call.has_begun:
-            self._num_calls += 1
-            self._closing = True
-        else:
-            yield from self._outlet.push(self._raw)
-        return text[used:]
 
     def _in_closing(self, text: str) -> str:
         """Pass over the end marker, if one comes; return what is left."""

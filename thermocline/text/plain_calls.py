@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from thermocline.text.tool_calls import CallState, JsonCall, TextOutlet
+from thermocline.text.tool_calls import CallState, JsonCalls, TextOutlet
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Iterator
 
     from thermocline.text.pieces import Piece
 
@@ -29,27 +29,25 @@ class PlainCalls:
 
     def __init__(self) -> None:
         self._outlet = TextOutlet()
-        self._num_calls = 0
+        self._calls = JsonCalls(self._outlet)
         self._space = ""
-        self._call: JsonCall | None = None
-        self._raw = ""
         self._is_text = False
 
     def push(self, text: str) -> Iterator[Piece]:
         """Yield what became certain."""
         while text and not self._is_text:
-            if self._call is None:
-                text = self._at_start(text)
+            if self._calls.is_open:
+                state, text = yield from self._calls.push(text)
+                self._is_text = state is CallState.BROKEN
             else:
-                text = yield from self._in_call(self._call, text)
+                text = self._at_start(text)
         if text:
             yield from self._outlet.push(text)
 
     def flush(self) -> Iterator[Piece]:
         """Yield what was held back; the answer has ended."""
-        if self._call is not None and not self._call.has_begun:
-            yield from self._outlet.push(self._raw)
-        elif not self._is_text:
+        yield from self._calls.flush()
+        if not self._is_text:
             yield from self._outlet.push(self._space)
         yield from self._outlet.flush()
 
@@ -61,25 +59,8 @@ class PlainCalls:
         if not rest:
             return ""
         if rest[0] == "{":
-            self._call, self._raw = JsonCall(self._num_calls), self._space
+            self._calls.begin(self._space)
             self._space = ""
             return rest
         self._is_text = True
         return whole
-
-    def _in_call(self, call: JsonCall, text: str) -> Generator[Piece, None, str]:
-        used, pieces = call.push(text)
-        yield from pieces
-        if call.has_begun:
-            self._outlet.call()
-        else:
-            self._raw += text[:used]
-        if call.state is CallState.READING:
-            return ""
-        self._call = None
-        if call.has_begun:
-            self._num_calls += 1
-        else:
-            self._is_text = True
-            yield from self._outlet.push(self._raw)
-        return text[used:]

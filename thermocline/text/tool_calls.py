@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from thermocline.text.pieces import Piece, TextPiece, ToolCallArguments, ToolCallBegin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
 _SPACE: Final = " \t\r\n"
 _ARGUMENT_KEYS: Final = frozenset(("arguments", "parameters"))
@@ -238,6 +238,49 @@ class JsonCall:
             yield ToolCallBegin(self._index, self._name)
         yield ToolCallArguments(self._index, "".join(self._waiting))
         self._waiting.clear()
+
+
+class JsonCalls:
+    """The JSON calls of an answer, one at a time; one broken before its name is handed on becomes text."""
+
+    def __init__(self, outlet: TextOutlet) -> None:
+        self._outlet = outlet
+        self._num_calls = 0
+        self._call: JsonCall | None = None
+        self._raw = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return self._call is not None
+
+    def begin(self, before: str) -> None:
+        """A call comes now; `before` becomes text with it if it turns out to be none."""
+        self._call, self._raw = JsonCall(self._num_calls), before
+
+    def push(self, text: str) -> Generator[Piece, None, tuple[CallState, str]]:
+        """Yield what became certain of the open call; return how it stands and what is left of `text`."""
+        call = self._call
+        assert call is not None, "no call is open"
+        used, pieces = call.push(text)
+        yield from pieces
+        if call.has_begun:
+            self._outlet.call()
+        else:
+            self._raw += text[:used]
+        if call.state is CallState.READING:
+            return CallState.READING, ""
+        self._call = None
+        if not call.has_begun:
+            yield from self._outlet.push(self._raw)
+            return CallState.BROKEN, text[used:]
+        self._num_calls += 1
+        return CallState.DONE, text[used:]
+
+    def flush(self) -> Iterator[Piece]:
+        """The answer has ended: yield an open call's text, unless it was handed on as a call."""
+        if self._call is not None and not self._call.has_begun:
+            yield from self._outlet.push(self._raw)
 
 
 def _string(value: Sequence[str]) -> str | None:

@@ -38,6 +38,13 @@ def test_uniform_placement_spreads_the_hot_experts(fraction, hot):
     assert placement.hot_mask(LayerIndex(1)).nonzero()[0].tolist() == list(hot)
 
 
+def test_dense_layers_have_no_experts_to_count():
+    """A layer without experts is neither hot nor cold."""
+    placement = uniform_placement(3, 8, 0.25, num_dense_layers=1)
+    assert placement.hot == ((), (0, 4), (0, 4))
+    assert (placement.num_hot, placement.num_cold) == (4, 12)
+
+
 def test_the_fingerprint_sees_dims_ids_and_their_order():
     """Anything that would make local ids or shapes differ gives another fingerprint."""
     base = Placement(8, ((0, 1), (2,)))

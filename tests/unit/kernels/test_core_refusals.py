@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,9 +17,12 @@ from tests.support.kernel_cases import (
     stacked,
 )
 from thermocline.errors import ConfigError
-from thermocline.kernels.contract import ExpertWork, Weight
+from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.native import load_native
+
+if TYPE_CHECKING:
+    from thermocline.kernels.weight import Weight
 
 ISA = "portable"
 

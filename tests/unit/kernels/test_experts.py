@@ -26,10 +26,10 @@ from tests.support.kernel_cases import (
     stacked,
     tokens_of,
 )
-from thermocline.kernels.contract import ExpertWeights, ExpertWork
+from thermocline.kernels.contract import ExpertWork
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import Weight
+    from thermocline.kernels.weight import ExpertWeights, Weight
 
 pytestmark = pytest.mark.usefixtures("guarded")
 MIXED = [

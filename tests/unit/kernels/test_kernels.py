@@ -13,8 +13,8 @@ import pytest
 from scripts.kquants import dequantize
 from tests.support.kernel_cases import FORMATS, IMPLEMENTATIONS, make_weight
 from thermocline.errors import NativeModuleError
-from thermocline.kernels.contract import Weight
 from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.weight import Weight
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 DECODERS = [each for each in IMPLEMENTATIONS if each.threads == 1]

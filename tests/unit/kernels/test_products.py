@@ -28,7 +28,7 @@ from tests.support.kernel_cases import (
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 if TYPE_CHECKING:
-    from thermocline.kernels.contract import Weight
+    from thermocline.kernels.weight import Weight
 
 pytestmark = pytest.mark.usefixtures("guarded")
 COUNTS = [*range(1, 10), 17, 64, 257, 300]  # 256 tokens share one unpacking of the weights

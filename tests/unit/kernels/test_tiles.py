@@ -17,14 +17,10 @@ from scripts.kquants import LARGEST_INPUT, dequantize, quantize
 from tests.support.kernel_cases import stacked
 from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES
-from thermocline.kernels.contract import (
-    SUPPORTED_FORMATS,
-    ExpertWeights,
-    ExpertWork,
-    Weight,
-)
+from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.cpu import NativeKernels, best_instruction_set
 from thermocline.kernels.native import load_native
+from thermocline.kernels.weight import SUPPORTED_FORMATS, ExpertWeights, Weight
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 if TYPE_CHECKING:

@@ -156,7 +156,7 @@ def _experts(statistics: EngineStatistics) -> Body:
     body: Body = {
         "hot": placement.num_hot,
         "cold": placement.num_cold,
-        "choices": int(statistics.heat.sum()),
+        "choices": statistics.num_choices,
         "hot_share": round(statistics.hot_share, 4),
         "memory": None,
     }
