@@ -50,14 +50,20 @@ void pin_to_nth_allowed(int n) {
 
 // How long one thread worked: that many nanoseconds while it waits, less the time at which its job began while it
 // works, which is below zero then. One number, so that a reader never sees half of a change. On a line of its own.
+// A thread that is suspended between taking the time and storing it makes readers count on; what was shown stays.
 struct alignas(64) Busy {
     std::atomic<int64_t> value{0};
+    std::atomic<int64_t> shown{0};
 
     void begin(int64_t at) { value.store(value.load(std::memory_order_relaxed) - at, std::memory_order_relaxed); }
     void end(int64_t at) { value.store(value.load(std::memory_order_relaxed) + at, std::memory_order_relaxed); }
-    int64_t total(int64_t at) const {
-        const int64_t now = value.load(std::memory_order_relaxed);
-        return now < 0 ? now + at : now;
+    int64_t total(int64_t at) {
+        int64_t now = value.load(std::memory_order_relaxed);
+        if (now < 0) now += at;
+        int64_t before = shown.load(std::memory_order_relaxed);
+        while (before < now && !shown.compare_exchange_weak(before, now, std::memory_order_relaxed)) {
+        }
+        return std::max(before, now);
     }
 };
 

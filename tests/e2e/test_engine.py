@@ -14,6 +14,7 @@ from thermocline import (
     Engine,
     EngineConfig,
     MemoryConfig,
+    PrefetchConfig,
     SamplingParams,
     SchedulerConfig,
     TraceConfig,
@@ -86,6 +87,24 @@ async def test_two_requests_share_the_engine(toy):
         return [token for event in events for token in event.token_ids]
 
     assert [tokens(events) for events in together] == [tokens(events) for events in alone]
+
+
+async def test_a_step_of_answers_is_one_native_job_per_layer(toy, monkeypatch):
+    """Where nothing is hot and nothing is read ahead, no decode step is torn into its stages."""
+    num_tokens: list[int] = []
+    real = NativeKernels.whole_layer
+
+    def counting(self, parts, given):
+        num_tokens.append(len(given.x))
+        return real(self, parts, given)
+
+    monkeypatch.setattr(NativeKernels, "whole_layer", counting)
+    config = EngineConfig(prefetch=PrefetchConfig(mode="off"))
+    async with Engine.open(toy, config) as engine:
+        await collect(engine, "hello", SamplingParams(max_tokens=9, ignore_eos=True))
+    num_layers = 2
+    # The first token comes with the prompt.
+    assert num_tokens.count(1) == 8 * num_layers
 
 
 async def test_seeded_sampling_repeats(toy):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.server.live import CARD, HELLO, live
 from tests.server.test_refusals import json_values
 from tests.server.told import read_events
-from thermocline import EngineConfig, SchedulerConfig
+from thermocline import EngineConfig, PrefetchConfig, SchedulerConfig
 from thermocline.kernels.cpu import NativeKernels
 
 JSON = {"Content-Type": "application/json"}
@@ -151,7 +151,9 @@ async def test_a_failure_in_a_stream_is_its_last_event(speller, path, monkeypatc
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(NativeKernels, "whole_layer", failing)
-    async with live(speller) as server:
+    # Whole layers are computed where nothing is read ahead.
+    config = EngineConfig(prefetch=PrefetchConfig(mode="off"))
+    async with live(speller, config) as server:
         body = ENDLESS[path] | {"stream": True}
         async with server.client.post(path, json=body) as response:
             assert response.status == 200

@@ -148,8 +148,9 @@ class StepLoop:
                     # What precedes a request's first token to be computed was found in the cache.
                     generation.start(int(chunk.positions[segment.start]))
             self._record_plan(chunk)
-            # Answers wait for the prompts' present job: beside them jobs are kept short.
-            self._runner.inject(chunk, in_parts=self._scheduler.num_decoding > 0)
+            # Answers wait for a prompt's present job: beside them its jobs are kept short.
+            is_beside_answers = chunk.is_prompt and self._scheduler.num_decoding > 0
+            self._runner.inject(chunk, in_parts=is_beside_answers)
 
     def _take(self, result: StepResult | ChunkFailed) -> None:
         if self._pace is not None:

@@ -10,12 +10,14 @@ class BusyTime:
     one monotonic clock whose zero lies before the counter was made.
     """
 
-    __slots__ = ("_value_ns",)
+    __slots__ = ("_shown_ns", "_value_ns")
 
     def __init__(self) -> None:
         # The total while it waits. While it works, the total less the time at which the work began, which
         # is below zero. One number, so that a reader never sees half of a change.
         self._value_ns = 0
+        # Who is suspended between taking the time and saying it makes readers count on; what was shown stays.
+        self._shown_ns = 0
 
     def begin(self, now_ns: int) -> None:
         """The resource works from now on."""
@@ -26,6 +28,7 @@ class BusyTime:
         self._value_ns += now_ns
 
     def total_ns(self, now_ns: int) -> int:
-        """Return how long it has worked until now, present work included."""
+        """Return how long it has worked until now, present work included; one reader's figures never fall."""
         value_ns = self._value_ns
-        return value_ns + now_ns if value_ns < 0 else value_ns
+        self._shown_ns = max(self._shown_ns, value_ns + now_ns if value_ns < 0 else value_ns)
+        return self._shown_ns

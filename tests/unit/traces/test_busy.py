@@ -22,3 +22,14 @@ def test_the_total_is_the_work_so_far_at_every_moment(times):
         busy.end(now_ns)
         worked_ns += work_ns
         assert busy.total_ns(now_ns) == worked_ns
+
+
+def test_what_was_shown_is_not_taken_back():
+    """The end is told late: a reader saw more by then, and sees no less afterwards."""
+    busy = BusyTime()
+    busy.begin(1000)
+    assert busy.total_ns(1500) == 500
+    busy.end(1200)
+    assert busy.total_ns(1500) == 500
+    busy.begin(2000)
+    assert [busy.total_ns(now_ns) for now_ns in (2000, 2300, 2400)] == [500, 500, 600]
