@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz fuzz-api sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
+.PHONY: demo test lint check install fuzz fuzz-api schedules sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
 	bench-overhead bench-http bench-http-large bench-larger load
 
@@ -37,6 +37,10 @@ fuzz: $(VENV)/.installed-dev
 fuzz-api: $(VENV)/.installed-dev
 	THERMOCLINE_API_BODIES=5000 THERMOCLINE_API_EXAMPLES=300 scripts/test.sh \
 		tests/server/test_refusals.py tests/server/test_openapi.py --timeout 3000
+
+# Ten times as many random schedules: the same answers whatever is in flight, shared, preempted or hot.
+schedules: $(VENV)/.installed-dev
+	THERMOCLINE_SCHEDULES=10 scripts/test.sh tests/e2e/test_any_schedule.py --timeout 3000
 
 # The native code under the address, undefined-behaviour and thread sanitizers: some minutes.
 sanitize: $(VENV)/.installed-dev

@@ -62,18 +62,16 @@ class Ask:
         return len(self.prompts) * self.n
 
 
-async def answer(engine: Engine, ask: Ask) -> AsyncGenerator[Step, None]:
+def answer(engine: Engine, ask: Ask) -> AsyncGenerator[Step, None]:
     """Yield the steps of every choice as they come; each choice has one step with an end.
 
     Leaving the loop ends all of it within one step of the engine: use `contextlib.aclosing`. Raises what
     `Engine.generate` raises, as soon as one choice fails.
     """
-    if ask.num_choices == 1:
-        steps = _answer_one(engine, ask, 0)
-        async with aclosing(steps):
-            async for step in steps:
-                yield step
-        return
+    return _answer_one(engine, ask, 0) if ask.num_choices == 1 else _answer_all(engine, ask)
+
+
+async def _answer_all(engine: Engine, ask: Ask) -> AsyncGenerator[Step, None]:
     # Bounded: a slow reader is waited for here, and the engine's mailboxes merge what it left.
     arrived: asyncio.Queue[Step | Exception] = asyncio.Queue(maxsize=ask.num_choices)
     tasks = _start_choices(engine, ask, arrived)
