@@ -107,6 +107,17 @@ async def test_ollama_s_clients_need_not_declare_json(small_toy):
                 assert response.status == expected
 
 
+async def test_a_strict_server_refuses_unknown_fields_in_each_interface(small_toy):
+    """400 that names the field; without the setting it is passed over."""
+    for is_strict, expected in ((True, 400), (False, 200)):
+        async with live(small_toy, strict_params=is_strict) as server:
+            for path in (*ANSWERING, "/v1/messages/count_tokens", "/api/show"):
+                status, body = await post(server, path, GOOD[path] | {"nobody_knows": 1})
+                assert status == expected, path
+                if is_strict:
+                    assert "nobody_knows" in told_error(path, body)[1]
+
+
 async def test_a_full_queue_is_told_in_each_interface(speller):
     """429 with Retry-After, and Anthropic's own name for it."""
     config = EngineConfig(scheduler=SchedulerConfig(max_requests=1))

@@ -11,6 +11,8 @@ from thermocline.errors import RequestError
 
 T = TypeVar("T")
 
+_SHOWN_NAME_CHARS: Final = 64
+
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])?`$")
 
 
@@ -38,8 +40,10 @@ def misfit(error: msgspec.ValidationError, inside: str = "") -> RequestError:
 
 
 def unknown_fields(raw: bytes, kind: type[msgspec.Struct]) -> list[str]:
-    """Return the names of the object in `raw`, a valid `kind`, that `kind` has no field for."""
+    """Return the names of the object in `raw`, a valid `kind`, that `kind` has no field for; long ones are cut."""
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     return [
-        name for name in msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if name not in known
+        name[:_SHOWN_NAME_CHARS]
+        for name in msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        if name not in known
     ]

@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 import msgspec
 from aiohttp import web
 
+from thermocline.errors import RequestError
 from thermocline.server.backend import Backend
-from thermocline.server.bodies import decode_body
+from thermocline.server.bodies import decode_body, unknown_fields
 from thermocline.server.errors import error_body, error_response
 from thermocline.server.receiving import BodyReader
 from thermocline.server.settings import ServerConfig
 from thermocline.server.sse import EventStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from thermocline.server.sse import Framing
     from thermocline.server.steps import Step
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 Handler = TypeVar("Handler", bound=Callable[[web.Request], Awaitable[web.StreamResponse]])
 
@@ -73,12 +74,30 @@ async def read_json(request: web.Request, kind: type[T], *, any_type: bool = Fal
 
     any_type: whether it may be declared as another type than JSON.
     """
-    return decode_body(await request.app[BODIES].read(request, any_type=any_type), kind)
+    raw = await request.app[BODIES].read(request, any_type=any_type)
+    asked = decode_body(raw, kind)
+    if request.app[CONFIG].strict_params:
+        _refuse(unknown_fields(raw, kind))
+    return asked
 
 
-async def read_bytes(request: web.Request) -> bytes:
-    """Return the body as it was sent. Raises what `BodyReader.read` does."""
-    return await request.app[BODIES].read(request)
+async def read_with_unknown(request: web.Request, kind: type[T]) -> tuple[T, list[str]]:
+    """Return the typed body, and the names of its fields that nobody knows. Raises like `read_json`."""
+    raw = await request.app[BODIES].read(request)
+    asked = decode_body(raw, kind)
+    unknown = unknown_fields(raw, kind)
+    if request.app[CONFIG].strict_params:
+        _refuse(unknown)
+    return asked, unknown
+
+
+def _refuse(unknown: Sequence[str]) -> None:
+    if unknown:
+        raise RequestError(
+            f"{unknown[0]} is no field of this interface: leave it out, or start the server without "
+            "--strict-params",
+            param=unknown[0],
+        )
 
 
 def send_json(body: object, status: int = 200) -> web.Response:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from thermocline.server.structured import FormatPlan
 
 _SHOWN_NAMES: Final = 32
-_SHOWN_NAME_CHARS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,6 @@ class Manners:
     """How the server takes requests. unknown: fields of the present one that nobody knows."""
 
     unknown: Sequence[str] = ()
-    is_strict: bool = False
     trusts_templates: bool = False
     is_tracing: bool = False
 
@@ -53,7 +51,6 @@ def manners_of(config: ServerConfig, engine: Engine, unknown: Sequence[str] = ()
     """Return the manners of a server towards a request with these unknown fields."""
     return Manners(
         unknown,
-        is_strict=config.strict_params,
         trusts_templates=config.trust_request_chat_template,
         is_tracing=engine.is_tracing,
     )
@@ -61,7 +58,6 @@ def manners_of(config: ServerConfig, engine: Engine, unknown: Sequence[str] = ()
 
 async def prepare_chat(model: OpenModel, asked: ChatRequest, manners: Manners) -> Prepared:
     """Return what a chat asks for. Raises RequestError."""
-    _check_strict(manners)
     _check_template(asked, manners)
     params, n, options = asked.sampling_params(), asked.num_answers, asked.options()
     continues = asked.continues_final
@@ -79,7 +75,6 @@ async def prepare_completion(
     model: OpenModel, asked: CompletionRequest, manners: Manners
 ) -> Prepared:
     """Return what a completion asks for. Raises RequestError."""
-    _check_strict(manners)
     params, n, options = asked.sampling_params(), asked.num_answers, asked.options()
     engine = model.engine
     # No template stands between such a prompt and its answer, which is text and nothing else.
@@ -131,7 +126,7 @@ def form_options(asked: AnswerRequest, manners: Manners) -> FormOptions:
     untraced = ["trace"] if asked.trace and not traced else []
     ignored = [*manners.unknown, *asked.without_effect, *untraced]
     if ignored:
-        own["ignored_params"] = [name[:_SHOWN_NAME_CHARS] for name in ignored[:_SHOWN_NAMES]]
+        own["ignored_params"] = ignored[:_SHOWN_NAMES]
     shown = asked.stream_options
     return FormOptions(
         include_usage=shown is not None and bool(shown.include_usage),
@@ -158,16 +153,6 @@ def _check_template(asked: ChatRequest, manners: Manners) -> None:
             "chat_template is a program: it is taken only by a server that was started with "
             "--trust-request-chat-template",
             param="chat_template",
-        )
-
-
-def _check_strict(manners: Manners) -> None:
-    if manners.is_strict and manners.unknown:
-        name = manners.unknown[0][:_SHOWN_NAME_CHARS]
-        raise RequestError(
-            f"{name} is no field of this interface: leave it out, or start the server without "
-            "--strict-params",
-            param=name,
         )
 
 

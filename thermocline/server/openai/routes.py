@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
-from thermocline.server.bodies import decode_body, unknown_fields
 from thermocline.server.errors import NotSupportedError
 from thermocline.server.exchange import (
     BACKEND,
     CONFIG,
     check_model,
     operation,
-    read_bytes,
+    read_with_unknown,
     send_json,
     send_stream,
 )
@@ -65,11 +64,10 @@ async def embeddings(request: web.Request) -> web.Response:
 
 
 async def _read(request: web.Request, kind: type[R]) -> tuple[R, Manners]:
-    raw = await read_bytes(request)
-    asked = decode_body(raw, kind)
+    asked, unknown = await read_with_unknown(request, kind)
     check_model(request, asked.model)
     engine = request.app[BACKEND].model.engine
-    return asked, manners_of(request.app[CONFIG], engine, unknown_fields(raw, kind))
+    return asked, manners_of(request.app[CONFIG], engine, unknown)
 
 
 async def _send(
