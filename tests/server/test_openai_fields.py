@@ -112,6 +112,12 @@ async def test_cached_tokens_are_counted_unless_refused(toy):
             return usage
 
         assert [await cached(), await cached()] == [0, 32]
+        chunks = await server.stream(
+            TEXT, prompt=prompt, stream_options={"continuous_usage_stats": True}, **SHORT
+        )
+        counted = [c["usage"]["prompt_tokens_details"] for c in chunks if c.get("usage")]
+        assert counted == [{"cached_tokens": 32}] * len(counted)
+        assert counted
         assert await cached(cache_prompt=False) == 0
         assert [await cached(cache_salt="x"), await cached(cache_salt="x")] == [0, 32]
 

@@ -93,6 +93,7 @@ class AnswerForm(ABC):
         self._chunk_end = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
         self._num_prompt_tokens = sum(map(len, ask.prompts))
         self._num_tokens = 0
+        self._num_cached: dict[int, int] = {}
         self._ends: dict[int, ChoiceEnd] = {}
 
     @property
@@ -103,6 +104,7 @@ class AnswerForm(ABC):
     def frames(self, step: Step) -> bytes:
         """Return the chunks of one step; empty while it has nothing to show."""
         if isinstance(step, PromptStep):
+            self._num_cached[step.choice] = step.num_cached
             return self._prompt_frames(step)
         self._num_tokens += len(step.token_ids)
         extras = self._running_extras(step)
@@ -117,7 +119,9 @@ class AnswerForm(ABC):
         by_choice: list[list[Step]] = [[] for _ in range(self._ask.num_choices)]
         for step in steps:
             by_choice[step.choice].append(step)
-            if isinstance(step, AnswerStep):
+            if isinstance(step, PromptStep):
+                self._num_cached[step.choice] = step.num_cached
+            else:
                 self._num_tokens += len(step.token_ids)
                 if step.end is not None:
                     self._ends[step.choice] = step.end
@@ -177,12 +181,12 @@ class AnswerForm(ABC):
         return extras
 
     def _usage(self) -> Usage:
-        firsts = [end for choice, end in self._ends.items() if choice % self._ask.n == 0]
+        firsts = [count for choice, count in self._num_cached.items() if choice % self._ask.n == 0]
         return Usage(
             self._num_prompt_tokens,
             self._num_tokens,
             self._num_prompt_tokens + self._num_tokens,
-            {"cached_tokens": sum(end.timings.num_cached_tokens for end in firsts)},
+            {"cached_tokens": sum(firsts)},
             {"reasoning_tokens": sum(end.num_reasoning_tokens for end in self._ends.values())},
         )
 
