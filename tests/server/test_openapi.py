@@ -40,6 +40,13 @@ async def test_the_document_is_valid_and_has_every_route(toy):
     name = asked["application/json"]["schema"]["$ref"].rpartition("/")[2]
     fields = document["components"]["schemas"][name]["properties"]
     assert {"messages", "tools", "min_p", "return_routed_experts"} <= set(fields)
+    queries = {
+        (path, parameter["name"])
+        for path, item in document["paths"].items()
+        for parameter in item.get("get", {}).get("parameters", ())
+        if parameter["in"] == "query"
+    }
+    assert queries == {("/experts", "layer"), ("/experts", "format"), ("/trace/last", "format")}
 
 
 @pytest.mark.slow

@@ -53,11 +53,15 @@ class StreamForm(Protocol):
         ...
 
 
-def operation(takes: type | None = None, gives: type | None = None) -> Callable[[Handler], Handler]:
-    """Note the types of a route's bodies, which /openapi.json shows."""
+def operation(
+    takes: type | None = None,
+    gives: type | None = None,
+    query: Mapping[str, object] | None = None,
+) -> Callable[[Handler], Handler]:
+    """Note the types of a route's bodies and of its query parameters, which /openapi.json shows."""
 
     def note(handler: Handler) -> Handler:
-        handler.takes, handler.gives = takes, gives  # type: ignore[attr-defined]
+        handler.takes, handler.gives, handler.query = takes, gives, query  # type: ignore[attr-defined]
         return handler
 
     return note

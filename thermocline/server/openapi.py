@@ -93,12 +93,16 @@ def _operation(
             },
         },
     }
-    variables = _VARIABLE.findall(path)
-    if variables:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in variables
-        ]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _VARIABLE.findall(path)
+    ]
+    parameters += [
+        {"name": name, "in": "query", "schema": msgspec.json.schema(kind)}
+        for name, kind in (getattr(route.handler, "query", None) or {}).items()
+    ]
+    if parameters:
+        operation["parameters"] = parameters
     if takes is not None:
         body = {"application/json": {"schema": schema_of[takes]}}
         operation["requestBody"] = {"required": True, "content": body}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
+import msgspec
 from aiohttp import web
 
 from thermocline.errors import RequestError
 from thermocline.server.errors import error_body
-from thermocline.server.exchange import BACKEND, CONFIG, send_json
+from thermocline.server.exchange import BACKEND, CONFIG, operation, send_json
 from thermocline.server.own.experts import experts_body, placement_body
 from thermocline.server.own.pages import FILES_PATH, PAGE, PAGE_FILES, PAGE_PATH
 from thermocline.server.own.state import OwnViews, own_views
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from thermocline.engine import Engine
 
 VIEWS: Final = web.AppKey("VIEWS", OwnViews)
+
+_Layer: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 _FRAMING: Final = Framing(error=lambda error: frame(error_body(error)))
 
@@ -49,6 +52,7 @@ def routes() -> list[web.RouteDef]:
     ]
 
 
+@operation(query={"layer": _Layer, "format": Literal["full", "summary"]})
 async def experts(request: web.Request) -> web.Response:
     """Say how often each expert was chosen, and where it is: ?layer=N, ?format=summary."""
     engine = _engine(request)
@@ -84,6 +88,7 @@ async def stop_trace(request: web.Request) -> web.Response:
     return send_json(window.as_body() | {"recording": False})
 
 
+@operation(query={"format": Literal["json", "html", "timeline"]})
 async def last_trace(request: web.Request) -> web.Response:
     """Return the last window: Chrome JSON, ?format=html for a page, ?format=timeline for its data."""
     window = request.app[VIEWS].recording.last
