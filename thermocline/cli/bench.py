@@ -122,6 +122,8 @@ def bench(
     plan = _Plan(num_prompt, num_decode, num_repetitions)
     # Each repetition has the same prompt, and must compute it.
     config = replace(config, scheduler=replace(config.scheduler, prefix_cache=False))
+    # Random tokens choose experts that no text would.
+    config = replace(config, heat=replace(config.heat, saved=False))
     run_until_done(_run(model_path(model), plan, config, as_json))
 
 
