@@ -131,6 +131,10 @@ class PlacementConfig:
             self.hot_choice in get_args(HotChoice),
             f"--hot-choice is {self.hot_choice!r}; choose one of {', '.join(get_args(HotChoice))}",
         )
+        _require(
+            self.hot_device != "none" or not self.hot,
+            "--hot needs a device for hot experts: give --hot-device",
+        )
         _require(self.n_cpu_moe >= 0, f"--n-cpu-moe is {self.n_cpu_moe}; it must not be negative")
         _require(
             self.simulated_memory_bytes >= 0 and self.simulated_copy_bytes_per_s > 0,

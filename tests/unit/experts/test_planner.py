@@ -157,6 +157,7 @@ WISHES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(SIZES, st.integers(0, 2 * GIB), st.integers(1, 50_000), WISHES)
 def test_no_plan_exceeds_anything(sizes, vram, num_tokens, wishes):
     """Whatever is asked of whatever device: all of it fits, and every byte is somewhere, once."""
