@@ -41,8 +41,9 @@ def heat(model: str | None, as_json: bool, export: Path | None, reset: bool) -> 
       thermocline heat model.gguf --export heat.json
       thermocline heat model.gguf --reset
 
-    `run`, `chat` and `serve` remember it in MODEL.gguf.heat.json (in ~/.cache/thermocline where
-    the model's folder can not be written) unless they have --no-heat. Old choices fade. "top quarter" is
+    `run`, `chat` and `serve` remember it in MODEL.gguf.heat.json unless they have --no-heat; where the
+    model's folder can not be written, in ~/.cache/thermocline or the folder that THERMOCLINE_CACHE
+    names. Old choices fade. "top quarter" is
     the share that the most used quarter of a layer's experts takes, "bits" the entropy of its choices: the
     less, the better a small device serves.
     """

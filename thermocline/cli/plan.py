@@ -247,4 +247,7 @@ def _spread(plan: Plan) -> str:
     counts = Counter(len(hot) for hot in plan.placement.hot[plan.placement.num_dense_layers :])
     if len(counts) > _MAX_SPREAD:
         return f"{min(counts)} to {max(counts)}"
-    return ", ".join(f"{number} in {layers} layers" for number, layers in sorted(counts.items()))
+    return ", ".join(
+        f"{number} in {layers} {'layer' if layers == 1 else 'layers'}"
+        for number, layers in sorted(counts.items())
+    )

@@ -9,7 +9,7 @@ from thermocline.experts.placement import Placement, uniform_placement
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from thermocline.experts.wishes import Wishes
     from thermocline.models.sizes import ModelSizes
@@ -56,13 +56,7 @@ def choose_experts(
             left -= sizes.layers[layer].expert
             hot.add((layer, expert))
     share = _share(heat, hot)
-    reasons = []
-    missing = len(wishes.hot - hot)
-    if missing:
-        reasons.append(
-            f"{missing} of {len(wishes.hot)} experts asked for stay on the CPU: there is no room for them, or "
-            "something else that was asked for keeps them there"
-        )
+    reasons = [*_not_done(wishes, hot)]
     if hot:
         total = len(routed) * sizes.num_experts
         if len(hot) == total:
@@ -72,11 +66,10 @@ def choose_experts(
             reasons.append(f"{len(hot)} of {total} experts on the device, {basis}")
             if share is not None:
                 reasons.append(f"{share:.1%} of the choices so far fell on them")
-    by_layer = [
-        tuple(sorted(expert for at, expert in hot if at == layer))
-        for layer in range(len(sizes.layers))
-    ]
-    placement = Placement(sizes.num_experts, tuple(by_layer), sizes.num_dense_layers)
+    by_layer: list[list[int]] = [[] for _ in sizes.layers]
+    for layer, expert in sorted(hot):
+        by_layer[layer].append(expert)
+    placement = Placement(sizes.num_experts, tuple(map(tuple, by_layer)), sizes.num_dense_layers)
     return ExpertChoice(placement, budget - left, share, tuple(reasons))
 
 
@@ -126,10 +119,23 @@ def _share(heat: Heat | None, hot: Iterable[tuple[int, int]]) -> float | None:
     return float(sum(heat[layer][expert] for layer, expert in hot)) / total
 
 
+def _not_done(wishes: Wishes, hot: Collection[tuple[int, int]]) -> Iterator[str]:
+    """Why experts that were asked for stay on the CPU."""
+    missing = [key for key in wishes.hot if key not in hot]
+    kept = [key for key in missing if key in wishes.cold or key[0] < wishes.cpu_layers]
+    for number, why in (
+        (len(kept), "something else that was asked for keeps them there"),
+        (len(missing) - len(kept), "there is no room for them"),
+    ):
+        if number:
+            yield f"{number} of {len(wishes.hot)} experts asked for stay on the CPU: {why}"
+
+
 def _basis(heat: Heat | None, among: Placement | None, wishes: Wishes, floor: int) -> str:
     if wishes.only_hot:
         return "as asked for"
     if among is not None:
         return "spread evenly"
     how = "all alike: nothing is known of their use" if heat is None else "by their use so far"
-    return f"{how}; {floor} or more of each layer"
+    first = f" from layer {wishes.cpu_layers} on" if wishes.cpu_layers else ""
+    return f"{how}; {floor} or more of each layer{first}"

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 class ExpertStart:
-    """The first placement with its reasons, and the heat that is counted from now on; close it before the file."""
+    """What was `known`, the first placement with its reasons, and the heat that is counted from now on.
+
+    Close it after the last count and before the file.
+    """
 
     def __init__(self, file: ModelFile, spec: ModelSpec, config: EngineConfig) -> None:
         """Raises ConfigError for --hot or --cold that the model does not have."""
@@ -34,15 +37,15 @@ class ExpertStart:
         self._identity = identify(file, spec)
         self._is_kept = config.heat.enabled and config.heat.saved
         remarks: tuple[str, ...] = ()
-        known = None
+        self.known: HeatRecord | None = None
         if config.heat.enabled:
             try:
-                known = load_heat(file, self._identity)
+                self.known = load_heat(file, self._identity)
             except ConfigError as error:
                 remarks = (f"the use of experts so far is not known: {error}",)
         # What the cache holds does not matter to experts.
         sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
-        choice = _choose(sizes, config.placement, known)
+        choice = _choose(sizes, config.placement, self.known)
         self.placement = choice.placement
         self.reasons = (*remarks, *choice.reasons)
         self.heat = ExpertHeat(
