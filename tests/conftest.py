@@ -33,7 +33,7 @@ def _own_cache(tmp_path_factory):
 def _no_heat(request, monkeypatch):
     """No test knows what experts others used, except one that asks for `kept_heat`."""
     if "kept_heat" not in request.fixturenames:
-        monkeypatch.setattr(heat_file, "heat_places", lambda file, identity: ())
+        monkeypatch.setattr(heat_file, "heat_places", lambda model, identity: ())
 
 
 @pytest.fixture

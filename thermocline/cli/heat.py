@@ -49,7 +49,7 @@ def heat(model: str | None, as_json: bool, export: Path | None, reset: bool) -> 
     """
     from thermocline.experts.heat_file import (
         find_heat,
-        identify,
+        heat_home,
         load_heat,
         reset_heat,
         write_heat,
@@ -59,25 +59,23 @@ def heat(model: str | None, as_json: bool, export: Path | None, reset: bool) -> 
 
     path = model_path(model)
     with open_model_file(path) as file:
-        identity = identify(file, read_spec(file))
-        if reset:
-            deleted = reset_heat(file, identity)
-            note(
-                f"deleted: {', '.join(map(str, deleted))}" if deleted else "nothing was kept of it"
-            )
-            return
-        place, known = find_heat(file, identity), load_heat(file, identity)
+        home = heat_home(file, read_spec(file))
+    if reset:
+        deleted = reset_heat(home)
+        note(f"deleted: {', '.join(map(str, deleted))}" if deleted else "nothing was kept of it")
+        return
+    place, known = find_heat(home), load_heat(home)
     if place is None or known is None:
         raise ConfigError(
             f"nothing is known of the experts of {path} yet: use it with run, chat or serve first"
         )
     if export is not None:
-        write_heat(export, identity, known)
+        write_heat(export, home.identity, known)
         note(f"written: {export}")
     elif as_json:
-        echo_json(_as_json(identity, known, place))
+        echo_json(_as_json(home.identity, known, place))
     else:
-        _show(identity, known, place)
+        _show(home.identity, known, place)
 
 
 def _uses(known: HeatRecord, num_top: int) -> list[LayerUse | None]:

@@ -187,10 +187,10 @@ def _host_memory(ram: str | None) -> int:
 
 def _heat(file: ModelFile, spec: ModelSpec, given: Path | None) -> Sequence[Sequence[float]] | None:
     """Return the use of experts that a plan goes by. Raises ConfigError for a file of another model."""
-    from thermocline.experts.heat_file import identify, is_heat_file, load_heat, read_heat
+    from thermocline.experts.heat_file import heat_home, is_heat_file, load_heat, read_heat
 
     if given is None:
-        known = load_heat(file, identify(file, spec))
+        known = load_heat(heat_home(file, spec))
         return None if known is None else known.warmth.tolist()
     if is_heat_file(given):
         rows: Sequence[Sequence[float]] = read_heat(given)[1].warmth.tolist()

@@ -78,37 +78,57 @@ def identify(file: ModelFile, spec: ModelSpec) -> ModelIdentity:
     )
 
 
-def heat_places(file: ModelFile, identity: ModelIdentity) -> tuple[Path, ...]:
-    """Return where the heat of this model may be kept, the best place first.
+@dataclass(frozen=True, slots=True)
+class HeatHome:
+    """Where the heat of one model is kept: absolute paths, the best place first. model: its own path."""
+
+    model: Path
+    identity: ModelIdentity
+    places: tuple[Path, ...]
+
+
+def heat_home(file: ModelFile, spec: ModelSpec) -> HeatHome:
+    """Return the home of an open model's heat. Raises ModelFileError for a closed file."""
+    first = next((t.path for t in file.tensors.values() if t.shard == 0), file.path)
+    model, identity = Path(first).absolute(), identify(file, spec)
+    return HeatHome(model, identity, heat_places(model, identity))
+
+
+def heat_places(model: Path, identity: ModelIdentity) -> tuple[Path, ...]:
+    """Return the files in which heat may be kept: beside the model, and in the user's cache.
 
     Nothing is kept inside of this package, so that the built-in model's heat is the user's own.
     """
-    first = next((t.path for t in file.tensors.values() if t.shard == 0), file.path)
-    beside, folder = Path(first + _SUFFIX), _cache_folder()
+    beside, folder = model.with_name(model.name + _SUFFIX), _cache_folder()
     places = () if _PACKAGE in beside.resolve().parents else (beside,)
     if folder is None:
         return places
-    return (*places, folder / "heat" / f"{Path(first).name}-{identity.digest[:12]}{_SUFFIX}")
+    own = folder.absolute() / "heat" / f"{model.name}-{identity.digest[:12]}{_SUFFIX}"
+    return (*places, own)
 
 
-def find_heat(file: ModelFile, identity: ModelIdentity) -> Path | None:
+def find_heat(home: HeatHome) -> Path | None:
     """Return the file in which this model's heat is, the newest of several; None where there is none."""
-    found = [place for place in heat_places(file, identity) if place.is_file()]
-    return max(found, key=lambda place: place.stat().st_mtime_ns, default=None)
+    found = []
+    for place in home.places:
+        with suppress(OSError):
+            if place.is_file():
+                found.append((place.stat().st_mtime_ns, place))
+    return max(found)[1] if found else None
 
 
-def load_heat(file: ModelFile, identity: ModelIdentity) -> HeatRecord | None:
+def load_heat(home: HeatHome) -> HeatRecord | None:
     """Return the heat that was kept of this model, None where there is none.
 
     Raises ConfigError when it is damaged or of another model.
     """
-    place = find_heat(file, identity)
+    place = find_heat(home)
     if place is None:
         return None
     found, record = read_heat(place)
-    if found.digest != identity.digest or record.warmth.shape != _shape(identity):
+    if found.digest != home.identity.digest or record.warmth.shape != _shape(home.identity):
         raise ConfigError(
-            f"{place} is of another model than {file.path}: run `thermocline heat --reset {file.path}`"
+            f"{place} is of another model than {home.model}: run `thermocline heat --reset {home.model}`"
         )
     return record
 
@@ -160,25 +180,25 @@ def write_heat(path: Path, identity: ModelIdentity, record: HeatRecord) -> None:
         raise
 
 
-def keep_heat(file: ModelFile, identity: ModelIdentity, fresh: HeatRecord) -> Path | None:
+def keep_heat(home: HeatHome, fresh: HeatRecord) -> Path | None:
     """Add what was seen to what was kept before, and return where it is now; None where nothing can be written.
 
     What was kept meanwhile by another process counts; what can not be used is replaced.
     """
-    known = HeatRecord(np.zeros(_shape(identity)), 0, HALF_LIFE_TOKENS)
+    known = HeatRecord(np.zeros(_shape(home.identity)), 0, HALF_LIFE_TOKENS)
     with suppress(ConfigError):
-        known = load_heat(file, identity) or known
-    for place in heat_places(file, identity):
+        known = load_heat(home) or known
+    for place in home.places:
         with suppress(OSError):
             place.parent.mkdir(parents=True, exist_ok=True)
-            write_heat(place, identity, known.followed_by(fresh))
+            write_heat(place, home.identity, known.followed_by(fresh))
             return place
     return None
 
 
-def reset_heat(file: ModelFile, identity: ModelIdentity) -> tuple[Path, ...]:
+def reset_heat(home: HeatHome) -> tuple[Path, ...]:
     """Delete what is kept of this model and return the files that were. Raises OSError."""
-    found = tuple(place for place in heat_places(file, identity) if place.is_file())
+    found = tuple(place for place in home.places if place.is_file())
     for place in found:
         place.unlink()
     return found

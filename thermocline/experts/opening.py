@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from thermocline.errors import ConfigError
 from thermocline.experts.choice import split_experts
 from thermocline.experts.heat import ExpertHeat
-from thermocline.experts.heat_file import identify, keep_heat, load_heat
+from thermocline.experts.heat_file import heat_home, keep_heat, load_heat
 from thermocline.experts.wishes import Wishes, parse_experts
 from thermocline.kernels.cache_format import CacheType
 from thermocline.models.sizes import measure_sizes
@@ -28,19 +28,18 @@ if TYPE_CHECKING:
 class ExpertStart:
     """What was `known`, the first placement with its reasons, and the heat that is counted from now on.
 
-    Close it after the last count and before the file.
+    Close it after the last count.
     """
 
     def __init__(self, file: ModelFile, spec: ModelSpec, config: EngineConfig) -> None:
         """Raises ConfigError for --hot or --cold that the model does not have."""
-        self._file = file
-        self._identity = identify(file, spec)
+        self._home = heat_home(file, spec)
         self._is_kept = config.heat.enabled and config.heat.saved
         remarks: tuple[str, ...] = ()
         self.known: HeatRecord | None = None
         if config.heat.enabled:
             try:
-                self.known = load_heat(file, self._identity)
+                self.known = load_heat(self._home)
             except ConfigError as error:
                 remarks = (f"the use of experts so far is not known: {error}",)
         # What the cache holds does not matter to experts.
@@ -53,13 +52,13 @@ class ExpertStart:
         )
 
     def __repr__(self) -> str:
-        return f"ExpertStart({self._identity.name}, {self.placement.num_hot} hot)"
+        return f"ExpertStart({self._home.identity.name}, {self.placement.num_hot} hot)"
 
     def close(self) -> None:
         """Add what was counted to what is kept; nothing where nothing was."""
         fresh = self.heat.known()
         if self._is_kept and fresh.num_tokens:
-            keep_heat(self._file, self._identity, fresh)
+            keep_heat(self._home, fresh)
 
 
 def _choose(sizes: ModelSizes, config: PlacementConfig, known: HeatRecord | None) -> ExpertChoice:
