@@ -12,6 +12,7 @@ from tests.support.engine_runs import greedy_tokens
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import Engine, EngineConfig
 from thermocline.config import HeatConfig, PlacementConfig
+from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.errors import ConfigError
 
 PROMPT = list(range(5, 45))
@@ -130,3 +131,28 @@ async def test_wishes_that_the_model_does_not_have_are_refused(toy, wishes, says
     with pytest.raises(ConfigError, match=says):
         async with Engine.open(toy, config):
             pass
+
+
+@pytest.mark.slow
+async def test_what_one_text_used_another_text_uses(kept_heat):
+    """Of the demo model: half of the experts, chosen by one half of a text, serve the other half far better."""
+    lines = (Path(__file__).parents[2] / "scripts/demo_model/prose.txt").read_text().splitlines()
+    halves = " ".join(lines[: len(lines) // 2]), " ".join(lines[len(lines) // 2 :])
+
+    async def hot_share(text: str, **settings: object) -> float:
+        async with Engine.open(DEMO_MODEL_PATH, EngineConfig(**settings)) as engine:
+            async for _ in engine.score((await engine.encode(text))[:1000]):
+                pass
+            return engine.statistics().hot_share
+
+    await hot_share(halves[0])
+    shares = {
+        choice: await hot_share(
+            halves[1],
+            placement=PlacementConfig(hot_device="cpu", hot_choice=choice),
+            heat=HeatConfig(saved=False),
+        )
+        for choice in ("use", "even")
+    }
+    assert shares["use"] > 0.7
+    assert shares["even"] < 0.5
