@@ -26,6 +26,7 @@ from benchmarks.model_options import model_parser, parse, run_on_model
 from thermocline import Engine, EngineConfig
 from thermocline.config import (
     CpuConfig,
+    HeatConfig,
     HotDevice,
     MemoryConfig,
     PlacementConfig,
@@ -47,7 +48,8 @@ def config(
     """Return the settings of one side."""
     return EngineConfig(
         memory=MemoryConfig(max_context_tokens=context, max_full_contexts=1),
-        placement=PlacementConfig(hot_device=device, hot_fraction=0.5),
+        placement=PlacementConfig(hot_device=device, hot_fraction=0.5, hot_choice="even"),
+        heat=HeatConfig(enabled=False),
         scheduler=SchedulerConfig(
             prefill_chunk_tokens=chunk,
             max_prompt_chunks=2 if overlap else 1,

@@ -87,6 +87,8 @@ def test_sampling_flags_arrive():
     [
         (("--ctx", "0"), "--ctx is 0"),
         (("--hot-fraction", "1.5"), "--hot-fraction is 1.5"),
+        (("--n-cpu-moe", "-1"), "--n-cpu-moe is -1"),
+        (("--hot", "1:2"), "give --hot-device"),
         (("--hot-device", "gpu"), "'gpu' is not one of 'none', 'cpu'"),
         (("--temperature", "9"), "temperature is 9.0"),
         (("--top-k", "many"), "'many' is not a valid integer"),

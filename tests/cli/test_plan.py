@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.synthetic_model import write_metadata
 from tests.support.toy_model import ToyShape, toy_weights
 from thermocline.traces.chrome import write_chrome
 from thermocline.traces.events import ExpertUse
@@ -32,6 +34,34 @@ def test_a_large_device_takes_all_but_the_embedding_table(toy, invoke):
     halves = planned(invoke, toy, "--vram", "12GiB", "--ctx", "512", "--kv-type", "bf16")
     assert found["kv_bytes"] == 2 * halves["kv_bytes"] > 0
     assert found["device_bytes"] <= found["device_bytes_limit"] == 12 << 30
+
+
+@pytest.mark.slow
+def test_a_published_model_is_planned_from_its_header(tmp_path, invoke):
+    """All of Qwen3-30B-A3B's trunk on 12 GB, with every figure a program may want; the cache as asked for."""
+    path = os.fspath(write_metadata(tmp_path / "model.gguf", "qwen3-30b-a3b"))
+    found = planned(invoke, path, "--vram", "12GB", "--kv-dtype", "q8_0", "--ctx", "32768")
+    assert {
+        *("trunk_layers_on_gpu", "trunk_layers", "trunk_bytes", "kv_bytes", "staging_bytes"),
+        *("expert_budget_bytes", "routed_expert_bytes", "device_bytes_total"),
+        *("device_bytes_limit", "reasons"),
+    } <= set(found)
+    assert found["trunk_layers_on_gpu"] == found["trunk_layers"] == 48
+    assert found["kv_bytes"] == 48 * 2 * 4 * 128 * 32768 * 34 // 32
+    assert found["device_bytes_total"] == found["device_bytes_limit"] == 12 * 10**9
+    assert found["hot_expert_bytes"] <= found["expert_budget_bytes"] < found["routed_expert_bytes"]
+    page = " ".join(invoke("plan", path, "--vram", "12GB").stdout.split())
+    assert "48 of 48 layers" in page
+    assert "expert budget: 6.87 GiB, for 16.35 GiB of experts" in page
+
+
+def test_nothing_is_chosen_by_itself_if_so_asked(toy, invoke):
+    """--no-auto: what flags name goes to the device, and nothing else."""
+    assert not any(planned(invoke, toy, "--vram", "12GiB", "--no-auto")["hot_experts"])
+    flags = ("--no-auto", "--hot", "1:2-3", "--gpu-layers", "1")
+    found = planned(invoke, toy, "--vram", "12GiB", *flags)
+    assert found["hot_experts"] == [[], [2, 3]]
+    assert found["trunk_layers_on_gpu"] == 1
 
 
 def test_the_page_says_where_and_why(toy, invoke):
@@ -77,8 +107,9 @@ def test_a_recorded_timeline_says_what_is_hot(toy, invoke, tmp_path):
     ("flags", "says"),
     [
         (("--vram", "much"), "is not a size"),
-        (("--hot", "1-2"), "write layer:expert"),
+        (("--hot", "one"), "write layer:expert"),
         (("--hot", "9:0"), "layers 0 to 1"),
+        (("--cold", "1-2"), "layers 0 to 1"),
         (("--ctx", "99999999"), "trained for"),
     ],
 )

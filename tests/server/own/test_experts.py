@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from thermocline.config import PlacementConfig
@@ -46,7 +48,8 @@ def test_a_summary_has_no_counts_and_one_layer_can_be_asked_for():
 def test_placement_says_where_the_bytes_are_and_why():
     """The tiers' bytes are the model's bytes; a simulated device has a budget."""
     config = PlacementConfig(hot_device="simulated", hot_fraction=0.5, simulated_memory_bytes=99)
-    body = placement_body(SPLIT, FOOTPRINT, config, process_bytes=7)
+    split = replace(SPLIT, placement_reasons=("by their use so far",))
+    body = placement_body(split, FOOTPRINT, config, process_bytes=7)
     by_tier = {tier["tier"]: tier for tier in body["tiers"]}
     assert {name: tier["bytes"] for name, tier in by_tier.items()} == {
         "trunk": 20,
@@ -54,7 +57,7 @@ def test_placement_says_where_the_bytes_are_and_why():
         "cold": 80,
     }
     assert by_tier["hot"]["budget_bytes"] == 99
-    assert "--hot-fraction 0.5" in by_tier["hot"]["why"]
+    assert "--hot-fraction 0.5; by their use so far" in by_tier["hot"]["why"]
     assert body["hot"] == [[0, 2], [0, 2]]
 
 
