@@ -23,7 +23,7 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
-from thermocline.kv.blocks import BlockAllocator
+from thermocline.kv.blocks import BlockAllocator, window_blocks
 from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
@@ -37,7 +37,7 @@ from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.pace import Pace
 from thermocline.pipeline.request_states import RequestStates
-from thermocline.pipeline.request_windows import RequestWindows, window_blocks
+from thermocline.pipeline.request_windows import RequestWindows
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.memory import page_cache_room_bytes
@@ -328,7 +328,7 @@ def _num_blocks(
 ) -> _NumBlocks:
     memory = config.memory
     most = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
-    if spec.window is None:
+    if spec.window is None or not spec.window_layers:
         return _NumBlocks(most, 0)
     # A decode step has as many as a prompt's chunk where preempted requests are computed again.
     in_flight = (config.scheduler.max_prompt_chunks + 1) * chunk_tokens
@@ -368,7 +368,7 @@ def _request_states(config: EngineConfig, spec: ModelSpec) -> RequestStates | No
 def _request_windows(
     config: EngineConfig, spec: ModelSpec, blocks: _NumBlocks
 ) -> RequestWindows | None:
-    if spec.window is None:
+    if spec.window is None or not blocks.of_windows:
         return None
     memory = config.memory
     allocator = BlockAllocator(blocks.of_windows, memory.block_tokens)

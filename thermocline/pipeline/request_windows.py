@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.kv.blocks import window_blocks
 from thermocline.kv.prefix import PrefixCache
-from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from thermocline.kv.blocks import BlockAllocator
     from thermocline.pipeline.requests import Request
-
-
-def window_blocks(window_tokens: int, block_tokens: int) -> int:
-    """Return the blocks that a request needs to go on, however long it is.
-
-    They are those that the first token of a block sees, and that block.
-    """
-    return ceil_div(window_tokens - 1, block_tokens) + 1
 
 
 class RequestWindows:

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.cache_model import CacheModel, ModelRequest
 from thermocline.config import SchedulerConfig
-from thermocline.kv.blocks import BlockAllocator
+from thermocline.kv.blocks import BlockAllocator, window_blocks
 from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import RequestId
 from thermocline.pipeline.request_states import RequestStates
-from thermocline.pipeline.request_windows import RequestWindows, window_blocks
+from thermocline.pipeline.request_windows import RequestWindows
 from thermocline.pipeline.scheduler import Scheduler
 
 
