@@ -143,11 +143,12 @@ class RequestWindows:
     def _is_sought(self, request: Request, index: int) -> bool:
         """Whether others may well begin where they see this block.
 
-        One request did already; or it is where the prompt ends, and the next turn of a conversation begins
-        after it when answers come back in another form.
+        One request did already; or it is where the prompt ends. The same prompt begins there again, its last
+        token left to compute, and so does the next turn of a conversation when answers come back in another form.
         """
-        end = (request.num_prompt_tokens - 1) // self._allocator.block_tokens
-        return index < request.num_shared or self._first_seen(end) <= index < end
+        block_tokens, num_prompt_tokens = self._allocator.block_tokens, request.num_prompt_tokens
+        first = self._first_seen((num_prompt_tokens - 1) // block_tokens)
+        return index < request.num_shared or first <= index < num_prompt_tokens // block_tokens
 
     def _append(self, request: Request, block: int) -> None:
         assert request.window_table is not None
