@@ -152,6 +152,27 @@ def test_a_child_of_a_twin_still_goes_before_the_findable_parent():
     assert cache.find(parent) == first
 
 
+def test_what_is_let_pass_goes_before_everything_idle():
+    """It can be found and shared until then; what nobody can find is free at once."""
+    cache = PrefixCache(BlockAllocator(4, 1))
+    old, passed, later, unknown = (cache.take() for _ in range(4))
+    for block, key in ((old, b"old"), (passed, b"passed"), (later, b"later")):
+        cache.publish(block, key)
+    cache.release([old], [b"old"])
+    for block in (passed, later, unknown):
+        cache.let_pass(block)
+        cache.check_integrity()
+    assert (cache.num_idle, cache.num_available) == (3, 4)
+    cache.share(passed)
+    cache.release([passed], [b"passed"])
+    cache.check_integrity()
+    for _ in range(3):
+        cache.take()
+    assert cache.find(later) is None
+    assert cache.find(b"old") is None
+    assert cache.find(b"passed") == passed
+
+
 def test_publishing_what_nobody_holds_is_our_bug():
     """A block must have a holder while its content is announced."""
     cache = PrefixCache(BlockAllocator(1, 1))
