@@ -136,10 +136,12 @@ async def test_a_long_prompt_writes_few_blocks_of_layers_with_a_window(long, poo
 
 @pytest.mark.slow
 async def test_less_is_reserved_and_more_is_never_used(long, pools, keeps_everything):
-    """With prefixes kept too, such a layer stays within its own blocks, a fraction of the others'."""
+    """With prefixes kept too, such a layer stays within its own blocks: a few windows of each long prompt."""
     setting = config(chunk=32, max_windows=8)
     async with Engine.open(long, setting) as engine:
-        for start in range(3):
+        await greedy_tokens(engine, STEM, 4)
+        once = touched_blocks(pools[0], 1)
+        for start in range(1, 5):
             await greedy_tokens(engine, STEM[start:], 4)
         await settled(engine)
     keeps_everything()
@@ -148,7 +150,8 @@ async def test_less_is_reserved_and_more_is_never_used(long, pools, keeps_everyt
     own, everything = pools
     of_window, of_all = (own.layer(layer).shape.num_blocks for layer in (1, 0))
     assert (of_window, of_all) == (8 * 3 + 6, 4 * 128)
-    assert touched_blocks(own, 1) == of_window
+    assert once < 94 // 4 + 10
+    assert once < touched_blocks(own, 1) <= of_window
     assert own.reserved_bytes / everything.reserved_bytes == (3 * of_window + 2 * of_all) / (
         5 * of_all
     )
@@ -156,23 +159,13 @@ async def test_less_is_reserved_and_more_is_never_used(long, pools, keeps_everyt
 
 @pytest.mark.slow
 async def test_prompts_share_what_all_layers_still_have(long):
-    """The same prompt, one that goes on, and one that leaves it far before its end."""
+    """The same prompt, one that goes on, and some that leave it: the first of those computes a little anew."""
     async with Engine.open(long, config(chunk=64)) as engine:
         assert await hits(engine, STEM[:400]) == 0
         assert await hits(engine, STEM[:400]) == 384
         assert await hits(engine, STEM[:450]) == 400
-        assert await hits(engine, [*STEM[:130], 1, 2, 3]) == 128
-        await settled(engine)
-
-
-@pytest.mark.slow
-async def test_where_room_is_short_the_ends_of_prompts_are_kept(long):
-    """A long prompt's blocks on the way make room first; where prompts ended, and what was shared, stays."""
-    async with Engine.open(long, config(chunk=16, max_windows=6)) as engine:
-        assert await hits(engine, STEM[:400], 100) == 0
-        assert await hits(engine, [7, *STEM]) == 0
-        assert await hits(engine, [*STEM[:130], 1, 2, 3]) == 0  # its end went by
-        assert await hits(engine, [*STEM[:400], 5]) == 400
+        assert await hits(engine, [*STEM[:300], 1, 2, 3]) == 192
+        assert await hits(engine, [*STEM[:300], 4, 5]) == 288
         await settled(engine)
 
 

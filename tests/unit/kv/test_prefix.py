@@ -152,25 +152,22 @@ def test_a_child_of_a_twin_still_goes_before_the_findable_parent():
     assert cache.find(parent) == first
 
 
-def test_what_is_let_pass_goes_before_everything_idle():
-    """It can be found and shared until then; what nobody can find is free at once."""
-    cache = PrefixCache(BlockAllocator(4, 1))
-    old, passed, later, unknown = (cache.take() for _ in range(4))
-    for block, key in ((old, b"old"), (passed, b"passed"), (later, b"later")):
-        cache.publish(block, key)
-    cache.release([old], [b"old"])
-    for block in (passed, later, unknown):
-        cache.let_pass(block)
+def test_what_is_dropped_is_free_when_nobody_holds_it():
+    """Findable or not, its last holder decides whether it stays."""
+    cache = PrefixCache(BlockAllocator(3, 1))
+    alone, shared, unknown = (cache.take() for _ in range(3))
+    cache.publish(alone, b"alone")
+    cache.publish(shared, b"shared")
+    cache.share(shared)
+    for block in (alone, shared, unknown):
+        cache.drop(block)
         cache.check_integrity()
-    assert (cache.num_idle, cache.num_available) == (3, 4)
-    cache.share(passed)
-    cache.release([passed], [b"passed"])
+    assert (cache.num_idle, cache.num_available) == (0, 2)
+    assert cache.find(b"alone") is None
+    assert cache.find(b"shared") == shared
+    cache.release([shared], [b"shared"])
+    assert (cache.num_idle, cache.num_available) == (1, 3)
     cache.check_integrity()
-    for _ in range(3):
-        cache.take()
-    assert cache.find(later) is None
-    assert cache.find(b"old") is None
-    assert cache.find(b"passed") == passed
 
 
 def test_publishing_what_nobody_holds_is_our_bug():

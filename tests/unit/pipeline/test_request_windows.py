@@ -105,28 +105,45 @@ def hits(model: CacheModel, number: int, prompt: list[int], new: int = 4) -> int
     return model.scheduler.cache.total_hit_tokens - before
 
 
-def test_a_prefix_is_shared_as_far_as_its_window_is_there():
-    """Room for a few windows: the ends of prompts and answers can be gone on from, what lies between can not."""
-    model = make_model(max_windows=4)
+def test_a_prompt_and_its_answer_can_be_gone_on_from():
+    """The prompt's end, the answer's, and what lies between them only as far as another window ends there."""
+    model = make_model(max_windows=8)
     prompt = list(range(201))
-    hits(model, 1, prompt, 60)
+    assert hits(model, 1, prompt, 60) == 0
     answer = model.requests[1].known
-    assert hits(model, 2, prompt) == 200
+    assert hits(model, 2, prompt, 1) == 200
     assert hits(model, 3, [*answer, 1]) == 260
-    assert hits(model, 4, [*prompt[:100], 7]) == 0  # other layers have them
-    assert hits(model, 5, [*prompt[:100], 9]) == 100  # they were computed anew
+    assert hits(model, 4, [*answer[:240], 1]) == 200
 
 
-def test_what_passes_by_makes_room_before_what_was_shared():
-    """After a long prompt a shared beginning is still there; a beginning that nobody shared is not."""
-    model = make_model(max_windows=4)
-    shared, own = [5] * 41, [6] * 41
-    hits(model, 1, [*shared, 1, *range(40)])
-    hits(model, 2, [*shared, 2, *range(40)])
-    hits(model, 3, [*own, 1, *range(40)])
-    hits(model, 4, list(range(300)))
-    assert hits(model, 5, [*shared, 3]) == 40
-    assert hits(model, 6, [*own, 3]) == 0
+def test_where_prompts_part_is_kept_when_it_was_seen():
+    """The second prompt begins at the last regular distance, the third where the second left the first."""
+    model = make_model(max_windows=8)
+    prompt = list(range(200))
+    distance = 4 * NEEDED * BLOCK
+    assert hits(model, 1, prompt) == 0
+    assert hits(model, 2, [*prompt[:140], 7]) == 140 // distance * distance
+    assert hits(model, 3, [*prompt[:140], 8]) == 140
+    assert hits(model, 4, prompt) == 196
+
+
+def test_what_was_shared_can_be_shared_again():
+    """A window that one request began with stays when that request has left it behind."""
+    model = make_model(max_windows=8)
+    start = [5] * 41
+    hits(model, 1, start)
+    for number in range(2, 5):
+        assert hits(model, number, [*start, number, *range(60)]) == 40
+
+
+def test_a_long_prompt_leaves_the_windows_of_others():
+    """Most of it is free as soon as it is behind: what others may go on from is still there."""
+    model = make_model(max_windows=8, spare=10)
+    hits(model, 1, [6] * 41)
+    hits(model, 2, list(range(390)))
+    assert hits(model, 3, [*[6] * 41, 1]) == 40
+    free = model.scheduler._blocks._windows._allocator.num_free
+    assert free >= 8 * NEEDED + 10 - 98 // 4 - 5 * NEEDED
 
 
 def test_without_prefixes_blocks_are_free_at_once():
