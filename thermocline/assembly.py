@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
-from thermocline.kv.blocks import BlockAllocator
+from thermocline.kv.blocks import BlockAllocator, window_blocks
 from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
@@ -37,6 +37,7 @@ from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.pace import Pace
 from thermocline.pipeline.request_states import RequestStates
+from thermocline.pipeline.request_windows import RequestWindows
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.memory import page_cache_room_bytes
@@ -163,7 +164,8 @@ def _build(
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
-    cache, allocator = _cache(config, spec, max_context_tokens)
+    chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
+    cache, blocks = _cache(config, spec, max_context_tokens, chunk_tokens)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
@@ -213,13 +215,13 @@ def _build(
         cpu,
         overlap=config.scheduler.overlap,
     )
-    chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
     scheduler = Scheduler(
         replace(config.scheduler, prefill_chunk_tokens=chunk_tokens),
-        allocator,
+        BlockAllocator(blocks.of_all_tokens, config.memory.block_tokens),
         max_context_tokens,
         kinds_differ=kernels.prompts_differ,
         states=_request_states(config, spec),
+        windows=_request_windows(config, spec, blocks),
     )
     return EngineParts(
         model=model,
@@ -313,25 +315,46 @@ def _context(config: EngineConfig, context_length: int) -> int:
     return wanted
 
 
-def _cache(
-    config: EngineConfig, spec: ModelSpec, max_context_tokens: int
-) -> tuple[SequenceCache, BlockAllocator]:
+class _NumBlocks(NamedTuple):
+    """Cache blocks of each layer that keeps all tokens, and of each with a sliding window."""
+
+    of_all_tokens: int
+    of_windows: int
+
+
+def _num_blocks(
+    config: EngineConfig, spec: ModelSpec, max_context_tokens: int, chunk_tokens: int
+) -> _NumBlocks:
     memory = config.memory
-    num_blocks = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
+    most = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
+    if spec.window is None or not spec.window_layers:
+        return _NumBlocks(most, 0)
+    # A decode step has as many as a prompt's chunk where preempted requests are computed again.
+    in_flight = (config.scheduler.max_prompt_chunks + 1) * chunk_tokens
+    windows = memory.max_windows * window_blocks(spec.window.num_tokens, memory.block_tokens)
+    return _NumBlocks(most, min(most, windows + ceil_div(in_flight, memory.block_tokens)))
+
+
+def _cache(
+    config: EngineConfig, spec: ModelSpec, max_context_tokens: int, chunk_tokens: int
+) -> tuple[SequenceCache, _NumBlocks]:
+    memory = config.memory
+    blocks = _num_blocks(config, spec, max_context_tokens, chunk_tokens)
     pool = KVPool(
         spec.num_layers,
-        num_blocks,
+        blocks.of_all_tokens,
         memory.block_tokens,
         spec.num_kv_heads,
         spec.head_dim,
         _cache_type(memory.kv_type, spec.head_dim),
-        without=spec.recurrent_layers,
+        own_blocks=dict.fromkeys(spec.recurrent_layers, 0)
+        | dict.fromkeys(spec.window_layers, blocks.of_windows),
     )
     states = None
     if spec.delta is not None:
         num_slots = config.scheduler.max_requests + memory.max_snapshots
         states = StatePool(spec.recurrent_layers, num_slots, spec.delta)
-    return SequenceCache(pool, states), BlockAllocator(num_blocks, memory.block_tokens)
+    return SequenceCache(pool, states), blocks
 
 
 def _request_states(config: EngineConfig, spec: ModelSpec) -> RequestStates | None:
@@ -339,6 +362,16 @@ def _request_states(config: EngineConfig, spec: ModelSpec) -> RequestStates | No
         return None
     slots = StateSlots(config.scheduler.max_requests, config.memory.max_snapshots)
     return RequestStates(slots, config.memory.snapshot_distance_tokens)
+
+
+def _request_windows(
+    config: EngineConfig, spec: ModelSpec, blocks: _NumBlocks
+) -> RequestWindows | None:
+    if spec.window is None or not blocks.of_windows:
+        return None
+    memory = config.memory
+    allocator = BlockAllocator(blocks.of_windows, memory.block_tokens)
+    return RequestWindows(allocator, spec.window.num_tokens, memory.max_windows)
 
 
 def _cache_type(name: str, head_dim: int) -> CacheType:

@@ -46,6 +46,8 @@ class MemoryConfig:
     """Contexts of full length that the KV cache has room for; memory is used as it fills."""
     block_tokens: int = 16
     """Positions per block of the KV cache."""
+    max_windows: int = 32
+    """Requests whose last tokens layers with a sliding window have room for; memory is used as it fills."""
     max_snapshots: int = 16
     """Copies of recurrent state that are kept for prompts that begin alike; memory is used as they come."""
     snapshot_distance_tokens: int = 1024
@@ -69,6 +71,7 @@ class MemoryConfig:
             1 <= self.block_tokens <= 1024,
             f"block_tokens is {self.block_tokens}; choose 1 to 1024",
         )
+        _require(self.max_windows >= 1, f"max_windows is {self.max_windows}; it must be at least 1")
         _require(
             self.max_snapshots >= 0,
             f"max_snapshots is {self.max_snapshots}; it must not be negative",

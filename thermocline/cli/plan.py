@@ -116,6 +116,7 @@ def plan(  # noqa: PLR0913 - one per flag
     --vram and --ram for another one than this. Flags compose: what they ask for comes first, the rest
     is chosen, and what does not fit gives way with a reason.
     """
+    from thermocline.config import SchedulerConfig
     from thermocline.experts.planner import make_plan
     from thermocline.experts.wishes import Wishes, parse_experts
     from thermocline.kernels.cache_format import CacheType
@@ -125,7 +126,12 @@ def plan(  # noqa: PLR0913 - one per flag
 
     with open_model_file(model_path(model)) as file:
         spec = read_spec(file)
-        sizes = measure_sizes(file.tensors.values(), spec, CacheType[kv_type.upper()])
+        sizes = measure_sizes(
+            file.tensors.values(),
+            spec,
+            CacheType[kv_type.upper()],
+            in_flight_tokens=SchedulerConfig().max_prompt_chunks * prefill_chunk,
+        )
         known = None if no_heat else _heat(file, spec, heat)
     num_tokens = _context(ctx, spec)
     wishes = Wishes(

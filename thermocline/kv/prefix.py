@@ -53,7 +53,7 @@ class PrefixCache:
     def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
         self._blocks: dict[bytes, int] = {}
-        self._links: dict[int, tuple[bytes, bytes]] = {}
+        self._links: dict[int, tuple[bytes, bytes | None]] = {}
         """Of each findable block: its key and its parent's."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._total_published = 0
@@ -94,14 +94,15 @@ class PrefixCache:
         """Return a block of one's own, with an idle one evicted if need be; None if all are held."""
         if not self._allocator.num_free and self._idle:
             block, _ = self._idle.popitem(last=False)
-            key, _ = self._links.pop(block)
-            del self._blocks[key]
-            self._allocator.free(block)
+            self._forget(block)
             self._total_evicted += 1
         return self._allocator.allocate()
 
-    def publish(self, block: int, key: bytes, parent: bytes) -> None:
-        """Make a held, full and computed block findable, unless its content is already."""
+    def publish(self, block: int, key: bytes, parent: bytes | None = None) -> None:
+        """Make a held, full and computed block findable, unless its content is already.
+
+        parent: the key of the block without which this one is of no use, if there is one.
+        """
         assert self._allocator.num_holders(block), f"block {block} is not held"
         if key not in self._blocks:
             self._blocks[key] = block
@@ -122,6 +123,13 @@ class PrefixCache:
             if twin is not None and twin in self._idle:
                 self._idle.move_to_end(twin)
 
+    def drop(self, block: int) -> None:
+        """Stop holding a block without children that hardly anybody will ask for: unless others hold it, it is
+        free.
+        """
+        if self._allocator.release(block):
+            self._forget(block)
+
     def check_integrity(self) -> None:
         """Assert that keys, blocks and holders agree, and that children go before parents."""
         self._allocator.check_integrity()
@@ -132,10 +140,17 @@ class PrefixCache:
         for block, (_, parent) in self._links.items():
             is_held = self._allocator.num_holders(block) > 0
             assert is_held != (block in place), f"block {block} must be either held or idle"
-            parent_block = self._blocks.get(parent)
+            parent_block = None if parent is None else self._blocks.get(parent)
             if not is_held and parent_block in place:
                 assert place[block] < place[parent_block], "a parent would go before its child"
         assert all(block in self._links for block in place), "an idle block can not be found"
         not_free = self._allocator.num_blocks - self._allocator.num_free
         held = sum(self._allocator.num_holders(b) > 0 for b in range(self._allocator.num_blocks))
         assert held + len(place) == not_free, "a block is neither free, idle nor held"
+
+    def _forget(self, block: int) -> None:
+        """Free a block that nobody holds, findable or not."""
+        if block in self._links:
+            key, _ = self._links.pop(block)
+            del self._blocks[key]
+        self._allocator.free(block)
