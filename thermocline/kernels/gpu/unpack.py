@@ -64,6 +64,22 @@ def _word(at: tl.tensor, live: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _two_bytes(at: tl.tensor, live: tl.tensor) -> tl.tensor:
+    """Return two bytes at each of these byte pointers, which are multiples of 2, as 32 bits."""
+    return tl.load(at.to(tl.pointer_type(tl.uint16)), mask=live, other=0).to(tl.uint32)
+
+
+@triton.jit
+def _split(pairs: tl.tensor) -> tl.tensor:
+    """Return float32 [n, groups, 2 * w] of two bytes each in [n, groups, w], the lower one first."""
+    n: tl.constexpr = pairs.shape[0]
+    groups: tl.constexpr = pairs.shape[1]
+    width: tl.constexpr = pairs.shape[2]
+    both = tl.join((pairs & 255).to(tl.float32), (pairs >> 8).to(tl.float32))
+    return both.reshape(n, groups, 2 * width)
+
+
+@triton.jit
 def _six_bits(first: tl.tensor, second: tl.tensor, group: tl.tensor) -> tl.tensor:
     """Return the 6-bit number `group` of eight: 0..3 lie in `first`, 4..7 in `second` and first's top bits.
 
@@ -110,18 +126,19 @@ def _q6_k(row: tl.tensor, live: tl.tensor, chunk: tl.tensor) -> tl.tuple:
     Bytes: 128 of low bits, 64 of high bits, 16 of scales, d.
     """
     group = tl.arange(0, 8)[None, :, None]
-    i = tl.arange(0, 16)[None, None, :]
+    pair = tl.arange(0, 8)[None, None, :] * 2
     head, live_block = (row + chunk * 210)[:, None, None], live[:, None, None]
-    q = tl.load(head + group * 16 + i, mask=live_block, other=0)
-    top = tl.load(head + 128 + group // 4 * 32 + group % 2 * 16 + i, mask=live_block, other=0)
-    shift = (group % 4 // 2 * 2).to(tl.uint8)
-    low = (q & 15) | (((top >> shift) & 3) << 4)
-    high = (q >> 4) | (((top >> (shift + 4)) & 3) << 4)
+    q = _two_bytes(head + group * 16 + pair, live_block)
+    top = _two_bytes(head + 128 + group // 4 * 32 + group % 2 * 16 + pair, live_block)
+    shift = group % 4 // 2 * 2
+    low = (q & 0x0F0F) | ((top << (4 - shift)) & 0x3030)
+    high = ((q >> 4) & 0x0F0F) | ((top >> shift) & 0x3030)
     at = (head + 192 + group // 4 * 8 + group % 4).to(tl.pointer_type(tl.int8))
     d = _half(head + 208, live_block)
     first = d * tl.load(at, mask=live_block, other=0).to(tl.float32)
     second = d * tl.load(at + 4, mask=live_block, other=0).to(tl.float32)
-    return (low.to(tl.float32) - 32.0) * first, (high.to(tl.float32) - 32.0) * second
+    # q * scale has at most 24 bits, so that this is (q - 32) * scale to the bit.
+    return _split(low) * first - 32.0 * first, _split(high) * second - 32.0 * second
 
 
 @triton.jit
