@@ -18,14 +18,11 @@ CHUNK = 256
 def plane_columns(chunk: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr) -> tl.tensor:
     """Return int32 [128]: the columns of a chunk's plane, in the order in which `unpack_chunk` has them."""
     i = tl.arange(0, 128)
-    if fmt == "Q4_K" or fmt == "Q5_K":
-        run: tl.constexpr = 32
-    elif fmt == "Q6_K":
-        run: tl.constexpr = 64
-    elif fmt == "Q4_0" or fmt == "IQ4_XS" or fmt == "MXFP4":
-        run: tl.constexpr = 16
-    else:
-        run: tl.constexpr = 128
+    is_sixteens: tl.constexpr = fmt == "Q4_0" or fmt == "IQ4_XS" or fmt == "MXFP4"
+    is_two_level: tl.constexpr = fmt == "Q4_K" or fmt == "Q5_K"
+    short: tl.constexpr = 16 if is_sixteens else 32
+    long: tl.constexpr = 64 if fmt == "Q6_K" else 128
+    run: tl.constexpr = short if is_sixteens or is_two_level else long
     return chunk * 256 + i // run * (2 * run) + i % run + plane * run
 
 
