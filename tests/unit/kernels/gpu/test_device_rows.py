@@ -14,6 +14,13 @@ from thermocline.kernels.gpu.formats import DEVICE_FORMATS
 from thermocline.kernels.weight import SUPPORTED_FORMATS
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
+_EXAMPLES = settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
 
 def test_device_formats_are_formats_of_the_cpu_too():
     """An expert that leaves the device can be computed."""
@@ -62,7 +69,7 @@ def test_slots_are_added_in_order(kernels, tokens, slots, hidden):
     assert same_bits(kernels.gather_combine(outputs, pair_of, residual), expected + residual)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@_EXAMPLES
 @given(
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=12),
     tile_pairs=st.sampled_from([1, 2, 16]),
