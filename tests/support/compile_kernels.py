@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 from thermocline.kernels.gpu.dequant import dequantize_kernel
 from thermocline.kernels.gpu.expert_ffn import DECODE, PROMPT, TileForm
 from thermocline.kernels.gpu.gather_combine import gather_combine_kernel
+from thermocline.kernels.gpu.tile_schedule import tile_schedule_kernel
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def cases() -> Iterator[Case]:
     pointers = dict.fromkeys(("out_ptr", "outputs_ptr", "residual_ptr"), "*fp32")
     constants = {"hidden": HIDDEN, "num_slots": 8, "block": 1024}
     yield Case(gather_combine_kernel, pointers | {"pair_of_ptr": "*i32"}, constants)
+    pointers = dict.fromkeys(("tiles_ptr", "slots_ptr", "counts_ptr"), "*i32")
+    types = pointers | dict.fromkeys(("num_experts", "num_tiles"), "i32")
+    constants = {"tile_pairs": 64, "block_experts": 256, "block_tiles": 32}
+    yield Case(tile_schedule_kernel, types, constants)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import Weight, WeightStack
 
 GUARD_ROWS = 2
+POISON = -12345
 
 
 class GuardedDeviceMemory:
-    """Stands in for torch.empty: floats start as NaN, with rows of NaN before and behind them."""
+    """Stands in for torch.empty: outputs start as NaN (-12345 for integers), with rows of it before and behind."""
 
     def __init__(self) -> None:
         self._empty = torch.empty
@@ -32,7 +33,7 @@ class GuardedDeviceMemory:
         """Return what torch.empty would, guarded."""
         whole = self._empty(
             (shape[0] + 2 * GUARD_ROWS, *shape[1:]), dtype=dtype, device=device
-        ).fill_(float("nan"))
+        ).fill_(float("nan") if dtype.is_floating_point else POISON)
         self._guards += [whole[:GUARD_ROWS], whole[GUARD_ROWS + shape[0] :]]
         return whole[GUARD_ROWS : GUARD_ROWS + shape[0]]
 
@@ -42,7 +43,9 @@ class GuardedDeviceMemory:
 
     def check(self) -> None:
         """Fail if a guard row was written to."""
-        assert all(guard.isnan().all() for guard in self._guards), "written outside of the output"
+        for guard in self._guards:
+            is_poison = guard.isnan() if guard.is_floating_point() else guard == POISON
+            assert is_poison.all(), "written outside of the output"
 
 
 class DeviceKernels:

@@ -1,7 +1,7 @@
 """The experts of one layer on the device, over raw blocks in slots: two launches for any batch.
 
-Gate, up and SiLU in the first, down and routing weight in the second. Pairs stay where they are: a tile is
-a run of pairs of one expert, and no pair is padded. Which of two arithmetics is used is the caller's
+Gate, up and SiLU in the first, down and routing weight in the second, behind a small one that lays out tiles.
+Pairs stay where they are: a tile is a run of pairs of one expert, and no pair is padded. Which of two arithmetics is used is the caller's
 word alone (`prompt`), as numerics.md has it. Knows no store and no stream.
 """
 
@@ -16,6 +16,7 @@ import triton
 from thermocline.kernels.gpu.dequant import naive_dequantize
 from thermocline.kernels.gpu.expert_rows import down_rows_kernel, gate_up_rows_kernel
 from thermocline.kernels.gpu.expert_tiles import down_tiles_kernel, gate_up_tiles_kernel
+from thermocline.kernels.gpu.tile_schedule import tile_schedule
 
 if TYPE_CHECKING:
     from typing import Any
@@ -115,23 +116,6 @@ def operand_type(form: TileForm, *matrices: SlotMatrix) -> torch.dtype:
     has_halves = any(matrix.format.name == "F16" for matrix in matrices)
     is_exact = form is DECODE or has_halves or triton.knobs.runtime.interpret
     return torch.float32 if is_exact else torch.bfloat16
-
-
-def tile_schedule(slots: Tensor, counts: Tensor, num_pairs: int, tile_pairs: int) -> Tensor:
-    """Return int32 [tiles, 3]: each tile's slot, first pair and number of pairs.
-
-    slots, counts: int32 [n], as in `SlotWork`. The number of tiles depends on n and `num_pairs` alone, so
-    that a captured graph stays true; tiles that are left over have no pairs. Every pair is in one tile.
-    """
-    num_tiles = min(num_pairs, len(slots) + num_pairs // tile_pairs)
-    per_expert = (counts + (tile_pairs - 1)) // tile_pairs
-    ends = per_expert.cumsum(0)
-    index = torch.arange(num_tiles, device=counts.device)
-    expert = torch.searchsorted(ends, index, right=True).clamp_max(len(slots) - 1)
-    skipped = (index - (ends - per_expert)[expert]) * tile_pairs
-    first = (counts.cumsum(0) - counts)[expert] + skipped
-    sizes = (counts[expert] - skipped).clamp(0, tile_pairs)
-    return torch.stack((slots[expert], first, sizes), 1).int()
 
 
 def naive_expert_outputs(work: SlotWork) -> Tensor:

@@ -24,7 +24,7 @@ def gather_combine(outputs: Tensor, pair_of: Tensor, residual: Tensor) -> Tensor
     num_tokens, hidden = residual.shape
     out = torch.empty_like(residual)
     if num_tokens:
-        grid = (triton.cdiv(hidden, _COLUMNS), num_tokens)
+        grid = (num_tokens, triton.cdiv(hidden, _COLUMNS))
         gather_combine_kernel[grid](
             *(out, outputs, pair_of, residual),
             hidden=hidden,
@@ -45,8 +45,8 @@ def gather_combine_kernel(
     block: tl.constexpr,
 ) -> None:
     """A program: `block` columns of one token."""
-    token = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * block + tl.arange(0, block)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
     total = _slot(outputs_ptr, pair_of_ptr + token * num_slots, column, hidden)
     for slot in tl.static_range(1, num_slots):
         total += _slot(outputs_ptr, pair_of_ptr + token * num_slots + slot, column, hidden)
