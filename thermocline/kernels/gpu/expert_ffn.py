@@ -1,0 +1,134 @@
+"""The experts of one layer on the device, over raw blocks in slots: two launches for any batch.
+
+Gate, up and SiLU in the first, down and routing weight in the second, behind a small one that lays out tiles.
+Pairs stay where they are: a tile is a run of pairs of one expert, and no pair is padded. Which of two arithmetics is used is the caller's
+word alone (`prompt`), as numerics.md has it. Knows no store and no stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from thermocline.kernels.gpu.dequant import naive_dequantize
+from thermocline.kernels.gpu.expert_rows import down_rows_kernel, gate_up_rows_kernel
+from thermocline.kernels.gpu.expert_tiles import down_tiles_kernel, gate_up_tiles_kernel
+from thermocline.kernels.gpu.tile_schedule import tile_schedule
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from torch import Tensor
+
+    from thermocline.kernels.gpu.slots import SlotMatrix, SlotWork
+
+
+@dataclass(frozen=True, slots=True)
+class TileForm:
+    """One arithmetic: its kernels, and how they cut work into programs.
+
+    block_rows: rows of a matrix per program; tile_pairs: the sizes that a tile of pairs may have.
+    """
+
+    gate_up: Any
+    down: Any
+    block_rows: int
+    tile_pairs: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+
+    def pairs_per_tile(self, num_pairs: int, num_experts: int) -> int:
+        """Return the smallest size that holds an average expert's pairs; it changes no bit of results."""
+        fitting = (size for size in self.tile_pairs if size * num_experts >= num_pairs)
+        return next(fitting, self.tile_pairs[-1])
+
+    def options(self, tile_pairs: int) -> dict[str, int | bool]:
+        """Return the arguments of a launch that the form decides."""
+        return {
+            "block_rows": self.block_rows,
+            "num_pairs": tile_pairs,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": True,
+        }
+
+
+# 8 rows times 128 bytes are one load of 16 bytes per thread of two warps. Four pairs at a time would no
+# longer fit a thread's registers.
+DECODE = TileForm(gate_up_rows_kernel, down_rows_kernel, 8, (1, 2), num_warps=2, num_stages=1)
+PROMPT = TileForm(
+    gate_up_tiles_kernel, down_tiles_kernel, 64, (16, 32, 64), num_warps=8, num_stages=1
+)
+
+
+def expert_outputs(work: SlotWork, *, prompt: bool = False) -> Tensor:
+    """Return float32 [pairs, hidden]: scale * down(silu(gate(x[row])) * up(x[row])) of each pair.
+
+    Only queues work on the current stream; needs nothing from the host but shapes. Decoding computes in
+    float32; prompts round both operands of each product to bfloat16 (TF32 with an F16 matrix).
+    """
+    form, experts, num_pairs = PROMPT if prompt else DECODE, work.experts, len(work.rows)
+    out = torch.empty((num_pairs, experts.down.rows), dtype=torch.float32, device=work.x.device)
+    if not num_pairs:
+        return out
+    tile_pairs = form.pairs_per_tile(num_pairs, len(work.slots))
+    tiles = tile_schedule(work.slots, work.counts, num_pairs, tile_pairs)
+    inner = _gate_up(work, form, tiles, tile_pairs)
+    down = experts.down
+    form.down[triton.cdiv(down.rows, form.block_rows), len(tiles)](
+        *(out, inner, down.raw, tiles, work.scale, down.raw.stride(0)),
+        row_bytes=down.raw.shape[2],
+        num_rows=down.rows,
+        cols=down.cols,
+        fmt=down.format.name,
+        **form.options(tile_pairs),
+    )
+    return out
+
+
+def _gate_up(work: SlotWork, form: TileForm, tiles: Tensor, tile_pairs: int) -> Tensor:
+    """Return silu(gate x) * up x [pairs, intermediate], in the type that the down product takes."""
+    gate, up = work.experts.gate, work.experts.up
+    kind = operand_type(form, work.experts.down)
+    inner = torch.empty((len(work.rows), gate.rows), dtype=kind, device=work.x.device)
+    form.gate_up[triton.cdiv(gate.rows, form.block_rows), len(tiles)](
+        *(inner, work.x.to(operand_type(form, gate, up)), gate.raw, up.raw, tiles, work.rows),
+        *(gate.raw.stride(0), up.raw.stride(0)),
+        gate_row_bytes=gate.raw.shape[2],
+        up_row_bytes=up.raw.shape[2],
+        num_rows=gate.rows,
+        cols=gate.cols,
+        gate_fmt=gate.format.name,
+        up_fmt=up.format.name,
+        **form.options(tile_pairs),
+    )
+    return inner
+
+
+def operand_type(form: TileForm, *matrices: SlotMatrix) -> torch.dtype:
+    """Return what activations are given as: float32 goes through the matrix units as TF32.
+
+    Triton's interpreter multiplies bfloat16 as if their bits were integers: there all is float32.
+    """
+    has_halves = any(matrix.format.name == "F16" for matrix in matrices)
+    is_exact = form is DECODE or has_halves or triton.knobs.runtime.interpret
+    return torch.float32 if is_exact else torch.bfloat16
+
+
+def naive_expert_outputs(work: SlotWork) -> Tensor:
+    """Twin of `expert_outputs` in plain torch and float32, expert by expert; reads `counts` on the host."""
+    experts, outs, start = work.experts, [], 0
+    for slot, count in zip(work.slots.tolist(), work.counts.tolist(), strict=True):
+        gate, up, down = (
+            naive_dequantize(matrix.raw[slot], matrix.format)
+            for matrix in (experts.gate, experts.up, experts.down)
+        )
+        pairs = slice(start, start + count)
+        x = work.x[work.rows[pairs].long()]
+        inner = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
+        outs.append((inner @ down.T) * work.scale[pairs, None])
+        start += count
+    return torch.cat([work.x.new_empty((0, experts.down.rows)), *outs])
