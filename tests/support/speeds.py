@@ -28,7 +28,6 @@ def speeds(**changed: Any) -> MachineSpeeds:
         "trunk": {"attention": costs, "attention, dense": costs, "recurrent": costs},
         "head": costs,
         "attention": AttentionSpeeds(decode_pair_s=1e-8, prompt_pair_s=1e-9),
-        "layer_s": 0.0,
         "step_s": 0.0,
     }
     return MachineSpeeds(**(fields | changed))

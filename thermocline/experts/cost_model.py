@@ -212,8 +212,7 @@ class _Bill:
             self._add_trunk(index, chunk)
             if layer.expert:
                 self._add_experts(index, chunk.num_tokens)
-        fixed_s = self._speeds.step_s + len(self._sizes.layers) * self._speeds.layer_s
-        self._spend(Resource.OVERHEAD, fixed_s)
+        self._spend(Resource.OVERHEAD, self._speeds.step_s)
 
     def add_head(self, num_rows: int) -> None:
         """Add the logits of so many tokens."""

@@ -100,8 +100,8 @@ class MachineSpeeds:
 
     read_bytes_per_s, multiply_adds_per_s: what all threads reach at most (int8 for the latter). experts: costs
     of routed experts by the layout of `LayerSizes`. trunk: costs of a layer without them and without attention's
-    pairs, by `LayerSizes.trunk_kind`. head: norm and output matrix. layer_s: seconds that each layer takes
-    besides, step_s: each chunk or step.
+    pairs, by `LayerSizes.trunk_kind`. head: norm and output matrix. step_s: seconds that each chunk or
+    step takes besides: planning, sampling, handing on.
     """
 
     threads: int
@@ -111,7 +111,6 @@ class MachineSpeeds:
     trunk: Mapping[str, RowCosts]
     head: RowCosts
     attention: AttentionSpeeds
-    layer_s: float
     step_s: float
     disk: DiskSpeeds | None = None
     device: DeviceSpeeds | None = None

@@ -46,10 +46,13 @@ def test_a_decoded_token_reads_trunk_experts_and_head():
     assert str(found) == "100 tokens/s, bound by the CPU's memory reads"
 
 
-def test_bookkeeping_counts_per_layer_and_step():
-    """A millisecond for each of two layers and three for the step, on top of 10 ms."""
-    found = estimate(sizes(), speeds(layer_s=1e-3, step_s=3e-3), None, STEP)
-    assert found.seconds == pytest.approx(0.015)
+def test_bookkeeping_counts_per_step_and_chunk():
+    """Three milliseconds on top of 10; of a prompt, for each of its chunks."""
+    found = estimate(sizes(), speeds(step_s=3e-3), None, STEP)
+    assert found.seconds == pytest.approx(0.013)
+    prompt = Workload(Phase.PREFILL, 40, chunk_tokens=16)
+    found = estimate(sizes(), speeds(step_s=3e-3), None, prompt)
+    assert found.parts[Resource.OVERHEAD] == pytest.approx(0.009)
     slow = estimate(sizes(), speeds(step_s=1.0), None, STEP)
     assert slow.bound == "bookkeeping"
 
