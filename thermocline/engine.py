@@ -78,6 +78,8 @@ class EngineStatistics:
     """Times each expert was chosen, [layers, experts]."""
     placement: Placement
     prefetch: PrefetchStatistics | None
+    placement_reasons: tuple[str, ...] = ()
+    """Why the hot experts are hot."""
 
     @property
     def num_choices(self) -> int:
@@ -288,6 +290,7 @@ class Engine:
             parts.heat.counts(),
             parts.placement,
             None if governor is None else governor.statistics(),
+            parts.placement_reasons,
         )
 
     def expert_figures(self) -> ExpertFigures:

@@ -16,6 +16,7 @@ from thermocline.cli.bench import bench
 from thermocline.cli.chat import chat
 from thermocline.cli.demo import demo
 from thermocline.cli.group import ErrorLineGroup
+from thermocline.cli.heat import heat
 from thermocline.cli.info import info
 from thermocline.cli.logits import logits
 from thermocline.cli.perplexity import perplexity
@@ -61,6 +62,7 @@ for command in (
     top,
     info,
     plan,
+    heat,
     tokenize,
     bench,
     trace,

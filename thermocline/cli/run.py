@@ -108,6 +108,7 @@ def _as_json(
             "num_hot": statistics.placement.num_hot,
             "num_cold": statistics.placement.num_cold,
             "hot_share": statistics.hot_share,
+            "reasons": statistics.placement_reasons,
             "prefetch": None if prefetch is None else asdict(prefetch),
         },
     }
