@@ -99,7 +99,8 @@ class _Opened:
         found = measure_kernels(self.model, self.kernels, self.sizes, self.cache_type, rounds)
         disk = None
         if with_disk:
-            disk = measure_disk(self.file, ExpertCatalog(self.model.expert_layers))
+            catalog = ExpertCatalog(self.model.expert_layers)
+            disk = measure_disk(self.file, catalog, self.sizes.num_used, self.threads)
         return MachineSpeeds(
             threads=self.threads,
             read_bytes_per_s=limits.read_bytes_per_s,

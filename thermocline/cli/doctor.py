@@ -128,8 +128,13 @@ def _facts(speeds: MachineSpeeds, machine: MachineFacts) -> Iterator[tuple[str, 
     if speeds.disk is None:
         yield "disk", "not measured: the file's pages stay in memory"
     else:
-        in_order, at_random = speeds.disk.sequential_bytes_per_s, speeds.disk.expert_bytes_per_s
-        yield "disk", f"{in_order / 1e9:.2f} GB/s in order, {at_random / 1e9:.2f} GB/s by experts"
+        disk = speeds.disk
+        yield (
+            "disk",
+            f"{disk.sequential_bytes_per_s / 1e9:.2f} GB/s in order, "
+            f"{disk.expert_bytes_per_s / 1e9:.2f} by a token's experts, "
+            f"{disk.fault_bytes_per_s / 1e9:.2f} by missing pages",
+        )
     device = speeds.device
     if device is None:
         yield "device", "none"

@@ -84,11 +84,13 @@ def make_estimates(
     Memory holds of the file what it can when they begin.
     """
     from thermocline.experts.cost_model import HostMemory, Phase, Workload, estimate
+    from thermocline.prefetch.opening import SPARE_BYTES
 
     on_cpu_alone = plan.device_bytes > 0 and speeds.device is None
     priced = None if on_cpu_alone else plan
-    room = max(0, ram_bytes - plan.host_kv_bytes)
-    memory = None if speeds.disk is None else HostMemory(room, room)
+    fits = plan.host_bytes <= ram_bytes
+    room = max(0, ram_bytes - plan.host_kv_bytes - SPARE_BYTES)
+    memory = None if fits or speeds.disk is None else HostMemory(room, room)
 
     def of(work: Workload) -> Estimate:
         return estimate(sizes, speeds, priced, work, memory=memory, heat=heat)
@@ -97,5 +99,5 @@ def make_estimates(
         of(Workload(Phase.PREFILL, chunk_tokens, chunk_tokens=chunk_tokens)),
         of(Workload(Phase.DECODE, 1, cached_tokens=_CACHED_TOKENS)),
         on_cpu_alone,
-        without_disk=memory is None and plan.host_bytes > ram_bytes,
+        without_disk=not fits and memory is None,
     )

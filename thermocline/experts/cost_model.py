@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from thermocline.experts.machine_speeds import DeviceSpeeds, MachineSpeeds, RowCosts
+    from thermocline.experts.machine_speeds import DeviceSpeeds, DiskSpeeds, MachineSpeeds, RowCosts
     from thermocline.experts.planner import Plan
     from thermocline.models.sizes import LayerSizes, ModelSizes
 
@@ -163,11 +163,13 @@ def estimate(
     `make_plan`. Raises ConfigError where the speeds lack something: a device that the plan uses, a layout, a disk.
     """
     bill = _Bill(sizes, speeds, plan, heat)
-    chunks = [work] if work.phase is Phase.DECODE else _chunks(work)
-    for chunk in chunks:
-        bill.add_chunk(chunk)
-    bill.add_head(work.num_tokens if work.phase is Phase.DECODE else 1)
-    seconds = bill.add_disk(work.phase, memory, len(chunks))
+    disk = _Disk(sizes, speeds.disk, plan, memory)
+    if work.phase is Phase.DECODE:
+        seconds = bill.add_step(work, disk)
+    else:
+        chunks = _chunks(work)
+        seconds = sum(bill.add_chunk(chunk, disk, index) for index, chunk in enumerate(chunks))
+        seconds += bill.add_head(1, disk.first_trunk_s(sizes.output))
     return Estimate(work.phase, work.num_tokens / seconds, seconds, bill.bound(), bill.parts)
 
 
@@ -183,6 +185,51 @@ def _chunks(work: Workload) -> list[Workload]:
     ]
 
 
+class _Disk:
+    """Seconds to read what memory lacks; what every token needs is the last that it lacks."""
+
+    def __init__(
+        self,
+        sizes: ModelSizes,
+        speeds: DiskSpeeds | None,
+        plan: Plan | None,
+        memory: HostMemory | None,
+    ) -> None:
+        total = sizes.total if plan is None else plan.host_bytes - plan.host_kv_bytes
+        self._experts = sizes.routed - (0 if plan is None else plan.hot_expert_bytes)
+        self._trunk = total - self._experts
+        self._speeds = speeds
+        first = again = 0
+        if memory is not None:
+            first, again = (
+                max(0, total - held) for held in (memory.resident_bytes, memory.room_bytes)
+            )
+            if max(first, again) and speeds is None:
+                raise ConfigError("the disk's speed is not known: measure again with this file")
+        self._missing_first, self._missing_again = first, again
+
+    def first_trunk_s(self, nbytes: float) -> float:
+        """Return how long the first use of so many bytes of the trunk waits for them."""
+        missing = max(0, self._missing_first - self._experts)
+        if self._speeds is None or not missing:
+            return 0.0
+        return nbytes * missing / self._trunk / self._speeds.fault_bytes_per_s
+
+    def stream_s(self, nbytes: float, chunk_index: int) -> float:
+        """Return how long so many bytes of all experts take, read ahead for a prompt's chunk."""
+        missing = self._missing_again if chunk_index else self._missing_first
+        if self._speeds is None or not missing:
+            return 0.0
+        return nbytes * min(1.0, missing / self._experts) / self._speeds.sequential_bytes_per_s
+
+    def selected_s(self, nbytes: float) -> float:
+        """Return how long a step waits for so many bytes of chosen experts."""
+        if self._speeds is None or not self._missing_again:
+            return 0.0
+        share = min(1.0, self._missing_again / self._experts)
+        return nbytes * share / self._speeds.expert_bytes_per_s
+
+
 class _Bill:
     """Adds up what chunks cost, by resource."""
 
@@ -195,9 +242,7 @@ class _Bill:
     ) -> None:
         self._sizes, self._speeds, self._plan, self._heat = sizes, speeds, plan, heat
         self.parts = dict.fromkeys(Resource, 0.0)
-        self._seconds = 0.0
         self._read_bytes = 0.0  # that the CPU reads from memory
-        self._selected_bytes = 0.0  # of them, routed experts
         self._device: DeviceSpeeds | None = None
         self._first_on_device = len(sizes.layers)
         if plan is not None and plan.device_bytes > 0:
@@ -206,45 +251,39 @@ class _Bill:
             self._device = speeds.device
             self._first_on_device -= plan.trunk_layers_on_gpu
 
-    def add_chunk(self, chunk: Workload) -> None:
-        """Add one chunk's walk through all layers."""
+    def add_step(self, step: Workload, disk: _Disk) -> float:
+        """Add one step and return its seconds. A layer waits for the experts that memory lacks."""
+        seconds = self._spend(Resource.OVERHEAD, self._speeds.step_s)
         for index, layer in enumerate(self._sizes.layers):
-            self._add_trunk(index, chunk)
+            seconds += self._trunk_s(index, step)
             if layer.expert:
-                self._add_experts(index, chunk.num_tokens)
-        self._spend(Resource.OVERHEAD, self._speeds.step_s)
+                experts_s, selected_bytes = self._experts_s(index, step.num_tokens)
+                waits_s = self._spend(Resource.DISK, disk.selected_s(selected_bytes))
+                seconds += experts_s + waits_s
+        return seconds + self.add_head(step.num_tokens)
 
-    def add_head(self, num_rows: int) -> None:
-        """Add the logits of so many tokens."""
+    def add_chunk(self, chunk: Workload, disk: _Disk, index: int) -> float:
+        """Add a prompt's chunk and return its seconds: experts are read ahead while layers compute."""
+        seconds = self._spend(Resource.OVERHEAD, self._speeds.step_s)
+        read_s = 0.0
+        for number, layer in enumerate(self._sizes.layers):
+            if not index and number < self._first_on_device:
+                seconds += self._spend(Resource.DISK, disk.first_trunk_s(layer.trunk))
+            seconds += self._trunk_s(number, chunk)
+            if layer.expert:
+                cold = self._sizes.num_experts - len(self._hot(number))
+                read_s += self._spend(Resource.DISK, disk.stream_s(cold * layer.expert, index))
+                seconds = max(seconds + self._experts_s(number, chunk.num_tokens)[0], read_s)
+        return seconds
+
+    def add_head(self, num_rows: int, waits_s: float = 0.0) -> float:
+        """Add the logits of so many tokens, and what is waited for before; returns the seconds."""
         if self._device is not None and self._first_on_device < len(self._sizes.layers):
             seconds = _device_seconds(self._device, self._sizes.output, num_rows)
-            self._spend(Resource.DEVICE, seconds)
-            return
-        self._spend(Resource.HEAD, head_seconds_cpu(self._speeds, self._sizes, num_rows))
+            return self._spend(Resource.DEVICE, seconds)
         self._read_bytes += self._sizes.output
-
-    def add_disk(self, phase: Phase, memory: HostMemory | None, num_chunks: int) -> float:
-        """Add what must be read from disk; returns the seconds in all."""
-        plan = self._plan
-        on_host = self._sizes.total if plan is None else plan.host_bytes - plan.host_kv_bytes
-        if memory is None or min(memory.room_bytes, memory.resident_bytes) >= on_host:
-            return self._seconds
-        if self._speeds.disk is None:
-            raise ConfigError("nothing is known of the disk's speed: measure again with the file")
-        disk = self._speeds.disk
-        if phase is Phase.PREFILL:
-            again = max(0, on_host - memory.room_bytes) * (num_chunks - 1)
-            missing = max(0, on_host - memory.resident_bytes) + again
-            seconds = missing / disk.sequential_bytes_per_s
-            self._seconds = max(self._seconds, seconds)
-        else:
-            experts = self._sizes.routed
-            room = max(0, memory.room_bytes - (on_host - experts))
-            share = max(0.0, 1 - room / experts) if experts else 0.0
-            seconds = share * self._selected_bytes / disk.expert_bytes_per_s
-            self._seconds += seconds
-        self.parts[Resource.DISK] = seconds
-        return self._seconds
+        seconds = head_seconds_cpu(self._speeds, self._sizes, num_rows)
+        return self._spend(Resource.HEAD, seconds) + self._spend(Resource.DISK, waits_s)
 
     def bound(self) -> str:
         """Return in words what takes the most time."""
@@ -257,51 +296,59 @@ class _Bill:
         is_memory = self._read_bytes / self._speeds.read_bytes_per_s >= _MEMORY_BOUND * cpu_s
         return "the CPU's memory reads" if is_memory else "the CPU's arithmetic"
 
-    def _add_trunk(self, index: int, chunk: Workload) -> None:
+    def _hot(self, index: int) -> frozenset[int]:
+        if self._device is None or self._plan is None:
+            return frozenset()
+        return frozenset(self._plan.placement.hot[index])
+
+    def _trunk_s(self, index: int, chunk: Workload) -> float:
         layer = self._sizes.layers[index]
         nbytes = layer.trunk + layer.kv_per_token * chunk.cached_tokens
         if self._device is not None and index >= self._first_on_device:
             seconds = _device_seconds(self._device, nbytes, chunk.num_tokens)
-            self._spend(Resource.DEVICE, seconds + _TRUNK_LAUNCHES * self._device.launch_s)
-            return
-        attention_s = _attention_seconds(self._speeds, layer, chunk)
-        self._spend(Resource.ATTENTION, attention_s)
-        self._spend(Resource.TRUNK, trunk_seconds_cpu(self._speeds, layer, chunk) - attention_s)
+            seconds += _TRUNK_LAUNCHES * self._device.launch_s
+            return self._spend(Resource.DEVICE, seconds)
         self._read_bytes += nbytes
+        attention_s = self._spend(
+            Resource.ATTENTION, _attention_seconds(self._speeds, layer, chunk)
+        )
+        seconds = trunk_seconds_cpu(self._speeds, layer, chunk)
+        self._spend(Resource.TRUNK, seconds - attention_s)
+        return seconds
 
-    def _add_experts(self, index: int, num_tokens: int) -> None:
-        """The CPU's share and the device's at the same time, and what goes between them."""
-        layer, device = self._sizes.layers[index], self._device
-        hot: Collection[int] = ()
-        if device is not None and self._plan is not None:
-            hot = frozenset(self._plan.placement.hot[index])
-        cpu_s = device_s = cpu_bytes = 0.0
+    def _experts_s(self, index: int, num_tokens: int) -> tuple[float, float]:
+        """Return seconds, the CPU's share and the device's at the same time, and the bytes that the CPU reads."""
+        layer, device, hot = self._sizes.layers[index], self._device, self._hot(index)
         heat = None if self._heat is None else self._heat[index]
         rows_of = expected_rows(self._sizes.num_experts, self._sizes.num_used, num_tokens, heat)
+        cpu_s = device_s = cpu_bytes = 0.0
         for expert, (chosen, rows) in enumerate(rows_of):
             if device is not None and expert in hot:
                 device_s += chosen * expert_seconds_device(device, layer.expert, rows)
             else:
                 costs = expert_seconds_cpu(self._speeds, layer.layout, layer.expert, rows)
                 cpu_s, cpu_bytes = cpu_s + chosen * costs, cpu_bytes + chosen * layer.expert
-        crosses = cpu_bytes > 0 if index >= self._first_on_device else bool(hot)
-        copy_s = 0.0
-        if device is not None:
-            device_s += _EXPERT_LAUNCHES * device.launch_s if hot else 0.0
-            if crosses:
-                nbytes = _ACTIVATION_BYTES * self._sizes.hidden_size * num_tokens
-                back = nbytes / device.pinned_to_host_bytes_per_s
-                copy_s = copy_seconds(device, nbytes) + back + 2 * device.launch_s
-        self.parts[Resource.EXPERTS] += cpu_s
-        self.parts[Resource.DEVICE] += device_s
-        self._spend(Resource.COPY, copy_s)
-        self._seconds += max(cpu_s, device_s)
         self._read_bytes += cpu_bytes
-        self._selected_bytes += cpu_bytes
+        self._spend(Resource.EXPERTS, cpu_s)
+        if device is None:
+            return cpu_s, cpu_bytes
+        if hot:
+            device_s += _EXPERT_LAUNCHES * device.launch_s
+        self._spend(Resource.DEVICE, device_s)
+        crosses = cpu_bytes > 0 if index >= self._first_on_device else bool(hot)
+        return max(cpu_s, device_s) + crosses * self._crossing_s(device, num_tokens), cpu_bytes
 
-    def _spend(self, resource: Resource, seconds: float) -> None:
+    def _crossing_s(self, device: DeviceSpeeds, num_tokens: int) -> float:
+        """Activations go to the other side, and come back."""
+        nbytes = _ACTIVATION_BYTES * self._sizes.hidden_size * num_tokens
+        back_s = nbytes / device.pinned_to_host_bytes_per_s
+        return self._spend(
+            Resource.COPY, copy_seconds(device, nbytes) + back_s + 2 * device.launch_s
+        )
+
+    def _spend(self, resource: Resource, seconds: float) -> float:
         self.parts[resource] += seconds
-        self._seconds += seconds
+        return seconds
 
 
 def _measured(costs: Mapping[str, RowCosts], name: str) -> RowCosts:

@@ -54,6 +54,8 @@ _BLOCK_TOKENS: Final = 32
 # Cached tokens that attention is timed with, and a prompt's queries: their pairs outweigh the call.
 _CACHED_TOKENS: Final = 2048
 _QUERIES: Final = 128
+# Two or four of it are a small number in every type that a cache has.
+_CACHE_BYTE: Final = 0x3C
 # Of 10 TB/s, which no processor reads: what is left of a difference of two times may be less than nothing.
 _LEAST_S_PER_BYTE: Final = 1e-13
 
@@ -141,6 +143,9 @@ class _Parts:
         self._by_layout = _grouped(timed, lambda n: sizes.layers[n].layout)
         self._by_both = _grouped(timed, lambda n: _alike(sizes.layers[n]))
         self._with_cache = [n for n in timed if sizes.layers[n].kv_per_token]
+        for layer in self._with_cache:
+            # Memory that was never written is one page of zeros, which any cache holds.
+            pool.layer(layer).keys[:] = pool.layer(layer).values[:] = _CACHE_BYTE
 
     def probes(self) -> dict[_Key, _Probe]:
         """Return all that is timed, in the order in which a round times it."""

@@ -68,13 +68,15 @@ class AttentionSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpeeds:
-    """Bytes per second from the disk that holds the file, with as many reads at a time as prefetch has.
+    """Bytes per second from the disk that holds the file.
 
-    sequential: one after another; experts: one expert after another in random order.
+    sequential: experts one after another, with as many reads at a time as prefetch has; experts: those of a token
+    at once, and then the next ones; faults: what computing threads reach that find pages missing.
     """
 
     sequential_bytes_per_s: float
     expert_bytes_per_s: float
+    fault_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import statistics
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -37,27 +37,96 @@ _SEED: Final = 3
 
 
 def measure_disk(
-    file: ModelFile, catalog: ExpertCatalog, sample_bytes: int = _SAMPLE_BYTES
+    file: ModelFile,
+    catalog: ExpertCatalog,
+    num_used: int,
+    threads: int,
+    sample_bytes: int = _SAMPLE_BYTES,
 ) -> DiskSpeeds | None:
-    """Return the median speeds of a few samples of each kind, taken in turn; None where pages do not go."""
-    draw = random.Random(_SEED)
+    """Return the median speeds of a few samples of each kind, taken in turn; None where pages do not go.
+
+    num_used: experts that a token chooses of a layer; threads: how many compute.
+    """
     layers = [n for n in map(LayerIndex, range(catalog.num_layers)) if catalog.expert_bytes(n)]
-    rates: tuple[list[float], list[float]] = [], []
-    for _ in range(_NUM_SAMPLES if layers else 0):
-        turn = draw.randrange(len(layers))
-        in_order = [layers[(turn + n) % len(layers)] for n in range(len(layers))]
-        keys = [ExpertKey(n, ExpertIndex(e)) for n in layers for e in range(catalog.num_experts)]
-        draw.shuffle(keys)
-        samples = (
-            (span for layer in in_order for span in catalog.layer_spans(layer)),
-            (span for key in keys for span in catalog.spans(key)),
-        )
-        for found, spans in zip(rates, samples, strict=True):
-            rate = _read_rate(file, _pieces(spans, sample_bytes))
-            if rate is None:
-                return None
-            found.append(rate)
+    samples = _Samples(file, catalog, layers, num_used, sample_bytes)
+    core = load_native().Core("portable", threads)
+    rates: tuple[list[float], list[float], list[float]] = [], [], []
+    with ThreadPoolExecutor(NUM_THREADS, "disk speed") as pool:
+
+        def fetch(pieces: Sequence[ByteSpan]) -> None:
+            list(pool.map(samples.advisor.fetch, pieces))
+
+        def touch(pieces: Sequence[ByteSpan]) -> None:
+            for piece in pieces:
+                core.read_all(file.mapping(piece.shard)[piece.start : piece.end])
+
+        for _ in range(_NUM_SAMPLES if layers else 0):
+            kinds = (
+                (samples.in_order(), fetch),
+                (samples.at_random(), fetch),
+                (samples.in_order(), touch),
+            )
+            for found, (bursts, read) in zip(rates, kinds, strict=True):
+                if not samples.release(bursts):
+                    return None
+                start = time.perf_counter()
+                for burst in bursts:
+                    read(burst)
+                found.append(_num_bytes(bursts) / (time.perf_counter() - start))
     return DiskSpeeds(*map(statistics.median, rates)) if layers else None
+
+
+class _Samples:
+    """Draws what is read, and lets go of it before."""
+
+    def __init__(
+        self,
+        file: ModelFile,
+        catalog: ExpertCatalog,
+        layers: Sequence[LayerIndex],
+        num_used: int,
+        sample_bytes: int,
+    ) -> None:
+        self.advisor = PageAdvisor(file)
+        self._file, self._catalog, self._layers = file, catalog, layers
+        self._num_used, self._sample_bytes = num_used, sample_bytes
+        self._draw = random.Random(_SEED)
+
+    def in_order(self) -> list[list[ByteSpan]]:
+        """Return one burst: whole layers from one of them on."""
+        start = self._draw.randrange(len(self._layers))
+        layers = [*self._layers[start:], *self._layers[:start]]
+        spans = (span for layer in layers for span in self._catalog.layer_spans(layer))
+        return [_pieces(spans, self._sample_bytes)]
+
+    def at_random(self) -> list[list[ByteSpan]]:
+        """Return a burst for each of some layers: as many experts as a token chooses."""
+        bursts: list[list[ByteSpan]] = []
+        layers = self._draw.sample(self._layers, len(self._layers))
+        for layer in layers:
+            if _num_bytes(bursts) >= self._sample_bytes:
+                break
+            chosen = self._draw.sample(range(self._catalog.num_experts), self._num_used)
+            keys = [ExpertKey(layer, ExpertIndex(expert)) for expert in chosen]
+            spans = (span for key in keys for span in self._catalog.spans(key))
+            bursts.append(_pieces(spans, self._sample_bytes))
+        return bursts
+
+    def release(self, bursts: Sequence[Sequence[ByteSpan]]) -> bool:
+        """Let go of the pages; returns whether they went."""
+        pieces = [piece for burst in bursts for piece in burst]
+        try:
+            for piece in pieces:
+                # Only what this process has in view goes.
+                self.advisor.fetch(piece)
+                self.advisor.release(piece)
+        except OSError:
+            return False
+        return _resident_share(self._file, pieces) <= _MOST_RESIDENT
+
+
+def _num_bytes(bursts: Iterable[Iterable[ByteSpan]]) -> int:
+    return sum(piece.end - piece.start for burst in bursts for piece in burst)
 
 
 def _pieces(spans: Iterable[ByteSpan], sample_bytes: int) -> list[ByteSpan]:
@@ -71,38 +140,6 @@ def _pieces(spans: Iterable[ByteSpan], sample_bytes: int) -> list[ByteSpan]:
             found.append(ByteSpan(span.shard, start, min(start + PIECE_BYTES, span.end)))
             left -= found[-1].end - start
     return found
-
-
-def _read_rate(file: ModelFile, pieces: Sequence[ByteSpan]) -> float | None:
-    """Return bytes per second with as many readers as prefetch has."""
-    advisor = PageAdvisor(file)
-    try:
-        for piece in pieces:
-            # Only what this process has in view goes.
-            advisor.fetch(piece)
-            advisor.release(piece)
-    except OSError:
-        return None
-    if _resident_share(file, pieces) > _MOST_RESIDENT:
-        return None
-    waiting = iter(pieces)
-    lock = threading.Lock()
-
-    def work() -> None:
-        while True:
-            with lock:
-                piece = next(waiting, None)
-            if piece is None:
-                return
-            advisor.fetch(piece)
-
-    threads = [threading.Thread(target=work, name="disk speed") for _ in range(NUM_THREADS)]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(piece.end - piece.start for piece in pieces) / (time.perf_counter() - start)
 
 
 def _resident_share(file: ModelFile, pieces: Sequence[ByteSpan]) -> float:

@@ -104,25 +104,36 @@ def test_heat_concentrates_choices():
 
 
 def test_a_prompt_from_disk_takes_the_longer_of_reading_and_computing():
-    """170 MB at 1 GB/s; with half of it in memory, half the reading; with all of it, none."""
-    model = sizes()
-    assert model.total == 170 * MB
+    """8 GB of experts at 1 GB/s, and the head behind them; half of it in memory halves that; all ends it."""
+    model = sizes(layer(expert=500 * MB), layer(expert=500 * MB))
     work = Workload(Phase.PREFILL, 8)
     dry = estimate(model, speeds(), None, work)
-    cold = estimate(model, speeds(disk=DISK), None, work, memory=HostMemory(GB, 0))
-    assert cold.seconds == pytest.approx(0.17)
-    assert (cold.bound, dry.seconds < 0.17) == ("disk reads", True)
-    half = estimate(model, speeds(disk=DISK), None, work, memory=HostMemory(GB, 85 * MB))
-    assert half.seconds == pytest.approx(0.085)
-    warm = estimate(model, speeds(), None, work, memory=HostMemory(GB, 170 * MB))
-    assert warm.seconds == dry.seconds
+    trunk = 90 * MB
+
+    def with_resident(nbytes):
+        memory = HostMemory(100 * GB, nbytes)
+        return estimate(model, speeds(disk=DISK), None, work, memory=memory)
+
+    assert with_resident(trunk).seconds == pytest.approx(8.002)
+    assert with_resident(trunk).bound == "disk reads"
+    assert with_resident(trunk + 4 * GB).seconds == pytest.approx(4.002)
+    assert with_resident(trunk + 8 * GB).seconds == dry.seconds < 4
+
+
+def test_the_trunk_is_waited_for_as_its_pages_are_missed():
+    """80 MB of it and the head at 250 MB/s come on top of computing, which hides the experts' 80 ms."""
+    work = Workload(Phase.PREFILL, 8)
+    dry = estimate(sizes(), speeds(), None, work)
+    cold = estimate(sizes(), speeds(disk=DISK), None, work, memory=HostMemory(GB, 0))
+    assert cold.seconds == pytest.approx(dry.seconds + 0.32)
 
 
 def test_every_chunk_after_the_first_reads_what_memory_does_not_hold():
-    """170 MB, then 70 MB twice more where memory holds 100."""
+    """80 MB of trunk by faults and 80 of experts, then 70 of experts twice more where memory holds 100 of 170."""
     work = Workload(Phase.PREFILL, 24, chunk_tokens=8)
     found = estimate(sizes(), speeds(disk=DISK), None, work, memory=HostMemory(100 * MB, 0))
-    assert found.parts[Resource.DISK] == pytest.approx(0.17 + 2 * 0.07)
+    assert sizes().total == 170 * MB
+    assert found.parts[Resource.DISK] == pytest.approx(0.32 + 0.08 + 2 * 0.07)
 
 
 def test_a_decoded_token_waits_for_the_experts_that_memory_does_not_hold():
