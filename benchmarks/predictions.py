@@ -3,8 +3,8 @@
 
 Every round calibrates and runs, one after the other, so that load of others falls on both; the ratio of each
 round's prediction to its run counts, and the median of the rounds. Two cases for each model: all in memory, and
-from disk, in a memory group that holds a part of the file (needs the right to make one: root; --no-disk leaves
-it out). Nothing of a run goes into a prediction but how much memory the process itself takes.
+from disk, in a memory group that holds a part of the file (needs the right to make one: root; `--cases memory`
+leaves it out). Nothing of a run goes into a prediction but how much memory the process itself takes.
 """
 
 from __future__ import annotations
@@ -126,15 +126,17 @@ def from_disk(subject: Subject, options: argparse.Namespace) -> Iterator[tuple[T
 def measure(subjects: list[Subject], options: argparse.Namespace) -> Pairs:
     """Run all rounds of all cases."""
     pairs: Pairs = defaultdict(list)
+    described = {
+        "memory": "in memory",
+        "disk": f"from disk, {options.memory_share:.0%} in memory",
+    }
     for subject in subjects:
-        cases = {"in memory": in_memory}
-        if options.disk:
-            cases[f"from disk, {options.memory_share:.0%} in memory"] = from_disk
-        for name, case in cases.items():
+        for name in options.cases:
+            case = {"memory": in_memory, "disk": from_disk}[name]
             for predicted, real in case(subject, options):
-                pairs[f"{subject.path.stem}, {name}"].append((predicted, real))
+                pairs[f"{subject.path.stem}, {described[name]}"].append((predicted, real))
                 print(
-                    f"  {subject.path.stem}, {name}: prefill {predicted.prefill:.2f} / {real.prefill:.2f} s, "
+                    f"  {subject.path.stem}, {described[name]}: prefill {predicted.prefill:.2f} / {real.prefill:.2f} s, "
                     f"decode {predicted.decode:.2f} / {real.decode:.2f} s",
                     flush=True,
                 )
@@ -187,7 +189,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--decode", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--memory-share", type=float, default=0.6, help="of the file, from disk")
-    parser.add_argument("--disk", action=argparse.BooleanOptionalAction, default=True)
+    cases = ("memory", "disk")
+    parser.add_argument("--cases", nargs="+", choices=cases, default=cases)
     parser.add_argument("--out", type=Path, default=RESULTS / "predictions.csv")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few runs: checks that all works, says nothing about speed")  # fmt: skip
     options = parser.parse_args(arguments)
@@ -201,7 +204,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     if not options.quick:
         return run(options, options.models)
-    vars(options).update(prompt=16, decode=4, rounds=1, disk=False)
+    vars(options).update(prompt=16, decode=4, rounds=1, cases=["memory"])
     with tempfile.TemporaryDirectory() as folder:
         run(options, [write_model(Path(folder) / "tiny.gguf", "tiny")])
     return 0
