@@ -92,11 +92,16 @@ def timed_layers(sizes: ModelSizes) -> tuple[LayerIndex, ...]:
 
 
 def measure_kernels(
-    model: Model, kernels: Kernels, sizes: ModelSizes, cache_type: CacheType, rounds: int
+    model: Model,
+    kernels: Kernels,
+    sizes: ModelSizes,
+    cache_type: CacheType,
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> KernelSpeeds:
     """Return the median speeds of so many rounds, after one that does not count. Blocks.
 
-    kernels: what the model was opened with; they must compute whole layers.
+    kernels: what the model was opened with; they must compute whole layers. clock: seconds.
     """
     parts = _Parts(model, kernels, sizes, cache_type)
     probes = parts.probes()
@@ -104,10 +109,11 @@ def measure_kernels(
     for number in range(rounds + 1):
         for key, probe in probes.items():
             call = probe(number)
-            start = time.perf_counter()
+            start = clock()
             call()
+            seconds = clock() - start
             if number:
-                spent[key].append(time.perf_counter() - start)
+                spent[key].append(seconds)
     return parts.speeds({key: statistics.median(times) for key, times in spent.items()})
 
 
