@@ -13,7 +13,12 @@ from thermocline.experts.machine_speeds import (
 )
 
 LAYOUT = "q4"
-DISK = DiskSpeeds(sequential_bytes_per_s=1e9, expert_bytes_per_s=5e8, fault_bytes_per_s=2.5e8)
+DISK = DiskSpeeds(
+    sequential_bytes_per_s=1e9,
+    expert_bytes_per_s=5e8,
+    fault_bytes_per_s=2.5e8,
+    release_bytes_per_s=2e9,
+)
 DEVICE = DeviceSpeeds("device", 1e12, 1e14, 2e10, 1e10, 2e10, 1e10, 1e-6)
 
 

@@ -207,27 +207,40 @@ class _Disk:
             if max(first, again) and speeds is None:
                 raise ConfigError("the disk's speed is not known: measure again with this file")
         self._missing_first, self._missing_again = first, again
+        self._room = 0 if memory is None else max(0, memory.room_bytes - self._trunk)
+        self._free = 0.0 if memory is None else memory.room_bytes - memory.resident_bytes
 
     def first_trunk_s(self, nbytes: float) -> float:
         """Return how long the first use of so many bytes of the trunk waits for them."""
         missing = max(0, self._missing_first - self._experts)
         if self._speeds is None or not missing:
             return 0.0
-        return nbytes * missing / self._trunk / self._speeds.fault_bytes_per_s
+        nbytes *= missing / self._trunk
+        self._free -= nbytes
+        return nbytes / self._speeds.fault_bytes_per_s
 
     def stream_s(self, nbytes: float, chunk_index: int) -> float:
         """Return how long so many bytes of all experts take, read ahead for a prompt's chunk."""
         missing = self._missing_again if chunk_index else self._missing_first
         if self._speeds is None or not missing:
             return 0.0
-        return nbytes * min(1.0, missing / self._experts) / self._speeds.sequential_bytes_per_s
+        nbytes *= min(1.0, missing / self._experts)
+        gone = min(nbytes, max(0.0, nbytes - self._free))
+        self._free = max(0.0, self._free - nbytes)
+        return (
+            nbytes / self._speeds.sequential_bytes_per_s + gone / self._speeds.release_bytes_per_s
+        )
+
+    def ahead_share(self, nbytes: float) -> float:
+        """Return how much of a layer's experts can be read while those of the one before are computed."""
+        return min(1.0, max(0.0, self._room / nbytes - 1)) if nbytes else 1.0
 
     def selected_s(self, nbytes: float) -> float:
         """Return how long a step waits for so many bytes of chosen experts."""
         if self._speeds is None or not self._missing_again:
             return 0.0
-        share = min(1.0, self._missing_again / self._experts)
-        return nbytes * share / self._speeds.expert_bytes_per_s
+        nbytes *= min(1.0, self._missing_again / self._experts)
+        return nbytes / self._speeds.expert_bytes_per_s + nbytes / self._speeds.release_bytes_per_s
 
 
 class _Bill:
@@ -271,8 +284,12 @@ class _Bill:
                 seconds += self._spend(Resource.DISK, disk.first_trunk_s(layer.trunk))
             seconds += self._trunk_s(number, chunk)
             if layer.expert:
-                cold = self._sizes.num_experts - len(self._hot(number))
-                read_s += self._spend(Resource.DISK, disk.stream_s(cold * layer.expert, index))
+                nbytes = (self._sizes.num_experts - len(self._hot(number))) * layer.expert
+                more_s = self._spend(Resource.DISK, disk.stream_s(nbytes, index))
+                ahead_s = more_s * disk.ahead_share(nbytes)
+                read_s += ahead_s
+                if ahead_s < more_s:
+                    read_s = max(read_s, seconds) + more_s - ahead_s
                 seconds = max(seconds + self._experts_s(number, chunk.num_tokens)[0], read_s)
         return seconds
 

@@ -71,12 +71,14 @@ class DiskSpeeds:
     """Bytes per second from the disk that holds the file.
 
     sequential: experts one after another, with as many reads at a time as prefetch has; experts: those of a token
-    at once, and then the next ones; faults: what computing threads reach that find pages missing.
+    at once, and then the next ones; faults: what computing threads reach that find pages missing; release: what
+    has to go first where memory is full.
     """
 
     sequential_bytes_per_s: float
     expert_bytes_per_s: float
     fault_bytes_per_s: float
+    release_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from thermocline.prefetch.advice import PageAdvisor
 from thermocline.prefetch.readers import NUM_THREADS, PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.modelfile.reader import ModelFile
@@ -50,34 +50,53 @@ def measure_disk(
     layers = [n for n in map(LayerIndex, range(catalog.num_layers)) if catalog.expert_bytes(n)]
     samples = _Samples(file, catalog, layers, num_used, sample_bytes)
     core = load_native().Core("portable", threads)
-    rates: tuple[list[float], list[float], list[float]] = [], [], []
+    rates: tuple[list[float], ...] = [], [], [], []
     with ThreadPoolExecutor(NUM_THREADS, "disk speed") as pool:
 
         def fetch(pieces: Sequence[ByteSpan]) -> None:
             list(pool.map(samples.advisor.fetch, pieces))
+
+        def release(pieces: Sequence[ByteSpan]) -> None:
+            list(pool.map(samples.advisor.release, pieces))
 
         def touch(pieces: Sequence[ByteSpan]) -> None:
             for piece in pieces:
                 core.read_all(file.mapping(piece.shard)[piece.start : piece.end])
 
         for _ in range(_NUM_SAMPLES if layers else 0):
-            kinds = (
-                (samples.in_order(), fetch),
-                (samples.at_random(), fetch),
-                (samples.in_order(), touch),
+            in_order, at_random, missed = (
+                samples.in_order(),
+                samples.at_random(),
+                samples.in_order(),
             )
-            for found, (bursts, read) in zip(rates, kinds, strict=True):
-                if not samples.release(bursts):
+            for bursts, read, found in (
+                (in_order, fetch, rates[0]),
+                (at_random, fetch, rates[1]),
+                (missed, touch, rates[2]),
+            ):
+                try:
+                    _rate(fetch, bursts)  # only what this process has in view goes
+                    rates[3].append(_rate(release, bursts))
+                except OSError:
                     return None
-                start = time.perf_counter()
-                for burst in bursts:
-                    read(burst)
-                found.append(_num_bytes(bursts) / (time.perf_counter() - start))
+                if _resident_share(file, bursts) > _MOST_RESIDENT:
+                    return None
+                found.append(_rate(read, bursts))
     return DiskSpeeds(*map(statistics.median, rates)) if layers else None
 
 
+def _rate(
+    move: Callable[[Sequence[ByteSpan]], None], bursts: Sequence[Sequence[ByteSpan]]
+) -> float:
+    """Return the bytes per second of one burst after the other."""
+    start = time.perf_counter()
+    for burst in bursts:
+        move(burst)
+    return _num_bytes(bursts) / (time.perf_counter() - start)
+
+
 class _Samples:
-    """Draws what is read, and lets go of it before."""
+    """Draws what is read."""
 
     def __init__(
         self,
@@ -88,7 +107,7 @@ class _Samples:
         sample_bytes: int,
     ) -> None:
         self.advisor = PageAdvisor(file)
-        self._file, self._catalog, self._layers = file, catalog, layers
+        self._catalog, self._layers = catalog, layers
         self._num_used, self._sample_bytes = num_used, sample_bytes
         self._draw = random.Random(_SEED)
 
@@ -112,18 +131,6 @@ class _Samples:
             bursts.append(_pieces(spans, self._sample_bytes))
         return bursts
 
-    def release(self, bursts: Sequence[Sequence[ByteSpan]]) -> bool:
-        """Let go of the pages; returns whether they went."""
-        pieces = [piece for burst in bursts for piece in burst]
-        try:
-            for piece in pieces:
-                # Only what this process has in view goes.
-                self.advisor.fetch(piece)
-                self.advisor.release(piece)
-        except OSError:
-            return False
-        return _resident_share(self._file, pieces) <= _MOST_RESIDENT
-
 
 def _num_bytes(bursts: Iterable[Iterable[ByteSpan]]) -> int:
     return sum(piece.end - piece.start for burst in bursts for piece in burst)
@@ -142,8 +149,9 @@ def _pieces(spans: Iterable[ByteSpan], sample_bytes: int) -> list[ByteSpan]:
     return found
 
 
-def _resident_share(file: ModelFile, pieces: Sequence[ByteSpan]) -> float:
+def _resident_share(file: ModelFile, bursts: Sequence[Sequence[ByteSpan]]) -> float:
     """Return the share of pages in the middle of some pieces that are in memory; 1 where nobody tells."""
+    pieces = [piece for burst in bursts for piece in burst]
     some = pieces[:: max(1, len(pieces) // _SAMPLED_PAGES)]
     count = 0
     for shard in {piece.shard for piece in some}:

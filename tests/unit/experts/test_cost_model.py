@@ -129,19 +129,39 @@ def test_the_trunk_is_waited_for_as_its_pages_are_missed():
 
 
 def test_every_chunk_after_the_first_reads_what_memory_does_not_hold():
-    """80 MB of trunk by faults and 80 of experts, then 70 of experts twice more where memory holds 100 of 170."""
+    """80 MB of trunk by faults and 80 of experts, then 70 of experts twice more where memory holds 100 of 170.
+
+    Of the experts 180 MB find memory full, and others have to go first.
+    """
     work = Workload(Phase.PREFILL, 24, chunk_tokens=8)
     found = estimate(sizes(), speeds(disk=DISK), None, work, memory=HostMemory(100 * MB, 0))
     assert sizes().total == 170 * MB
-    assert found.parts[Resource.DISK] == pytest.approx(0.32 + 0.08 + 2 * 0.07)
+    assert found.parts[Resource.DISK] == pytest.approx(0.32 + 0.08 + 2 * 0.07 + 0.09)
 
 
 def test_a_decoded_token_waits_for_the_experts_that_memory_does_not_hold():
-    """Half of the experts fit: of 20 MB selected, 10 come at 500 MB/s, behind 10 ms of computing."""
+    """Half of the experts fit: of 20 MB selected, 10 come at 500 MB/s and 10 others go, behind 10 ms of computing."""
     memory = HostMemory(130 * MB, 130 * MB)
     found = estimate(sizes(), speeds(disk=DISK), None, STEP, memory=memory)
-    assert found.parts[Resource.DISK] == pytest.approx(0.020)
-    assert found.seconds == pytest.approx(0.030)
+    assert found.parts[Resource.DISK] == pytest.approx(0.025)
+    assert found.seconds == pytest.approx(0.035)
+
+
+def test_memory_for_less_than_two_layers_leaves_nothing_to_read_ahead():
+    """With room for one layer of 4 GB, each is read, then computed; with room for two, beside each other."""
+    model = sizes(*[layer(expert=500 * MB)] * 4)
+    work = Workload(Phase.PREFILL, 64)
+    compute_s = estimate(model, speeds(), None, work).seconds
+
+    def with_room(nbytes):
+        memory = HostMemory(150 * MB + nbytes, 150 * MB)
+        found = estimate(model, speeds(disk=DISK), None, work, memory=memory)
+        return found.seconds, found.parts[Resource.DISK]
+
+    for room, least in ((4 * GB, 0.9), (8 * GB, 0.0)):
+        seconds, disk_s = with_room(room)
+        assert seconds >= disk_s + least * compute_s
+    assert with_room(8 * GB)[0] < with_room(8 * GB)[1] + 0.5 * compute_s
 
 
 def test_hot_experts_compute_beside_cold_ones():
