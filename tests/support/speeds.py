@@ -18,6 +18,8 @@ DISK = DiskSpeeds(
     expert_bytes_per_s=5e8,
     fault_bytes_per_s=2.5e8,
     release_bytes_per_s=2e9,
+    cpu_s_per_byte=0.0,
+    release_cpu_s_per_byte=0.0,
 )
 DEVICE = DeviceSpeeds("device", 1e12, 1e14, 2e10, 1e10, 2e10, 1e10, 1e-6)
 

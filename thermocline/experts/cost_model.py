@@ -219,17 +219,20 @@ class _Disk:
         self._free -= nbytes
         return nbytes / self._speeds.fault_bytes_per_s
 
-    def stream_s(self, nbytes: float, chunk_index: int) -> float:
-        """Return how long so many bytes of all experts take, read ahead for a prompt's chunk."""
+    def stream_s(self, nbytes: float, chunk_index: int) -> tuple[float, float]:
+        """Return how long so many bytes of all experts take, read ahead for a prompt's chunk.
+
+        The second number is the processor's time of it, all threads together.
+        """
         missing = self._missing_again if chunk_index else self._missing_first
         if self._speeds is None or not missing:
-            return 0.0
+            return 0.0, 0.0
         nbytes *= min(1.0, missing / self._experts)
         gone = min(nbytes, max(0.0, nbytes - self._free))
         self._free = max(0.0, self._free - nbytes)
-        return (
-            nbytes / self._speeds.sequential_bytes_per_s + gone / self._speeds.release_bytes_per_s
-        )
+        speeds = self._speeds
+        cpu_s = nbytes * speeds.cpu_s_per_byte + gone * speeds.release_cpu_s_per_byte
+        return nbytes / speeds.sequential_bytes_per_s + gone / speeds.release_bytes_per_s, cpu_s
 
     def ahead_share(self, nbytes: float) -> float:
         """Return how much of a layer's experts can be read while those of the one before are computed."""
@@ -285,12 +288,16 @@ class _Bill:
             seconds += self._trunk_s(number, chunk)
             if layer.expert:
                 nbytes = (self._sizes.num_experts - len(self._hot(number))) * layer.expert
-                more_s = self._spend(Resource.DISK, disk.stream_s(nbytes, index))
+                more_s, cpu_s = disk.stream_s(nbytes, index)
+                self._spend(Resource.DISK, more_s)
                 ahead_s = more_s * disk.ahead_share(nbytes)
                 read_s += ahead_s
                 if ahead_s < more_s:
                     read_s = max(read_s, seconds) + more_s - ahead_s
-                seconds = max(seconds + self._experts_s(number, chunk.num_tokens)[0], read_s)
+                experts_s = self._experts_s(number, chunk.num_tokens)[0]
+                # The last of an expert's three products begins when all experts have had the others.
+                last_s = read_s + experts_s / 3 if more_s else 0.0
+                seconds = max(seconds + experts_s + cpu_s / self._speeds.threads, last_s)
         return seconds
 
     def add_head(self, num_rows: int, waits_s: float = 0.0) -> float:

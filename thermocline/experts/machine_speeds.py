@@ -72,13 +72,16 @@ class DiskSpeeds:
 
     sequential: experts one after another, with as many reads at a time as prefetch has; experts: those of a token
     at once, and then the next ones; faults: what computing threads reach that find pages missing; release: what
-    has to go first where memory is full.
+    has to go first where memory is full. cpu_s_per_byte: what reading, and release_cpu_s_per_byte what releasing,
+    takes of the processor, and so from the threads that compute meanwhile.
     """
 
     sequential_bytes_per_s: float
     expert_bytes_per_s: float
     fault_bytes_per_s: float
     release_bytes_per_s: float
+    cpu_s_per_byte: float
+    release_cpu_s_per_byte: float
 
 
 @dataclass(frozen=True, slots=True)

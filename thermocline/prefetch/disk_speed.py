@@ -50,7 +50,7 @@ def measure_disk(
     layers = [n for n in map(LayerIndex, range(catalog.num_layers)) if catalog.expert_bytes(n)]
     samples = _Samples(file, catalog, layers, num_used, sample_bytes)
     core = load_native().Core("portable", threads)
-    rates: tuple[list[float], ...] = [], [], [], []
+    in_order, at_random, missed, gone = _Timed(), _Timed(), _Timed(), _Timed()
     with ThreadPoolExecutor(NUM_THREADS, "disk speed") as pool:
 
         def fetch(pieces: Sequence[ByteSpan]) -> None:
@@ -64,35 +64,60 @@ def measure_disk(
                 core.read_all(file.mapping(piece.shard)[piece.start : piece.end])
 
         for _ in range(_NUM_SAMPLES if layers else 0):
-            in_order, at_random, missed = (
-                samples.in_order(),
-                samples.at_random(),
-                samples.in_order(),
-            )
-            for bursts, read, found in (
-                (in_order, fetch, rates[0]),
-                (at_random, fetch, rates[1]),
-                (missed, touch, rates[2]),
+            for bursts, read, timed in (
+                (samples.in_order(), fetch, in_order),
+                (samples.at_random(), fetch, at_random),
+                (samples.in_order(), touch, missed),
             ):
                 try:
-                    _rate(fetch, bursts)  # only what this process has in view goes
-                    rates[3].append(_rate(release, bursts))
+                    _Timed().add(fetch, bursts)  # only what this process has in view goes
+                    gone.add(release, bursts)
                 except OSError:
                     return None
                 if _resident_share(file, bursts) > _MOST_RESIDENT:
                     return None
-                found.append(_rate(read, bursts))
-    return DiskSpeeds(*map(statistics.median, rates)) if layers else None
+                timed.add(read, bursts)
+    if not layers:
+        return None
+    return DiskSpeeds(
+        in_order.rate,
+        at_random.rate,
+        missed.rate,
+        gone.rate,
+        in_order.cpu_s_per_byte,
+        gone.cpu_s_per_byte,
+    )
 
 
-def _rate(
-    move: Callable[[Sequence[ByteSpan]], None], bursts: Sequence[Sequence[ByteSpan]]
-) -> float:
-    """Return the bytes per second of one burst after the other."""
-    start = time.perf_counter()
-    for burst in bursts:
-        move(burst)
-    return _num_bytes(bursts) / (time.perf_counter() - start)
+class _Timed:
+    """Times of one kind of move, by its samples."""
+
+    def __init__(self) -> None:
+        self._rates: list[float] = []
+        self._cpu: list[float] = []
+
+    def add(
+        self,
+        move: Callable[[Sequence[ByteSpan]], None],
+        bursts: Sequence[Sequence[ByteSpan]],
+    ) -> None:
+        """Move one burst after the other."""
+        start, start_cpu = time.perf_counter(), time.process_time()
+        for burst in bursts:
+            move(burst)
+        nbytes = _num_bytes(bursts)
+        self._rates.append(nbytes / (time.perf_counter() - start))
+        self._cpu.append((time.process_time() - start_cpu) / nbytes)
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return statistics.median(self._rates)
+
+    @property
+    def cpu_s_per_byte(self) -> float:
+        """Seconds of the processor, all threads together."""
+        return statistics.median(self._cpu)
 
 
 class _Samples:
