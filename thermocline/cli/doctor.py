@@ -28,7 +28,7 @@ _PROMPT_TOKENS = 512
 @click.option("--again", is_flag=True, help="Measure again, whatever was measured before.")
 @json_option
 def doctor(model: str | None, again: bool, as_json: bool) -> None:
-    """Show how fast this machine is with a model, and what bounds it there.
+    """Show how fast this machine is with a model, and why.
 
     \b
     Examples:
