@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz fuzz-api schedules sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
-	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
-	bench-overhead bench-http bench-http-large bench-larger bench-gpu load
+BENCHMARKS := quick llama layer types lag memory requests overlap overhead http http-large larger predictions gpu
+
+.PHONY: demo test lint check install fuzz fuzz-api schedules sanitize check-neon oracle clients golden stub demo-model \
+	sample-trace load clean bench $(BENCHMARKS:%=bench-%)
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -77,7 +78,7 @@ sample-trace: $(VENV)/.installed-run
 # (3.5 GB, and 18.6 GB for bench-memory). bench-llama builds llama.cpp the first time.
 bench: bench-layer bench-types bench-lag bench-llama
 
-bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap bench-overhead bench-http bench-http-large bench-larger bench-gpu: bench-%: $(VENV)/.installed-dev
+$(BENCHMARKS:%=bench-%): bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
 
 # The server with 64 streams for three minutes; the test suite runs 16 for 20 s.

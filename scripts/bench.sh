@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large | larger | gpu [ARGUMENTS of the benchmark...]
-# BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB
+# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large
+#                         | larger | predictions | gpu [ARGUMENTS of the benchmark...]
+# BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
+#                                 and 9 GB more for predictions
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
 #                                 which builds it where it is missing)
 set -euo pipefail
@@ -11,11 +13,12 @@ models=${BENCH_MODELS:-build/models}
 what=${1:?say which benchmark}
 shift
 
-model() {
-  local path=$models/qwen3-30b-a3b-$1-layers.gguf
+model() { # LAYERS [SHAPE]
+  local shape=${2:-qwen3-30b-a3b}
+  local path=$models/$shape-$1-layers.gguf
   if [ ! -f "$path" ]; then
     mkdir -p "$models"
-    "$python" -m benchmarks.synthetic_model "$path" --layers "$1" >&2
+    "$python" -m benchmarks.synthetic_model "$path" --shape "$shape" --layers "$1" >&2
   fi
   echo "$path"
 }
@@ -24,7 +27,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead; do
+    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -68,8 +71,12 @@ case $what in
     path=$(model 8)
     "$python" -m benchmarks.larger_than_ram "$path" "$@"
     ;;
+  predictions) # as root: it makes a memory group
+    "$python" -m benchmarks.predictions "$(model 8)" \
+      "$(model 8 qwen3.6-35b-a3b)" "$(model 16 olmoe-1b-7b)" "$@"
+    ;;
   *)
-    echo "no benchmark $what: choose quick, llama, layer, types, lag, memory, requests, overlap, overhead, larger or gpu" >&2
+    echo "no benchmark $what: scripts/bench.sh names them in its first lines" >&2
     exit 2
     ;;
 esac

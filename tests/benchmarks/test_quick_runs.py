@@ -16,6 +16,7 @@ from benchmarks import (
     moe_layer,
     overlap,
     pipeline_overhead,
+    predictions,
     synthetic_model,
     type_table,
 )
@@ -181,3 +182,14 @@ def test_the_pipeline_s_benchmarks_run(benchmark, tmp_path, capsys):
     assert all(float(row["median"]) > 0 for row in rows_of(out))
     text = capsys.readouterr().out
     assert text.count("pass  ") + text.count("FAIL  ") in (2, 3)
+
+
+@pytest.mark.slow
+def test_predictions_are_held_against_runs(tmp_path, capsys):
+    """Both phases have a predicted and a real speed, and their ratio; the verdict is printed."""
+    out = tmp_path / "predictions.csv"
+    assert predictions.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    assert {row["side"] for row in rows} == {"predicted", "real", "predicted/real"}
+    assert {row["metric"] for row in rows} == {"prefill 16", "decode 4"}
+    assert "within 15 %" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.toy_model import ToyShape, write_toy_model
-from thermocline.cli import cli
+from thermocline.cli import cli, estimates
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +31,19 @@ class Invoke(Protocol):
     """Runs one command in this process."""
 
     def __call__(self, *args: str, input: str | bytes | None = None) -> Result: ...
+
+
+@pytest.fixture(autouse=True)
+def _no_measuring(request, monkeypatch):
+    """No plan measures this machine, except in a test that asks for `measuring`."""
+    if "measuring" not in request.fixturenames:
+        monkeypatch.setattr(estimates, "speeds_for", lambda *args, **flags: None)
+
+
+@pytest.fixture
+def measuring(tmp_path, monkeypatch):
+    """Plans measure as they do for users, into a cache folder of their own."""
+    monkeypatch.setenv("THERMOCLINE_CACHE", os.fspath(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")

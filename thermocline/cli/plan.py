@@ -15,7 +15,7 @@ from thermocline.cli.session import model_path
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from thermocline.experts.planner import DeviceMemory, Plan
     from thermocline.modelfile.reader import ModelFile
@@ -85,6 +85,13 @@ _MAX_SPREAD = 4
     "(default: what is known of the model).",
 )
 @click.option("--no-heat", is_flag=True, help="Plan as if nothing were known of the experts' use.")
+@click.option(
+    "--measure/--no-measure",
+    "may_measure",
+    default=True,
+    show_default=True,
+    help="Measure this machine with this file for the estimates, if that was not done before.",
+)
 @json_option
 def plan(  # noqa: PLR0913 - one per flag
     model: str | None,
@@ -102,6 +109,7 @@ def plan(  # noqa: PLR0913 - one per flag
     cold: tuple[str, ...],
     heat: Path | None,
     no_heat: bool,
+    may_measure: bool,
     as_json: bool,
 ) -> None:
     """Show what would lie on a device and what on the CPU, and why.
@@ -112,10 +120,12 @@ def plan(  # noqa: PLR0913 - one per flag
       thermocline plan model.gguf --vram 8GiB --ctx 16384 --kv-type q8_0
       thermocline plan model.gguf --vram 24GiB --n-cpu-moe 4 --cold 40-47 --json
 
-    Reads the header of the file only, so that nothing is loaded. A plan is for any machine: give
+    Where things go follows from the header of the file. How fast that would be is estimated from what
+    `thermocline doctor` measures, once, in some seconds; --no-measure leaves that out. A plan is for any machine: give
     --vram and --ram for another one than this. Flags compose: what they ask for comes first, the rest
     is chosen, and what does not fit gives way with a reason.
     """
+    from thermocline.cli.estimates import make_estimates, speeds_for
     from thermocline.config import SchedulerConfig
     from thermocline.experts.planner import make_plan
     from thermocline.experts.wishes import Wishes, parse_experts
@@ -124,7 +134,8 @@ def plan(  # noqa: PLR0913 - one per flag
     from thermocline.models.registry import read_spec
     from thermocline.models.sizes import measure_sizes
 
-    with open_model_file(model_path(model)) as file:
+    path = model_path(model)
+    with open_model_file(path) as file:
         spec = read_spec(file)
         sizes = measure_sizes(
             file.tensors.values(),
@@ -151,10 +162,18 @@ def plan(  # noqa: PLR0913 - one per flag
         heat=known,
     )
     ram_bytes = _host_memory(ram)
+    speeds = speeds_for(path, kv_type, may_measure=may_measure)
+    speed = None
+    if speeds is not None:
+        speed = make_estimates(
+            sizes, speeds, found, ram_bytes=ram_bytes, chunk_tokens=prefill_chunk, heat=known
+        )
     if as_json:
-        echo_json(_as_json(spec, found, num_tokens, kv_type, ram_bytes))
+        estimates = None if speed is None else speed.as_dict()
+        fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes)
+        echo_json(fields | {"estimates": estimates})
     else:
-        _show(spec, sizes, found, ram_bytes)
+        _show(spec, sizes, found, ram_bytes, () if speed is None else speed.lines())
 
 
 def _context(wanted: int | None, spec: ModelSpec) -> int:
@@ -233,7 +252,9 @@ def _as_json(
     }
 
 
-def _show(spec: ModelSpec, sizes: ModelSizes, plan: Plan, ram_bytes: int) -> None:
+def _show(
+    spec: ModelSpec, sizes: ModelSizes, plan: Plan, ram_bytes: int, speed: Iterable[str]
+) -> None:
     from thermocline.cli.render import plan_table, reasons_list
     from thermocline.units import format_bytes
 
@@ -243,6 +264,7 @@ def _show(spec: ModelSpec, sizes: ModelSizes, plan: Plan, ram_bytes: int) -> Non
         *plan.reasons,
         f"the host has {host}"
         + ("" if fits else ": what does not fit is read from disk each time"),
+        *speed,
     ]
     show(plan_table(spec.name, sizes, plan), f"experts on the device by layer: {_spread(plan)}", "")
     show(reasons_list(reasons))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import HotDevice
     from thermocline.experts.heat import LayerUse
+    from thermocline.experts.machine_speeds import MachineSpeeds, RowCosts
     from thermocline.experts.placement import Placement
     from thermocline.experts.planner import Plan
     from thermocline.models.footprint import Footprint, FormatShare
@@ -127,6 +128,27 @@ def plan_table(name: str, sizes: ModelSizes, plan: Plan) -> Table:
     limit = f"of {format_bytes(plan.device_bytes_limit)}"
     table.add_row("in all", _size(plan.device_bytes), _size(plan.host_bytes), limit)
     return table
+
+
+def speeds_table(title: str, speeds: MachineSpeeds) -> Table:
+    """Return each part's speed by the number of rows: bytes of weights per second, times rows."""
+    table = _table(title)
+    table.add_column("part", overflow="fold")
+    rows = sorted({n for costs in _costs(speeds).values() for n in costs.rows})
+    for count in rows:
+        table.add_column(f"{count} row" + ("s" if count > 1 else ""), justify="right")
+    for name, costs in _costs(speeds).items():
+        rates = dict(zip(costs.rows, costs.seconds_per_byte, strict=True))
+        cells = (f"{n / rates[n] / 1e9:.1f}" if n in rates else "" for n in rows)
+        table.add_row(_plain(name), *cells)
+    table.caption = "GB of weights per second, times the rows that each is multiplied with"
+    return table
+
+
+def _costs(speeds: MachineSpeeds) -> dict[str, RowCosts]:
+    experts = {f"experts ({layout})": costs for layout, costs in speeds.experts.items()}
+    trunk = {f"trunk ({kind})": costs for kind, costs in speeds.trunk.items()}
+    return experts | trunk | {"head": speeds.head}
 
 
 def reasons_list(reasons: Iterable[str]) -> Table:
