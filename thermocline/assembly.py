@@ -5,7 +5,7 @@ Everything is made here and handed over complete; no part looks for another.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ import numpy as np
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
-from thermocline.experts.heat import ExpertHeat
-from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.experts.opening import ExpertStart
+from thermocline.experts.placement import placement_fingerprint
 from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
+    from thermocline.experts.heat import ExpertHeat
+    from thermocline.experts.placement import Placement
     from thermocline.kernels.contract import Kernels
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
@@ -100,6 +102,7 @@ class EngineParts:
     kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
+    placement_reasons: tuple[str, ...]
     hot_mask: NDArray[np.bool_]
     """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
@@ -164,14 +167,9 @@ def _build(
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
-    placement = uniform_placement(
-        spec.num_layers,
-        spec.router.num_experts,
-        config.placement.hot_fraction if is_split else 0.0,
-        spec.num_dense_layers,
-    )
+    start = owned.enter_context(closing(ExpertStart(file, spec, config)))
+    placement = start.placement
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
-    heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
     routing_log = RoutingLog()
     cpu = owned.enter_context(
         LaneThread(
@@ -190,7 +188,7 @@ def _build(
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, cache, cpu),
-        "router": RouterStage(model, placement, heat, routing_log, cpu),
+        "router": RouterStage(model, placement, start.heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
@@ -207,7 +205,7 @@ def _build(
         governor = open_governor(file, model, catalog, hot_mask, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None if is_split else _shortcut(model, cache, heat, routing_log, cpu, governor)
+    shortcut = None if is_split else _shortcut(model, cache, start.heat, routing_log, cpu, governor)
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -228,8 +226,9 @@ def _build(
         kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
+        placement_reasons=start.reasons,
         hot_mask=hot_mask,
-        heat=heat,
+        heat=start.heat,
         governor=governor,
         recorder=recorder,
         lanes=tuple(lanes),

@@ -77,7 +77,12 @@ def placement_body(
                 "experts": placement.num_hot,
                 "bytes": hot_bytes,
                 "budget_bytes": config.simulated_memory_bytes if is_simulated else None,
-                "why": f"--hot-device {config.hot_device} --hot-fraction {config.hot_fraction:g}",
+                "why": "; ".join(
+                    (
+                        f"--hot-device {config.hot_device} --hot-fraction {config.hot_fraction:g}",
+                        *statistics.placement_reasons,
+                    )
+                ),
             }
         )
     tiers.append(

@@ -1,0 +1,72 @@
+"""What an opened model begins with: how its experts were used before, and which of them are hot by that.
+
+Reads what is known when the model is opened and keeps what was seen when it is closed. Never in the way: a
+heat file that can not be used is a reason among others, not an error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thermocline.errors import ConfigError
+from thermocline.experts.choice import split_experts
+from thermocline.experts.heat import ExpertHeat
+from thermocline.experts.heat_file import identify, keep_heat, load_heat
+from thermocline.experts.wishes import Wishes, parse_experts
+from thermocline.kernels.cache_format import CacheType
+from thermocline.models.sizes import measure_sizes
+
+if TYPE_CHECKING:
+    from thermocline.config import EngineConfig, PlacementConfig
+    from thermocline.experts.choice import ExpertChoice
+    from thermocline.experts.heat import HeatRecord
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.sizes import ModelSizes
+    from thermocline.models.spec import ModelSpec
+
+
+class ExpertStart:
+    """The first placement with its reasons, and the heat that is counted from now on; close it before the file."""
+
+    def __init__(self, file: ModelFile, spec: ModelSpec, config: EngineConfig) -> None:
+        """Raises ConfigError for --hot or --cold that the model does not have."""
+        self._file = file
+        self._identity = identify(file, spec)
+        self._is_kept = config.heat.enabled and config.heat.saved
+        remarks: tuple[str, ...] = ()
+        known = None
+        if config.heat.enabled:
+            try:
+                known = load_heat(file, self._identity)
+            except ConfigError as error:
+                remarks = (f"the use of experts so far is not known: {error}",)
+        # What the cache holds does not matter to experts.
+        sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
+        choice = _choose(sizes, config.placement, known)
+        self.placement = choice.placement
+        self.reasons = (*remarks, *choice.reasons)
+        self.heat = ExpertHeat(
+            spec.num_layers, spec.router.num_experts, config.heat.half_life_tokens
+        )
+
+    def __repr__(self) -> str:
+        return f"ExpertStart({self._identity.name}, {self.placement.num_hot} hot)"
+
+    def close(self) -> None:
+        """Add what was counted to what is kept; nothing where nothing was."""
+        fresh = self.heat.known()
+        if self._is_kept and fresh.num_tokens:
+            keep_heat(self._file, self._identity, fresh)
+
+
+def _choose(sizes: ModelSizes, config: PlacementConfig, known: HeatRecord | None) -> ExpertChoice:
+    if config.hot_device == "none":
+        return split_experts(sizes, 0.0, 0, Wishes(), None)
+    wishes = Wishes(
+        cpu_layers=len(sizes.layers) if config.cpu_moe else config.n_cpu_moe,
+        hot=parse_experts("--hot", config.hot, sizes),
+        cold=parse_experts("--cold", config.cold, sizes),
+    )
+    room = config.simulated_memory_bytes if config.hot_device == "simulated" else sizes.routed
+    heat = None if known is None or config.hot_choice == "even" else known.warmth.tolist()
+    return split_experts(sizes, config.hot_fraction, room, wishes, heat)
