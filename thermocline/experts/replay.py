@@ -8,7 +8,7 @@ Knows no real clock and no device.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from thermocline.experts.expert_costs import ExpertCosts
     from thermocline.experts.routing_trace import RoutingTrace
     from thermocline.messages import IntArray
-
-# Copies that take no time end at once; then so many are begun between two layers at most.
-_MAX_MOVES_AT_ONCE: Final = 64
 
 
 class LayerChoice(NamedTuple):
@@ -190,21 +187,22 @@ class _Replay:
         return shares.seconds
 
     def _promote(self, choice: LayerChoice) -> None:
-        leased = {_key(choice.layer, expert) for expert in choice.experts.tolist()}
+        """Begin the copy that the policy wants most, if the link is free."""
         assert self._policy is not None, "there is nobody to ask"
-        for _ in range(_MAX_MOVES_AT_ONCE):
-            move = None if self._move is not None else self._policy.next_move(leased)
-            if move is None:
-                return
-            for gone in move.evict:
-                self._there[gone.layer].remove(gone.expert)
-                self._policy.dropped(gone)
-            costs = self._machine.layers[move.install.layer]
-            assert costs is not None, f"{move.install} does not exist"
-            self._move, self._link_seconds = move, costs.copy
-            self._figures.num_promotions += 1
-            self._figures.copied_bytes += move.nbytes
-            self._pass(0.0)
+        if self._move is not None:
+            return
+        leased = {_key(choice.layer, expert) for expert in choice.experts.tolist()}
+        move = self._policy.next_move(leased)
+        if move is None:
+            return
+        for gone in move.evict:
+            self._there[gone.layer].remove(gone.expert)
+            self._policy.dropped(gone)
+        costs = self._machine.layers[move.install.layer]
+        assert costs is not None, f"{move.install} does not exist"
+        self._move, self._link_seconds = move, costs.copy
+        self._figures.num_promotions += 1
+        self._figures.copied_bytes += move.nbytes
 
     def _pass(self, seconds: float) -> None:
         """Time passes, in which the link works."""

@@ -70,7 +70,7 @@ class RoutingTrace:
 def read_routing(path: Path) -> RoutingTrace:
     """Return what `RoutingTrace.write` wrote. Raises ConfigError for anything else."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return _parse(arrays)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
