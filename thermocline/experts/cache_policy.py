@@ -3,7 +3,7 @@
 An expert's worth is the time that its place would have saved lately: over the last steps, with exponential decay, the
 seconds by which the device is faster than the CPU. What happened lately is expected to happen again for about as
 long. A copy is worthwhile where the worth gained is more than the copy takes, as if nothing ran beside it: so no link
-is too thin, since on a thin one nothing is copied. Knows no device, no lease and no clock; told what is chosen and
+is too thin to have one, since over a thin one nothing is copied. Knows no device, no lease and no clock; told what is chosen and
 what became of its moves.
 """
 
@@ -21,6 +21,8 @@ from thermocline.units import format_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
 
     from thermocline.experts.expert_costs import ExpertCosts, SecondsArray
     from thermocline.messages import IntArray
@@ -95,9 +97,7 @@ class SegmentedLruPolicy:
         capacity_bytes: int,
         *,
         half_life_steps: float = _HALF_LIFE_STEPS,
-        copy_price: float = 1.0,
     ) -> None:
-        self._copy_price = copy_price
         self._layers = tuple(layers)
         self._num_experts = num_experts
         self._growth = 2.0 ** (1 / half_life_steps)
@@ -126,15 +126,14 @@ class SegmentedLruPolicy:
         """See `CachePolicy.reason`."""
         return self._reason
 
-    def warm(self, layer: int, worths: Sequence[float]) -> None:
-        """Begin with what is known of earlier runs: how often each of the layer's experts is chosen in a step."""
-        costs = self._costs(layer)
-        saving = float(_savings(costs, np.ones(1, np.int32))[0])
-        self._worths[layer] = np.asarray(worths) * saving * self._memory_steps * self._scales[layer]
-        keys = (ExpertKey(LayerIndex(layer), ExpertIndex(n)) for n in range(self._num_experts))
-        best = sorted(keys, key=self._worth)
-        for key in best:
-            self._add_candidate(key)
+    def warm(self, layer: int, chances: NDArray[np.float64]) -> None:
+        """Begin with what is known of earlier runs: how likely a token chooses each of the layer's experts, [E]."""
+        saving = float(_savings(self._costs(layer), np.ones(1, np.int32))[0])
+        self._worths[layer] = chances * saving * self._memory_steps * self._scales[layer]
+        for expert in np.argsort(chances, kind="stable").tolist():
+            key = ExpertKey(LayerIndex(layer), ExpertIndex(expert))
+            if key not in self._lists[self._costs(layer).layout]:
+                self._add_candidate(key)
 
     def observe(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
         """See `CachePolicy.observe`."""
@@ -167,7 +166,7 @@ class SegmentedLruPolicy:
             if victims is None:
                 continue
             gain = self._worth(key) - sum(map(self._worth, victims))
-            if gain > costs.copy * self._copy_price:
+            if gain > costs.copy:
                 return self._begin(key, victims)
             settled.add(costs.layout)
             self._reason = self._explain(key, gain, bool(victims))

@@ -169,7 +169,7 @@ def test_a_smaller_capacity_sends_away_the_least_worth():
 def test_known_heat_begins_with_the_hottest():
     """Experts of earlier runs come in the order of their use, before any is chosen."""
     policy = one_layer(100)
-    policy.warm(0, [0.1, 0.0, 0.7, 0.2, 0.0, 0.0, 0.0, 0.0])
+    policy.warm(0, np.array([0.1, 0.0, 0.7, 0.2, 0.0, 0.0, 0.0, 0.0]))
     assert make(policy, policy.next_move(())).install == key(0, 2)
     assert policy.next_move(()) is None
 
