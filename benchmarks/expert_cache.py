@@ -32,6 +32,7 @@ from thermocline.experts.expert_costs import ExpertCosts
 from thermocline.experts.replay import DescribedMachine, replay, steps_of
 from thermocline.experts.routing_trace import RoutedRequest, RoutingTrace, read_routing
 from thermocline.kernels.cache_format import CacheType
+from thermocline.messages import RequestOptions, TokenEvent
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import read_spec
 from thermocline.models.sizes import measure_sizes
@@ -110,11 +111,11 @@ async def record(asked: Sequence[Prompt]) -> RoutingTrace:
             else:
                 ids = await engine.encode(prompt.text)
                 params = SamplingParams(max_tokens=prompt.max_tokens, temperature=0.7, seed=number)
-            events = engine.generate(ids, params, wants_routing=True)
+            events = engine.events(ids, params, RequestOptions(wants_routing=True))
             requests += [
                 RoutedRequest(len(ids), event.routing)
                 async for event in events
-                if event.routing is not None
+                if isinstance(event, TokenEvent) and event.routing is not None
             ]
         return RoutingTrace(engine.spec.name, engine.spec.router.num_experts, tuple(requests))
 
