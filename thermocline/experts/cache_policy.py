@@ -109,6 +109,7 @@ class SegmentedLruPolicy:
         self._used_bytes: defaultdict[str, int] = defaultdict(int)
         self._share_bytes: dict[str, int] = {}
         self._coming: dict[ExpertKey, tuple[ExpertKey, ...]] = {}  # and who goes for each
+        self._promised: set[ExpertKey] = set()  # of those, who is there still
         self._candidates: dict[ExpertKey, None] = {}
         self._capacity_bytes = 0
         self._reason = ""
@@ -155,9 +156,8 @@ class SegmentedLruPolicy:
 
     def next_move(self, leased: Collection[ExpertKey]) -> Move | None:
         """See `CachePolicy.next_move`."""
-        settled: set[str] = (
-            set()
-        )  # layouts whose best candidate is not worth it; their others are less so
+        # Layouts whose best candidate is not worth it: their others are less so.
+        settled: set[str] = set()
         for key in sorted(self._candidates, key=self._worth, reverse=True):
             costs = self._costs(key.layer)
             if costs.layout in settled:
@@ -178,7 +178,10 @@ class SegmentedLruPolicy:
         """See `CachePolicy.installed`."""
         costs = self._costs(key.layer)
         resident = self._lists[costs.layout]
-        if self._coming.pop(key, None) is None and key not in resident:
+        victims = self._coming.pop(key, None)
+        if victims is not None:
+            self._promised.difference_update(victims)
+        elif key not in resident:
             self._used_bytes[costs.layout] += costs.nbytes
         resident.add(key)
         self._candidates.pop(key, None)
@@ -187,10 +190,13 @@ class SegmentedLruPolicy:
         """See `CachePolicy.dropped`."""
         costs = self._costs(key.layer)
         resident = self._lists[costs.layout]
-        if self._coming.pop(key, None) is not None:
+        victims = self._coming.pop(key, None)
+        if victims is not None:
+            self._promised.difference_update(victims)
             self._used_bytes[costs.layout] -= costs.nbytes
         elif key in resident:
             resident.remove(key)
+            self._promised.discard(key)
             self._used_bytes[costs.layout] -= costs.nbytes
 
     def resize(self, capacity_bytes: int) -> tuple[ExpertKey, ...]:
@@ -226,6 +232,8 @@ class SegmentedLruPolicy:
             assert len(set(keys)) == len(keys), "an expert is there and on its way"
             used = sum(self._costs(key.layer).nbytes for key in keys)
             assert used == self._used_bytes[layout], f"{used} bytes of {layout}, counted otherwise"
+        promised = {key for victims in self._coming.values() for key in victims}
+        assert self._promised <= promised, "an expert goes for nobody"
 
     def _costs(self, layer: int) -> ExpertCosts:
         costs = self._layers[layer]
@@ -247,6 +255,7 @@ class SegmentedLruPolicy:
         costs = self._costs(key.layer)
         del self._candidates[key]
         self._coming[key] = victims
+        self._promised.update(victims)
         self._used_bytes[costs.layout] += costs.nbytes
         self._reason = ""
         return Move(key, victims, costs.nbytes)
@@ -255,9 +264,8 @@ class SegmentedLruPolicy:
         self, costs: ExpertCosts, leased: Collection[ExpertKey]
     ) -> tuple[ExpertKey, ...] | None:
         """Return who goes for one more expert of this layout; None where too many are leased."""
-        promised = {key for victims in self._coming.values() for key in victims}
         used = Counter(self._used_bytes)
-        for key in promised:
+        for key in self._promised:
             leaving = self._costs(key.layer)
             used[leaving.layout] -= leaving.nbytes
         over = {name: used[name] - share for name, share in self._share_bytes.items()}
@@ -268,7 +276,7 @@ class SegmentedLruPolicy:
             donor = max(over, key=over.__getitem__)
         victims: list[ExpertKey] = []
         while lacking > 0:
-            spared = {*leased, *promised, *victims}
+            spared = {*leased, *self._promised, *victims}
             oldest = self._lists[donor].oldest(_MAX_VICTIMS_LOOKED_AT, spared)
             if not oldest:
                 return None

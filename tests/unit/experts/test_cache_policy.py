@@ -36,6 +36,16 @@ def make(policy: SegmentedLruPolicy, move: Move | None) -> Move:
     return move
 
 
+def install(policy: SegmentedLruPolicy, keys) -> None:
+    for each in keys:
+        policy.installed(each)
+
+
+def drop(policy: SegmentedLruPolicy, keys) -> None:
+    for each in keys:
+        policy.dropped(each)
+
+
 def one_layer(capacity: int = 200, costs: ExpertCosts = SMALL, **given_) -> SegmentedLruPolicy:
     return SegmentedLruPolicy([costs], 8, capacity, **given_)
 
@@ -88,6 +98,36 @@ def test_the_leased_stay():
     assert policy.next_move({key(0, 0), key(0, 1)}) is None
     use(policy, 0, 2)
     assert make(policy, policy.next_move({key(0, 0)})).evict == (key(0, 1),)
+
+
+def test_every_copy_in_flight_has_its_own_victim():
+    """Whether the victim of the first is gone already or not, the second move takes another one."""
+    for is_gone in (True, False):
+        policy = one_layer()
+        policy.installed(key(0, 0))
+        policy.installed(key(0, 1))
+        use(policy, 0, 2, 3, times=5)
+        first = policy.next_move(())
+        assert first is not None
+        if is_gone:
+            policy.dropped(first.evict[0])
+        second = policy.next_move(())
+        assert second is not None
+        assert {*first.evict, *second.evict} == {key(0, 0), key(0, 1)}
+        policy.check_integrity()
+
+
+def test_a_victim_whose_move_came_to_nothing_may_go_for_another():
+    """It was not dropped, so it is there as before."""
+    policy = one_layer(100)
+    policy.installed(key(0, 0))
+    use(policy, 0, 2, times=5)
+    first = policy.next_move(())
+    assert first == Move(key(0, 2), (key(0, 0),), 100)
+    policy.dropped(first.install)
+    policy.check_integrity()
+    use(policy, 0, 3, times=6)
+    assert policy.next_move(()) == Move(key(0, 3), (key(0, 0),), 100)
 
 
 def test_old_heat_fades():
@@ -216,7 +256,8 @@ STEP = st.one_of(
 def test_no_move_breaks_a_lease_or_the_capacity(steps):
     """Whatever the order of choices, copies, failures and resizing, bytes stay within the capacity."""
     policy = SegmentedLruPolicy([replace(SMALL, copy=0.5), replace(LARGE, copy=0.5)], 6, 600)
-    capacity, resident, coming = 600, set(), []
+    capacity, resident, coming = 600, {key(0, 0), key(0, 1), key(1, 0), key(1, 1)}, []
+    install(policy, sorted(resident))
     nbytes = {0: 100, 1: 150}
     for step in steps:
         if step[0] == "use":
@@ -228,9 +269,8 @@ def test_no_move_breaks_a_lease_or_the_capacity(steps):
                 assert set(move.evict) <= resident - leased
                 assert move.install not in resident
                 assert move.install not in coming
-                for gone in move.evict:
-                    policy.dropped(gone)
-                    resident.remove(gone)
+                drop(policy, move.evict)
+                resident -= set(move.evict)
                 coming.append(move.install)
         elif step[0] == "arrive" and coming:
             arrived = coming.pop(0)
@@ -241,9 +281,9 @@ def test_no_move_breaks_a_lease_or_the_capacity(steps):
                 policy.dropped(arrived)
         elif step[0] == "resize":
             capacity = step[1]
-            for gone in policy.resize(capacity):
-                policy.dropped(gone)
-                resident.discard(gone)
-                coming = [each for each in coming if each != gone]
+            going = policy.resize(capacity)
+            drop(policy, going)
+            resident -= set(going)
+            coming = [each for each in coming if each not in going]
         assert sum(nbytes[each.layer] for each in (*resident, *coming)) <= capacity
         policy.check_integrity()
