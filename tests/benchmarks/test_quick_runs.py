@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import (
     against_llama,
+    expert_cache,
     loop_lag,
     many_requests,
     memory,
@@ -193,3 +194,14 @@ def test_predictions_are_held_against_runs(tmp_path, capsys):
     assert {row["side"] for row in rows} == {"predicted", "real", "predicted/real"}
     assert {row["metric"] for row in rows} == {"prefill 16", "decode 4"}
     assert "within 15 %" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_expert_cache_is_replayed(tmp_path, capsys):
+    """A dozen requests of the demo model: better than LRU and the best fixed set, never worse than the CPU alone."""
+    out, routing = tmp_path / "rows.csv", tmp_path / "routing.npz"
+    assert expert_cache.main(["--quick", "--out", str(out), "--keep", str(routing)]) == 0
+    assert {row["side"] for row in rows_of(out)} >= {"expert cache", "plain LRU", "offline optimum"}
+    text = capsys.readouterr().out
+    assert (text.count("pass  "), text.count("FAIL  ")) == (5, 0)
+    assert "0 experts, and says: nothing is copied" in text

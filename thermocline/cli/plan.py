@@ -17,6 +17,7 @@ from thermocline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from thermocline.cli.simulation import Simulation
     from thermocline.experts.planner import DeviceMemory, Plan
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.sizes import ModelSizes
@@ -92,6 +93,24 @@ _MAX_SPREAD = 4
     show_default=True,
     help="Measure this machine with this file for the estimates, if that was not done before.",
 )
+@click.option(
+    "--simulate",
+    "routing",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Replay the routing that run --routing recorded there, and show what an expert cache would bring.",
+)
+@click.option(
+    "--pcie", default="16GB/s", show_default=True, metavar="RATE", help="Its link to the device."
+)
+@click.option("--ram-speed", metavar="RATE", help="Its memory (default: as measured here).")
+@click.option(
+    "--vram-speed",
+    default="400GB/s",
+    show_default=True,
+    metavar="RATE",
+    help="The memory of its device.",
+)
 @json_option
 def plan(  # noqa: PLR0913 - one per flag
     model: str | None,
@@ -110,6 +129,10 @@ def plan(  # noqa: PLR0913 - one per flag
     heat: Path | None,
     no_heat: bool,
     may_measure: bool,
+    routing: Path | None,
+    pcie: str,
+    ram_speed: str | None,
+    vram_speed: str,
     as_json: bool,
 ) -> None:
     """Show what would lie on a device and what on the CPU, and why.
@@ -119,6 +142,7 @@ def plan(  # noqa: PLR0913 - one per flag
       thermocline plan model.gguf --vram 12GiB
       thermocline plan model.gguf --vram 8GiB --ctx 16384 --kv-type q8_0
       thermocline plan model.gguf --vram 24GiB --n-cpu-moe 4 --cold 40-47 --json
+      thermocline plan model.gguf --vram 8GiB --simulate routing.npz --pcie 12GB/s --ram-speed 60GB/s
 
     Where things go follows from the header of the file. How fast that would be is estimated from what
     `thermocline doctor` measures, once, in some seconds; --no-measure leaves that out. A plan is for any machine: give
@@ -126,6 +150,7 @@ def plan(  # noqa: PLR0913 - one per flag
     is chosen, and what does not fit gives way with a reason.
     """
     from thermocline.cli.estimates import make_estimates, speeds_for
+    from thermocline.cli.simulation import DescribedSpeeds, simulate
     from thermocline.config import SchedulerConfig
     from thermocline.experts.planner import make_plan
     from thermocline.experts.wishes import Wishes, parse_experts
@@ -168,12 +193,24 @@ def plan(  # noqa: PLR0913 - one per flag
         speed = make_estimates(
             sizes, speeds, found, ram_bytes=ram_bytes, chunk_tokens=prefill_chunk, heat=known
         )
+    simulation = None
+    if routing is not None:
+        if speeds is None:
+            raise ConfigError("--simulate needs this machine's speeds: leave out --no-measure")
+        described = DescribedSpeeds(pcie, vram_speed, ram_speed)
+        simulation = simulate(
+            routing, sizes, found, speeds, described, chunk_tokens=prefill_chunk, heat=known
+        )
     if as_json:
-        estimates = None if speed is None else speed.as_dict()
         fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes)
-        echo_json(fields | {"estimates": estimates})
-    else:
-        _show(spec, sizes, found, ram_bytes, () if speed is None else speed.lines())
+        fields["estimates"] = None if speed is None else speed.as_dict()
+        if simulation is not None:
+            fields["simulation"] = simulation.as_dict()
+        echo_json(fields)
+        return
+    _show(spec, sizes, found, ram_bytes, () if speed is None else speed.lines())
+    if simulation is not None:
+        _show_simulation(simulation)
 
 
 def _context(wanted: int | None, spec: ModelSpec) -> int:
@@ -268,6 +305,14 @@ def _show(
     ]
     show(plan_table(spec.name, sizes, plan), f"experts on the device by layer: {_spread(plan)}", "")
     show(reasons_list(reasons))
+
+
+def _show_simulation(simulation: Simulation) -> None:
+    from thermocline.cli.render import reasons_list, simulation_table
+
+    show("", simulation_table(simulation.rows()))
+    if simulation.reason:
+        show(reasons_list([simulation.reason]))
 
 
 def _spread(plan: Plan) -> str:

@@ -88,6 +88,17 @@ def placement_table(footprint: Footprint, placement: Placement, hot_device: HotD
     return table
 
 
+def simulation_table(rows: Iterable[Sequence[str]]) -> Table:
+    """Return what replayed routing takes; rows: name, prompt and answer speed, hits, copied bytes."""
+    table = _table("The recorded routing, replayed")
+    table.add_column("experts")
+    for name in ("prompt tokens/s", "answer tokens/s", "found there", "copied"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def plan_table(name: str, sizes: ModelSizes, plan: Plan) -> Table:
     """Return what would lie on the device and what on the host."""
     table = _table(f"Where {name} would be")

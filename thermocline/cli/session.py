@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.engine import Engine
-    from thermocline.messages import FinishReason, Timings
+    from thermocline.messages import ExpertIds, FinishReason, Timings
     from thermocline.sampling.params import SamplingParams
 
 VIEWER = "https://ui.perfetto.dev"
@@ -65,6 +65,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     timings: Timings | None = None
+    routing: ExpertIds | None = None
 
     @property
     def text(self) -> str:
@@ -121,8 +122,12 @@ async def stream_answer(
     params: SamplingParams,
     on_text: Callable[[str], None],
     answer: Answer,
+    *,
+    wants_routing: bool = False,
 ) -> None:
     """Generate, calling `on_text` with each piece of text and collecting everything in `answer`."""
+    from thermocline.messages import PromptProgress, RequestOptions, TokenEvent
+
     with Progress() as progress:
 
         def show_progress(num_computed: int, num_total: int) -> None:
@@ -130,15 +135,19 @@ async def stream_answer(
                 progress.say(f"reading the prompt: {num_computed} of {num_total} tokens")
 
         show_progress(0, len(prompt))
-        events = engine.generate(prompt, params, on_prompt_progress=show_progress)
+        events = engine.events(prompt, params, RequestOptions(wants_routing=wants_routing))
         async with aclosing(events) as stream:
             async for event in stream:
-                progress.clear()
-                answer.texts.append(event.text)
-                answer.token_ids.extend(event.token_ids)
-                answer.finish_reason = event.finish_reason
-                answer.timings = event.timings
-                on_text(event.text)
+                if isinstance(event, PromptProgress):
+                    show_progress(event.num_computed, event.num_total)
+                elif isinstance(event, TokenEvent):
+                    progress.clear()
+                    answer.texts.append(event.text)
+                    answer.token_ids.extend(event.token_ids)
+                    answer.finish_reason = event.finish_reason
+                    answer.timings = event.timings
+                    answer.routing = event.routing
+                    on_text(event.text)
 
 
 def hint_speed(timings: Timings | None) -> None:
