@@ -33,7 +33,8 @@ from benchmarks.sides import EngineChild, Work
 from benchmarks.synthetic_model import write_model
 from thermocline.calibration import calibrate
 from thermocline.config import CpuConfig
-from thermocline.experts.cost_model import HostMemory, Phase, Workload, estimate
+from thermocline.experts.cost_model import Phase, Workload, estimate
+from thermocline.experts.disk_costs import HostMemory
 from thermocline.kernels.cache_format import CacheType
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import read_spec
