@@ -13,7 +13,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,7 +33,8 @@ from benchmarks.sides import EngineChild, Work
 from benchmarks.synthetic_model import write_model
 from thermocline.calibration import calibrate
 from thermocline.config import CpuConfig
-from thermocline.experts.cost_model import HostMemory, Phase, Workload, estimate
+from thermocline.experts.cost_model import Phase, Workload, estimate
+from thermocline.experts.disk_costs import HostMemory
 from thermocline.kernels.cache_format import CacheType
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import read_spec
@@ -59,8 +59,8 @@ class Times:
     decode: float
 
 
-Pairs = dict[str, list[tuple[Times, Times]]]
-"""Predicted and real times of each round, by case."""
+Rounds = list[tuple[Times, Times]]
+"""Predicted and real times of each round."""
 
 
 class Subject:
@@ -123,61 +123,59 @@ def from_disk(subject: Subject, options: argparse.Namespace) -> Iterator[tuple[T
             yield predicted, Times(answer["prefill_s"], answer["decode_s"])
 
 
-def measure(subjects: list[Subject], options: argparse.Namespace) -> Pairs:
-    """Run all rounds of all cases."""
-    pairs: Pairs = defaultdict(list)
-    described = {
-        "memory": "in memory",
-        "disk": f"from disk, {options.memory_share:.0%} in memory",
-    }
-    for subject in subjects:
-        for name in options.cases:
-            case = {"memory": in_memory, "disk": from_disk}[name]
-            for predicted, real in case(subject, options):
-                pairs[f"{subject.path.stem}, {described[name]}"].append((predicted, real))
-                print(
-                    f"  {subject.path.stem}, {described[name]}: prefill {predicted.prefill:.2f} / {real.prefill:.2f} s, "
-                    f"decode {predicted.decode:.2f} / {real.decode:.2f} s",
-                    flush=True,
-                )
-    return pairs
+def measure(case: str, rounds: Iterator[tuple[Times, Times]]) -> Rounds:
+    """Run all rounds of a case, and say how each went."""
+    found: Rounds = []
+    for predicted, real in rounds:
+        found.append((predicted, real))
+        print(
+            f"  {case}: prefill {predicted.prefill:.2f} / {real.prefill:.2f} s, "
+            f"decode {predicted.decode:.2f} / {real.decode:.2f} s",
+            flush=True,
+        )
+    return found
 
 
-def report(pairs: Pairs, options: argparse.Namespace) -> tuple[list[Row], bool]:
-    """Print the table; return the rows for the CSV, and whether all predictions hold."""
+def report(case: str, rounds: Rounds, options: argparse.Namespace) -> tuple[list[Row], bool]:
+    """Print the table; return the rows for the CSV, and whether both predictions hold."""
     rows, lines, all_hold = [], [], True
-    for case, rounds in pairs.items():
-        for phase, count in (("prefill", options.prompt), ("decode", options.decode)):
-            ours, theirs = (
-                tuple(count / getattr(times, phase) for times in side)
-                for side in zip(*rounds, strict=True)
-            )
-            ratios = paired_ratios(ours, theirs)
-            holds = abs(statistics.median(ratios) - 1) <= _MAX_ERROR
-            all_hold = all_hold and holds
-            what = f"{phase} {count}"
-            lines.append(
-                (case, what, spread(ours), spread(theirs), spread(ratios, 2), verdict(holds))
-            )
-            rows += [
-                Row(_NAME, case, "predicted", what, "tokens/s", ours),
-                Row(_NAME, case, "real", what, "tokens/s", theirs),
-                Row(_NAME, case, "predicted/real", what, "ratio", ratios),
-            ]
-    header = ("case", "phase", "predicted tokens/s", "real tokens/s", "ratio", "within 15 %")
+    for phase, count in (("prefill", options.prompt), ("decode", options.decode)):
+        ours, theirs = (
+            tuple(count / getattr(times, phase) for times in side)
+            for side in zip(*rounds, strict=True)
+        )
+        ratios = paired_ratios(ours, theirs)
+        holds = abs(statistics.median(ratios) - 1) <= _MAX_ERROR
+        all_hold = all_hold and holds
+        what = f"{phase} {count}"
+        lines.append((what, spread(ours), spread(theirs), spread(ratios, 2), verdict(holds)))
+        rows += [
+            Row(_NAME, case, "predicted", what, "tokens/s", ours),
+            Row(_NAME, case, "real", what, "tokens/s", theirs),
+            Row(_NAME, case, "predicted/real", what, "ratio", ratios),
+        ]
+    header = (case, "predicted tokens/s", "real tokens/s", "ratio", "within 15 %")
     print("", table(header, lines), "", sep="\n")
     return rows, all_hold
 
 
 def run(options: argparse.Namespace, models: list[Path]) -> int:
-    """Measure `models`; 1 if a prediction is off by more than 15 %."""
+    """Measure `models`, case by case; 1 if a prediction is off by more than 15 %."""
     facts = describe_machine(options.threads)
-    with ForeignLoad() as load:
-        pairs = measure([Subject(model, options) for model in models], options)
-    rows, all_hold = report(pairs, options)
-    print(load)
-    facts["foreign_cores"] = f"{load.cores:.2f}"
-    write_rows(options.out, rows, facts)
+    known = {
+        "memory": ("in memory", in_memory),
+        "disk": (f"from disk, {options.memory_share:.0%} in memory", from_disk),
+    }
+    all_hold = True
+    for subject in [Subject(model, options) for model in models]:
+        for name, measured in map(known.__getitem__, options.cases):
+            case = f"{subject.path.stem}, {name}"
+            with ForeignLoad() as load:
+                rounds = measure(case, measured(subject, options))
+            rows, holds = report(case, rounds, options)
+            all_hold = all_hold and holds
+            print(load)
+            write_rows(options.out, rows, facts | {"foreign_cores": f"{load.cores:.2f}"})
     return 0 if all_hold else 1
 
 

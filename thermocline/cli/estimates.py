@@ -83,7 +83,8 @@ def make_estimates(
 
     Memory holds of the file what it can when they begin.
     """
-    from thermocline.experts.cost_model import HostMemory, Phase, Workload, estimate
+    from thermocline.experts.cost_model import Phase, Workload, estimate
+    from thermocline.experts.disk_costs import HostMemory
     from thermocline.prefetch.opening import SPARE_BYTES
 
     on_cpu_alone = plan.device_bytes > 0 and speeds.device is None

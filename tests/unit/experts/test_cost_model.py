@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.support.speeds import DEVICE, DISK, LAYOUT, speeds
 from thermocline.errors import ConfigError
 from thermocline.experts.cost_model import (
-    HostMemory,
     Phase,
     Resource,
     Workload,
@@ -22,6 +21,7 @@ from thermocline.experts.cost_model import (
     expert_seconds_device,
     trunk_kind,
 )
+from thermocline.experts.disk_costs import HostMemory
 from thermocline.experts.planner import DeviceMemory, make_plan
 from thermocline.models.sizes import LayerSizes, ModelSizes
 
@@ -173,6 +173,15 @@ def test_reading_takes_the_processor_from_computing():
         return estimate(model, speeds(disk=fast), None, work, memory=memory).seconds
 
     assert seconds(1e-9) == pytest.approx(seconds(0.0) + 4.0)
+
+
+def test_experts_on_the_device_are_not_read_from_disk():
+    """All of them hot: what is left of the file needs no experts to be waited for."""
+    plan = make_plan(sizes(), DeviceMemory(9 * GB, 9 * GB), num_tokens=16, chunk_tokens=16)
+    known = speeds(device=DEVICE, disk=DISK)
+    for phase in Phase:
+        found = estimate(sizes(), known, plan, Workload(phase, 1), memory=HostMemory(0, 0))
+        assert found.parts[Resource.DISK] == 0.0
 
 
 def test_hot_experts_compute_beside_cold_ones():
