@@ -16,9 +16,10 @@ from thermocline.errors import ConfigError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
+from thermocline.experts.opening import open_simulated
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
 from thermocline.experts.routing_log import RoutingLog
-from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
+from thermocline.experts.tiers import FixedTiers
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
@@ -66,6 +67,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
+    from thermocline.experts.opening import HotDevice
+    from thermocline.experts.tiers import Tiers
     from thermocline.kernels.contract import Kernels
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
@@ -101,7 +104,9 @@ class EngineParts:
     tokenizer: Tokenizer
     placement: Placement
     hot_mask: NDArray[np.bool_]
-    """Which experts are hot, [layers, experts]."""
+    """Which experts are hot from the start on, [layers, experts]."""
+    hot_device: HotDevice | None
+    """Where hot experts compute, unless it is the CPU."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
     recorder: MemoryRecorder
@@ -163,11 +168,10 @@ def _build(
     cache, allocator = _cache(config, spec, max_context_tokens)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
-    is_split = config.placement.hot_device != "none"
     placement = uniform_placement(
         spec.num_layers,
         spec.router.num_experts,
-        config.placement.hot_fraction if is_split else 0.0,
+        config.placement.hot_fraction if config.placement.has_hot_tier else 0.0,
         spec.num_dense_layers,
     )
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
@@ -181,25 +185,24 @@ def _build(
             slowdown=config.scheduler.decode_slowdown,
         )
     )
-    lanes = [cpu]
-    fingerprint = placement_fingerprint(spec, placement)
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
+        fingerprint = placement_fingerprint(spec, placement)
         return CpuExpertCompute(tier, fingerprint, catalog, kernels, cpu)
 
+    hot_device = _hot_device(config, spec, catalog, placement, recorder, owned)
+    tiers = FixedTiers(placement) if hot_device is None else hot_device.tiers
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, cache, cpu),
-        "router": RouterStage(model, placement, heat, routing_log, cpu),
+        "router": RouterStage(model, tiers, heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
     }
-    if is_split:
+    if config.placement.has_hot_tier:
         stages["hot"] = HotStage(
-            cpu_experts(Tier.HOT)
-            if config.placement.hot_device == "cpu"
-            else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
+            cpu_experts(Tier.HOT) if hot_device is None else hot_device.compute
         )
     governor = None
     if config.prefetch.mode != "off":
@@ -207,7 +210,11 @@ def _build(
         governor = open_governor(file, model, catalog, hot_mask, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None if is_split else _shortcut(model, cache, heat, routing_log, cpu, governor)
+    shortcut = (
+        None
+        if config.placement.has_hot_tier
+        else _shortcut(model, cache, tiers, heat, routing_log, cpu, governor)
+    )
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -229,10 +236,11 @@ def _build(
         tokenizer=tokenizer,
         placement=placement,
         hot_mask=hot_mask,
+        hot_device=hot_device,
         heat=heat,
         governor=governor,
         recorder=recorder,
-        lanes=tuple(lanes),
+        lanes=(cpu,) if hot_device is None else (cpu, *hot_device.lanes),
         runner=runner,
         step_loop=StepLoop(
             scheduler, runner, recorder, _pace(config, chunk_tokens, cpu), routing_log
@@ -252,29 +260,27 @@ def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
     return Pace(ChunkSizer(chunk_tokens, config.scheduler.decode_slowdown), cpu.take_times)
 
 
-def _simulated(
+def _hot_device(
     config: EngineConfig,
+    spec: ModelSpec,
     catalog: ExpertCatalog,
     placement: Placement,
-    fingerprint: str,
     recorder: Recorder,
     owned: ExitStack,
-    lanes: list[LaneThread],
-) -> SimulatedExpertCompute:
+) -> HotDevice | None:
     wanted = config.placement
-    experts = DeviceExperts(catalog, placement, wanted.simulated_memory_bytes)
-    engine_lane = owned.enter_context(LaneThread(Lane.GPU_H2D, recorder))
-    engine = CopyEngine(engine_lane, wanted.simulated_copy_bytes_per_s)
+    if wanted.hot_device != "simulated" or wanted.expert_cache == "off":
+        return None
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
     kernels = _kernels(config, threads=1)
-    device = owned.enter_context(LaneThread(Lane.HOT, recorder))
-    lanes += (engine_lane, device)
-    return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
+    fingerprint = placement_fingerprint(spec, placement)
+    return open_simulated(wanted, catalog, placement, fingerprint, kernels, recorder, owned)
 
 
 def _shortcut(
     model: Model,
     cache: SequenceCache,
+    tiers: Tiers,
     heat: ExpertHeat,
     routing_log: RoutingLog,
     cpu: LaneThread,
@@ -287,7 +293,9 @@ def _shortcut(
         return governor is None or governor.is_quiet
 
     return Shortcut(
-        LayerStage(model, cache, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
+        LayerStage(model, cache, tiers, heat, routing_log, cpu),
+        model.spec.num_layers,
+        nothing_to_hint,
     )
 
 

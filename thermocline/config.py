@@ -13,6 +13,7 @@ HotDevice = Literal["none", "cpu", "simulated"]
 CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 PrefetchMode = Literal["auto", "on", "off"]
+ExpertCacheMode = Literal["auto", "static", "off"]
 
 
 def setting(default: Any, flag: str, help_text: str) -> Any:  # noqa: ANN401 - dataclasses.field is Any
@@ -91,10 +92,26 @@ class PlacementConfig:
         "--hot-fraction",
         "Share of each layer's experts that is hot, 0 to 1, with --hot-device.",
     )
+    expert_cache: ExpertCacheMode = setting(
+        "auto",
+        "--expert-cache",
+        "Experts on the hot device: auto (those that are used most, as long as it pays), static (always "
+        "the same), or off (none).",
+    )
+    expert_budget_bytes: int | None = setting(
+        None,
+        "--expert-budget",
+        "Device memory for experts, such as 12GiB (default: what is left of it).",
+    )
     simulated_memory_bytes: int = 4 << 30
-    """Room for hot experts on the simulated device."""
+    """Memory of the simulated device."""
     simulated_copy_bytes_per_s: float = 12e9
     """Speed of its copies, in each direction; about that of a GPU behind PCIe 4.0 x8."""
+
+    @property
+    def has_hot_tier(self) -> bool:
+        """Whether experts may be hot."""
+        return self.hot_device != "none" and self.expert_cache != "off"
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
@@ -105,6 +122,14 @@ class PlacementConfig:
         _require(
             0.0 <= self.hot_fraction <= 1.0,
             f"--hot-fraction is {self.hot_fraction}; choose 0 to 1",
+        )
+        _require(
+            self.expert_cache in get_args(ExpertCacheMode),
+            f"--expert-cache is {self.expert_cache!r}; choose one of {', '.join(get_args(ExpertCacheMode))}",
+        )
+        _require(
+            self.expert_budget_bytes is None or self.expert_budget_bytes >= 0,
+            f"--expert-budget is {self.expert_budget_bytes}; it must not be negative",
         )
         _require(
             self.simulated_memory_bytes >= 0 and self.simulated_copy_bytes_per_s > 0,

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from thermocline.assembly import EngineParts, LoadStep
     from thermocline.experts.placement import Placement
+    from thermocline.experts.store import StoreStatistics
     from thermocline.messages import MachineLimits
     from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
@@ -77,7 +78,10 @@ class EngineStatistics:
     heat: NDArray[np.int64]
     """Times each expert was chosen, [layers, experts]."""
     placement: Placement
+    """Which experts are hot now."""
     prefetch: PrefetchStatistics | None
+    store: StoreStatistics | None = None
+    """Of the device with hot experts, where there is one."""
 
     @property
     def num_choices(self) -> int:
@@ -86,7 +90,9 @@ class EngineStatistics:
 
     @property
     def num_hot_choices(self) -> int:
-        """Those of them that fell on hot experts."""
+        """Those of them that the hot tier computed."""
+        if self.store is not None:
+            return self.store.total_hits + self.store.total_staged
         return sum(
             int(row[list(ids)].sum())
             for row, ids in zip(self.heat, self.placement.hot, strict=True)
@@ -149,8 +155,9 @@ class Engine:
 
     @property
     def placement(self) -> Placement:
-        """Which experts are hot."""
-        return self._parts.placement
+        """Which experts are hot now."""
+        parts = self._parts
+        return parts.placement if parts.hot_device is None else parts.hot_device.store.placement()
 
     @property
     def footprint(self) -> Footprint:
@@ -282,12 +289,13 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """Return the counters so far."""
         parts = self._parts
-        governor = parts.governor
+        governor, device = parts.governor, parts.hot_device
         return EngineStatistics(
             parts.runner.statistics(),
             parts.heat.counts(),
-            parts.placement,
+            self.placement,
             None if governor is None else governor.statistics(),
+            None if device is None else device.store.statistics(),
         )
 
     def expert_figures(self) -> ExpertFigures:
@@ -295,12 +303,17 @@ class Engine:
         parts = self._parts
         counts = parts.heat.counts()
         total, hot = int(counts.sum()), int(counts[parts.hot_mask].sum())
+        upload_bytes = 0
+        if parts.hot_device is not None:
+            store = parts.hot_device.store.statistics()
+            hot, upload_bytes = store.total_hits + store.total_staged, store.total_upload_bytes
         governor, busy = parts.governor, self.busy_ns()
         return ExpertFigures(
             hits=hot,
-            misses=total - hot if parts.hot_mask.any() else 0,
+            misses=total - hot if parts.hot_device is not None or parts.hot_mask.any() else 0,
             prefetched=0 if governor is None else governor.statistics().total_experts,
             cpu=total - hot,
+            bytes_h2d=upload_bytes,
             bytes_disk=bytes_read_from_storage(),
             cpu_ns=max((ns for track, ns in busy.items() if track.lane is Lane.CPU), default=0),
             device_ns=busy.get(Track(Lane.HOT), 0),
@@ -399,7 +412,7 @@ class Engine:
 
     def _expert_use(self) -> ExpertUse:
         counts = tuple(tuple(row) for row in self._parts.heat.counts().tolist())
-        return ExpertUse(counts, self._parts.placement.hot)
+        return ExpertUse(counts, self.placement.hot)
 
     @property
     def is_running(self) -> bool:
@@ -409,6 +422,8 @@ class Engine:
     async def check_integrity(self) -> None:
         """Assert that scheduler, cache and ring are consistent; for tests."""
         await self._call(lambda loop: loop.check_integrity())
+        if self._parts.hot_device is not None:
+            self._parts.hot_device.store.check_integrity()
 
     @property
     def _parts(self) -> EngineParts:

@@ -107,6 +107,9 @@ SCHEDULES = st.builds(
         PlacementConfig,
         hot_device=st.sampled_from(["none", "cpu", "simulated"]),
         hot_fraction=st.sampled_from([0.0, 0.4, 1.0]),
+        # From room for all experts down to one or none.
+        expert_cache=st.sampled_from(["auto", "static", "off"]),
+        expert_budget_bytes=st.sampled_from([None, 1 << 20, 400_000, 0]),
     ),
     # From room for all requests down to room for hardly more than one, which forces preemption.
     memory=st.builds(

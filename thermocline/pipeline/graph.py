@@ -6,7 +6,7 @@ Knows stages by their contract; the runner gives it life.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from thermocline.messages import Hidden, LayerWork, Tier
@@ -64,10 +64,18 @@ class Graph:
     """For a walk only."""
     is_line: bool = False
     """No two stages work at once on different lanes, so that a chunk gains nothing from the ring."""
+    drops: Mapping[str, Callable[[StageMessage], None]] = field(default_factory=dict)
+    """What is to be done with a message that the stage of that name will never take."""
 
     def outgoing(self, name: str) -> tuple[Edge, ...]:
         """Return the edges that begin at `name`, in the order in which they are served."""
         return tuple(edge for edge in self.edges if edge.source == name)
+
+    def drop(self, name: str, message: StageMessage) -> None:
+        """Let go of what a message for stage `name` holds, since that stage will not take it."""
+        let_go = self.drops.get(name)
+        if let_go is not None:
+            let_go(message)
 
     def capacity(self, name: str) -> int:
         """Return the room of `name`'s input: one message per credit and incoming edge."""
@@ -141,11 +149,17 @@ def moe_graph(
         num_credits,
         shortcut,
         is_line="hot" not in stages,
+        drops={"hot": _release},
     )
 
 
 def _always(message: StageMessage) -> bool:
     return True
+
+
+def _release(message: StageMessage) -> None:
+    if isinstance(message, LayerWork) and message.lease is not None:
+        message.lease.release()
 
 
 def _is_prompt(message: StageMessage) -> bool:

@@ -248,8 +248,10 @@ class Runner:
             while True:
                 message = await node.input.receive()
                 if message.chunk.id in self._failed:
+                    self._graph.drop(node.name, message)
                     continue
                 if not self._is_wanted(message.chunk):
+                    self._graph.drop(node.name, message)
                     self._fail(node.name, message, message.chunk, AbandonedError())
                     continue
                 if node.join is None or isinstance(message, Joined):
@@ -274,13 +276,20 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - the one place where a stage's failure is caught
             self._fail(node.name, message, message.chunk, error)
             return
-        if output is None or output.chunk.id in self._failed:
-            return
         if isinstance(output, StepResult):
-            await self._results.send(output)
-            return
+            if output.chunk.id not in self._failed:
+                await self._results.send(output)
+        elif output is not None:
+            await self._pass_on(node, output)
+
+    async def _pass_on(self, node: _Node, output: StageMessage) -> None:
+        is_wanted = output.chunk.id not in self._failed
         for edge, target in node.outgoing:
-            if edge.carries(output) and not target.send_nowait(output) and not edge.lossy:
+            if not edge.carries(output):
+                continue
+            if not is_wanted:
+                self._graph.drop(edge.target, output)
+            elif not target.send_nowait(output) and not edge.lossy:
                 await target.send(output)
 
     def _check_order(self, hidden: Hidden) -> None:

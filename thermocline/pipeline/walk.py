@@ -135,6 +135,8 @@ class _Way:
             wait(visit.waits_for for visit in self._waiting if visit.waits_for is not None)
             for visit in self._waiting:
                 visit.coroutine.close()
+            for name, message in self._ready:
+                self._graph.drop(name, message)
 
     def _layer_ahead(self) -> LayerIndex | None:
         """Return the layer that the next stage enters, None where it goes on in one."""
