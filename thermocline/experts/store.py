@@ -302,8 +302,11 @@ class ExpertStore:
     def _tell(self) -> None:
         """Tell the policy what was chosen and which copies ended."""
         while self._ended:
-            key, is_there = self._ended.popleft()
-            (self._policy.installed if is_there else self._policy.dropped)(key)
+            key, arrived = self._ended.popleft()
+            if not arrived:
+                self._policy.dropped(key)
+            elif self._rows[key.layer][key.expert] >= 0:  # else it left again, and that was told
+                self._policy.installed(key)
         while self._untold:
             layer, chosen_ids = self._untold.popleft()
             counts = np.bincount(chosen_ids.reshape(-1), minlength=self._num_experts)
