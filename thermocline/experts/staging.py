@@ -53,7 +53,7 @@ class StagingRing:
         slot: Future[int] = Future()
         with self._lock:
             self._line.append((layer, slot))
-            self._serve()
+        self._serve()
         return slot
 
     def give(self, layer: LayerIndex, slot: int) -> None:
@@ -61,7 +61,7 @@ class StagingRing:
         with self._lock:
             self.device.free(layer, slot)
             self._num_taken -= 1
-            self._serve()
+        self._serve()
 
     def check_idle(self) -> None:
         """Assert that no slot is taken and nobody waits."""
@@ -83,18 +83,28 @@ class StagingRing:
         return slot
 
     def _serve(self) -> None:
-        while self._line:
+        """Give free slots to those in line; without the lock, since a waiter may give its slot back at once."""
+        while (served := self._serve_first()) is not None:
+            waiter, slot = served
+            if isinstance(slot, DeviceMemoryError):
+                waiter.set_exception(slot)
+            else:
+                waiter.set_result(slot)
+
+    def _serve_first(self) -> tuple[Future[int], int | DeviceMemoryError] | None:
+        with self._lock:
+            if not self._line:
+                return None
             layer, waiter = self._line[0]
+            slot: int | DeviceMemoryError | None
             try:
                 slot = self._take(layer)
             except DeviceMemoryError as error:
-                self._line.popleft()
-                waiter.set_exception(error)
-                continue
+                slot = error
             if slot is None:
-                return
+                return None
             self._line.popleft()
-            waiter.set_result(slot)
+            return waiter, slot
 
 
 class Staged(NamedTuple):
@@ -118,6 +128,7 @@ class Uploads:
         self._experts = experts
         self._num_begun = 0
         self._flights: deque[_Flight] = deque()
+        self._asked: Future[int] | None = None  # for a slot
 
     def __bool__(self) -> bool:
         return bool(self._flights) or self._num_begun < len(self._experts)
@@ -133,7 +144,10 @@ class Uploads:
     async def arrived(self) -> list[Staged]:
         """Return the experts that are there next, at least one. Each must be given to `done`."""
         if not self._flights:
-            self._begin(await result_of(self._ring.take(self._layer)))
+            self._asked = self._ring.take(self._layer)
+            slot = await result_of(self._asked)
+            self._asked = None
+            self._begin(slot)
             self.fill()
         await result_of(self._flights[0].copy)
         arrived = []
@@ -154,6 +168,8 @@ class Uploads:
         while self._flights:
             flight = self._flights.popleft()
             flight.copy.add_done_callback(partial(self._give_back, flight.staged.slot))
+        if self._asked is not None:
+            self._asked.add_done_callback(self._give_back_unused)
 
     def _begin(self, slot: int) -> None:
         place = self._num_begun
@@ -164,3 +180,7 @@ class Uploads:
 
     def _give_back(self, slot: int, copy: Future[None]) -> None:
         self._ring.give(self._layer, slot)
+
+    def _give_back_unused(self, asked: Future[int]) -> None:
+        if asked.exception() is None:
+            self._ring.give(self._layer, asked.result())

@@ -222,8 +222,10 @@ class ExpertStore:
                 move = self._policy.next_move(self._in_use())
                 if move is None:
                     break
-                if not self._evict_all(move.evict) or self._begin(move.install) is None:
+                if not self._evict_all(move.evict):
                     self._policy.dropped(move.install)
+                    break
+                if self._begin(move.install) is None:
                     break
 
     def resize(self, capacity_bytes: int) -> int:
@@ -348,11 +350,14 @@ class ExpertStore:
         nbytes = self._expert_bytes[key.layer]
         with self._lock:
             is_leaving = key in self._doomed or key in self._unwanted
-            if is_leaving or self._used_bytes + nbytes > self._capacity_bytes:
-                return None
+            has_room = self._used_bytes + nbytes <= self._capacity_bytes
+        if is_leaving or not has_room:
+            self._policy.dropped(key)
+            return None
         try:
             slot = self._device.allocate(key.layer)
         except DeviceMemoryError:
+            self._policy.dropped(key)
             self._resize(self._used_bytes)
             return None
         with self._lock:
