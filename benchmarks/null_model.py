@@ -134,6 +134,8 @@ def null_graph(
     if hot is not None:
         stages["hot"] = HotStage(NullCompute(Tier.HOT, hot))
     way = Shortcut(
-        LayerStage(null, no_pool, tiers, heat, routing_log, cpu), model.num_layers, lambda: True
+        LayerStage(null, no_pool, tiers, heat, routing_log, cpu),
+        model.num_layers,
+        lambda chunk: True,
     )
     return moe_graph(stages, model.num_layers, credits, way if shortcut else None)

@@ -16,7 +16,7 @@ from thermocline.errors import ConfigError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.heat import ExpertHeat
-from thermocline.experts.opening import open_simulated
+from thermocline.experts.opening import RoutedExperts, open_simulated
 from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
 from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.tiers import FixedTiers
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.experts.opening import HotDevice
-    from thermocline.experts.tiers import Tiers
     from thermocline.kernels.contract import Kernels
+    from thermocline.messages import Chunk
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.footprint import Footprint
@@ -171,7 +171,7 @@ def _build(
     placement = uniform_placement(
         spec.num_layers,
         spec.router.num_experts,
-        config.placement.hot_fraction if config.placement.has_hot_tier else 0.0,
+        config.placement.fixed_fraction,
         spec.num_dense_layers,
     )
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
@@ -185,12 +185,18 @@ def _build(
             slowdown=config.scheduler.decode_slowdown,
         )
     )
+    experts = RoutedExperts(
+        catalog,
+        placement,
+        spec.router.num_experts_used,
+        kernels,
+        placement_fingerprint(spec, placement),
+    )
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
-        fingerprint = placement_fingerprint(spec, placement)
-        return CpuExpertCompute(tier, fingerprint, catalog, kernels, cpu)
+        return CpuExpertCompute(tier, experts.fingerprint, catalog, kernels, cpu)
 
-    hot_device = _hot_device(config, spec, catalog, placement, recorder, owned)
+    hot_device = _hot_device(config, experts, recorder, owned)
     tiers = FixedTiers(placement) if hot_device is None else hot_device.tiers
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
@@ -210,10 +216,12 @@ def _build(
         governor = open_governor(file, model, catalog, hot_mask, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = (
-        None
-        if config.placement.has_hot_tier
-        else _shortcut(model, cache, tiers, heat, routing_log, cpu, governor)
+    shortcut = _shortcut(
+        config,
+        model,
+        LayerStage(model, cache, tiers, heat, routing_log, cpu),
+        hot_device,
+        governor,
     )
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
@@ -261,42 +269,31 @@ def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
 
 
 def _hot_device(
-    config: EngineConfig,
-    spec: ModelSpec,
-    catalog: ExpertCatalog,
-    placement: Placement,
-    recorder: Recorder,
-    owned: ExitStack,
+    config: EngineConfig, experts: RoutedExperts, recorder: Recorder, owned: ExitStack
 ) -> HotDevice | None:
     wanted = config.placement
     if wanted.hot_device != "simulated" or wanted.expert_cache == "off":
         return None
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
-    kernels = _kernels(config, threads=1)
-    fingerprint = placement_fingerprint(spec, placement)
-    return open_simulated(wanted, catalog, placement, fingerprint, kernels, recorder, owned)
+    return open_simulated(wanted, experts, _kernels(config, threads=1), recorder, owned)
 
 
 def _shortcut(
+    config: EngineConfig,
     model: Model,
-    cache: SequenceCache,
-    tiers: Tiers,
-    heat: ExpertHeat,
-    routing_log: RoutingLog,
-    cpu: LaneThread,
+    stage: LayerStage,
+    hot_device: HotDevice | None,
     governor: PrefetchGovernor | None,
 ) -> Shortcut | None:
-    if not model.has_whole_layers:
+    if not model.has_whole_layers or (config.placement.has_hot_tier and hot_device is None):
         return None
 
-    def nothing_to_hint() -> bool:  # hints are made between a layer's parts
-        return governor is None or governor.is_quiet
+    def is_cpu_alone(chunk: Chunk) -> bool:  # and no hints are made, between a layer's parts
+        return (hot_device is None or hot_device.tiers.leave_to_cpu(chunk.num_tokens)) and (
+            governor is None or governor.is_quiet
+        )
 
-    return Shortcut(
-        LayerStage(model, cache, tiers, heat, routing_log, cpu),
-        model.spec.num_layers,
-        nothing_to_hint,
-    )
+    return Shortcut(stage, model.spec.num_layers, is_cpu_alone)
 
 
 def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

@@ -90,7 +90,7 @@ class PlacementConfig:
     hot_fraction: float = setting(
         0.5,
         "--hot-fraction",
-        "Share of each layer's experts that is hot, 0 to 1, with --hot-device.",
+        "Share of each layer's experts that is hot, 0 to 1, with --hot-device cpu or --expert-cache static.",
     )
     expert_cache: ExpertCacheMode = setting(
         "auto",
@@ -112,6 +112,12 @@ class PlacementConfig:
     def has_hot_tier(self) -> bool:
         """Whether experts may be hot."""
         return self.hot_device != "none" and self.expert_cache != "off"
+
+    @property
+    def fixed_fraction(self) -> float:
+        """The share of each layer's experts that is hot for good; a cache begins with none."""
+        is_cache = self.hot_device == "simulated" and self.expert_cache == "auto"
+        return self.hot_fraction if self.has_hot_tier and not is_cache else 0.0
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 # How long a copy of an expert keeps activations waiting, at most.
 _PIECE_S: Final = 0.5e-3
-# A sleep ends late; what it overslept is given to what follows at once.
+# A sleep ends late; what it overslept is given to what follows at once, and what is too short for one is added.
 _MAX_DEBT_S: Final = 1e-3
+_MIN_SLEEP_S: Final = 50e-6
 
 _Layout: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -90,10 +91,13 @@ class CopyEngine:
 
     def _move(self, target: FloatArray | ByteArray, source: FloatArray | ByteArray) -> None:
         now_s = time.perf_counter()
-        since_s = self._free_s if now_s - self._free_s < _MAX_DEBT_S else now_s
+        is_idle = now_s - self._free_s > _MAX_DEBT_S
+        since_s = now_s if is_idle else self._free_s
         self._free_s = since_s + source.nbytes / self._bytes_per_s
         target[...] = source
-        time.sleep(max(self._free_s - time.perf_counter(), 0.0))
+        wait_s = self._free_s - time.perf_counter()
+        if wait_s > _MIN_SLEEP_S:
+            time.sleep(wait_s)
 
 
 @dataclass(frozen=True, slots=True)

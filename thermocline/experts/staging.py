@@ -43,6 +43,11 @@ class StagingRing:
     def __repr__(self) -> str:
         return f"StagingRing({self._num_taken} of {self._max_slots} taken, {len(self._line)} wait)"
 
+    @property
+    def num_taken(self) -> int:
+        """Slots in use: experts on their way, or being computed."""
+        return self._num_taken
+
     def take_nowait(self, layer: LayerIndex) -> int | None:
         """Return a free slot, None where there is none at present."""
         with self._lock:

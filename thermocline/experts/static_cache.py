@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from thermocline.experts.store import Move
+    from thermocline.experts.cache_policy import Move
     from thermocline.messages import ExpertKey, IntArray
 
 

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex, Lease
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
+    from thermocline.experts.cache_policy import CachePolicy
     from thermocline.experts.device import SlotDevice
     from thermocline.messages import IntArray, Routing
     from thermocline.traces.recorder import Recorder
@@ -34,49 +35,6 @@ if TYPE_CHECKING:
 _MAX_COPIES: Final = 4
 # Layers' choices that wait to be told to the policy; a step of a large model has a hundred.
 _MAX_UNTOLD: Final = 1024
-
-
-class Move(Protocol):
-    """One promotion: what to copy to the device, and what must go for it."""
-
-    @property
-    def install(self) -> ExpertKey:
-        """Not on the device, nor on its way."""
-        ...
-
-    @property
-    def evict(self) -> tuple[ExpertKey, ...]:
-        """On the device."""
-        ...
-
-
-class CachePolicy(Protocol):
-    """Decides which experts are worth a place. Called by one thread at a time."""
-
-    def observe(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
-        """Take note of what a chunk or step chose of a layer."""
-        ...
-
-    def next_move(self, leased: Collection[ExpertKey]) -> Move | None:
-        """Return the most worthwhile promotion, which evicts nothing of `leased`; None for no change."""
-        ...
-
-    def installed(self, key: ExpertKey) -> None:
-        """Take note that the expert is on the device."""
-        ...
-
-    def dropped(self, key: ExpertKey) -> None:
-        """Take note that the expert is not, or no more."""
-        ...
-
-    def resize(self, capacity_bytes: int) -> tuple[ExpertKey, ...]:
-        """Have another capacity; return what must go."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why nothing is copied, or empty."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from thermocline.messages import Hidden, LayerWork, Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from thermocline.messages import StageMessage
+    from thermocline.messages import Chunk, StageMessage
     from thermocline.stages.contract import AnyStage, Stage
 
 RESULTS = "results"
@@ -43,7 +43,7 @@ class Shortcut:
 
     stage: Stage[Hidden, Hidden]
     num_layers: int
-    usable: Callable[[], bool]
+    usable: Callable[[Chunk], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,10 @@ class Graph:
     """No two stages work at once on different lanes, so that a chunk gains nothing from the ring."""
     drops: Mapping[str, Callable[[StageMessage], None]] = field(default_factory=dict)
     """What is to be done with a message that the stage of that name will never take."""
+
+    def gains_nothing(self, prompt: Chunk) -> bool:
+        """Whether the ring has nothing to offer to this chunk of a prompt: no two lanes would work at once."""
+        return self.is_line or (self.shortcut is not None and self.shortcut.usable(prompt))
 
     def outgoing(self, name: str) -> tuple[Edge, ...]:
         """Return the edges that begin at `name`, in the order in which they are served."""

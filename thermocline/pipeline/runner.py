@@ -91,8 +91,8 @@ class _Node:
 class Runner:
     """Runs a validated graph. `inject` chunks, `receive` one result for each, `close` at the end.
 
-    walk_lane: where decode steps walk, and prompts too if the graph is a line; without one all go through
-    the ring.
+    walk_lane: where decode steps walk, and prompts too where the ring gives them nothing; without one all go
+    through the ring.
     overlap: False lets one stage work at a time, for comparison.
     """
 
@@ -119,6 +119,9 @@ class Runner:
         # To walk as soon as there is a group.
         self._early: deque[Coroutine[Any, Any, None]] = deque()
         self._order = WalkOrder()
+        # Whether prompts walk, all of them: one in the ring would be overtaken by a later one that walks.
+        self._prompts_walk = graph.is_line
+        self._num_prompts = 0
         self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
         self._in_flight: set[ChunkId] = set()
         self._num_in_flight: Counter[RequestId] = Counter()  # chunks with tokens of a request
@@ -154,8 +157,11 @@ class Runner:
         assert self.has_credit, "no credit left for one more chunk"
         self._in_flight.add(chunk.id)
         self._num_in_flight.update(chunk.requests)
-        if self._walk_lane is not None and (self._graph.is_line or not chunk.is_prompt):
-            # One way for all: a chunk in the ring would be overtaken by a later one that walks.
+        if chunk.is_prompt:
+            if not self._num_prompts:
+                self._prompts_walk = self._graph.gains_nothing(chunk)
+            self._num_prompts += 1
+        if self._walk_lane is not None and (self._prompts_walk or not chunk.is_prompt):
             self._order.begin(chunk)
             walk = self._walk_chunk(chunk, self._walk_lane, in_parts=in_parts)
             if self._group is None:
@@ -170,6 +176,7 @@ class Runner:
         """Return the next chunk's end, and its credit. Raises ChannelClosed after `close`."""
         result = await self._results.receive()
         self._in_flight.discard(result.chunk.id)
+        self._num_prompts -= result.chunk.is_prompt
         for request in result.chunk.requests:
             self._num_in_flight[request] -= 1
             if not self._num_in_flight[request]:

@@ -52,7 +52,7 @@ class Walk:
         in_parts, None before every other stage.
         """
         shortcut = self._graph.shortcut
-        if shortcut is not None and not in_parts and shortcut.usable():
+        if shortcut is not None and not in_parts and shortcut.usable(chunk):
             return (yield from self._run_layers(chunk, shortcut))
         joins = {name: Join() for name in self._graph.joins}
         way = _Way(self._graph, self._outgoing, joins, overlap=self._overlap)
