@@ -47,7 +47,7 @@ def config(
     """Return the settings of one side."""
     return EngineConfig(
         memory=MemoryConfig(max_context_tokens=context, max_full_contexts=1),
-        placement=PlacementConfig(hot_device=device, hot_fraction=0.5),
+        placement=PlacementConfig(hot_device=device, hot_fraction=0.5, expert_cache="static"),
         scheduler=SchedulerConfig(
             prefill_chunk_tokens=chunk,
             max_prompt_chunks=2 if overlap else 1,

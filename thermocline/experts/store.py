@@ -59,6 +59,7 @@ class StoreStatistics:
     num_resident: int
     num_copying: int
     resident_bytes: int
+    """Of slots in use, those that copies go to included."""
     capacity_bytes: int
     reason: str
     """Why nothing is copied, or empty."""
