@@ -57,6 +57,7 @@ def read_all(path: Path) -> dict[str, Any]:
 async def compute(options: argparse.Namespace) -> dict[str, Any]:
     """Compute a prompt as one chunk, then decode; greedy."""
     from benchmarks.engine_side import random_prompt
+    from benchmarks.memory import resident
     from thermocline import Engine, EngineConfig, SamplingParams
     from thermocline.config import CpuConfig, MemoryConfig, PrefetchConfig, SchedulerConfig
     from thermocline.prefetch.governor import PrefetchGovernor
@@ -95,6 +96,7 @@ async def compute(options: argparse.Namespace) -> dict[str, Any]:
         marks.append(read_bytes())
         found = engine.statistics().prefetch
         answer["tokens"] = ids
+        answer["anonymous_bytes"] = resident(os.getpid()).anonymous
         answer["read_bytes"] = [marks[1] - marks[0], marks[2] - marks[1]]
         answer["selections"] = selections
         if found is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -207,6 +208,17 @@ def _feed_forward(shape: Shape, base: str, large: str) -> tuple[_Row, ...]:
         ("ffn_up_shexp", base, (width, hidden), by_hidden),
         ("ffn_down_shexp", large, (hidden, width), width**-0.5),
     )
+
+
+def write_metadata(path: Path, shape_name: str, *, mix: str = "Q4_K_M") -> Path:
+    """Write the whole model's header, and a hole for its tensors: for what reads no more than the header."""
+    layers = SHAPES[shape_name].layers
+    tensors = tuple(tensors_of(SHAPES[shape_name], layers, mix))
+    _write_header(path, shape_name, layers, mix, tensors)
+    alignment = gguf.GGUF_DEFAULT_ALIGNMENT
+    sizes = (path.stat().st_size, *(tensor.nbytes for tensor in tensors))
+    os.truncate(path, sum(size + -size % alignment for size in sizes))
+    return path
 
 
 def write_model(

@@ -5,7 +5,7 @@ Everything is made here and handed over complete; no part looks for another.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ import numpy as np
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
-from thermocline.experts.heat import ExpertHeat
-from thermocline.experts.opening import RoutedExperts, open_simulated
-from thermocline.experts.placement import Placement, placement_fingerprint, uniform_placement
+from thermocline.experts.device_opening import RoutedExperts, open_simulated
+from thermocline.experts.opening import ExpertStart
+from thermocline.experts.placement import placement_fingerprint
 from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.tiers import FixedTiers
 from thermocline.kernels.cache_format import CacheType
@@ -67,7 +67,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
-    from thermocline.experts.opening import HotDevice
+    from thermocline.experts.device_opening import HotDevice
+    from thermocline.experts.heat import ExpertHeat
+    from thermocline.experts.placement import Placement
     from thermocline.kernels.contract import Kernels
     from thermocline.messages import Chunk
     from thermocline.modelfile.reader import ModelFile
@@ -103,6 +105,7 @@ class EngineParts:
     kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
+    placement_reasons: tuple[str, ...]
     hot_mask: NDArray[np.bool_]
     """Which experts are hot from the start on, [layers, experts]."""
     hot_device: HotDevice | None
@@ -168,14 +171,9 @@ def _build(
     cache, allocator = _cache(config, spec, max_context_tokens)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
-    placement = uniform_placement(
-        spec.num_layers,
-        spec.router.num_experts,
-        config.placement.fixed_fraction,
-        spec.num_dense_layers,
-    )
+    start = owned.enter_context(closing(ExpertStart(file, spec, config)))
+    placement = start.placement
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
-    heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
     routing_log = RoutingLog()
     cpu = owned.enter_context(
         LaneThread(
@@ -201,7 +199,7 @@ def _build(
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, cache, cpu),
-        "router": RouterStage(model, tiers, heat, routing_log, cpu),
+        "router": RouterStage(model, tiers, start.heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
@@ -219,7 +217,7 @@ def _build(
     shortcut = _shortcut(
         config,
         model,
-        LayerStage(model, cache, tiers, heat, routing_log, cpu),
+        LayerStage(model, cache, tiers, start.heat, routing_log, cpu),
         hot_device,
         governor,
     )
@@ -243,9 +241,10 @@ def _build(
         kernels=kernels,
         tokenizer=tokenizer,
         placement=placement,
+        placement_reasons=start.reasons,
         hot_mask=hot_mask,
         hot_device=hot_device,
-        heat=heat,
+        heat=start.heat,
         governor=governor,
         recorder=recorder,
         lanes=(cpu,) if hot_device is None else (cpu, *hot_device.lanes),

@@ -5,15 +5,18 @@ command line makes its flags. Knows nothing of models.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from thermocline.errors import ConfigError
 
 HotDevice = Literal["none", "cpu", "simulated"]
+HotChoice = Literal["use", "even"]
 CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 PrefetchMode = Literal["auto", "on", "off"]
 ExpertCacheMode = Literal["auto", "static", "off"]
+
+HALF_LIFE_TOKENS: Final = 65536
 
 
 def setting(default: Any, flag: str, help_text: str) -> Any:  # noqa: ANN401 - dataclasses.field is Any
@@ -90,7 +93,8 @@ class PlacementConfig:
     hot_fraction: float = setting(
         0.5,
         "--hot-fraction",
-        "Share of each layer's experts that is hot, 0 to 1, with --hot-device cpu or --expert-cache static.",
+        "Share of the experts that is hot, 0 to 1, with --hot-device cpu or --expert-cache static; as many as "
+        "the device has memory for.",
     )
     expert_cache: ExpertCacheMode = setting(
         "auto",
@@ -102,6 +106,24 @@ class PlacementConfig:
         None,
         "--expert-budget",
         "Device memory for experts, such as 12GiB (default: what is left of it).",
+    )
+    hot_choice: HotChoice = setting(
+        "use",
+        "--hot-choice",
+        "Which experts are hot: by their use so far (where it is not known, spread evenly), or even.",
+    )
+    hot: tuple[str, ...] = setting(
+        (),
+        "--hot",
+        "Experts that are hot in any case: 3:17 is expert 17 of layer 3, 3:16-31 a range, 3 or 3-7 whole "
+        "layers; may be given several times.",
+    )
+    cold: tuple[str, ...] = setting(
+        (), "--cold", "Experts that stay on the CPU in any case, written as for --hot."
+    )
+    cpu_moe: bool = setting(False, "--cpu-moe", "Keep every routed expert on the CPU.")
+    n_cpu_moe: int = setting(
+        0, "--n-cpu-moe", "Keep the routed experts of the first N layers on the CPU."
     )
     simulated_memory_bytes: int = 4 << 30
     """Memory of the simulated device."""
@@ -138,8 +160,39 @@ class PlacementConfig:
             f"--expert-budget is {self.expert_budget_bytes}; it must not be negative",
         )
         _require(
+            self.hot_choice in get_args(HotChoice),
+            f"--hot-choice is {self.hot_choice!r}; choose one of {', '.join(get_args(HotChoice))}",
+        )
+        _require(
+            self.hot_device != "none" or not self.hot,
+            "--hot needs a device for hot experts: give --hot-device",
+        )
+        _require(self.n_cpu_moe >= 0, f"--n-cpu-moe is {self.n_cpu_moe}; it must not be negative")
+        _require(
             self.simulated_memory_bytes >= 0 and self.simulated_copy_bytes_per_s > 0,
             "simulated_memory_bytes must not be negative, simulated_copy_bytes_per_s must be above 0",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeatConfig:
+    """Whether the use of experts is remembered."""
+
+    enabled: bool = setting(
+        True,
+        "--heat/--no-heat",
+        "Remember how often each expert is used, in MODEL.gguf.heat.json, and place experts by it.",
+    )
+    saved: bool = True
+    """Whether what is seen now is added to what is known."""
+    half_life_tokens: int = HALF_LIFE_TOKENS
+    """After so many tokens a choice counts half."""
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError."""
+        _require(
+            self.half_life_tokens >= 1,
+            f"half_life_tokens is {self.half_life_tokens}; it must be at least 1",
         )
 
 
@@ -257,6 +310,7 @@ class EngineConfig:
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
+    heat: HeatConfig = field(default_factory=HeatConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)

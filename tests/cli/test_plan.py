@@ -77,8 +77,9 @@ def test_a_recorded_timeline_says_what_is_hot(toy, invoke, tmp_path):
     ("flags", "says"),
     [
         (("--vram", "much"), "is not a size"),
-        (("--hot", "1-2"), "write layer:expert"),
+        (("--hot", "one"), "write layer:expert"),
         (("--hot", "9:0"), "layers 0 to 1"),
+        (("--cold", "1-2"), "layers 0 to 1"),
         (("--ctx", "99999999"), "trained for"),
     ],
 )

@@ -15,7 +15,9 @@ from thermocline import __version__
 from thermocline.cli.bench import bench
 from thermocline.cli.chat import chat
 from thermocline.cli.demo import demo
+from thermocline.cli.doctor import doctor
 from thermocline.cli.group import ErrorLineGroup
+from thermocline.cli.heat import heat
 from thermocline.cli.info import info
 from thermocline.cli.logits import logits
 from thermocline.cli.perplexity import perplexity
@@ -42,6 +44,7 @@ def cli() -> None:
       thermocline demo                      watch the built-in model answer, with a timeline
       thermocline info model.gguf           what is in a file, and what one token costs
       thermocline plan model.gguf --vram 12GiB   what would lie where, and why
+      thermocline doctor model.gguf         how fast this machine is with it, and what bounds it
       thermocline run model.gguf --chat "Hello"
       thermocline chat model.gguf
       thermocline serve model.gguf          an HTTP server, with a page at its address
@@ -61,6 +64,8 @@ for command in (
     top,
     info,
     plan,
+    doctor,
+    heat,
     tokenize,
     bench,
     trace,

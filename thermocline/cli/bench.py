@@ -122,6 +122,8 @@ def bench(
     plan = _Plan(num_prompt, num_decode, num_repetitions)
     # Each repetition has the same prompt, and must compute it.
     config = replace(config, scheduler=replace(config.scheduler, prefix_cache=False))
+    # Random tokens choose experts that no text would.
+    config = replace(config, heat=replace(config.heat, saved=False))
     run_until_done(_run(model_path(model), plan, config, as_json))
 
 
@@ -136,6 +138,7 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
         prompt = [draw.randrange(engine.tokenizer.vocab_size) for _ in range(num_prompt)]
         measured = await _measure(engine, prompt, plan)
         spec, kernels, chunk_tokens = engine.spec, engine.kernels_name, engine.chunk_tokens
+        reasons = engine.statistics().placement_reasons
     prefill = Speed.of([run.timings.prompt_tokens_per_s for run in measured])
     decode = Speed.of([run.timings.decode_tokens_per_s for run in measured])
     loads = _loads(path, measured, prefill, decode, num_prompt, chunk_tokens)
@@ -154,6 +157,7 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
             "prefill_tok_s": asdict(prefill),
             "decode_tok_s": asdict(decode),
             "kernels": kernels,
+            "placement": reasons,
             "roofline": [asdict(load) | {"bound": load.bound} for load in loads],
             "config": asdict(config),
             "machine": machine.as_dict(),

@@ -15,14 +15,17 @@ from thermocline.cli.session import model_path
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from thermocline.cli.simulation import Simulation
     from thermocline.experts.planner import DeviceMemory, Plan
+    from thermocline.modelfile.reader import ModelFile
     from thermocline.models.sizes import ModelSizes
     from thermocline.models.spec import ModelSpec
 
 _DEFAULT_CONTEXT = 32768
 _DEFAULT_CHUNK = 512
+_MAX_SPREAD = 4
 
 
 @click.command()
@@ -34,6 +37,8 @@ _DEFAULT_CHUNK = 512
 @click.option("--ctx", type=click.IntRange(1), help="Tokens of context (default: as run has it).")
 @click.option(
     "--kv-type",
+    "--kv-dtype",
+    "kv_type",
     type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
     default="f16",
     show_default=True,
@@ -47,6 +52,13 @@ _DEFAULT_CHUNK = 512
     help="Prompt tokens that walk through the layers together.",
 )
 @click.option(
+    "--auto/--no-auto",
+    "is_auto",
+    default=True,
+    show_default=True,
+    help="Choose what no flag decides; without it only what flags ask for goes to the device.",
+)
+@click.option(
     "--gpu-layers", type=click.IntRange(0), help="Layers whose trunk may be on the device, at most."
 )
 @click.option("--expert-budget", metavar="SIZE", help="Device memory for experts, at most.")
@@ -57,13 +69,47 @@ _DEFAULT_CHUNK = 512
     default=0,
     help="Keep the routed experts of the first N layers on the CPU.",
 )
-@click.option("--hot", multiple=True, metavar="L:E", help="Expert E of layer L to the device.")
-@click.option("--cold", multiple=True, metavar="L:E", help="Expert E of layer L to the CPU.")
+@click.option(
+    "--hot",
+    multiple=True,
+    metavar="EXPERTS",
+    help="Experts that go to the device: 3:17 is expert 17 of layer 3, 3:16-31 a range, 3 or 3-7 whole layers.",
+)
+@click.option(
+    "--cold", multiple=True, metavar="EXPERTS", help="Experts that stay on the CPU, likewise."
+)
 @click.option(
     "--heat",
     type=click.Path(path_type=Path),
-    metavar="TRACE",
-    help="A timeline of --trace, whose expert choices say what is used most.",
+    metavar="FILE",
+    help="How often experts are used: a timeline of --trace, or what `thermocline heat --export` wrote "
+    "(default: what is known of the model).",
+)
+@click.option("--no-heat", is_flag=True, help="Plan as if nothing were known of the experts' use.")
+@click.option(
+    "--measure/--no-measure",
+    "may_measure",
+    default=True,
+    show_default=True,
+    help="Measure this machine with this file for the estimates, if that was not done before.",
+)
+@click.option(
+    "--simulate",
+    "routing",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Replay the routing that run --routing recorded there, and show what an expert cache would bring.",
+)
+@click.option(
+    "--pcie", default="16GB/s", show_default=True, metavar="RATE", help="Its link to the device."
+)
+@click.option("--ram-speed", metavar="RATE", help="Its memory (default: as measured here).")
+@click.option(
+    "--vram-speed",
+    default="400GB/s",
+    show_default=True,
+    metavar="RATE",
+    help="The memory of its device.",
 )
 @json_option
 def plan(  # noqa: PLR0913 - one per flag
@@ -73,6 +119,7 @@ def plan(  # noqa: PLR0913 - one per flag
     ctx: int | None,
     kv_type: str,
     prefill_chunk: int,
+    is_auto: bool,
     gpu_layers: int | None,
     expert_budget: str | None,
     cpu_moe: bool,
@@ -80,6 +127,12 @@ def plan(  # noqa: PLR0913 - one per flag
     hot: tuple[str, ...],
     cold: tuple[str, ...],
     heat: Path | None,
+    no_heat: bool,
+    may_measure: bool,
+    routing: Path | None,
+    pcie: str,
+    ram_speed: str | None,
+    vram_speed: str,
     as_json: bool,
 ) -> None:
     """Show what would lie on a device and what on the CPU, and why.
@@ -88,27 +141,36 @@ def plan(  # noqa: PLR0913 - one per flag
     Examples:
       thermocline plan model.gguf --vram 12GiB
       thermocline plan model.gguf --vram 8GiB --ctx 16384 --kv-type q8_0
-      thermocline plan model.gguf --vram 24GiB --n-cpu-moe 4 --json
+      thermocline plan model.gguf --vram 24GiB --n-cpu-moe 4 --cold 40-47 --json
+      thermocline plan model.gguf --vram 8GiB --simulate routing.npz --pcie 12GB/s --ram-speed 60GB/s
 
-    Reads the header of the file only, so that nothing is loaded. A plan is for any machine: give --vram and --ram for another one
-    than this.
+    Where things go follows from the header of the file. How fast that would be is estimated from what
+    `thermocline doctor` measures, once, in some seconds; --no-measure leaves that out. A plan is for any machine: give
+    --vram and --ram for another one than this. Flags compose: what they ask for comes first, the rest
+    is chosen, and what does not fit gives way with a reason.
     """
-    from thermocline.experts.planner import Wishes, make_plan
+    from thermocline.cli.estimates import make_estimates, speeds_for
+    from thermocline.cli.simulation import DescribedSpeeds, simulate
+    from thermocline.experts.planner import make_plan
+    from thermocline.experts.wishes import Wishes, parse_experts
     from thermocline.kernels.cache_format import CacheType
     from thermocline.modelfile.reader import open_model_file
     from thermocline.models.registry import read_spec
     from thermocline.models.sizes import measure_sizes
 
-    with open_model_file(model_path(model)) as file:
+    path = model_path(model)
+    with open_model_file(path) as file:
         spec = read_spec(file)
         sizes = measure_sizes(file.tensors.values(), spec, CacheType[kv_type.upper()])
+        known = None if no_heat else _heat(file, spec, heat)
     num_tokens = _context(ctx, spec)
     wishes = Wishes(
-        trunk_layers=gpu_layers,
+        trunk_layers=gpu_layers if is_auto else gpu_layers or 0,
         expert_bytes=0 if cpu_moe else _size(expert_budget),
         cpu_layers=n_cpu_moe,
-        hot=_experts("--hot", hot, sizes),
-        cold=_experts("--cold", cold, sizes),
+        hot=parse_experts("--hot", hot, sizes),
+        cold=parse_experts("--cold", cold, sizes),
+        only_hot=not is_auto,
     )
     found = make_plan(
         sizes,
@@ -116,13 +178,31 @@ def plan(  # noqa: PLR0913 - one per flag
         num_tokens=num_tokens,
         chunk_tokens=prefill_chunk,
         wishes=wishes,
-        heat=None if heat is None else _heat(heat, sizes),
+        heat=known,
     )
     ram_bytes = _host_memory(ram)
+    speeds = speeds_for(path, kv_type, may_measure=may_measure)
+    speed = None
+    if speeds is not None:
+        speed = make_estimates(
+            sizes, speeds, found, ram_bytes=ram_bytes, chunk_tokens=prefill_chunk, heat=known
+        )
+    simulation = None
+    if routing is not None:
+        if speeds is None:
+            raise ConfigError("--simulate needs this machine's speeds: leave out --no-measure")
+        described = DescribedSpeeds(pcie, vram_speed, ram_speed)
+        simulation = simulate(routing, sizes, found, speeds, described, prefill_chunk)
     if as_json:
-        echo_json(_as_json(spec, found, num_tokens, kv_type, ram_bytes))
-    else:
-        _show(spec, sizes, found, ram_bytes)
+        fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes)
+        fields["estimates"] = None if speed is None else speed.as_dict()
+        if simulation is not None:
+            fields["simulation"] = simulation.as_dict()
+        echo_json(fields)
+        return
+    _show(spec, sizes, found, ram_bytes, () if speed is None else speed.lines())
+    if simulation is not None:
+        _show_simulation(simulation)
 
 
 def _context(wanted: int | None, spec: ModelSpec) -> int:
@@ -159,31 +239,28 @@ def _host_memory(ram: str | None) -> int:
     return page_cache_room_bytes() if given is None else given
 
 
-def _experts(flag: str, texts: Sequence[str], sizes: ModelSizes) -> frozenset[tuple[int, int]]:
-    keys = set()
-    for text in texts:
-        layer, _, expert = text.partition(":")
-        if not (layer.isdecimal() and expert.isdecimal()):
-            raise ConfigError(f"{flag} {text!r} is no expert: write layer:expert, as 3:17")
-        key = int(layer), int(expert)
-        if key[0] >= len(sizes.layers) or key[1] >= sizes.num_experts:
-            raise ConfigError(
-                f"{flag} {text}: the model has layers 0 to {len(sizes.layers) - 1} of experts 0 to "
-                f"{sizes.num_experts - 1}"
-            )
-        keys.add(key)
-    return frozenset(keys)
+def _heat(file: ModelFile, spec: ModelSpec, given: Path | None) -> Sequence[Sequence[float]] | None:
+    """Return the use of experts that a plan goes by. Raises ConfigError for a file of another model."""
+    from thermocline.experts.heat_file import identify, is_heat_file, load_heat, read_heat
+
+    if given is None:
+        known = load_heat(file, identify(file, spec))
+        return None if known is None else known.warmth.tolist()
+    if is_heat_file(given):
+        rows: Sequence[Sequence[float]] = read_heat(given)[1].warmth.tolist()
+    else:
+        rows = _recorded_use(given)
+    if len(rows) != spec.num_layers or {len(row) for row in rows} != {spec.router.num_experts}:
+        raise ConfigError(f"{given} was recorded with another model: its layers or experts differ")
+    return rows
 
 
-def _heat(path: Path, sizes: ModelSizes) -> tuple[tuple[int, ...], ...]:
+def _recorded_use(path: Path) -> Sequence[Sequence[int]]:
     from thermocline.traces.chrome_reader import read_chrome
 
     use = read_chrome(path).expert_use
     if use is None:
         raise ConfigError(f"{path} says nothing of experts: record it with run --trace")
-    shape = {len(row) for row in use.counts}
-    if len(use.counts) != len(sizes.layers) or shape != {sizes.num_experts}:
-        raise ConfigError(f"{path} was recorded with another model: its layers or experts differ")
     return use.counts
 
 
@@ -204,8 +281,10 @@ def _as_json(
     }
 
 
-def _show(spec: ModelSpec, sizes: ModelSizes, plan: Plan, ram_bytes: int) -> None:
-    from thermocline.cli.render import plan_table
+def _show(
+    spec: ModelSpec, sizes: ModelSizes, plan: Plan, ram_bytes: int, speed: Iterable[str]
+) -> None:
+    from thermocline.cli.render import plan_table, reasons_list
     from thermocline.units import format_bytes
 
     fits = plan.host_bytes <= ram_bytes
@@ -214,7 +293,23 @@ def _show(spec: ModelSpec, sizes: ModelSizes, plan: Plan, ram_bytes: int) -> Non
         *plan.reasons,
         f"the host has {host}"
         + ("" if fits else ": what does not fit is read from disk each time"),
+        *speed,
     ]
-    hot = Counter(len(layer) for layer in plan.placement.hot)
-    spread = ", ".join(f"{count} x {num_hot}" for num_hot, count in sorted(hot.items()))
-    show(plan_table(spec.name, sizes, plan), f"hot experts by layer: {spread}", "", *reasons)
+    show(plan_table(spec.name, sizes, plan), f"experts on the device by layer: {_spread(plan)}", "")
+    show(reasons_list(reasons))
+
+
+def _show_simulation(simulation: Simulation) -> None:
+    from thermocline.cli.render import reasons_list, simulation_table
+
+    show("", simulation_table(simulation.rows()))
+    if simulation.reason:
+        show(reasons_list([simulation.reason]))
+
+
+def _spread(plan: Plan) -> str:
+    """Return how many experts of how many layers."""
+    counts = Counter(len(hot) for hot in plan.placement.hot[plan.placement.num_dense_layers :])
+    if len(counts) > _MAX_SPREAD:
+        return f"{min(counts)} to {max(counts)}"
+    return ", ".join(f"{number} in {layers} layers" for number, layers in sorted(counts.items()))

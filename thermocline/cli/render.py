@@ -6,6 +6,7 @@ Turns facts into rich tables; computes nothing but sums, and reads nothing.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from rich import box
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from thermocline.config import HotDevice
+    from thermocline.experts.heat import LayerUse
+    from thermocline.experts.machine_speeds import MachineSpeeds, RowCosts
     from thermocline.experts.placement import Placement
     from thermocline.experts.planner import Plan
     from thermocline.models.footprint import Footprint, FormatShare
@@ -85,6 +88,17 @@ def placement_table(footprint: Footprint, placement: Placement, hot_device: HotD
     return table
 
 
+def simulation_table(rows: Iterable[Sequence[str]]) -> Table:
+    """Return what replayed routing takes; rows: name, prompt and answer speed, hits, copied bytes."""
+    table = _table("The recorded routing, replayed")
+    table.add_column("experts")
+    for name in ("prompt tokens/s", "answer tokens/s", "found there", "copied"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def plan_table(name: str, sizes: ModelSizes, plan: Plan) -> Table:
     """Return what would lie on the device and what on the host."""
     table = _table(f"Where {name} would be")
@@ -103,7 +117,14 @@ def plan_table(name: str, sizes: ModelSizes, plan: Plan) -> Table:
             f"{plan.trunk_layers_on_gpu} of {plan.trunk_layers} layers",
         ),
         ("embedding table", 0, sizes.embedding, ""),
-        ("keys and values", plan.kv_bytes, kv, ""),
+        (
+            "keys, values, states"
+            if any(layer.state for layer in sizes.layers)
+            else "keys and values",
+            plan.kv_bytes,
+            kv,
+            "",
+        ),
         (
             "routed experts",
             experts,
@@ -117,6 +138,53 @@ def plan_table(name: str, sizes: ModelSizes, plan: Plan) -> Table:
         table.add_row(part, _size(on_device), _size(total - on_device), what)
     limit = f"of {format_bytes(plan.device_bytes_limit)}"
     table.add_row("in all", _size(plan.device_bytes), _size(plan.host_bytes), limit)
+    return table
+
+
+def speeds_table(title: str, speeds: MachineSpeeds) -> Table:
+    """Return each part's speed by the number of rows: bytes of weights per second, times rows."""
+    table = _table(title)
+    table.add_column("part", overflow="fold")
+    rows = sorted({n for costs in _costs(speeds).values() for n in costs.rows})
+    for count in rows:
+        table.add_column(f"{count} row" + ("s" if count > 1 else ""), justify="right")
+    for name, costs in _costs(speeds).items():
+        rates = dict(zip(costs.rows, costs.seconds_per_byte, strict=True))
+        cells = (f"{n / rates[n] / 1e9:.1f}" if n in rates else "" for n in rows)
+        table.add_row(_plain(name), *cells)
+    table.caption = "GB of weights per second, times the rows that each is multiplied with"
+    return table
+
+
+def _costs(speeds: MachineSpeeds) -> dict[str, RowCosts]:
+    experts = {f"experts ({layout})": costs for layout, costs in speeds.experts.items()}
+    trunk = {f"trunk ({kind})": costs for kind, costs in speeds.trunk.items()}
+    return experts | trunk | {"head": speeds.head}
+
+
+def reasons_list(reasons: Iterable[str]) -> Table:
+    """Return one reason after the other, longer ones in several lines."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for reason in reasons:
+        table.add_row("-", _plain(reason))
+    return table
+
+
+def heat_table(title: str, uses: Sequence[LayerUse | None], num_experts: int) -> Table:
+    """Return each layer's most used experts, and how uneven its use is."""
+    even_bits = math.log2(num_experts) if num_experts else 0.0
+    table = _table(title)
+    table.add_column("layer", justify="right")
+    table.add_column("most used experts, with their share", overflow="fold")
+    table.add_column("top quarter", justify="right", no_wrap=True)
+    table.add_column(f"bits of {even_bits:.2f}", justify="right", no_wrap=True)
+    for layer, use in enumerate(uses):
+        if use is None:
+            continue
+        top = "  ".join(f"{expert} {share:.1%}" for expert, share in use.top)
+        table.add_row(str(layer), top, f"{use.top_quarter_share:.0%}", f"{use.entropy_bits:.2f}")
     return table
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from thermocline.cli.console import AnswerWriter, echo_json, hint
+from thermocline.cli.console import AnswerWriter, echo_json, hint, note
 from thermocline.cli.options import (
     engine_options,
     json_option,
@@ -26,11 +28,12 @@ from thermocline.cli.session import (
     stream_answer,
     trace_file,
 )
+from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
     from thermocline.cli.prompt import PromptForm
     from thermocline.config import EngineConfig
-    from thermocline.engine import EngineStatistics
+    from thermocline.engine import Engine, EngineStatistics
     from thermocline.messages import Timings
     from thermocline.sampling.params import SamplingParams
 
@@ -44,6 +47,7 @@ class _Order:
     params: SamplingParams
     config: EngineConfig
     trace: TraceFile | None
+    routing: Path | None
     as_json: bool
 
 
@@ -53,6 +57,12 @@ class _Order:
 @sampling_options
 @json_option
 @trace_option
+@click.option(
+    "--routing",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write every token's experts there, for thermocline plan --simulate.",
+)
 @engine_options()
 def run(
     model: str | None,
@@ -61,6 +71,7 @@ def run(
     config: EngineConfig,
     as_json: bool,
     trace: str | None,
+    routing: Path | None,
 ) -> None:
     """Answer one prompt, streaming the text to stdout.
 
@@ -74,7 +85,7 @@ def run(
     Without MODEL, the built-in demo model answers. The same flags give the same answer, unless
     --temperature is above 0 and there is no --seed. Everything but the answer goes to stderr.
     """
-    order = _Order(model_path(model), prompt, params, config, trace_file(trace), as_json)
+    order = _Order(model_path(model), prompt, params, config, trace_file(trace), routing, as_json)
     run_until_done(_run(order))
 
 
@@ -82,15 +93,37 @@ async def _run(order: _Order) -> None:
     async with open_engine(order.path, order.config, order.trace) as engine:
         prompt_ids = await order.prompt.encode(engine)
         answer = Answer()
+        stream = partial(
+            stream_answer,
+            engine,
+            prompt_ids,
+            order.params,
+            answer=answer,
+            wants_routing=order.routing is not None,
+        )
         if order.as_json:
-            await stream_answer(engine, prompt_ids, order.params, lambda _: None, answer)
+            await stream(on_text=lambda _: None)
+        else:
+            with AnswerWriter() as writer:
+                await stream(on_text=writer.write)
+        if order.routing is not None:
+            _write_routing(order.routing, engine, len(prompt_ids), answer)
+        if order.as_json:
             echo_json(_as_json(prompt_ids, answer, engine.statistics()))
             return
-        with AnswerWriter() as writer:
-            await stream_answer(engine, prompt_ids, order.params, writer.write, answer)
         if len(prompt_ids) + len(answer.token_ids) >= engine.max_context_tokens:
             hint(f"[stopped: the context of {engine.max_context_tokens} tokens is full (--ctx)]")
         hint_speed(answer.timings)
+
+
+def _write_routing(path: Path, engine: Engine, num_prompt_tokens: int, answer: Answer) -> None:
+    from thermocline.experts.routing_trace import RoutedRequest, RoutingTrace
+
+    if answer.routing is None or not answer.routing.size:
+        raise ConfigError(f"--routing {path}: this model has no routed experts")
+    request = RoutedRequest(num_prompt_tokens, answer.routing)
+    RoutingTrace(engine.spec.name, engine.spec.router.num_experts, (request,)).write(path)
+    note(f"routing: {path} (thermocline plan --simulate {path})")
 
 
 def _as_json(
@@ -108,6 +141,7 @@ def _as_json(
             "num_hot": statistics.placement.num_hot,
             "num_cold": statistics.placement.num_cold,
             "hot_share": statistics.hot_share,
+            "reasons": statistics.placement_reasons,
             "prefetch": None if prefetch is None else asdict(prefetch),
         },
     }

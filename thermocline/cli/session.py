@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.engine import Engine
-    from thermocline.messages import FinishReason, Timings
+    from thermocline.messages import ExpertIds, FinishReason, Timings
     from thermocline.sampling.params import SamplingParams
 
 VIEWER = "https://ui.perfetto.dev"
@@ -65,6 +65,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     timings: Timings | None = None
+    routing: ExpertIds | None = None
 
     @property
     def text(self) -> str:
@@ -103,6 +104,8 @@ async def open_engine(
         with Progress() as progress:
             progress.say(f"opening {Path(path).name}")
             engine = await stack.enter_async_context(Engine.open(path, config))
+        for reason in engine.statistics().placement_reasons:
+            hint(f"[{reason}]")
         if trace is not None:
             stack.callback(_save_and_say, trace, engine)
         yield engine
@@ -119,6 +122,8 @@ async def stream_answer(
     params: SamplingParams,
     on_text: Callable[[str], None],
     answer: Answer,
+    *,
+    wants_routing: bool = False,
 ) -> None:
     """Generate, calling `on_text` with each piece of text and collecting everything in `answer`."""
     with Progress() as progress:
@@ -128,7 +133,9 @@ async def stream_answer(
                 progress.say(f"reading the prompt: {num_computed} of {num_total} tokens")
 
         show_progress(0, len(prompt))
-        events = engine.generate(prompt, params, on_prompt_progress=show_progress)
+        events = engine.generate(
+            prompt, params, wants_routing=wants_routing, on_prompt_progress=show_progress
+        )
         async with aclosing(events) as stream:
             async for event in stream:
                 progress.clear()
@@ -136,6 +143,7 @@ async def stream_answer(
                 answer.token_ids.extend(event.token_ids)
                 answer.finish_reason = event.finish_reason
                 answer.timings = event.timings
+                answer.routing = event.routing
                 on_text(event.text)
 
 

@@ -95,7 +95,9 @@ class SegmentedLruPolicy:
         capacity_bytes: int,
         *,
         half_life_steps: float = _HALF_LIFE_STEPS,
+        copy_price: float = 1.0,
     ) -> None:
+        self._copy_price = copy_price
         self._layers = tuple(layers)
         self._num_experts = num_experts
         self._growth = 2.0 ** (1 / half_life_steps)
@@ -165,7 +167,7 @@ class SegmentedLruPolicy:
             if victims is None:
                 continue
             gain = self._worth(key) - sum(map(self._worth, victims))
-            if gain > costs.copy:
+            if gain > costs.copy * self._copy_price:
                 return self._begin(key, victims)
             settled.add(costs.layout)
             self._reason = self._explain(key, gain, bool(victims))

@@ -54,23 +54,23 @@ def split(
     misses = misses[np.argsort(-rows[misses], kind="stable")]
     hits = hits[np.argsort(-rows[hits], kind="stable")]
     missed, link = float(cpu[misses].sum()), _Link(costs, link_wait)
-    uploading = _with_uploads(costs, cpu[misses], device[misses], float(device[hits].sum()), link)
-    if not may_upload:
-        uploading = uploading[:1]
     # So many of the hits, those of most rows, stay on the device; the others and all misses are the CPU's.
     kept = np.concatenate(([0.0], np.cumsum(device[hits])))
     kept[1:] += costs.visit
     left = np.concatenate((np.cumsum(cpu[hits][::-1])[::-1], [0.0])) + missed
     keeping = np.maximum(kept, link.stretch(left, 0.0))[::-1]
-    num_uploads, num_kept = int(np.argmin(uploading)), len(hits) - int(np.argmin(keeping))
-    if uploading[num_uploads] <= keeping.min():
-        num_kept = len(hits)
-    else:
-        num_uploads = 0
+    given_away, num_uploads = int(np.argmin(keeping)), 0
+    seconds = float(keeping[given_away])
+    # An upload that arrives later than that is no use.
+    if may_upload and link_wait + costs.copy < seconds:
+        done_hits = float(device[hits].sum())
+        uploading = _with_uploads(costs, cpu[misses], device[misses], done_hits, link)
+        best = int(np.argmin(uploading))
+        if uploading[best] < seconds:
+            given_away, num_uploads, seconds = 0, best, float(uploading[best])
     on_device, upload = np.zeros_like(there), np.zeros_like(there)
-    on_device[hits[:num_kept]] = True
+    on_device[hits[: len(hits) - given_away]] = True
     upload[misses[:num_uploads]] = True
-    seconds = float(min(uploading[num_uploads], keeping.min()))
     return CoExecution(on_device, upload, ~(on_device | upload), seconds, num_uploads * costs.copy)
 
 

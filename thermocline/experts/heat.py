@@ -1,31 +1,125 @@
-"""Counts how often each expert was chosen. Knows no placement; the router stage reports here."""
+"""Counts how often each expert was chosen, exactly and with decay. Pure; the router stage reports here.
+
+Knows no placement and no file.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+
+from thermocline.config import HALF_LIFE_TOKENS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.messages import LayerIndex, Routing
 
+    Warmth = NDArray[np.float64]
+
+# Choices within this part of a half-life count alike: decay costs one pass over a layer for many records.
+_STEPS_PER_HALF_LIFE: Final = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeatRecord:
+    """What is known of a model's experts.
+
+    warmth: choices, each halved for every `half_life_tokens` since; float64 [layers, experts], zeros in
+    layers without experts. num_tokens: all that were ever counted.
+    """
+
+    warmth: Warmth
+    num_tokens: int
+    half_life_tokens: int = HALF_LIFE_TOKENS
+
+    def followed_by(self, later: HeatRecord) -> HeatRecord:
+        """Return what is known after `later`, which began when this ended and has the same shape."""
+        kept = 0.5 ** (later.num_tokens / later.half_life_tokens)
+        return HeatRecord(
+            self.warmth * kept + later.warmth,
+            self.num_tokens + later.num_tokens,
+            later.half_life_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerUse:
+    """How unevenly one layer's experts are used.
+
+    top: the most used ones with their share of the layer's choices, the first one first.
+    top_quarter_share: what the most used quarter of them takes; 0.25 is even. entropy_bits: log2 of
+    the number of experts is even.
+    """
+
+    top: tuple[tuple[int, float], ...]
+    top_quarter_share: float
+    entropy_bits: float
+
+
+def layer_use(warmth: Warmth, num_top: int) -> LayerUse | None:
+    """Return the use of a layer's experts, float64 [experts]; None where none was ever chosen."""
+    total = float(warmth.sum())
+    if not total:
+        return None
+    share = warmth / total
+    order = (-share).argsort(kind="stable")
+    used = share[share > 0]
+    num_quarter = max(1, len(share) // 4)
+    return LayerUse(
+        tuple((int(expert), float(share[expert])) for expert in order[:num_top] if share[expert]),
+        float(share[order[:num_quarter]].sum()),
+        abs(float(used @ np.log2(used))),
+    )
+
+
+class _Past(NamedTuple):
+    """A layer's heat at some token: the counts and tokens that it contains, and what they have faded to."""
+
+    warmth: Warmth
+    counts: NDArray[np.int64]
+    num_tokens: int
+
 
 class ExpertHeat:
-    """Choices per (layer, expert) since the start."""
+    """Choices per (layer, expert) since the start. Written by the lane that routes, read by anybody."""
 
-    def __init__(self, num_layers: int, num_experts: int) -> None:
+    def __init__(
+        self, num_layers: int, num_experts: int, half_life_tokens: int = HALF_LIFE_TOKENS
+    ) -> None:
+        self._half_life = half_life_tokens
+        self._step = max(1, half_life_tokens // _STEPS_PER_HALF_LIFE)
         self._counts = np.zeros((num_layers, num_experts), np.int64)
+        self._num_tokens = [0] * num_layers
+        nothing = _Past(np.zeros(num_experts), np.zeros(num_experts, np.int64), 0)
+        self._past = [nothing] * num_layers
 
     def record(self, layer: LayerIndex, routing: Routing) -> None:
         """Count one chunk's choices of one layer."""
-        if len(routing.expert_ids) == 1:  # no expert twice
+        num_tokens = len(routing.expert_ids)
+        if num_tokens == 1:  # no expert twice
             self._counts[layer, routing.expert_ids[0]] += 1
-            return
-        num_experts = self._counts.shape[1]
-        self._counts[layer] += np.bincount(routing.expert_ids.reshape(-1), minlength=num_experts)
+        else:
+            num_experts = self._counts.shape[1]
+            chosen = routing.expert_ids.reshape(-1)
+            self._counts[layer] += np.bincount(chosen, minlength=num_experts)
+        self._num_tokens[layer] += num_tokens
+        if self._num_tokens[layer] - self._past[layer].num_tokens >= self._step:
+            self._past[layer] = self._now(layer)
 
     def counts(self) -> NDArray[np.int64]:
         """Return a copy, int64 [layers, experts]."""
         return self._counts.copy()
+
+    def known(self) -> HeatRecord:
+        """Return what was seen since the start."""
+        warmth = np.array([self._now(layer).warmth for layer in range(len(self._past))])
+        return HeatRecord(warmth, max(self._num_tokens, default=0), self._half_life)
+
+    def _now(self, layer: int) -> _Past:
+        past, num_tokens = self._past[layer], self._num_tokens[layer]
+        counts = self._counts[layer].copy()
+        kept = 0.5 ** ((num_tokens - past.num_tokens) / self._half_life)
+        return _Past(past.warmth * kept + (counts - past.counts), counts, num_tokens)

@@ -1,151 +1,74 @@
-"""Makes the hot tier's device with all that belongs to it: store, staging, promotion, compute.
+"""What an opened model begins with: how its experts were used before, and which of them are hot by that.
 
-Puts the first experts there. Knows no stage.
+Reads what is known when the model is opened and keeps what was seen when it is closed. Never in the way: a
+heat file that can not be used is a reason among others, not an error.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from thermocline.errors import ConfigError
-from thermocline.experts.cache_policy import SegmentedLruPolicy
-from thermocline.experts.device_compute import DeviceExpertCompute
-from thermocline.experts.promotion import PromotionThread
-from thermocline.experts.simulated import CopyEngine, SimulatedDevice
-from thermocline.experts.staging import StagingRing
-from thermocline.experts.static_cache import StaticCache
-from thermocline.experts.store import ExpertStore
-from thermocline.experts.tiers import DeviceTiers, FastestSplit, whatever_is_there
-from thermocline.experts.trial import TrialDevice, measure_costs
-from thermocline.kernels.lane import LaneThread
-from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex
-from thermocline.traces.lanes import Lane
-from thermocline.units import format_bytes
+from thermocline.experts.choice import split_experts
+from thermocline.experts.heat import ExpertHeat
+from thermocline.experts.heat_file import identify, keep_heat, load_heat
+from thermocline.experts.wishes import Wishes, parse_experts
+from thermocline.kernels.cache_format import CacheType
+from thermocline.models.sizes import measure_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import ExitStack
-
-    from thermocline.config import PlacementConfig
-    from thermocline.experts.catalog import ExpertCatalog
-    from thermocline.experts.expert_costs import ExpertCosts
-    from thermocline.experts.placement import Placement
-    from thermocline.experts.tiers import Chooser
-    from thermocline.kernels.contract import Kernels
-    from thermocline.traces.recorder import Recorder
-
-# Experts on their way for single layers of single chunks, as the planner counts them.
-_STAGED_EXPERTS: Final = 16
+    from thermocline.config import EngineConfig, PlacementConfig
+    from thermocline.experts.choice import ExpertChoice
+    from thermocline.experts.heat import HeatRecord
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.sizes import ModelSizes
+    from thermocline.models.spec import ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedExperts:
-    """The experts to place: where they are, which are hot if that never changes, how many a token uses.
+class ExpertStart:
+    """The first placement with its reasons, and the heat that is counted from now on; close it before the file."""
 
-    kernels: what computes them on the CPU. fingerprint: see `ExpertCompute`.
-    """
-
-    catalog: ExpertCatalog
-    placement: Placement
-    num_used: int
-    kernels: Kernels
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class HotDevice:
-    """A device and those who use it."""
-
-    device: SimulatedDevice
-    store: ExpertStore
-    ring: StagingRing
-    tiers: DeviceTiers
-    compute: DeviceExpertCompute
-    lanes: tuple[LaneThread, ...]
-
-
-def open_simulated(
-    config: PlacementConfig,
-    experts: RoutedExperts,
-    kernels: Kernels,
-    recorder: Recorder,
-    owned: ExitStack,
-) -> HotDevice:
-    """Return a simulated device that computes with `kernels`; `owned` closes it.
-
-    Raises ConfigError where a static placement does not fit.
-    """
-    catalog = experts.catalog
-    sizes = [catalog.expert_bytes(LayerIndex(n)) for n in range(catalog.num_layers)]
-    copies = owned.enter_context(LaneThread(Lane.GPU_H2D, recorder))
-    lane = owned.enter_context(LaneThread(Lane.HOT, recorder))
-    engine = CopyEngine(copies, config.simulated_copy_bytes_per_s, recorder)
-    device = SimulatedDevice(catalog, config.simulated_memory_bytes, kernels, lane, engine)
-    is_static = config.expert_cache == "static"
-    capacity = _capacity(config, 0 if is_static else _STAGED_EXPERTS * max(sizes))
-    costs: tuple[ExpertCosts | None, ...] = ()
-    if not is_static:
-        trial = TrialDevice(kernels, lane, config.simulated_copy_bytes_per_s)
-        costs = measure_costs(catalog, experts.kernels, trial)
-    policy = (
-        StaticCache(sizes)
-        if is_static
-        else SegmentedLruPolicy(
-            _with_visits(costs, experts.num_used), catalog.num_experts, capacity
+    def __init__(self, file: ModelFile, spec: ModelSpec, config: EngineConfig) -> None:
+        """Raises ConfigError for --hot or --cold that the model does not have."""
+        self._file = file
+        self._identity = identify(file, spec)
+        self._is_kept = config.heat.enabled and config.heat.saved
+        remarks: tuple[str, ...] = ()
+        known = None
+        if config.heat.enabled:
+            try:
+                known = load_heat(file, self._identity)
+            except ConfigError as error:
+                remarks = (f"the use of experts so far is not known: {error}",)
+        # What the cache holds does not matter to experts.
+        sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
+        choice = _choose(sizes, config.placement, known)
+        self.placement = choice.placement
+        self.reasons = (*remarks, *choice.reasons)
+        self.heat = ExpertHeat(
+            spec.num_layers, spec.router.num_experts, config.heat.half_life_tokens
         )
+
+    def __repr__(self) -> str:
+        return f"ExpertStart({self._identity.name}, {self.placement.num_hot} hot)"
+
+    def close(self) -> None:
+        """Add what was counted to what is kept; nothing where nothing was."""
+        fresh = self.heat.known()
+        if self._is_kept and fresh.num_tokens:
+            keep_heat(self._file, self._identity, fresh)
+
+
+def _choose(sizes: ModelSizes, config: PlacementConfig, known: HeatRecord | None) -> ExpertChoice:
+    if not config.has_hot_tier:
+        return split_experts(sizes, 0.0, 0, Wishes(), None)
+    wishes = Wishes(
+        cpu_layers=len(sizes.layers) if config.cpu_moe else config.n_cpu_moe,
+        hot=parse_experts("--hot", config.hot, sizes),
+        cold=parse_experts("--cold", config.cold, sizes),
     )
-    store = ExpertStore(sizes, catalog.num_experts, device, policy, capacity, recorder)
-    ring = StagingRing(device, _STAGED_EXPERTS, store.give_up)
-    choose: Chooser = whatever_is_there
-    min_upload_tokens = inf
-    if is_static:
-        _check_fits(experts.placement, sizes, capacity)
-        store.install(_by_rank(experts.placement))
-    else:
-        choose = split = FastestSplit(costs, lambda: ring.num_taken)
-        min_upload_tokens = split.min_upload_tokens(catalog.num_experts, experts.num_used)
-        owned.enter_context(PromotionThread(store))
-    last_layer = max((n for n, nbytes in enumerate(sizes) if nbytes), default=0)
-    tiers = DeviceTiers(store, choose, LayerIndex(last_layer), min_upload_tokens)
-    compute = DeviceExpertCompute(experts.fingerprint, store, device, ring)
-    return HotDevice(device, store, ring, tiers, compute, (copies, lane))
-
-
-def _capacity(config: PlacementConfig, staging_bytes: int) -> int:
-    """What was asked for, or what staging leaves, at least half."""
-    memory = config.simulated_memory_bytes
+    room = config.simulated_memory_bytes if config.hot_device == "simulated" else sizes.routed
     if config.expert_budget_bytes is not None:
-        return min(memory, config.expert_budget_bytes)
-    return memory - min(staging_bytes, memory // 2)
-
-
-def _check_fits(placement: Placement, sizes: Sequence[int], capacity: int) -> None:
-    wanted = sum(len(hot) * nbytes for hot, nbytes in zip(placement.hot, sizes, strict=True))
-    if wanted > capacity:
-        raise ConfigError(
-            f"the hot experts have {format_bytes(wanted)}, and the simulated device has "
-            f"{format_bytes(capacity)}: choose a smaller --hot-fraction"
-        )
-
-
-def _with_visits(costs: Sequence[ExpertCosts | None], num_used: int) -> list[ExpertCosts | None]:
-    """Return costs with each expert's share of what a layer costs however few experts the device computes.
-
-    A promotion is judged by itself, and must not pay only if others are there too.
-    """
-    return [
-        None
-        if one is None
-        else replace(one, device=tuple(seconds + one.visit / num_used for seconds in one.device))
-        for one in costs
-    ]
-
-
-def _by_rank(placement: Placement) -> Iterator[ExpertKey]:
-    """Yield a placement's experts, first the first of every layer."""
-    for rank in range(placement.num_experts):
-        for layer, hot in enumerate(placement.hot):
-            if rank < len(hot):
-                yield ExpertKey(LayerIndex(layer), ExpertIndex(hot[rank]))
+        room = min(room, config.expert_budget_bytes)
+    heat = None if known is None or config.hot_choice == "even" else known.warmth.tolist()
+    return split_experts(sizes, config.fixed_fraction, room, wishes, heat)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from thermocline.experts.placement import Placement
+from thermocline.experts.choice import choose_experts
+from thermocline.experts.wishes import Wishes
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from thermocline.experts.placement import Placement
     from thermocline.models.sizes import ModelSizes
-
-_Key: TypeAlias = tuple[int, int]  # layer, expert
 
 # What drivers, contexts and fragmentation take beyond what is asked for.
 _SAFETY_SHARE: Final = 0.04
@@ -43,26 +43,11 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What the user decided; the rest is chosen.
-
-    trunk_layers: how many layers' trunk goes to the device, at most. expert_bytes: how much of the device
-    experts may take, at most. cpu_layers: the experts of so many first layers stay on the CPU. hot, cold:
-    experts as (layer, expert) that must be, or must not be, on the device.
-    """
-
-    trunk_layers: int | None = None
-    expert_bytes: int | None = None
-    cpu_layers: int = 0
-    hot: frozenset[tuple[int, int]] = frozenset()
-    cold: frozenset[tuple[int, int]] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Where everything goes. Sizes in bytes; device_* and what is summed there are the device's.
 
-    slots: how many experts of each layout lie on the device. reasons: what was decided and why, in order.
+    slots: how many experts of each layout lie on the device. hot_share: which share of the recorded choices
+    fell on experts that it would hold; None where nothing is known. reasons: what was decided and why, in order.
     """
 
     trunk_layers_on_gpu: int
@@ -80,6 +65,7 @@ class Plan:
     device_bytes_limit: int
     placement: Placement
     slots: Mapping[str, int]
+    hot_share: float | None
     reasons: tuple[str, ...]
 
     @property
@@ -109,18 +95,14 @@ def make_plan(
     room = max(0, limit - safety - staging)
     trunk = _choose_trunk(sizes, room, num_tokens, wishes.trunk_layers)
     budget = _expert_budget(sizes, room - trunk.nbytes - trunk.kv, wishes.expert_bytes)
-    experts = _choose_experts(sizes, budget.nbytes, wishes, heat)
+    experts = choose_experts(sizes, budget.nbytes, wishes, heat)
     host_kv = sizes.kv(num_tokens) - trunk.kv
-    by_layer = [
-        tuple(sorted(expert for at, expert in experts.hot if at == layer))
-        for layer in range(len(sizes.layers))
-    ]
     return Plan(
         trunk_layers_on_gpu=trunk.num_layers,
         trunk_layers=len(sizes.layers),
         trunk_bytes=trunk.nbytes,
         kv_bytes=trunk.kv,
-        staging_bytes=staging if trunk.num_layers or experts.hot else 0,
+        staging_bytes=staging if trunk.num_layers or experts.nbytes else 0,
         safety_bytes=safety,
         expert_budget_bytes=budget.nbytes,
         hot_expert_bytes=experts.nbytes,
@@ -129,9 +111,16 @@ def make_plan(
         host_kv_bytes=host_kv,
         device_bytes_total=device.total,
         device_bytes_limit=limit,
-        placement=Placement(sizes.num_experts, tuple(by_layer), sizes.num_dense_layers),
-        slots=dict(Counter(sizes.layers[layer].layout for layer, _ in experts.hot)),
-        reasons=(*_about(device), *trunk.reasons, *budget.reasons, *experts.reasons),
+        placement=experts.placement,
+        slots=_slots(sizes, experts.placement),
+        hot_share=experts.hot_share,
+        reasons=(
+            *_about(device),
+            *trunk.reasons,
+            *budget.reasons,
+            *experts.reasons,
+            *_about_slots(sizes, experts.placement),
+        ),
     )
 
 
@@ -149,11 +138,26 @@ class _Budget:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Experts:
-    hot: tuple[_Key, ...]
-    nbytes: int
-    reasons: tuple[str, ...]
+def _slots(sizes: ModelSizes, placement: Placement) -> Mapping[str, int]:
+    slots: Counter[str] = Counter()
+    for layer, hot in zip(sizes.layers, placement.hot, strict=True):
+        if hot:
+            slots[layer.layout] += len(hot)
+    return dict(slots)
+
+
+def _about_slots(sizes: ModelSizes, placement: Placement) -> Iterator[str]:
+    """What experts of several sizes take: each its own, whatever lies beside it."""
+    slots: Counter[tuple[int, str]] = Counter()
+    for layer, hot in zip(sizes.layers, placement.hot, strict=True):
+        formats = dict.fromkeys(part.rpartition(":")[2] for part in layer.layout.split())
+        slots[layer.expert, ", ".join(formats)] += len(hot)
+    groups = sorted(item for item in slots.items() if item[1])
+    if len(groups) > 1:
+        yield "places by size: " + "; ".join(
+            f"{number} of {format_bytes(nbytes)} ({formats})"
+            for (nbytes, formats), number in groups
+        )
 
 
 def _about(device: DeviceMemory) -> Iterator[str]:
@@ -178,7 +182,7 @@ def _choose_trunk(sizes: ModelSizes, room: int, num_tokens: int, wanted: int | N
     most = num_layers if wanted is None else max(0, min(wanted, num_layers))
     nbytes, kv, count = sizes.output, 0, 0
     for layer in reversed(sizes.layers[num_layers - most :]):
-        more_kv = layer.kv_per_token * num_tokens
+        more_kv = layer.kv(num_tokens)
         if nbytes + kv + layer.trunk + more_kv > room:
             break
         nbytes, kv, count = nbytes + layer.trunk, kv + more_kv, count + 1
@@ -198,8 +202,8 @@ def _choose_trunk(sizes: ModelSizes, room: int, num_tokens: int, wanted: int | N
         nbytes,
         kv,
         (
-            f"{part} on the device: {format_bytes(nbytes)}, and {format_bytes(kv)} for the keys and "
-            f"values of {num_tokens} tokens{why}",
+            f"{part} on the device: {format_bytes(nbytes)}, and {format_bytes(kv)} for the cache of "
+            f"{num_tokens} tokens{why}",
             f"embedding table on the host: {format_bytes(sizes.embedding)}, of which a token takes one row",
         ),
     )
@@ -208,53 +212,17 @@ def _choose_trunk(sizes: ModelSizes, room: int, num_tokens: int, wanted: int | N
 def _expert_budget(sizes: ModelSizes, room: int, wanted: int | None) -> _Budget:
     possible = max(0, min(room, sizes.routed))
     if wanted is None:
-        return _Budget(
-            possible, () if possible else ("experts on the CPU: no room is left for them",)
+        why = (
+            f"expert budget: {format_bytes(possible)}, for {format_bytes(sizes.routed)} of experts"
+            if possible
+            else "experts on the CPU: no room is left for them"
         )
-    if wanted > possible:
-        why = f"experts: {format_bytes(wanted)} asked for, {format_bytes(possible)} can be had"
         return _Budget(possible, (why,))
-    return _Budget(max(0, wanted), (f"experts: {format_bytes(max(0, wanted))}, as asked for",))
-
-
-def _choose_experts(
-    sizes: ModelSizes, budget: int, wishes: Wishes, heat: Sequence[Sequence[float]] | None
-) -> _Experts:
-    """What was asked for, then each layer's hottest up to a floor, then the rest by heat per byte."""
-    routed = [n for n, layer in enumerate(sizes.layers) if layer.expert]
-    allowed = [n for n in routed if n >= wishes.cpu_layers]
-    floor = _floor(sizes, allowed, budget)
-    queue: list[tuple[int, float, int, int]] = []
-    for layer in allowed:
-        warmth = [1.0] * sizes.num_experts if heat is None else heat[layer]
-        ranked = sorted(range(sizes.num_experts), key=lambda expert: -warmth[expert])
-        for rank, expert in enumerate(ranked):
-            if (layer, expert) not in wishes.cold:
-                turn = 0 if (layer, expert) in wishes.hot else 1 if rank < floor else 2
-                queue.append((turn, -warmth[expert] / sizes.layers[layer].expert, expert, layer))
-    hot, left = [], budget
-    for _, _, expert, layer in sorted(queue):
-        if sizes.layers[layer].expert <= left:
-            left -= sizes.layers[layer].expert
-            hot.append((layer, expert))
-    reasons = []
-    missing = len(wishes.hot - set(hot))
-    if missing:
-        reasons.append(
-            f"{missing} of {len(wishes.hot)} experts asked for stay on the CPU: there is no room for them, or "
-            "something else that was asked for keeps them there"
+    if wanted > possible:
+        why = (
+            f"expert budget: {format_bytes(wanted)} asked for, {format_bytes(possible)} can be had"
         )
-    total = len(routed) * sizes.num_experts
-    if hot:
-        basis = (
-            "all alike: nothing is known of their use" if heat is None else "by their use so far"
-        )
-        share = "all" if len(hot) == total else f"{len(hot)} of {total}"
-        reasons.append(f"{share} experts on the device, {basis}; {floor} or more of each layer")
-    return _Experts(tuple(hot), budget - left, tuple(reasons))
-
-
-def _floor(sizes: ModelSizes, layers: Sequence[int], budget: int) -> int:
-    """Experts that each layer has at least: what a token uses, or an equal share of a smaller budget."""
-    nbytes = sum(sizes.layers[layer].expert for layer in layers)
-    return min(sizes.num_used, budget // nbytes) if nbytes else 0
+        return _Budget(possible, (why,))
+    return _Budget(
+        max(0, wanted), (f"expert budget: {format_bytes(max(0, wanted))}, as asked for",)
+    )

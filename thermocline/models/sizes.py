@@ -41,6 +41,10 @@ class LayerSizes:
     layout: str
     state: int = 0
 
+    def kv(self, num_tokens: int) -> int:
+        """Keys and values of so many tokens, or the state of one sequence."""
+        return num_tokens * self.kv_per_token + self.state
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
@@ -79,7 +83,7 @@ class ModelSizes:
 
     def kv(self, num_tokens: int) -> int:
         """Keys and values of so many tokens in all layers that keep them, and a sequence's state in the others."""
-        return sum(num_tokens * layer.kv_per_token + layer.state for layer in self.layers)
+        return sum(layer.kv(num_tokens) for layer in self.layers)
 
 
 def measure_sizes(

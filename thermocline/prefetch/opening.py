@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from thermocline.models.contract import Model
     from thermocline.traces.recorder import Recorder
 
-# Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs.
-_SPARE_BYTES = 256 << 20
+SPARE_BYTES = 256 << 20
+"""Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs."""
 
 
 def open_governor(
@@ -43,7 +43,7 @@ def open_governor(
     memory already, and keep quiet while they are.
     """
     layers = [LayerIndex(n) for n in range(catalog.num_layers)]
-    reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + _SPARE_BYTES
+    reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + SPARE_BYTES
 
     def room_bytes() -> int:
         return page_cache_room_bytes() - reserved_bytes

@@ -78,7 +78,7 @@ def placement_body(
                 "experts": placement.num_hot,
                 "bytes": hot_bytes,
                 "budget_bytes": None if store is None else store.capacity_bytes,
-                "why": _why_hot(config),
+                "why": "; ".join((_why_hot(config), *statistics.placement_reasons)),
             }
             | ({} if store is None else {"cache": _cache(store)})
         )

@@ -1,0 +1,132 @@
+"""What an engine learns of its experts' use: kept at the end, used at the next start, never in the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.engine_runs import greedy_tokens
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline import Engine, EngineConfig
+from thermocline.config import HeatConfig, PlacementConfig
+from thermocline.errors import ConfigError
+
+PROMPT = list(range(5, 45))
+
+
+@pytest.fixture
+def toy(tmp_path, kept_heat) -> Path:
+    """A toy model in a folder of its own, where heat is kept."""
+    return Path(write_toy_model(tmp_path / "toy.gguf", ToyShape(layers=3)))
+
+
+def heat_file(toy: Path) -> Path:
+    return toy.with_name(toy.name + ".heat.json")
+
+
+async def answer(toy: Path, **settings: object) -> tuple[list[int], object]:
+    """Return the tokens of one run and the engine's statistics after it."""
+    async with Engine.open(toy, EngineConfig(kernels="reference", **settings)) as engine:
+        return await greedy_tokens(engine, PROMPT, 8), engine.statistics()
+
+
+@pytest.mark.slow
+async def test_experts_are_placed_by_what_runs_before_used(toy):
+    """Cold first; the second run holds the most used ones, and gives the same tokens."""
+    tokens, statistics = await answer(toy)
+    kept = json.loads(heat_file(toy).read_text())
+    assert np.allclose(kept["heat"], statistics.heat, rtol=1e-3)
+    assert kept["num_tokens"] == len(PROMPT) + 8 - 1
+    for device in ("cpu", "simulated"):
+        hot = PlacementConfig(hot_device=device, hot_fraction=0.5)
+        again, split = await answer(toy, placement=hot, heat=HeatConfig(saved=False))
+        assert again == tokens
+        assert split.placement.num_hot == 12
+        assert "by their use so far" in split.placement_reasons[0]
+        chosen = [statistics.heat[n][list(ids)] for n, ids in enumerate(split.placement.hot)]
+        rest = [np.delete(statistics.heat[n], ids) for n, ids in enumerate(split.placement.hot)]
+        # Above the floor of two per layer no cold expert was used more than a hot one of any layer.
+        above = np.concatenate([np.sort(row)[:-2] for row in chosen])
+        assert above.min() >= np.concatenate(rest).max()
+        assert split.hot_share > 0.5
+        evenly = PlacementConfig(hot_device=device, hot_choice="even")
+        again, even = await answer(toy, placement=evenly, heat=HeatConfig(saved=False))
+        assert again == tokens
+        assert even.placement.hot == ((0, 2, 4, 6),) * 3
+    assert json.loads(heat_file(toy).read_text()) == kept
+
+
+@pytest.mark.slow
+async def test_wishes_hold_for_a_run_as_for_a_plan(toy):
+    """Layers and experts that stay away, and ones that must be there; the tokens are the same."""
+    plain, _ = await answer(toy, heat=HeatConfig(enabled=False))
+    wishes = PlacementConfig(
+        hot_device="simulated",
+        n_cpu_moe=1,
+        hot=("1:7", "2:0-1"),
+        cold=("1:0-3",),
+        hot_fraction=0.25,
+    )
+    tokens, statistics = await answer(toy, placement=wishes)
+    first, second, third = statistics.placement.hot
+    assert (tokens, first) == (plain, ())
+    assert 7 in second
+    assert not {0, 1, 2, 3} & set(second)
+    assert {0, 1} <= set(third)
+    none = PlacementConfig(hot_device="simulated", cpu_moe=True)
+    tokens, statistics = await answer(toy, placement=none)
+    assert (tokens, statistics.placement.num_hot) == (plain, 0)
+
+
+@pytest.mark.slow
+async def test_a_device_that_is_too_small_gives_way(toy):
+    """What does not fit computes on the CPU, with a reason."""
+    expert = 3 * 64 * 32 * 4
+    small = PlacementConfig(hot_device="simulated", simulated_memory_bytes=4 * expert + 1)
+    plain, _ = await answer(toy)
+    tokens, statistics = await answer(toy, placement=small)
+    assert (tokens, statistics.placement.num_hot) == (plain, 4)
+    assert "the device has" in statistics.placement_reasons[0]
+
+
+@pytest.mark.slow
+async def test_without_heat_nothing_is_written_and_nothing_known(toy):
+    """--no-heat leaves no trace."""
+    await answer(toy, heat=HeatConfig(enabled=False))
+    assert not heat_file(toy).exists()
+    await answer(toy)
+    split = PlacementConfig(hot_device="cpu")
+    _, statistics = await answer(toy, placement=split, heat=HeatConfig(enabled=False))
+    assert statistics.placement.hot == ((0, 2, 4, 6),) * 3
+
+
+async def test_an_engine_that_computed_nothing_keeps_nothing(toy):
+    """Opening and closing is no use."""
+    async with Engine.open(toy, EngineConfig(kernels="reference")):
+        pass
+    assert not heat_file(toy).exists()
+
+
+@pytest.mark.slow
+async def test_a_damaged_file_is_a_remark_and_is_replaced(toy):
+    """The run goes on as if nothing were known, says so, and leaves a whole file."""
+    heat_file(toy).write_text("{")
+    split = PlacementConfig(hot_device="cpu")
+    _, statistics = await answer(toy, placement=split)
+    assert "the use of experts so far is not known" in statistics.placement_reasons[0]
+    assert statistics.placement.hot == ((0, 2, 4, 6),) * 3
+    assert json.loads(heat_file(toy).read_text())["num_tokens"] == len(PROMPT) + 7
+
+
+@pytest.mark.parametrize(
+    ("wishes", "says"), [({"hot": ("3",)}, "layers 0 to 2"), ({"cold": ("x",)}, "layer:expert")]
+)
+async def test_wishes_that_the_model_does_not_have_are_refused(toy, wishes, says):
+    """When it is opened, with the flag's name."""
+    config = EngineConfig(placement=PlacementConfig(hot_device="cpu", **wishes))
+    with pytest.raises(ConfigError, match=says):
+        async with Engine.open(toy, config):
+            pass
