@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.arch_cases import SCHEDULED_CASES
+from tests.support.eager_device import FAST_LINK, SLOW_LINK, eager_device
 from tests.support.settled import settled
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
@@ -112,12 +113,13 @@ SCHEDULES = st.builds(
         hot_fraction=st.sampled_from([0.0, 0.4, 1.0]),
         expert_cache=st.sampled_from(["static", "off"]),
     )
-    # From room for all experts down to one or none.
+    # A cache with room for all experts, for some, for hardly one, for none; and little memory beside it.
     | st.builds(
         PlacementConfig,
         hot_device=st.just("simulated"),
-        expert_budget_bytes=st.sampled_from([None, 1_000_000, 200_000, 0]),
-        simulated_copy_bytes_per_s=st.sampled_from([12e9, 1e8]),
+        expert_budget_bytes=st.sampled_from([None, 2_000_000, 700_000, 0]),
+        simulated_memory_bytes=st.sampled_from([4 << 30, 5_000_000]),
+        simulated_copy_bytes_per_s=st.sampled_from([FAST_LINK, SLOW_LINK]),
     ),
     # From room for all requests down to room for hardly more than one, which forces preemption.
     memory=st.builds(
@@ -156,7 +158,8 @@ def check(toy, alone, config: EngineConfig, wanted: list[tuple[int, int, int]]) 
         trace=config.trace,
         kernels=kernels,
     )
-    answers = asyncio.run(ask_all(toy, setting, wanted))
+    with eager_device():
+        answers = asyncio.run(ask_all(toy, setting, wanted))
     for (number, count, _), answer in zip(wanted, answers, strict=True):
         assert answer.token_ids == expected[number].token_ids[:count]
         assert answer.logprobs == expected[number].logprobs[:count]
