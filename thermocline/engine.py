@@ -10,10 +10,10 @@ import asyncio
 import itertools
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thermocline.config import EngineConfig
+from thermocline.engine_statistics import EngineStatistics
 from thermocline.engine_thread import EngineThread
 from thermocline.errors import RequestError
 from thermocline.experts.figures import ExpertFigures
@@ -42,19 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from types import TracebackType
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from thermocline.assembly import EngineParts, LoadStep
     from thermocline.experts.placement import Placement
-    from thermocline.experts.store import StoreStatistics
     from thermocline.messages import MachineLimits
     from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
-    from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.loop import StepLoop
     from thermocline.pipeline.scheduler import SchedulerSnapshot
-    from thermocline.prefetch.governor import PrefetchStatistics
     from thermocline.sampling.constraint import Constraint
     from thermocline.sampling.matcher import Matcher
     from thermocline.text.tokenizer import Tokenizer
@@ -68,42 +62,6 @@ _LIMIT_SAMPLE_BYTES = 1 << 30
 _COMPILE_TIMEOUT_S = 10.0
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """Counters since the engine was opened."""
-
-    channels: tuple[ChannelStatistics, ...]
-    heat: NDArray[np.int64]
-    """Times each expert was chosen, [layers, experts]."""
-    placement: Placement
-    """Which experts are hot now."""
-    prefetch: PrefetchStatistics | None
-    placement_reasons: tuple[str, ...] = ()
-    """Why the hot experts are hot."""
-    store: StoreStatistics | None = None
-    """Of the device with hot experts, where there is one."""
-
-    @property
-    def num_choices(self) -> int:
-        """Times an expert was chosen for a token."""
-        return int(self.heat.sum())
-
-    @property
-    def num_hot_choices(self) -> int:
-        """Those of them that the hot tier computed."""
-        if self.store is not None:
-            return self.store.total_hits + self.store.total_staged
-        return sum(
-            int(row[list(ids)].sum())
-            for row, ids in zip(self.heat, self.placement.hot, strict=True)
-        )
-
-    @property
-    def hot_share(self) -> float:
-        """Share of expert choices that fell on hot experts, 0 to 1."""
-        return self.num_hot_choices / self.num_choices if self.num_choices else 0.0
 
 
 class Engine:

@@ -159,7 +159,7 @@ class ExpertStore:
     def observe(self, layer: LayerIndex, routing: Routing, *, is_step_end: bool) -> None:
         """Take note of a layer's choices, from one thread; is_step_end: decide what they change."""
         self._choices += routing.expert_ids.size
-        if self._wake is not None:
+        if self._wake is not None and self._expert_bytes[layer]:
             self._untold.append((layer, routing.expert_ids))
             if is_step_end:
                 self._wake()

@@ -11,7 +11,7 @@ from thermocline import __version__
 from thermocline.server.exposition import Family, Sample, counter, gauge, labelled
 
 if TYPE_CHECKING:
-    from thermocline.engine import EngineStatistics
+    from thermocline.engine_statistics import EngineStatistics
     from thermocline.experts.store import StoreStatistics
     from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from thermocline.config import PlacementConfig
-from thermocline.engine import EngineStatistics
+from thermocline.engine_statistics import EngineStatistics
 from thermocline.experts.placement import uniform_placement
 from thermocline.experts.store import StoreStatistics
 from thermocline.models.footprint import Footprint

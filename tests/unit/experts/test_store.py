@@ -238,6 +238,10 @@ def test_hits_misses_and_uploads_are_counted():
     assert statistics.total_staged_experts == 1
     store.promote()
     assert policy.num_observed == 6
+    dense = Routing(np.empty((2, 0), np.int32), np.empty((2, 0), np.float32))
+    policy.observe = None
+    store.observe(LayerIndex(0), dense, is_step_end=False)
+    store.promote()
 
 
 def test_experts_are_put_there_at_the_start_as_far_as_they_fit():

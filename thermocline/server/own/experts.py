@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.config import PlacementConfig
-    from thermocline.engine import EngineStatistics
+    from thermocline.engine_statistics import EngineStatistics
     from thermocline.experts.store import StoreStatistics
     from thermocline.models.footprint import Footprint
     from thermocline.prefetch.predictor import LayerPrediction
