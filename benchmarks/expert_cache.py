@@ -32,6 +32,7 @@ from thermocline.experts.expert_costs import ExpertCosts
 from thermocline.experts.replay import DescribedMachine, replay, steps_of
 from thermocline.experts.routing_trace import RoutedRequest, RoutingTrace, read_routing
 from thermocline.kernels.cache_format import CacheType
+from thermocline.messages import RequestOptions, TokenEvent
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import read_spec
 from thermocline.models.sizes import measure_sizes
@@ -64,7 +65,7 @@ _VISIT_S: Final = 1e-6
 _LAYER_S: Final = 20e-6
 _WEIGHTS_PER_BYTE: Final = 8 / 4.5
 _ROWS: Final = (1, 4, 16, 64, 256)
-_LINKS: Final = (1e6, 1e7, 1e8, 3e8, 1e9, 4e9, 12e9, 25e9, 50e9)
+_LINKS: Final = (1e6, 1e7, 1e8, 3e8, 1e9, 4e9, 12e9, 50e9)
 _MAX_LOSS: Final = 1.02
 _FAST_LINK: Final = 12e9
 
@@ -110,11 +111,11 @@ async def record(asked: Sequence[Prompt]) -> RoutingTrace:
             else:
                 ids = await engine.encode(prompt.text)
                 params = SamplingParams(max_tokens=prompt.max_tokens, temperature=0.7, seed=number)
-            events = engine.generate(ids, params, wants_routing=True)
+            events = engine.events(ids, params, RequestOptions(wants_routing=True))
             requests += [
                 RoutedRequest(len(ids), event.routing)
                 async for event in events
-                if event.routing is not None
+                if isinstance(event, TokenEvent) and event.routing is not None
             ]
         return RoutingTrace(engine.spec.name, engine.spec.router.num_experts, tuple(requests))
 
@@ -225,10 +226,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--trace", type=Path, help="routing recorded before, instead of recording it"
     )
     parser.add_argument("--keep", type=Path, help="where to write the routing that was recorded")
-    parser.add_argument("--quick", action="store_true", help="a few requests, three links")
+    parser.add_argument("--quick", action="store_true", help="a few requests, two links")
     parser.add_argument("--out", type=Path, default=RESULTS / "expert-cache.csv")
     options = parser.parse_args(argv)
-    asked = prompts(1)[24:40] if options.quick else prompts(2)
+    asked = prompts(1)[24:36] if options.quick else prompts(2)
     trace = read_routing(options.trace) if options.trace else asyncio.run(record(asked))
     if options.keep:
         trace.write(options.keep)
@@ -236,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     capacity = sizes.routed // 2
     steps = list(steps_of(trace, _CHUNK_TOKENS))
     num_decoded = sum(not step.is_prompt for step in steps)
-    links = (_LINKS[0], 1e9, _FAST_LINK) if options.quick else _LINKS
+    links = (_LINKS[0], _FAST_LINK) if options.quick else _LINKS
     with ForeignLoad() as load:
         found = {
             link: sides(steps, machine(sizes, link), sizes.num_experts, capacity) for link in links

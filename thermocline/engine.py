@@ -141,23 +141,19 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
-        wants_routing: bool = False,
         on_prompt_progress: Callable[[int, int], None] | None = None,
     ) -> AsyncGenerator[TokenEvent, None]:
         """Yield the answer to `prompt` (text, or token ids) as events; the last one says why it ended.
 
         priority: the lower value is served first. cache_salt: what is computed for the prompt is shared
         only with requests of the same one, so that nobody can learn from its speed what others asked.
-        wants_routing: the last event brings every token's experts.
         on_prompt_progress(computed, total) is called as the prompt is computed. Leaving the loop or
         being cancelled ends the request within one step. Raises RequestError for a prompt or params
         that can not be served, BusyError when too many requests are accepted, EngineError when the
         engine fails.
         """
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        options = RequestOptions(
-            priority=priority, cache_salt=cache_salt, wants_routing=wants_routing
-        )
+        options = RequestOptions(priority=priority, cache_salt=cache_salt)
         events = self.events(token_ids, params or SamplingParams(), options)
         async with aclosing(events):
             async for event in events:

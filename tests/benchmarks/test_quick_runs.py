@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import (
     against_llama,
+    expert_cache,
     loop_lag,
     many_requests,
     memory,
@@ -181,3 +182,14 @@ def test_the_pipeline_s_benchmarks_run(benchmark, tmp_path, capsys):
     assert all(float(row["median"]) > 0 for row in rows_of(out))
     text = capsys.readouterr().out
     assert text.count("pass  ") + text.count("FAIL  ") in (2, 3)
+
+
+@pytest.mark.slow
+def test_the_expert_cache_is_replayed(tmp_path, capsys):
+    """A dozen requests of the demo model: better than LRU and the best fixed set, never worse than the CPU alone."""
+    out, routing = tmp_path / "rows.csv", tmp_path / "routing.npz"
+    assert expert_cache.main(["--quick", "--out", str(out), "--keep", str(routing)]) == 0
+    assert {row["side"] for row in rows_of(out)} >= {"expert cache", "plain LRU", "offline optimum"}
+    text = capsys.readouterr().out
+    assert (text.count("pass  "), text.count("FAIL  ")) == (5, 0)
+    assert "0 experts, and says: nothing is copied" in text

@@ -192,7 +192,9 @@ def plan(  # noqa: PLR0913 - one per flag
         if speeds is None:
             raise ConfigError("--simulate needs this machine's speeds: leave out --no-measure")
         described = DescribedSpeeds(pcie, vram_speed, ram_speed)
-        simulation = simulate(routing, sizes, found, speeds, described, prefill_chunk)
+        simulation = simulate(
+            routing, sizes, found, speeds, described, chunk_tokens=prefill_chunk, heat=known
+        )
     if as_json:
         fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes)
         fields["estimates"] = None if speed is None else speed.as_dict()

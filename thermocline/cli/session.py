@@ -126,6 +126,8 @@ async def stream_answer(
     wants_routing: bool = False,
 ) -> None:
     """Generate, calling `on_text` with each piece of text and collecting everything in `answer`."""
+    from thermocline.messages import PromptProgress, RequestOptions, TokenEvent
+
     with Progress() as progress:
 
         def show_progress(num_computed: int, num_total: int) -> None:
@@ -133,18 +135,19 @@ async def stream_answer(
                 progress.say(f"reading the prompt: {num_computed} of {num_total} tokens")
 
         show_progress(0, len(prompt))
-        events = engine.generate(
-            prompt, params, wants_routing=wants_routing, on_prompt_progress=show_progress
-        )
+        events = engine.events(prompt, params, RequestOptions(wants_routing=wants_routing))
         async with aclosing(events) as stream:
             async for event in stream:
-                progress.clear()
-                answer.texts.append(event.text)
-                answer.token_ids.extend(event.token_ids)
-                answer.finish_reason = event.finish_reason
-                answer.timings = event.timings
-                answer.routing = event.routing
-                on_text(event.text)
+                if isinstance(event, PromptProgress):
+                    show_progress(event.num_computed, event.num_total)
+                elif isinstance(event, TokenEvent):
+                    progress.clear()
+                    answer.texts.append(event.text)
+                    answer.token_ids.extend(event.token_ids)
+                    answer.finish_reason = event.finish_reason
+                    answer.timings = event.timings
+                    answer.routing = event.routing
+                    on_text(event.text)
 
 
 def hint_speed(timings: Timings | None) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from thermocline.experts.cache_policy import SegmentedLruPolicy
     from thermocline.experts.machine_speeds import MachineSpeeds
     from thermocline.experts.planner import Plan
     from thermocline.experts.replay import ReplayFigures
@@ -94,9 +97,13 @@ def simulate(
     plan: Plan,
     measured: MachineSpeeds,
     described: DescribedSpeeds,
+    *,
     chunk_tokens: int,
+    heat: Sequence[Sequence[float]] | None,
 ) -> Simulation:
     """Return what the trace at `path` takes with the plan's bytes for experts.
+
+    heat: how experts were used before, with which the cache begins, as the plan does.
 
     Raises ConfigError for a trace of another model.
     """
@@ -126,6 +133,8 @@ def simulate(
     capacity = plan.expert_budget_bytes
     placed = _keys(plan.placement.hot)
     cache = SegmentedLruPolicy(machine.layers, sizes.num_experts, capacity)
+    if heat is not None:
+        _warm(cache, sizes, heat)
     lru = PlainLru(machine.layers, capacity)
     best = best_static_set(steps, machine.layers, capacity)
     return Simulation(
@@ -147,6 +156,13 @@ def _check(trace: RoutingTrace, sizes: ModelSizes, path: Path) -> None:
             f"{path} was recorded with {trace.model}, of {trace.num_layers} layers of {trace.num_experts} "
             f"experts, and this model has {num_routed} of {sizes.num_experts}: name its own trace"
         )
+
+
+def _warm(cache: SegmentedLruPolicy, sizes: ModelSizes, heat: Sequence[Sequence[float]]) -> None:
+    for layer, row in enumerate(heat):
+        counts = np.asarray(row, np.float64)
+        if sizes.layers[layer].expert and counts.sum():
+            cache.warm(layer, sizes.num_used * counts / counts.sum())
 
 
 def _keys(hot: Sequence[Sequence[int]]) -> tuple[ExpertKey, ...]:

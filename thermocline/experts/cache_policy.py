@@ -1,10 +1,10 @@
 """Decides which experts are worth a place on the device, and when it is worth a copy. Pure.
 
-An expert's worth is the time that its place would have saved lately: over the last steps, with exponential decay, the
-seconds by which the device is faster than the CPU. What happened lately is expected to happen again for about as
-long. A copy is worthwhile where the worth gained is more than the copy takes, as if nothing ran beside it: so no link
-is too thin, since on a thin one nothing is copied. Knows no device, no lease and no clock; told what is chosen and
-what became of its moves.
+An expert's worth is the time that its place would have saved lately: over the last steps, with exponential decay,
+what sharing with the device saves. What happened lately is expected to happen again for about as long. A copy is
+worthwhile where the worth gained is more than the copy costs: the time that it takes from the CPU, or a tenth of its
+own where that is nothing, so that over a thin link nothing is copied at last. Knows no device, no lease and no clock;
+told what is chosen and what became of its moves.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from thermocline.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from numpy.typing import NDArray
+
     from thermocline.experts.expert_costs import ExpertCosts, SecondsArray
     from thermocline.messages import IntArray
 
 # Steps after which a choice counts half. Measured on the demo model: docs/LOG.md, "An expert cache on paper".
 _HALF_LIFE_STEPS: Final = 128.0
+# What a copy counts that takes nothing from the CPU, as a share of its time.
+_LEAST_COPY_PRICE: Final = 0.1
 _PROTECTED_SHARE: Final = 0.8
 # Of so many residents that were not used for longest, the one of least worth goes.
 _MAX_VICTIMS_LOOKED_AT: Final = 16
@@ -95,9 +99,7 @@ class SegmentedLruPolicy:
         capacity_bytes: int,
         *,
         half_life_steps: float = _HALF_LIFE_STEPS,
-        copy_price: float = 1.0,
     ) -> None:
-        self._copy_price = copy_price
         self._layers = tuple(layers)
         self._num_experts = num_experts
         self._growth = 2.0 ** (1 / half_life_steps)
@@ -109,6 +111,7 @@ class SegmentedLruPolicy:
         self._used_bytes: defaultdict[str, int] = defaultdict(int)
         self._share_bytes: dict[str, int] = {}
         self._coming: dict[ExpertKey, tuple[ExpertKey, ...]] = {}  # and who goes for each
+        self._promised: set[ExpertKey] = set()  # of those, who is there still
         self._candidates: dict[ExpertKey, None] = {}
         self._capacity_bytes = 0
         self._reason = ""
@@ -126,15 +129,14 @@ class SegmentedLruPolicy:
         """See `CachePolicy.reason`."""
         return self._reason
 
-    def warm(self, layer: int, worths: Sequence[float]) -> None:
-        """Begin with what is known of earlier runs: how often each of the layer's experts is chosen in a step."""
-        costs = self._costs(layer)
-        saving = float(_savings(costs, np.ones(1, np.int32))[0])
-        self._worths[layer] = np.asarray(worths) * saving * self._memory_steps * self._scales[layer]
-        keys = (ExpertKey(LayerIndex(layer), ExpertIndex(n)) for n in range(self._num_experts))
-        best = sorted(keys, key=self._worth)
-        for key in best:
-            self._add_candidate(key)
+    def warm(self, layer: int, chances: NDArray[np.float64]) -> None:
+        """Begin with what is known of earlier runs: how likely a token chooses each of the layer's experts, [E]."""
+        saving = _saving_of_one(self._costs(layer))
+        self._worths[layer] = chances * saving * self._memory_steps * self._scales[layer]
+        for expert in np.argsort(chances, kind="stable").tolist():
+            key = ExpertKey(LayerIndex(layer), ExpertIndex(expert))
+            if key not in self._lists[self._costs(layer).layout]:
+                self._add_candidate(key)
 
     def observe(self, layer: int, experts: IntArray, counts: IntArray, num_tokens: int) -> None:
         """See `CachePolicy.observe`."""
@@ -156,9 +158,8 @@ class SegmentedLruPolicy:
 
     def next_move(self, leased: Collection[ExpertKey]) -> Move | None:
         """See `CachePolicy.next_move`."""
-        settled: set[str] = (
-            set()
-        )  # layouts whose best candidate is not worth it; their others are less so
+        # Layouts whose best candidate is not worth it: their others are less so.
+        settled: set[str] = set()
         for key in sorted(self._candidates, key=self._worth, reverse=True):
             costs = self._costs(key.layer)
             if costs.layout in settled:
@@ -167,7 +168,9 @@ class SegmentedLruPolicy:
             if victims is None:
                 continue
             gain = self._worth(key) - sum(map(self._worth, victims))
-            if gain > costs.copy * self._copy_price:
+            least = _copy_cost(costs)
+            # Between two experts less than one use is chance.
+            if gain > (max(least, _saving_of_one(costs)) if victims else least):
                 return self._begin(key, victims)
             settled.add(costs.layout)
             self._reason = self._explain(key, gain, bool(victims))
@@ -179,7 +182,10 @@ class SegmentedLruPolicy:
         """See `CachePolicy.installed`."""
         costs = self._costs(key.layer)
         resident = self._lists[costs.layout]
-        if self._coming.pop(key, None) is None and key not in resident:
+        victims = self._coming.pop(key, None)
+        if victims is not None:
+            self._promised.difference_update(victims)
+        elif key not in resident:
             self._used_bytes[costs.layout] += costs.nbytes
         resident.add(key)
         self._candidates.pop(key, None)
@@ -188,10 +194,13 @@ class SegmentedLruPolicy:
         """See `CachePolicy.dropped`."""
         costs = self._costs(key.layer)
         resident = self._lists[costs.layout]
-        if self._coming.pop(key, None) is not None:
+        victims = self._coming.pop(key, None)
+        if victims is not None:
+            self._promised.difference_update(victims)
             self._used_bytes[costs.layout] -= costs.nbytes
         elif key in resident:
             resident.remove(key)
+            self._promised.discard(key)
             self._used_bytes[costs.layout] -= costs.nbytes
 
     def resize(self, capacity_bytes: int) -> tuple[ExpertKey, ...]:
@@ -227,6 +236,8 @@ class SegmentedLruPolicy:
             assert len(set(keys)) == len(keys), "an expert is there and on its way"
             used = sum(self._costs(key.layer).nbytes for key in keys)
             assert used == self._used_bytes[layout], f"{used} bytes of {layout}, counted otherwise"
+        promised = {key for victims in self._coming.values() for key in victims}
+        assert self._promised <= promised, "an expert goes for nobody"
 
     def _costs(self, layer: int) -> ExpertCosts:
         costs = self._layers[layer]
@@ -248,6 +259,7 @@ class SegmentedLruPolicy:
         costs = self._costs(key.layer)
         del self._candidates[key]
         self._coming[key] = victims
+        self._promised.update(victims)
         self._used_bytes[costs.layout] += costs.nbytes
         self._reason = ""
         return Move(key, victims, costs.nbytes)
@@ -256,9 +268,8 @@ class SegmentedLruPolicy:
         self, costs: ExpertCosts, leased: Collection[ExpertKey]
     ) -> tuple[ExpertKey, ...] | None:
         """Return who goes for one more expert of this layout; None where too many are leased."""
-        promised = {key for victims in self._coming.values() for key in victims}
         used = Counter(self._used_bytes)
-        for key in promised:
+        for key in self._promised:
             leaving = self._costs(key.layer)
             used[leaving.layout] -= leaving.nbytes
         over = {name: used[name] - share for name, share in self._share_bytes.items()}
@@ -269,7 +280,7 @@ class SegmentedLruPolicy:
             donor = max(over, key=over.__getitem__)
         victims: list[ExpertKey] = []
         while lacking > 0:
-            spared = {*leased, *promised, *victims}
+            spared = {*leased, *self._promised, *victims}
             oldest = self._lists[donor].oldest(_MAX_VICTIMS_LOOKED_AT, spared)
             if not oldest:
                 return None
@@ -286,21 +297,30 @@ class SegmentedLruPolicy:
 
     def _explain(self, key: ExpertKey, gain: float, evicts: bool) -> str:
         costs = self._costs(key.layer)
-        saving = float(_savings(costs, np.ones(1, np.int32))[0])
-        copy, most = format_seconds(costs.copy), saving * self._memory_steps
-        if saving <= 0:
-            return "nothing is copied: with the way there the device is no faster than the CPU"
-        if most <= costs.copy:
+        copy, most = format_seconds(costs.copy), _saving_of_one(costs) * self._memory_steps
+        if most <= _copy_cost(costs):
             return (
                 f"nothing is copied: the link is too thin. An expert takes {copy}, and would save at most "
                 f"{format_seconds(most)}"
             )
         if evicts:
-            return "nothing is copied: none of the other experts would save what its copy takes"
+            return "nothing is copied: none of the other experts would save what its copy costs"
         return f"nothing is copied: an expert takes {copy}, and would save {format_seconds(gain)}"
 
 
+def _copy_cost(costs: ExpertCosts) -> float:
+    return costs.copy * max(costs.copy_slowdown, _LEAST_COPY_PRICE)
+
+
+def _saving_of_one(costs: ExpertCosts) -> float:
+    return float(_savings(costs, np.ones(1, np.int32))[0])
+
+
 def _savings(costs: ExpertCosts, rows: IntArray) -> SecondsArray:
-    """What having an expert saves, [n]: at most its copy, since what is not there can be copied for the occasion."""
-    saved = costs.cpu_seconds(rows) - costs.device_seconds(rows)
-    return np.clip(saved, 0.0, costs.copy)
+    """What having an expert saves, [n].
+
+    Sharing the work as their speeds allow, CPU and device take c * d / (c + d) instead of c: also a slower device
+    helps. At most the copy, since what is not there can be copied for the occasion.
+    """
+    cpu = costs.cpu_seconds(rows)
+    return np.minimum(cpu * cpu / (cpu + costs.device_seconds(rows)), costs.copy)
