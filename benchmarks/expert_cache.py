@@ -65,7 +65,7 @@ _VISIT_S: Final = 1e-6
 _LAYER_S: Final = 20e-6
 _WEIGHTS_PER_BYTE: Final = 8 / 4.5
 _ROWS: Final = (1, 4, 16, 64, 256)
-_LINKS: Final = (1e6, 1e7, 1e8, 3e8, 1e9, 4e9, 12e9, 25e9, 50e9)
+_LINKS: Final = (1e6, 1e7, 1e8, 3e8, 1e9, 4e9, 12e9, 50e9)
 _MAX_LOSS: Final = 1.02
 _FAST_LINK: Final = 12e9
 

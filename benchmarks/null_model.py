@@ -10,6 +10,7 @@ import numpy as np
 from thermocline.experts.heat import ExpertHeat
 from thermocline.experts.placement import uniform_placement
 from thermocline.experts.routing_log import RoutingLog
+from thermocline.experts.tiers import FixedTiers
 from thermocline.messages import LayerIndex, LayerSum, PartialSum, Routing, Tier
 from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.stages.attend import AttendStage
@@ -117,6 +118,7 @@ def null_graph(
     shortcut: let walks take each layer as one job.
     """
     placement = uniform_placement(model.num_layers, model.num_experts, 0.5 if hot else 0.0)
+    tiers = FixedTiers(placement)
     heat = ExpertHeat(model.num_layers, model.num_experts)
     routing_log = RoutingLog()
     null: Any = model  # stands in for a Model; there is no cache
@@ -124,7 +126,7 @@ def null_graph(
     stages: dict[str, Any] = {
         "embed": EmbedStage(null, cpu),
         "attend": AttendStage(null, no_pool, cpu),
-        "router": RouterStage(null, placement, heat, routing_log, cpu),
+        "router": RouterStage(null, tiers, heat, routing_log, cpu),
         "cold": ColdStage(NullCompute(Tier.COLD, cpu)),
         "combine": CombineStage(_NullDense(), cpu),  # type: ignore[arg-type]
         "head": HeadStage(null, cpu),
@@ -132,6 +134,8 @@ def null_graph(
     if hot is not None:
         stages["hot"] = HotStage(NullCompute(Tier.HOT, hot))
     way = Shortcut(
-        LayerStage(null, no_pool, heat, routing_log, cpu), model.num_layers, lambda: True
+        LayerStage(null, no_pool, tiers, heat, routing_log, cpu),
+        model.num_layers,
+        lambda chunk: True,
     )
     return moe_graph(stages, model.num_layers, credits, way if shortcut else None)

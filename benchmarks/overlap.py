@@ -48,7 +48,9 @@ def config(
     """Return the settings of one side."""
     return EngineConfig(
         memory=MemoryConfig(max_context_tokens=context, max_full_contexts=1),
-        placement=PlacementConfig(hot_device=device, hot_fraction=0.5, hot_choice="even"),
+        placement=PlacementConfig(
+            hot_device=device, hot_fraction=0.5, hot_choice="even", expert_cache="static"
+        ),
         heat=HeatConfig(enabled=False),
         scheduler=SchedulerConfig(
             prefill_chunk_tokens=chunk,

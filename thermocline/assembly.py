@@ -15,10 +15,11 @@ import numpy as np
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
+from thermocline.experts.device_opening import RoutedExperts, open_simulated
 from thermocline.experts.opening import ExpertStart
 from thermocline.experts.placement import placement_fingerprint
 from thermocline.experts.routing_log import RoutingLog
-from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
+from thermocline.experts.tiers import FixedTiers
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
@@ -67,9 +68,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
+    from thermocline.experts.device_opening import HotDevice
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
     from thermocline.kernels.contract import Kernels
+    from thermocline.messages import Chunk
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.footprint import Footprint
@@ -105,7 +108,9 @@ class EngineParts:
     placement: Placement
     placement_reasons: tuple[str, ...]
     hot_mask: NDArray[np.bool_]
-    """Which experts are hot, [layers, experts]."""
+    """Which experts are hot from the start on, [layers, experts]."""
+    hot_device: HotDevice | None
+    """Where hot experts compute, unless it is the CPU."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
     recorder: MemoryRecorder
@@ -168,7 +173,6 @@ def _build(
     cache, blocks = _cache(config, spec, max_context_tokens, chunk_tokens)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
-    is_split = config.placement.hot_device != "none"
     start = owned.enter_context(closing(ExpertStart(file, spec, config)))
     placement = start.placement
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
@@ -181,25 +185,30 @@ def _build(
             slowdown=config.scheduler.decode_slowdown,
         )
     )
-    lanes = [cpu]
-    fingerprint = placement_fingerprint(spec, placement)
+    experts = RoutedExperts(
+        catalog,
+        placement,
+        spec.router.num_experts_used,
+        kernels,
+        placement_fingerprint(spec, placement),
+    )
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
-        return CpuExpertCompute(tier, fingerprint, catalog, kernels, cpu)
+        return CpuExpertCompute(tier, experts.fingerprint, catalog, kernels, cpu)
 
+    hot_device = _hot_device(config, experts, recorder, owned)
+    tiers = FixedTiers(placement) if hot_device is None else hot_device.tiers
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, cache, cpu),
-        "router": RouterStage(model, placement, start.heat, routing_log, cpu),
+        "router": RouterStage(model, tiers, start.heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
     }
-    if is_split:
+    if config.placement.has_hot_tier:
         stages["hot"] = HotStage(
-            cpu_experts(Tier.HOT)
-            if config.placement.hot_device == "cpu"
-            else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
+            cpu_experts(Tier.HOT) if hot_device is None else hot_device.compute
         )
     governor = None
     if config.prefetch.mode != "off":
@@ -207,7 +216,13 @@ def _build(
         governor = open_governor(file, model, catalog, hot_mask, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None if is_split else _shortcut(model, cache, start.heat, routing_log, cpu, governor)
+    shortcut = _shortcut(
+        config,
+        model,
+        LayerStage(model, cache, tiers, start.heat, routing_log, cpu),
+        hot_device,
+        governor,
+    )
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -230,10 +245,11 @@ def _build(
         placement=placement,
         placement_reasons=start.reasons,
         hot_mask=hot_mask,
+        hot_device=hot_device,
         heat=start.heat,
         governor=governor,
         recorder=recorder,
-        lanes=tuple(lanes),
+        lanes=(cpu,) if hot_device is None else (cpu, *hot_device.lanes),
         runner=runner,
         step_loop=StepLoop(
             scheduler, runner, recorder, _pace(config, chunk_tokens, cpu), routing_log
@@ -253,43 +269,32 @@ def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
     return Pace(ChunkSizer(chunk_tokens, config.scheduler.decode_slowdown), cpu.take_times)
 
 
-def _simulated(
-    config: EngineConfig,
-    catalog: ExpertCatalog,
-    placement: Placement,
-    fingerprint: str,
-    recorder: Recorder,
-    owned: ExitStack,
-    lanes: list[LaneThread],
-) -> SimulatedExpertCompute:
+def _hot_device(
+    config: EngineConfig, experts: RoutedExperts, recorder: Recorder, owned: ExitStack
+) -> HotDevice | None:
     wanted = config.placement
-    experts = DeviceExperts(catalog, placement, wanted.simulated_memory_bytes)
-    engine_lane = owned.enter_context(LaneThread(Lane.GPU_H2D, recorder))
-    engine = CopyEngine(engine_lane, wanted.simulated_copy_bytes_per_s)
+    if wanted.hot_device != "simulated" or wanted.expert_cache == "off":
+        return None
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
-    kernels = _kernels(config, threads=1)
-    device = owned.enter_context(LaneThread(Lane.HOT, recorder))
-    lanes += (engine_lane, device)
-    return SimulatedExpertCompute(fingerprint, experts, kernels, device, engine)
+    return open_simulated(wanted, experts, _kernels(config, threads=1), recorder, owned)
 
 
 def _shortcut(
+    config: EngineConfig,
     model: Model,
-    cache: SequenceCache,
-    heat: ExpertHeat,
-    routing_log: RoutingLog,
-    cpu: LaneThread,
+    stage: LayerStage,
+    hot_device: HotDevice | None,
     governor: PrefetchGovernor | None,
 ) -> Shortcut | None:
-    if not model.has_whole_layers:
+    if not model.has_whole_layers or (config.placement.has_hot_tier and hot_device is None):
         return None
 
-    def nothing_to_hint() -> bool:  # hints are made between a layer's parts
-        return governor is None or governor.is_quiet
+    def is_cpu_alone(chunk: Chunk) -> bool:  # and no hints are made, between a layer's parts
+        return (hot_device is None or hot_device.tiers.leave_to_cpu(chunk.num_tokens)) and (
+            governor is None or governor.is_quiet
+        )
 
-    return Shortcut(
-        LayerStage(model, cache, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
-    )
+    return Shortcut(stage, model.spec.num_layers, is_cpu_alone)
 
 
 def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

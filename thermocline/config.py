@@ -14,6 +14,7 @@ HotChoice = Literal["use", "even"]
 CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 PrefetchMode = Literal["auto", "on", "off"]
+ExpertCacheMode = Literal["auto", "static", "off"]
 
 HALF_LIFE_TOKENS: Final = 65536
 
@@ -95,7 +96,19 @@ class PlacementConfig:
     hot_fraction: float = setting(
         0.5,
         "--hot-fraction",
-        "Share of the experts that is hot, 0 to 1, with --hot-device; as many as the device has memory for.",
+        "Share of the experts that is hot, 0 to 1, with --hot-device cpu or --expert-cache static; as many as "
+        "the device has memory for.",
+    )
+    expert_cache: ExpertCacheMode = setting(
+        "auto",
+        "--expert-cache",
+        "Experts on the hot device: auto (those that are used most, as long as it pays), static (always "
+        "the same), or off (none).",
+    )
+    expert_budget_bytes: int | None = setting(
+        None,
+        "--expert-budget",
+        "Device memory for experts, such as 12GiB (default: what is left of it).",
     )
     hot_choice: HotChoice = setting(
         "use",
@@ -116,9 +129,20 @@ class PlacementConfig:
         0, "--n-cpu-moe", "Keep the routed experts of the first N layers on the CPU."
     )
     simulated_memory_bytes: int = 4 << 30
-    """Room for hot experts on the simulated device."""
+    """Memory of the simulated device."""
     simulated_copy_bytes_per_s: float = 12e9
     """Speed of its copies, in each direction; about that of a GPU behind PCIe 4.0 x8."""
+
+    @property
+    def has_hot_tier(self) -> bool:
+        """Whether experts may be hot."""
+        return self.hot_device != "none" and self.expert_cache != "off"
+
+    @property
+    def fixed_fraction(self) -> float:
+        """The share of each layer's experts that is hot for good; a cache begins with none."""
+        is_cache = self.hot_device == "simulated" and self.expert_cache == "auto"
+        return self.hot_fraction if self.has_hot_tier and not is_cache else 0.0
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
@@ -129,6 +153,14 @@ class PlacementConfig:
         _require(
             0.0 <= self.hot_fraction <= 1.0,
             f"--hot-fraction is {self.hot_fraction}; choose 0 to 1",
+        )
+        _require(
+            self.expert_cache in get_args(ExpertCacheMode),
+            f"--expert-cache is {self.expert_cache!r}; choose one of {', '.join(get_args(ExpertCacheMode))}",
+        )
+        _require(
+            self.expert_budget_bytes is None or self.expert_budget_bytes >= 0,
+            f"--expert-budget is {self.expert_budget_bytes}; it must not be negative",
         )
         _require(
             self.hot_choice in get_args(HotChoice),

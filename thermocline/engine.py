@@ -10,10 +10,10 @@ import asyncio
 import itertools
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thermocline.config import EngineConfig
+from thermocline.engine_statistics import EngineStatistics
 from thermocline.engine_thread import EngineThread
 from thermocline.errors import RequestError
 from thermocline.experts.figures import ExpertFigures
@@ -42,18 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from types import TracebackType
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from thermocline.assembly import EngineParts, LoadStep
     from thermocline.experts.placement import Placement
     from thermocline.messages import MachineLimits
     from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
-    from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.loop import StepLoop
     from thermocline.pipeline.scheduler import SchedulerSnapshot
-    from thermocline.prefetch.governor import PrefetchStatistics
     from thermocline.sampling.constraint import Constraint
     from thermocline.sampling.matcher import Matcher
     from thermocline.text.tokenizer import Tokenizer
@@ -67,37 +62,6 @@ _LIMIT_SAMPLE_BYTES = 1 << 30
 _COMPILE_TIMEOUT_S = 10.0
 
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """Counters since the engine was opened."""
-
-    channels: tuple[ChannelStatistics, ...]
-    heat: NDArray[np.int64]
-    """Times each expert was chosen, [layers, experts]."""
-    placement: Placement
-    prefetch: PrefetchStatistics | None
-    placement_reasons: tuple[str, ...] = ()
-    """Why the hot experts are hot."""
-
-    @property
-    def num_choices(self) -> int:
-        """Times an expert was chosen for a token."""
-        return int(self.heat.sum())
-
-    @property
-    def num_hot_choices(self) -> int:
-        """Those of them that fell on hot experts."""
-        return sum(
-            int(row[list(ids)].sum())
-            for row, ids in zip(self.heat, self.placement.hot, strict=True)
-        )
-
-    @property
-    def hot_share(self) -> float:
-        """Share of expert choices that fell on hot experts, 0 to 1."""
-        return self.num_hot_choices / self.num_choices if self.num_choices else 0.0
 
 
 class Engine:
@@ -151,8 +115,9 @@ class Engine:
 
     @property
     def placement(self) -> Placement:
-        """Which experts are hot."""
-        return self._parts.placement
+        """Which experts are hot now."""
+        parts = self._parts
+        return parts.placement if parts.hot_device is None else parts.hot_device.store.placement()
 
     @property
     def footprint(self) -> Footprint:
@@ -284,13 +249,14 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """Return the counters so far."""
         parts = self._parts
-        governor = parts.governor
+        governor, device = parts.governor, parts.hot_device
         return EngineStatistics(
             parts.runner.statistics(),
             parts.heat.counts(),
-            parts.placement,
+            self.placement,
             None if governor is None else governor.statistics(),
             parts.placement_reasons,
+            None if device is None else device.store.statistics(),
         )
 
     def expert_figures(self) -> ExpertFigures:
@@ -298,12 +264,17 @@ class Engine:
         parts = self._parts
         counts = parts.heat.counts()
         total, hot = int(counts.sum()), int(counts[parts.hot_mask].sum())
+        upload_bytes = 0
+        if parts.hot_device is not None:
+            store = parts.hot_device.store.statistics()
+            hot, upload_bytes = store.total_hits + store.total_staged, store.total_upload_bytes
         governor, busy = parts.governor, self.busy_ns()
         return ExpertFigures(
             hits=hot,
-            misses=total - hot if parts.hot_mask.any() else 0,
+            misses=total - hot if parts.hot_device is not None or parts.hot_mask.any() else 0,
             prefetched=0 if governor is None else governor.statistics().total_experts,
             cpu=total - hot,
+            bytes_h2d=upload_bytes,
             bytes_disk=bytes_read_from_storage(),
             cpu_ns=max((ns for track, ns in busy.items() if track.lane is Lane.CPU), default=0),
             device_ns=busy.get(Track(Lane.HOT), 0),
@@ -402,7 +373,7 @@ class Engine:
 
     def _expert_use(self) -> ExpertUse:
         counts = tuple(tuple(row) for row in self._parts.heat.counts().tolist())
-        return ExpertUse(counts, self._parts.placement.hot)
+        return ExpertUse(counts, self.placement.hot)
 
     @property
     def is_running(self) -> bool:
@@ -412,6 +383,8 @@ class Engine:
     async def check_integrity(self) -> None:
         """Assert that scheduler, cache and ring are consistent; for tests."""
         await self._call(lambda loop: loop.check_integrity())
+        if self._parts.hot_device is not None:
+            self._parts.hot_device.store.check_integrity()
 
     @property
     def _parts(self) -> EngineParts:

@@ -14,6 +14,7 @@
     |- DeviceMissingError      no GPU, or no packages that drive it: install them, or compute on the CPU
     '- EngineError             the engine can not go on
        |- EngineClosedError    it was closed, or is closing
+       |- DeviceMemoryError    a device has no room for what a request needs; smaller ones may have
        '- StageError           a stage failed (stage, layer, chunk, requests)
 
 Every message says the fix. This file knows no other module.
@@ -115,6 +116,17 @@ class EngineError(ThermoclineError):
 
 class EngineClosedError(EngineError):
     """The engine is closed or closing; open a new one."""
+
+
+class DeviceMemoryError(EngineError):
+    """A device's memory is used up; `missing_bytes` more were needed than are free."""
+
+    def __init__(self, what: str, missing_bytes: int) -> None:
+        self.missing_bytes = missing_bytes
+        super().__init__(
+            f"the device has no room for {what}: {missing_bytes} bytes are missing; give experts less of it "
+            "(--expert-budget), or prompts smaller chunks (--prefill-chunk)"
+        )
 
 
 class StageError(EngineError):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from thermocline.errors import ThermoclineError
 
@@ -175,11 +175,24 @@ class TierWork:
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """Where the experts of a hot share are on the device; they stay there until `release`.
+
+    slots: int32 [n], one for each expert of the share, -1 for one that is yet to be copied there for this
+    work alone. release: gives them back; a second call does nothing.
+    """
+
+    slots: IntArray
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWork:
     """What the router decided for one chunk and layer.
 
     residual: float32 [T, D], to which the expert sum is added; x: float32 [T, D], the normalised
-    input of the experts. shares holds each tier's work, only for tiers that have any.
+    input of the experts. shares holds each tier's work, only for tiers that have any. lease: of the hot
+    share, where what is hot changes; the hot branch releases it, or whoever drops its message.
     """
 
     chunk: Chunk
@@ -188,6 +201,7 @@ class LayerWork:
     x: FloatArray
     routing: Routing
     shares: Mapping[Tier, TierWork]
+    lease: Lease | None = None
 
     @property
     def expects(self) -> frozenset[Tier]:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.arch_cases import SCHEDULED_CASES
+from tests.support.eager_device import FAST_LINK, SLOW_LINK, eager_device
 from tests.support.settled import settled
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
@@ -69,6 +70,9 @@ async def ask_all(path, config: EngineConfig, wanted: list[tuple[int, int, int]]
     async with Engine.open(path, config) as engine:
         answers = await asyncio.gather(*(later(*one) for one in wanted))
         await settled(engine)
+        if engine._parts.hot_device is not None:
+            engine._parts.hot_device.store.check_integrity(idle=True)
+            engine._parts.hot_device.ring.check_idle()
     return answers
 
 
@@ -108,6 +112,15 @@ SCHEDULES = st.builds(
         PlacementConfig,
         hot_device=st.sampled_from(["none", "cpu", "simulated"]),
         hot_fraction=st.sampled_from([0.0, 0.4, 1.0]),
+        expert_cache=st.sampled_from(["static", "off"]),
+    )
+    # A cache with room for all experts, for some, for hardly one, for none; and little memory beside it.
+    | st.builds(
+        PlacementConfig,
+        hot_device=st.just("simulated"),
+        expert_budget_bytes=st.sampled_from([None, 2_000_000, 700_000, 0]),
+        simulated_memory_bytes=st.sampled_from([4 << 30, 5_000_000]),
+        simulated_copy_bytes_per_s=st.sampled_from([FAST_LINK, SLOW_LINK]),
     ),
     # From room for all requests down to room for hardly more than one, which forces preemption.
     memory=st.builds(
@@ -147,7 +160,8 @@ def check(toy, alone, config: EngineConfig, wanted: list[tuple[int, int, int]]) 
         trace=config.trace,
         kernels=kernels,
     )
-    answers = asyncio.run(ask_all(toy, setting, wanted))
+    with eager_device():
+        answers = asyncio.run(ask_all(toy, setting, wanted))
     for (number, count, _), answer in zip(wanted, answers, strict=True):
         assert answer.token_ids == expected[number].token_ids[:count]
         assert answer.logprobs == expected[number].logprobs[:count]

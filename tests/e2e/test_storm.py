@@ -105,7 +105,7 @@ async def test_two_thousand_cancelled_requests_leave_nothing(tmp_path):
     config = EngineConfig(
         memory=MemoryConfig(max_context_tokens=64, max_full_contexts=2, block_tokens=4),
         scheduler=SchedulerConfig(prefill_chunk_tokens=7, max_prompt_chunks=3),
-        placement=PlacementConfig(hot_device="simulated", hot_fraction=0.5),
+        placement=PlacementConfig(hot_device="simulated", hot_fraction=0.5, expert_cache="static"),
     )
 
     async def cancelled(engine: Engine) -> None:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.live import CARD, CHAT, HELLO, TEXT, live, until
-from thermocline import EngineConfig, engine_thread
+from thermocline import EngineConfig, PlacementConfig, engine_thread
 from thermocline.server.app import running_server
 from thermocline.server.settings import ServerConfig
 from thermocline.server.telemetry import TELEMETRY
@@ -136,6 +136,25 @@ async def test_figures_before_the_model_is_open(toy, monkeypatch):
         opened.set()
         await server.wait_opened()
         assert (await scrape(client))["is_ready",] == 1
+
+
+@pytest.mark.slow
+async def test_a_device_s_cache_is_counted(toy):
+    """Hits, what was copied, and how full the device is; beside the same of the memory."""
+    split = EngineConfig(placement=PlacementConfig(hot_device="simulated", expert_cache="static"))
+    async with live(toy, split) as server:
+        await server.chat(max_tokens=5, ignore_eos=True)
+        found = await scrape(server.client)
+        hits, misses = (
+            found[f"expert_cache_{name}_total", "device"] for name in ("hits", "misses")
+        )
+        assert hits > 0
+        assert hits == found["expert_selected_total", "hot"]
+        assert misses == found["expert_selected_total", "cold"]
+        assert found["expert_cache_uploads_total",] == found["expert_resident", "hot"] > 0
+        assert found["expert_cache_upload_bytes_total",] == found["expert_cache_bytes", "used"]
+        assert found["expert_cache_evictions_total",] == 0
+        assert ("expert_cache_hits_total", "memory") in found
 
 
 async def test_a_stalled_loop_shows(toy):

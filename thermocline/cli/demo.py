@@ -70,7 +70,7 @@ async def _run(trace: TraceFile) -> None:
     footprint = _footprint(path)
     # A device beside the CPU, so that there is something to overlap; it takes one of the processors.
     config = EngineConfig(
-        placement=PlacementConfig(hot_device="simulated", hot_fraction=0.5),
+        placement=PlacementConfig(hot_device="simulated", hot_fraction=0.5, expert_cache="static"),
         scheduler=SchedulerConfig(prefill_chunk_tokens=128),
         cpu=CpuConfig(threads=max(default_threads() - 1, 1)),
     )

@@ -15,6 +15,7 @@ import click
 from thermocline.config import EngineConfig
 from thermocline.errors import ConfigError, RequestError
 from thermocline.sampling.params import SamplingParams
+from thermocline.units import parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Option = Callable[[Any], Any]
@@ -69,9 +70,18 @@ class _Setting:
             attributes["type"] = click.Choice(get_args(kind))
         elif get_origin(kind) is tuple:
             attributes |= {"type": get_args(kind)[0], "multiple": True, "metavar": "TEXT"}
+        elif self.name.endswith("_bytes"):
+            attributes |= {"type": str, "metavar": "SIZE", "callback": _size}
         else:
             attributes |= {"type": kind, "metavar": _METAVARS[kind]}
         return click.option(*self.declarations, self.parameter, **attributes)
+
+
+def _size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_bytes(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
 
 
 _METAVARS: Final[Mapping[object, str]] = {int: "N", float: "X", str: "TEXT"}
@@ -128,6 +138,8 @@ _ONE_REQUEST_FLAGS: Final = (
     "--prefill-chunk",
     "--hot-device",
     "--hot-fraction",
+    "--expert-cache",
+    "--expert-budget",
     "--hot-choice",
     "--hot",
     "--cold",

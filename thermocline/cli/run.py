@@ -33,7 +33,8 @@ from thermocline.errors import ConfigError
 if TYPE_CHECKING:
     from thermocline.cli.prompt import PromptForm
     from thermocline.config import EngineConfig
-    from thermocline.engine import Engine, EngineStatistics
+    from thermocline.engine import Engine
+    from thermocline.engine_statistics import EngineStatistics
     from thermocline.messages import Timings
     from thermocline.sampling.params import SamplingParams
 

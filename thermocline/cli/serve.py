@@ -38,6 +38,8 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--prefix-cache/--no-prefix-cache",
     "--hot-device",
     "--hot-fraction",
+    "--expert-cache",
+    "--expert-budget",
     "--hot-choice",
     "--hot",
     "--cold",

@@ -1,10 +1,10 @@
 """Decides which experts are worth a place on the device, and when it is worth a copy. Pure.
 
-An expert's worth is the time that its place would have saved lately: over the last steps, with exponential decay, the
-seconds by which the device is faster than the CPU. What happened lately is expected to happen again for about as
-long. A copy is worthwhile where the worth gained is more than the copy takes, as if nothing ran beside it: so no link
-is too thin to have one, since over a thin one nothing is copied. Knows no device, no lease and no clock; told what is chosen and
-what became of its moves.
+An expert's worth is the time that its place would have saved lately: over the last steps, with exponential decay,
+what sharing with the device saves. What happened lately is expected to happen again for about as long. A copy is
+worthwhile where the worth gained is more than the copy costs: the time that it takes from the CPU, or a tenth of its
+own where that is nothing, so that over a thin link nothing is copied at last. Knows no device, no lease and no clock;
+told what is chosen and what became of its moves.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Steps after which a choice counts half. Measured on the demo model: docs/LOG.md, "An expert cache on paper".
 _HALF_LIFE_STEPS: Final = 128.0
+# What a copy counts that takes nothing from the CPU, as a share of its time.
+_LEAST_COPY_PRICE: Final = 0.1
 _PROTECTED_SHARE: Final = 0.8
 # Of so many residents that were not used for longest, the one of least worth goes.
 _MAX_VICTIMS_LOOKED_AT: Final = 16
@@ -129,7 +131,7 @@ class SegmentedLruPolicy:
 
     def warm(self, layer: int, chances: NDArray[np.float64]) -> None:
         """Begin with what is known of earlier runs: how likely a token chooses each of the layer's experts, [E]."""
-        saving = float(_savings(self._costs(layer), np.ones(1, np.int32))[0])
+        saving = _saving_of_one(self._costs(layer))
         self._worths[layer] = chances * saving * self._memory_steps * self._scales[layer]
         for expert in np.argsort(chances, kind="stable").tolist():
             key = ExpertKey(LayerIndex(layer), ExpertIndex(expert))
@@ -166,7 +168,9 @@ class SegmentedLruPolicy:
             if victims is None:
                 continue
             gain = self._worth(key) - sum(map(self._worth, victims))
-            if gain > costs.copy:
+            least = _copy_cost(costs)
+            # Between two experts less than one use is chance.
+            if gain > (max(least, _saving_of_one(costs)) if victims else least):
                 return self._begin(key, victims)
             settled.add(costs.layout)
             self._reason = self._explain(key, gain, bool(victims))
@@ -293,21 +297,30 @@ class SegmentedLruPolicy:
 
     def _explain(self, key: ExpertKey, gain: float, evicts: bool) -> str:
         costs = self._costs(key.layer)
-        saving = float(_savings(costs, np.ones(1, np.int32))[0])
-        copy, most = format_seconds(costs.copy), saving * self._memory_steps
-        if saving <= 0:
-            return "nothing is copied: with the way there the device is no faster than the CPU"
-        if most <= costs.copy:
+        copy, most = format_seconds(costs.copy), _saving_of_one(costs) * self._memory_steps
+        if most <= _copy_cost(costs):
             return (
                 f"nothing is copied: the link is too thin. An expert takes {copy}, and would save at most "
                 f"{format_seconds(most)}"
             )
         if evicts:
-            return "nothing is copied: none of the other experts would save what its copy takes"
+            return "nothing is copied: none of the other experts would save what its copy costs"
         return f"nothing is copied: an expert takes {copy}, and would save {format_seconds(gain)}"
 
 
+def _copy_cost(costs: ExpertCosts) -> float:
+    return costs.copy * max(costs.copy_slowdown, _LEAST_COPY_PRICE)
+
+
+def _saving_of_one(costs: ExpertCosts) -> float:
+    return float(_savings(costs, np.ones(1, np.int32))[0])
+
+
 def _savings(costs: ExpertCosts, rows: IntArray) -> SecondsArray:
-    """What having an expert saves, [n]: at most its copy, since what is not there can be copied for the occasion."""
-    saved = costs.cpu_seconds(rows) - costs.device_seconds(rows)
-    return np.clip(saved, 0.0, costs.copy)
+    """What having an expert saves, [n].
+
+    Sharing the work as their speeds allow, CPU and device take c * d / (c + d) instead of c: also a slower device
+    helps. At most the copy, since what is not there can be copied for the occasion.
+    """
+    cpu = costs.cpu_seconds(rows)
+    return np.minimum(cpu * cpu / (cpu + costs.device_seconds(rows)), costs.copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -18,24 +19,46 @@ if TYPE_CHECKING:
     from thermocline.messages import IntArray, Routing
 
 
-def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, TierWork]:
-    """Return each tier's share of a layer. A tier without work has no entry.
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A layer's pairs (token, slot) by expert.
 
-    hot_mask: bool [E], of at most 65,536 experts.
+    experts, counts: int32 [n], the chosen experts, ascending, and how many pairs chose each; order: int
+    [pairs], token * K + slot of each pair, by expert, then by token.
     """
+
+    experts: IntArray
+    counts: IntArray
+    order: NDArray[np.intp]
+
+
+def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, TierWork]:
+    """Return each tier's share of a layer. hot_mask: bool [E]."""
+    groups = group(routing, len(hot_mask))
+    return split(routing, groups, hot_mask[groups.experts])
+
+
+def group(routing: Routing, num_experts: int) -> Groups:
+    """Return a layer's pairs by expert, of at most 65,536 experts."""
     chosen = routing.expert_ids.reshape(-1)
-    if not len(chosen):  # a layer without routed experts
-        return MappingProxyType({})
-    # Pairs (token, slot) grouped by expert; NumPy sorts 16 bits in linear time.
+    # NumPy sorts 16 bits in linear time.
     order = np.argsort(chosen.astype(np.uint16), kind="stable")
     if len(routing.expert_ids) == 1:  # no expert twice
         experts = chosen[order]
-        counts = _ones(len(experts))
-    else:
-        all_counts = np.bincount(chosen, minlength=len(hot_mask))
-        experts = np.flatnonzero(all_counts).astype(np.int32)
-        counts = all_counts[experts].astype(np.int32)
-    hot = hot_mask[experts]
+        return Groups(experts, _ones(len(experts)), order)
+    all_counts = np.bincount(chosen, minlength=num_experts)
+    experts = np.flatnonzero(all_counts).astype(np.int32)
+    return Groups(experts, all_counts[experts].astype(np.int32), order)
+
+
+def split(routing: Routing, groups: Groups, hot: NDArray[np.bool_]) -> Mapping[Tier, TierWork]:
+    """Return each tier's share of a layer. A tier without work has no entry.
+
+    hot: bool [n], which of the groups' experts are.
+    """
+    experts, counts, order = groups.experts, groups.counts, groups.order
+    if not len(experts):  # a layer without routed experts
+        return MappingProxyType({})
     num_hot = int(np.count_nonzero(hot))
     if 0 < num_hot < len(experts):
         hot_pairs = np.repeat(hot, counts)

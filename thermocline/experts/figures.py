@@ -21,7 +21,7 @@ class ExpertFigures:
     cpu: int = 0
     """Choices that the CPU computed from the mapped file."""
     bytes_h2d: int = 0
-    """Bytes of experts copied to a device; none are after the start, since placement is fixed."""
+    """Bytes of experts copied to a device."""
     bytes_disk: int = 0
     """Bytes that the whole process read from storage."""
     cpu_ns: int = 0

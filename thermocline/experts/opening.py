@@ -62,7 +62,7 @@ class ExpertStart:
 
 
 def _choose(sizes: ModelSizes, config: PlacementConfig, known: HeatRecord | None) -> ExpertChoice:
-    if config.hot_device == "none":
+    if not config.has_hot_tier:
         return split_experts(sizes, 0.0, 0, Wishes(), None)
     wishes = Wishes(
         cpu_layers=len(sizes.layers) if config.cpu_moe else config.n_cpu_moe,
@@ -70,5 +70,7 @@ def _choose(sizes: ModelSizes, config: PlacementConfig, known: HeatRecord | None
         cold=parse_experts("--cold", config.cold, sizes),
     )
     room = config.simulated_memory_bytes if config.hot_device == "simulated" else sizes.routed
+    if config.expert_budget_bytes is not None:
+        room = min(room, config.expert_budget_bytes)
     heat = None if known is None or config.hot_choice == "even" else known.warmth.tolist()
-    return split_experts(sizes, config.hot_fraction, room, wishes, heat)
+    return split_experts(sizes, config.fixed_fraction, room, wishes, heat)

@@ -6,136 +6,235 @@ Copies take the time that the set bandwidth allows; computing takes what one thr
 
 from __future__ import annotations
 
+import heapq
+import threading
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from thermocline.errors import ConfigError
+from thermocline.errors import DeviceMemoryError
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.weight import ExpertStack, WeightStack
-from thermocline.messages import LayerIndex, PartialSum, Tier
-from thermocline.traces.lanes import Name
-from thermocline.units import format_bytes
+from thermocline.messages import LayerIndex
+from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Generator, Iterator
+    from concurrent.futures import Future
 
     from thermocline.experts.catalog import ExpertCatalog
-    from thermocline.experts.placement import Placement
+    from thermocline.experts.device import SentRows
     from thermocline.kernels.contract import Kernels
-    from thermocline.kernels.lane import JobLane
-    from thermocline.kernels.weight import FloatArray, IntArray
-    from thermocline.messages import LayerWork, TierWork
+    from thermocline.kernels.lane import JobLane, LaneThread
+    from thermocline.kernels.weight import ByteArray, FloatArray, IntArray
+    from thermocline.messages import ExpertKey, LayerWork, TierWork
+    from thermocline.traces.recorder import Recorder
+
+# How long a copy of an expert keeps activations waiting, at most.
+_PIECE_S: Final = 0.5e-3
+# A sleep ends late; what it overslept is given to what follows at once, and what is too short for one is added.
+_MAX_DEBT_S: Final = 1e-3
+_MIN_SLEEP_S: Final = 50e-6
+
+_Layout: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-class DeviceExperts:
-    """Copies of the hot experts. Raises ConfigError when they are more than `budget_bytes`."""
+@dataclass(slots=True)
+class _Pool:
+    """Slots of one layout; memory is used as slots are filled."""
 
-    def __init__(self, catalog: ExpertCatalog, placement: Placement, budget_bytes: int) -> None:
-        chosen = {
-            LayerIndex(layer): np.array(sorted(hot), np.intp)
-            for layer, hot in enumerate(placement.hot)
-            if hot
-        }
-        self.nbytes = sum(
-            part.raw[:1].nbytes * len(experts)
-            for layer, experts in chosen.items()
-            for part in _parts(catalog.stack(layer))
-        )
-        if self.nbytes > budget_bytes:
-            raise ConfigError(
-                f"the hot experts have {format_bytes(self.nbytes)}, and the simulated device has "
-                f"{format_bytes(budget_bytes)}: choose a smaller --hot-fraction"
-            )
-        self._stacks = {
-            layer: _copy(catalog.stack(layer), experts) for layer, experts in chosen.items()
-        }
-        self._places = {
-            layer: _places(experts, placement.num_experts) for layer, experts in chosen.items()
-        }
-
-    def stack(self, layer: LayerIndex) -> ExpertStack:
-        """Return the layer's hot experts, by place on the device."""
-        return self._stacks[layer]
-
-    def places(self, layer: LayerIndex, experts: IntArray) -> IntArray:
-        """Return where the experts with these ids are on the device."""
-        places: IntArray = self._places[layer][experts]
-        assert (places >= 0).all(), "an expert that is not hot was sent to the device"
-        return places
+    stack: ExpertStack
+    slot_bytes: int
+    free: list[int]
 
 
 class CopyEngine:
     """Moves arrays between host and device at `bytes_per_s`, on a lane of its own."""
 
-    def __init__(self, lane: JobLane, bytes_per_s: float) -> None:
+    def __init__(self, lane: LaneThread, bytes_per_s: float, recorder: Recorder) -> None:
         self._lane = lane
         self._bytes_per_s = bytes_per_s
+        self._recorder = recorder
+        self._free_s = 0.0  # when the link has sent all that it was given
 
     async def copy(self, values: FloatArray, work: LayerWork) -> FloatArray:
         """Return a copy; takes as long as the bandwidth allows, and no CPU time beyond the copy itself."""
-        job = partial(self._copy, values)
-        return await self._lane.run(Name.COPY, job, work.chunk, work.layer, bytes=values.nbytes)
-
-    def _copy(self, values: FloatArray) -> FloatArray:
-        ends_s = time.perf_counter() + values.nbytes / self._bytes_per_s
-        copied = values.copy()
-        time.sleep(max(ends_s - time.perf_counter(), 0.0))
+        copied = np.empty_like(values)
+        job = partial(self._move, copied, values)
+        await self._lane.run(Name.COPY, job, work.chunk, work.layer, bytes=values.nbytes)
         return copied
 
+    def begin(
+        self, key: ExpertKey, targets: list[ByteArray], sources: list[ByteArray], *, urgent: bool
+    ) -> Future[None]:
+        """Begin to copy an expert's matrices, piece by piece between activations."""
+        return self._lane.spare(self._pieces(key, targets, sources), urgent=urgent)
 
-class SimulatedExpertCompute:
-    """`ExpertCompute` of the hot tier on the simulated device."""
+    def _pieces(
+        self, key: ExpertKey, targets: list[ByteArray], sources: list[ByteArray]
+    ) -> Generator[None, None, None]:
+        step = max(1, int(self._bytes_per_s * _PIECE_S))
+        for target, source in zip(targets, sources, strict=True):
+            for start in range(0, target.nbytes, step):
+                piece = slice(start, start + step)
+                start_ns = self._recorder.now_ns()
+                self._move(target[piece], source[piece])
+                args = {"layer": key.layer, "expert": key.expert, "bytes": target[piece].nbytes}
+                self._recorder.span(
+                    Lane.GPU_H2D, Name.LOAD, start_ns, self._recorder.now_ns(), args
+                )
+                yield
+
+    def _move(self, target: FloatArray | ByteArray, source: FloatArray | ByteArray) -> None:
+        now_s = time.perf_counter()
+        is_idle = now_s - self._free_s > _MAX_DEBT_S
+        since_s = now_s if is_idle else self._free_s
+        self._free_s = since_s + source.nbytes / self._bytes_per_s
+        target[...] = source
+        wait_s = self._free_s - time.perf_counter()
+        if wait_s > _MIN_SLEEP_S:
+            time.sleep(wait_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """x: float32 [n, D], the rows with the ids `rows` int32 [n], ascending."""
+
+    rows: IntArray
+    x: FloatArray
+
+
+class SimulatedDevice:
+    """`ExpertDevice` in the host's memory. Raises DeviceMemoryError when `memory_bytes` are used up."""
 
     def __init__(
         self,
-        fingerprint: str,
-        experts: DeviceExperts,
+        catalog: ExpertCatalog,
+        memory_bytes: int,
         kernels: Kernels,
         lane: JobLane,
         engine: CopyEngine,
     ) -> None:
-        self.tier = Tier.HOT
-        self.fingerprint = fingerprint
-        self._experts = experts
+        self._catalog = catalog
+        self._memory_bytes = memory_bytes
         self._kernels = kernels
         self._lane = lane
         self._engine = engine
+        self._lock = threading.Lock()
+        self._used_bytes = 0
+        self._pools: dict[_Layout, _Pool] = {}
+        self._pool_of: dict[LayerIndex, _Pool] = {}
+        self._make_pools()
 
-    async def compute_share(self, work: LayerWork, share: TierWork) -> PartialSum:
-        """See `ExpertCompute.compute_share`: input to the device, compute, outputs back."""
-        needed, rows = np.unique(share.rows, return_inverse=True)
-        x = await self._engine.copy(work.x[needed], work)
-        job = partial(self._outputs, work, share, x, rows.astype(np.int32))
-        values = await self._lane.run(
-            Name.HOT, job, work.chunk, work.layer, experts=len(share.experts)
-        )
-        values = await self._engine.copy(values, work)
-        return PartialSum(work.chunk, work.layer, self.tier, share.rows, share.slots, values)
+    def __repr__(self) -> str:
+        return f"SimulatedDevice({self._used_bytes} of {self._memory_bytes} bytes used)"
+
+    @property
+    def used_bytes(self) -> int:
+        """What slots and activations take."""
+        return self._used_bytes
+
+    def limit_memory(self, memory_bytes: int) -> None:
+        """Have only so many bytes from now on, as if another program had taken the rest."""
+        self._memory_bytes = memory_bytes
+
+    def allocate(self, layer: LayerIndex) -> int:
+        """See `SlotDevice.allocate`."""
+        pool = self._pool_of[layer]
+        with self._lock:
+            if not pool.free:
+                raise DeviceMemoryError("one more expert", pool.slot_bytes)
+            self._take(pool.slot_bytes, "one more expert")
+            return heapq.heappop(pool.free)
+
+    def free(self, layer: LayerIndex, slot: int) -> None:
+        """See `SlotDevice.free`."""
+        pool = self._pool_of[layer]
+        with self._lock:
+            self._used_bytes -= pool.slot_bytes
+            heapq.heappush(pool.free, slot)
+
+    def begin_copy(self, key: ExpertKey, slot: int, *, urgent: bool = False) -> Future[None]:
+        """See `SlotDevice.begin_copy`."""
+        targets = [part.raw[slot].reshape(-1) for part in _parts(self._pool_of[key.layer].stack)]
+        stack = self._catalog.stack(key.layer)
+        sources = [part.raw[key.expert].reshape(-1) for part in _parts(stack)]
+        return self._engine.begin(key, targets, sources, urgent=urgent)
+
+    @contextmanager
+    def scratch(self, nbytes: int) -> Iterator[None]:
+        """See `ExpertDevice.scratch`."""
+        with self._lock:
+            self._take(nbytes, "a layer's activations")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._used_bytes -= nbytes
+
+    async def send(self, work: LayerWork, rows: IntArray) -> SentRows:
+        """See `ExpertDevice.send`."""
+        return _Sent(rows, await self._engine.copy(work.x[rows], work))
+
+    async def compute(
+        self, work: LayerWork, share: TierWork, slots: IntArray, sent: SentRows
+    ) -> FloatArray:
+        """See `ExpertDevice.compute`."""
+        assert isinstance(sent, _Sent), "the rows were sent to another device"
+        job = partial(self._outputs, work, share, slots, sent)
+        num_experts = len(share.experts)
+        values = await self._lane.run(Name.HOT, job, work.chunk, work.layer, experts=num_experts)
+        return await self._engine.copy(values, work)
 
     def _outputs(
-        self, work: LayerWork, share: TierWork, x: FloatArray, rows: NDArray[np.int32]
+        self, work: LayerWork, share: TierWork, slots: IntArray, sent: _Sent
     ) -> FloatArray:
-        places = self._experts.places(work.layer, share.experts)
-        stack = self._experts.stack(work.layer)
-        expert_work = ExpertWork(stack, places, share.counts, x, rows, share.weights)
+        rows = np.searchsorted(sent.rows, share.rows).astype(np.int32)
+        stack = self._pool_of[work.layer].stack
+        expert_work = ExpertWork(stack, slots, share.counts, sent.x, rows, share.weights)
         return self._kernels.expert_outputs(expert_work, prompt=work.chunk.is_prompt)
+
+    def _take(self, nbytes: int, what: str) -> None:
+        missing = self._used_bytes + nbytes - self._memory_bytes
+        if missing > 0:
+            raise DeviceMemoryError(what, missing)
+        self._used_bytes += nbytes
+
+    def _make_pools(self) -> None:
+        layers: dict[_Layout, list[LayerIndex]] = {}
+        for number in range(self._catalog.num_layers):
+            layer = LayerIndex(number)
+            if self._catalog.expert_bytes(layer):
+                layers.setdefault(_layout(self._catalog.stack(layer)), []).append(layer)
+        for of_layout in layers.values():
+            stack, nbytes = (
+                self._catalog.stack(of_layout[0]),
+                self._catalog.expert_bytes(of_layout[0]),
+            )
+            # One more of each expert than there is: some may be on their way for a single chunk.
+            most = 2 * len(of_layout) * len(stack)
+            num_slots = max(1, min(most, self._memory_bytes // nbytes))
+            pool = _Pool(_empty(stack, num_slots), nbytes, list(range(num_slots)))
+            self._pool_of.update(dict.fromkeys(of_layout, pool))
 
 
 def _parts(stack: ExpertStack) -> tuple[WeightStack, WeightStack, WeightStack]:
     return stack.gate, stack.up, stack.down
 
 
-def _copy(stack: ExpertStack, experts: NDArray[np.intp]) -> ExpertStack:
+def _layout(stack: ExpertStack) -> _Layout:
+    return tuple((part.format.name, part.raw.shape[1:]) for part in _parts(stack))
+
+
+def _empty(like: ExpertStack, num_slots: int) -> ExpertStack:
     gate, up, down = (
-        WeightStack(part.name, part.format, part.raw[experts], part.cols) for part in _parts(stack)
+        WeightStack(
+            part.name, part.format, np.empty((num_slots, *part.raw.shape[1:]), np.uint8), part.cols
+        )
+        for part in _parts(like)
     )
     return ExpertStack(gate, up, down)
-
-
-def _places(experts: NDArray[np.intp], num_experts: int) -> IntArray:
-    places = np.full(num_experts, -1, np.int32)
-    places[experts] = np.arange(len(experts))
-    return places

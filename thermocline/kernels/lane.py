@@ -1,12 +1,15 @@
 """One thread per resource: jobs run on it one at a time, and its lane of the trace shows what they did.
 
 A coroutine awaits a job while the event loop stays free; completion reaches the loop without polling.
-Decode steps and prompts take turns. Knows nothing of what the jobs compute.
+Decode steps and prompts take turns; what belongs to no chunk has what they leave. Knows nothing of what the
+jobs compute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import threading
 import time
 from collections import deque
@@ -73,11 +76,16 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """run: one turn; returns `_MORE` when another one must follow."""
+    """run: one turn; returns `_MORE` when another one must follow. chunk: None for work of no chunk."""
 
     run: Callable[[], Any]
     settle: Callable[[Any, BaseException | None], None]
-    chunk: Chunk
+    chunk: Chunk | None
+    order: tuple[int, int] = (0, 0)
+    """Among the work of no chunk: the smaller goes first, and to its end."""
+
+    def __lt__(self, other: _Job) -> bool:
+        return self.order < other.order
 
 
 _MORE = object()
@@ -102,6 +110,8 @@ class LaneThread:
         self._recorder = recorder
         self._timeline = timeline
         self._turns: Turns[_Job] = Turns(slowdown)
+        self._spare: list[_Job] = []
+        self._numbers = itertools.count()
         self._times: deque[tuple[ChunkId, float]] = deque(maxlen=_MAX_TIMES)
         self._busy = BusyTime()
         self._changed = threading.Condition()
@@ -150,15 +160,18 @@ class LaneThread:
         Where it yields, others that wait have their turn; chunks of one kind take turns in order.
         """
 
-        def turn() -> R:
-            try:
-                next(turns)
-            except StopIteration as done:
-                result: R = done.value
-                return result
-            return cast("R", _MORE)
+        return await self._give(partial(_turn, turns), chunk)
 
-        return await self._give(turn, chunk)
+    def spare(self, turns: Generator[None, None, R], *, urgent: bool = False) -> Future[R]:
+        """Run work that belongs to no chunk, whenever no chunk's job waits, and return its result to come.
+
+        Where it yields, chunks have their turn, then urgent work before what is not. What is not finished at
+        `close` fails with EngineClosedError, which is raised after it.
+        """
+        done: Future[R] = Future()
+        order = (0 if urgent else 1, next(self._numbers))
+        self._put(_Job(partial(_turn, turns), partial(_settle, done), None, order))
+        return done
 
     def take_times(self) -> list[tuple[ChunkId, float]]:
         """Return how long each job since the last call had the lane, in seconds, with its chunk."""
@@ -171,11 +184,13 @@ class LaneThread:
         return {Track(self.lane, number): ns for number, ns in enumerate(self._timeline.busy_ns())}
 
     def close(self) -> None:
-        """Finish the jobs that were given, then end the thread. Blocks; more calls do nothing."""
+        """Finish the chunks' jobs that were given, then end the thread. Blocks; more calls do nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join()
+        while self._spare:
+            self._spare.pop().settle(None, EngineClosedError(f"lane {self.lane} was closed"))
 
     async def _give(self, run: Callable[[], R], chunk: Chunk) -> R:
         try:
@@ -192,12 +207,20 @@ class LaneThread:
         with self._changed:
             if self._closed:
                 raise EngineClosedError(f"lane {self.lane} is closed: open a new engine")
-            self._turns.put(job, is_prompt=job.chunk.is_prompt)
+            self._queue(job)
             self._changed.notify()
+
+    def _queue(self, job: _Job) -> None:
+        if job.chunk is None:
+            heapq.heappush(self._spare, job)
+        else:
+            self._turns.put(job, is_prompt=job.chunk.is_prompt)
 
     def _take(self) -> _Job | None:
         with self._changed:
             while (job := self._turns.take()) is None and not self._closed:
+                if self._spare:
+                    return heapq.heappop(self._spare)
                 self._changed.wait()
             return job
 
@@ -211,12 +234,13 @@ class LaneThread:
                 result, error = None, caught
             end_ns = time.perf_counter_ns()
             self._busy.end(end_ns)
-            seconds = (end_ns - start_ns) * 1e-9
-            self._turns.ran(seconds, is_prompt=job.chunk.is_prompt)
-            self._times.append((job.chunk.id, seconds))
+            if job.chunk is not None:
+                seconds = (end_ns - start_ns) * 1e-9
+                self._turns.ran(seconds, is_prompt=job.chunk.is_prompt)
+                self._times.append((job.chunk.id, seconds))
             if result is _MORE:
                 with self._changed:
-                    self._turns.put(job, is_prompt=job.chunk.is_prompt)
+                    self._queue(job)
             else:
                 job.settle(result, error)
 
@@ -250,6 +274,26 @@ _PARTS: Mapping[Name, tuple[Name, ...]] = MappingProxyType(
 
 # Where the arrow that follows a chunk begins and ends; every other span on its way is a step.
 _FLOW_PHASES: Mapping[Name, FlowPhase] = MappingProxyType({Name.EMBED: "start", Name.HEAD: "end"})
+
+
+async def result_of(future: Future[R]) -> R:
+    """Return the future's result: awaited on an event loop, else yielded to whoever drives the coroutine."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return await _Elsewhere(future)
+    # Nobody stops the work by not waiting for it any more.
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _turn(turns: Generator[None, None, R]) -> R:
+    """Run one turn; returns `_MORE` unless it was the last."""
+    try:
+        next(turns)
+    except StopIteration as done:
+        result: R = done.value
+        return result
+    return cast("R", _MORE)
 
 
 class _Elsewhere(Generic[R]):

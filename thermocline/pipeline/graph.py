@@ -6,7 +6,7 @@ Knows stages by their contract; the runner gives it life.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from thermocline.messages import Hidden, LayerWork, Tier
@@ -14,7 +14,7 @@ from thermocline.messages import Hidden, LayerWork, Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from thermocline.messages import StageMessage
+    from thermocline.messages import Chunk, StageMessage
     from thermocline.stages.contract import AnyStage, Stage
 
 RESULTS = "results"
@@ -43,7 +43,7 @@ class Shortcut:
 
     stage: Stage[Hidden, Hidden]
     num_layers: int
-    usable: Callable[[], bool]
+    usable: Callable[[Chunk], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,22 @@ class Graph:
     """For a walk only."""
     is_line: bool = False
     """No two stages work at once on different lanes, so that a chunk gains nothing from the ring."""
+    drops: Mapping[str, Callable[[StageMessage], None]] = field(default_factory=dict)
+    """What is to be done with a message that the stage of that name will never take."""
+
+    def gains_nothing(self, prompt: Chunk) -> bool:
+        """Whether the ring has nothing to offer to this chunk of a prompt: no two lanes would work at once."""
+        return self.is_line or (self.shortcut is not None and self.shortcut.usable(prompt))
 
     def outgoing(self, name: str) -> tuple[Edge, ...]:
         """Return the edges that begin at `name`, in the order in which they are served."""
         return tuple(edge for edge in self.edges if edge.source == name)
+
+    def drop(self, name: str, message: StageMessage) -> None:
+        """Let go of what a message for stage `name` holds, since that stage will not take it."""
+        let_go = self.drops.get(name)
+        if let_go is not None:
+            let_go(message)
 
     def capacity(self, name: str) -> int:
         """Return the room of `name`'s input: one message per credit and incoming edge."""
@@ -141,11 +153,17 @@ def moe_graph(
         num_credits,
         shortcut,
         is_line="hot" not in stages,
+        drops={"hot": _release},
     )
 
 
 def _always(message: StageMessage) -> bool:
     return True
+
+
+def _release(message: StageMessage) -> None:
+    if isinstance(message, LayerWork) and message.lease is not None:
+        message.lease.release()
 
 
 def _is_prompt(message: StageMessage) -> bool:

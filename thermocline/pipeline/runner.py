@@ -91,8 +91,8 @@ class _Node:
 class Runner:
     """Runs a validated graph. `inject` chunks, `receive` one result for each, `close` at the end.
 
-    walk_lane: where decode steps walk, and prompts too if the graph is a line; without one all go through
-    the ring.
+    walk_lane: where decode steps walk, and prompts too where the ring gives them nothing; without one all go
+    through the ring.
     overlap: False lets one stage work at a time, for comparison.
     """
 
@@ -119,6 +119,9 @@ class Runner:
         # To walk as soon as there is a group.
         self._early: deque[Coroutine[Any, Any, None]] = deque()
         self._order = WalkOrder()
+        # Whether prompts walk, all of them: one in the ring would be overtaken by a later one that walks.
+        self._prompts_walk = graph.is_line
+        self._num_prompts = 0
         self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
         self._in_flight: set[ChunkId] = set()
         self._num_in_flight: Counter[RequestId] = Counter()  # chunks with tokens of a request
@@ -154,8 +157,11 @@ class Runner:
         assert self.has_credit, "no credit left for one more chunk"
         self._in_flight.add(chunk.id)
         self._num_in_flight.update(chunk.requests)
-        if self._walk_lane is not None and (self._graph.is_line or not chunk.is_prompt):
-            # One way for all: a chunk in the ring would be overtaken by a later one that walks.
+        if chunk.is_prompt:
+            if not self._num_prompts:
+                self._prompts_walk = self._graph.gains_nothing(chunk)
+            self._num_prompts += 1
+        if self._walk_lane is not None and (self._prompts_walk or not chunk.is_prompt):
             self._order.begin(chunk)
             walk = self._walk_chunk(chunk, self._walk_lane, in_parts=in_parts)
             if self._group is None:
@@ -170,6 +176,7 @@ class Runner:
         """Return the next chunk's end, and its credit. Raises ChannelClosed after `close`."""
         result = await self._results.receive()
         self._in_flight.discard(result.chunk.id)
+        self._num_prompts -= result.chunk.is_prompt
         for request in result.chunk.requests:
             self._num_in_flight[request] -= 1
             if not self._num_in_flight[request]:
@@ -248,8 +255,10 @@ class Runner:
             while True:
                 message = await node.input.receive()
                 if message.chunk.id in self._failed:
+                    self._graph.drop(node.name, message)
                     continue
                 if not self._is_wanted(message.chunk):
+                    self._graph.drop(node.name, message)
                     self._fail(node.name, message, message.chunk, AbandonedError())
                     continue
                 if node.join is None or isinstance(message, Joined):
@@ -274,13 +283,20 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - the one place where a stage's failure is caught
             self._fail(node.name, message, message.chunk, error)
             return
-        if output is None or output.chunk.id in self._failed:
-            return
         if isinstance(output, StepResult):
-            await self._results.send(output)
-            return
+            if output.chunk.id not in self._failed:
+                await self._results.send(output)
+        elif output is not None:
+            await self._pass_on(node, output)
+
+    async def _pass_on(self, node: _Node, output: StageMessage) -> None:
+        is_wanted = output.chunk.id not in self._failed
         for edge, target in node.outgoing:
-            if edge.carries(output) and not target.send_nowait(output) and not edge.lossy:
+            if not edge.carries(output):
+                continue
+            if not is_wanted:
+                self._graph.drop(edge.target, output)
+            elif not target.send_nowait(output) and not edge.lossy:
                 await target.send(output)
 
     def _check_order(self, hidden: Hidden) -> None:

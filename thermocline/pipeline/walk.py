@@ -52,7 +52,7 @@ class Walk:
         in_parts, None before every other stage.
         """
         shortcut = self._graph.shortcut
-        if shortcut is not None and not in_parts and shortcut.usable():
+        if shortcut is not None and not in_parts and shortcut.usable(chunk):
             return (yield from self._run_layers(chunk, shortcut))
         joins = {name: Join() for name in self._graph.joins}
         way = _Way(self._graph, self._outgoing, joins, overlap=self._overlap)
@@ -135,6 +135,8 @@ class _Way:
             wait(visit.waits_for for visit in self._waiting if visit.waits_for is not None)
             for visit in self._waiting:
                 visit.coroutine.close()
+            for name, message in self._ready:
+                self._graph.drop(name, message)
 
     def _layer_ahead(self) -> LayerIndex | None:
         """Return the layer that the next stage enters, None where it goes on in one."""

@@ -11,7 +11,8 @@ from thermocline import __version__
 from thermocline.server.exposition import Family, Sample, counter, gauge, labelled
 
 if TYPE_CHECKING:
-    from thermocline.engine import EngineStatistics
+    from thermocline.engine_statistics import EngineStatistics
+    from thermocline.experts.store import StoreStatistics
     from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
     from thermocline.server.connection import ConnectionCounts
@@ -80,21 +81,62 @@ def expert_families(statistics: EngineStatistics) -> list[Family]:
             {"hot": placement.num_hot, "cold": placement.num_cold},
         ),
     ]
+    hits, misses = {}, {}
     if statistics.prefetch is not None:
         families += _prefetch_families(statistics.prefetch)
+        hits["memory"] = statistics.prefetch.total_hits
+        misses["memory"] = statistics.prefetch.total_misses
+    if statistics.store is not None:
+        families += _store_families(statistics.store)
+        hits["device"] = statistics.store.total_hits
+        misses["device"] = statistics.store.total_misses
+    if hits:
+        families += [
+            labelled(
+                "expert_cache_hits_total",
+                "counter",
+                "Chosen experts that were in memory (as often as layers asked), or on the device (as often "
+                "as tokens chose them).",
+                "place",
+                hits,
+            ),
+            labelled(
+                "expert_cache_misses_total",
+                "counter",
+                "Chosen experts that nobody had asked to be read, or that the CPU computed.",
+                "place",
+                misses,
+            ),
+        ]
     return families
+
+
+def _store_families(store: StoreStatistics) -> list[Family]:
+    return [
+        counter(
+            "expert_cache_staged_total",
+            "Choices whose expert was copied to the device for one chunk alone.",
+            store.total_staged,
+        ),
+        counter("expert_cache_uploads_total", "Experts copied to stay.", store.total_uploads),
+        counter("expert_cache_evictions_total", "Experts that gave way.", store.total_evictions),
+        counter(
+            "expert_cache_upload_bytes_total",
+            "Bytes of experts copied to the device.",
+            store.total_upload_bytes,
+        ),
+        labelled(
+            "expert_cache_bytes",
+            "gauge",
+            "Device memory for experts.",
+            "state",
+            {"used": store.resident_bytes, "capacity": store.capacity_bytes},
+        ),
+    ]
 
 
 def _prefetch_families(prefetch: PrefetchStatistics) -> list[Family]:
     return [
-        counter(
-            "expert_cache_hits_total", "Chosen experts that were in memory.", prefetch.total_hits
-        ),
-        counter(
-            "expert_cache_misses_total",
-            "Chosen experts that nobody had asked for.",
-            prefetch.total_misses,
-        ),
         counter("prefetch_issued_total", "Experts that were asked for.", prefetch.total_experts),
         counter("prefetch_late_total", "Chosen experts on their way.", prefetch.total_late),
         counter("prefetch_dropped_total", "Hints that were not looked at.", prefetch.total_dropped),

@@ -11,6 +11,7 @@ from thermocline.traces.lanes import Name
 if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.routing_log import RoutingLog
+    from thermocline.experts.tiers import Tiers
     from thermocline.kernels.lane import JobLane
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import FloatArray
@@ -24,12 +25,14 @@ class LayerStage:
         self,
         model: Model,
         cache: SequenceCache,
+        tiers: Tiers,
         heat: ExpertHeat,
         routing_log: RoutingLog,
         lane: JobLane,
     ) -> None:
         self._model = model
         self._cache = cache
+        self._tiers = tiers
         self._heat = heat
         self._routing_log = routing_log
         self._lane = lane
@@ -43,6 +46,7 @@ class LayerStage:
     def _run(self, hidden: Hidden) -> FloatArray:
         x, routing = self._model.layer(hidden.layer, hidden.chunk, hidden.x, self._cache)
         self._heat.record(hidden.layer, routing)
+        self._tiers.observe(hidden.layer, routing)
         if hidden.chunk.wants_routing:
             self._routing_log.record(hidden.chunk, hidden.layer, routing)
         return x

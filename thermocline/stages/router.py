@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from thermocline.experts.dispatch import dispatch
-from thermocline.messages import LayerIndex, LayerWork
+from thermocline.messages import LayerWork
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
-    from thermocline.experts.placement import Placement
     from thermocline.experts.routing_log import RoutingLog
+    from thermocline.experts.tiers import Tiers
     from thermocline.kernels.lane import JobLane
     from thermocline.messages import Hidden
     from thermocline.models.contract import Model
@@ -24,17 +23,16 @@ class RouterStage:
     def __init__(
         self,
         model: Model,
-        placement: Placement,
+        tiers: Tiers,
         heat: ExpertHeat,
         routing_log: RoutingLog,
         lane: JobLane,
     ) -> None:
         self._model = model
+        self._tiers = tiers
         self._heat = heat
         self._routing_log = routing_log
         self._lane = lane
-        num_layers = len(placement.hot)
-        self._hot_masks = [placement.hot_mask(LayerIndex(n)) for n in range(num_layers)]
 
     async def __call__(self, hidden: Hidden) -> LayerWork:
         """Route one chunk's tokens."""
@@ -47,5 +45,5 @@ class RouterStage:
         self._heat.record(layer, routing)
         if chunk.wants_routing:
             self._routing_log.record(chunk, layer, routing)
-        shares = dispatch(routing, self._hot_masks[layer])
-        return LayerWork(chunk, layer, residual, x, routing, shares)
+        shares, lease = self._tiers.dispatch(layer, routing)
+        return LayerWork(chunk, layer, residual, x, routing, shares, lease)

@@ -94,6 +94,7 @@ class Name(StrEnum):
     WASTED = "wasted"
     BYTES_IN_FLIGHT = "bytes in flight"
     EVICT = "evict"
+    RESIDENT_BYTES = "expert bytes on the device"
 
     DRAFT = "draft"
     VERIFY = "verify"

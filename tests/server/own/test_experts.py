@@ -7,13 +7,28 @@ from dataclasses import replace
 import numpy as np
 
 from thermocline.config import PlacementConfig
-from thermocline.engine import EngineStatistics
+from thermocline.engine_statistics import EngineStatistics
 from thermocline.experts.placement import uniform_placement
+from thermocline.experts.store import StoreStatistics
 from thermocline.models.footprint import Footprint
 from thermocline.server.own.experts import experts_body, placement_body
 
 HEAT = np.array([[3, 0, 1, 0], [0, 0, 0, 0]])
 SPLIT = EngineStatistics((), HEAT, uniform_placement(2, 4, 0.5), None)
+STORE = StoreStatistics(
+    total_hits=1,
+    total_staged=2,
+    total_misses=3,
+    total_uploads=4,
+    total_evictions=5,
+    total_staged_experts=6,
+    total_upload_bytes=7,
+    num_resident=8,
+    num_copying=9,
+    resident_bytes=80,
+    capacity_bytes=99,
+    reason="too thin a link",
+)
 FOOTPRINT = Footprint(
     total_bytes=180,
     trunk_bytes=20,
@@ -46,9 +61,9 @@ def test_a_summary_has_no_counts_and_one_layer_can_be_asked_for():
 
 
 def test_placement_says_where_the_bytes_are_and_why():
-    """The tiers' bytes are the model's bytes; a simulated device has a budget."""
-    config = PlacementConfig(hot_device="simulated", hot_fraction=0.5, simulated_memory_bytes=99)
-    split = replace(SPLIT, placement_reasons=("by their use so far",))
+    """The tiers' bytes are the model's bytes; a device has a budget, and says what became of its cache."""
+    config = PlacementConfig(hot_device="simulated", hot_fraction=0.5, expert_cache="static")
+    split = replace(SPLIT, store=STORE, placement_reasons=("by their use so far",))
     body = placement_body(split, FOOTPRINT, config, process_bytes=7)
     by_tier = {tier["tier"]: tier for tier in body["tiers"]}
     assert {name: tier["bytes"] for name, tier in by_tier.items()} == {
@@ -58,6 +73,11 @@ def test_placement_says_where_the_bytes_are_and_why():
     }
     assert by_tier["hot"]["budget_bytes"] == 99
     assert "--hot-fraction 0.5; by their use so far" in by_tier["hot"]["why"]
+    cache = by_tier["hot"]["cache"]
+    assert (cache["hits"], cache["evictions"], cache["reason"]) == (1, 5, "too thin a link")
+    changing = placement_body(split, FOOTPRINT, replace(config, expert_cache="auto"), 7)
+    assert "--expert-cache auto" in changing["tiers"][1]["why"]
+    assert split.hot_share == 3 / 4
     assert body["hot"] == [[0, 2], [0, 2]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thermocline.engine import EngineStatistics
+from thermocline.engine_statistics import EngineStatistics
 from thermocline.experts.placement import uniform_placement
 from thermocline.messages import RequestId
 from thermocline.pipeline.request_blocks import CacheSnapshot

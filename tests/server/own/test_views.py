@@ -20,7 +20,7 @@ from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.events import AsyncSpanEvent, SpanEvent
 from thermocline.traces.lanes import Track
 
-SPLIT = EngineConfig(placement=PlacementConfig(hot_device="simulated"))
+SPLIT = EngineConfig(placement=PlacementConfig(hot_device="simulated", expert_cache="static"))
 
 
 async def get(server, path: str, status: int = 200):

@@ -202,3 +202,57 @@ async def test_a_pool_s_lane_counts_each_of_its_threads():
         busy = lane.busy_ns()
     assert [track.label for track in busy] == ["cpu 0", "cpu 1"]
     assert sum(busy.values()) > 0
+
+
+async def test_spare_work_fills_what_chunks_leave_and_urgent_work_goes_first():
+    """Each turn lets a chunk's job or something urgent pass; results and errors arrive in futures."""
+    order, started, gate = [], threading.Event(), threading.Event()
+
+    def work(name: str, turns: int) -> Generator[None, None, str]:
+        for _ in range(turns):
+            order.append(name)
+            yield
+        return name
+
+    def fail() -> Generator[None, None, None]:
+        yield
+        raise ArithmeticError("as told")
+
+    def wait() -> Generator[None, None, None]:
+        started.set()
+        gate.wait(5)
+        yield
+
+    with LaneThread(Lane.GPU_H2D, NullRecorder()) as lane:
+        first = lane.spare(wait())
+        started.wait(5)
+        calm, urgent = lane.spare(work("calm", 2)), lane.spare(work("urgent", 2), urgent=True)
+        other = asyncio.create_task(lane.run(Name.COPY, partial(order.append, "chunk"), CHUNK))
+        await asyncio.sleep(0)
+        gate.set()
+        await other
+        assert (first.result(5), calm.result(5), urgent.result(5)) == (None, "calm", "urgent")
+        with pytest.raises(ArithmeticError, match="as told"):
+            lane.spare(fail()).result(5)
+    assert order == ["chunk", "urgent", "urgent", "calm", "calm"]
+
+
+def test_spare_work_ends_with_its_lane():
+    """What is not done when the lane closes fails, and so does what comes later."""
+    started, gate = threading.Event(), threading.Event()
+
+    def forever() -> Generator[None, None, None]:
+        while True:
+            started.set()
+            gate.wait(5)
+            yield
+
+    lane = LaneThread(Lane.GPU_H2D, NullRecorder())
+    busy, waiting = lane.spare(forever()), lane.spare(forever())
+    started.wait(5)
+    gate.set()
+    lane.close()
+    for future in (busy, waiting):
+        assert isinstance(future.exception(5), EngineClosedError)
+    with pytest.raises(EngineClosedError):
+        lane.spare(forever())

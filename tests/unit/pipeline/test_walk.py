@@ -143,7 +143,7 @@ def test_a_shortcut_takes_the_place_of_a_layer_s_stages():
         stages.visits.append("layer")
         return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
 
-    shortcut = Shortcut(layer, LAYERS, lambda: usable)
+    shortcut = Shortcut(layer, LAYERS, lambda chunk: usable)
     walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, shortcut))
     end_of(walk.turns(decode_chunk()))
     assert stages.visits == ["embed", *["layer"] * LAYERS, "head"]
@@ -168,7 +168,7 @@ def test_a_prompt_may_be_interrupted_between_layers_and_a_decode_step_never(shor
         stages.visits.append("layer")
         return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
 
-    way = Shortcut(layer, LAYERS, lambda: shortcut)
+    way = Shortcut(layer, LAYERS, lambda chunk: shortcut)
     walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, way))
     turns = walk.turns(make_chunk(0))
     start, layers = (["embed"], ["layer"]) if shortcut else (["embed", "prefetch"], LAYER)
@@ -187,7 +187,9 @@ def test_a_prompt_in_parts_may_be_interrupted_before_every_stage():
     async def layer(hidden):
         raise AssertionError("not as a whole")
 
-    walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, Shortcut(layer, LAYERS, lambda: True)))
+    walk = Walk(
+        moe_graph(stages.graph().stages, LAYERS, 1, Shortcut(layer, LAYERS, lambda chunk: True))
+    )
     yielded = list(walk.turns(make_chunk(0), in_parts=True))
     assert [number for number in yielded if number is not None] == list(range(LAYERS))
     assert len(yielded) == len(stages.visits)
@@ -209,7 +211,7 @@ async def test_a_chunk_never_overtakes_the_one_in_front_of_it():
             return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
 
     noted = Noted()
-    way = Shortcut(noted.layer, LAYERS, lambda: True)
+    way = Shortcut(noted.layer, LAYERS, lambda chunk: True)
     graph = moe_graph(noted.graph().stages, LAYERS, 2, way)
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
         runner = Runner(graph, NullRecorder(), lane)

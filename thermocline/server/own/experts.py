@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.config import PlacementConfig
-    from thermocline.engine import EngineStatistics
+    from thermocline.engine_statistics import EngineStatistics
+    from thermocline.experts.store import StoreStatistics
     from thermocline.models.footprint import Footprint
     from thermocline.prefetch.predictor import LayerPrediction
 
@@ -68,22 +69,18 @@ def placement_body(
             "why": "every token needs it",
         }
     ]
-    if config.hot_device != "none":
-        is_simulated = config.hot_device == "simulated"
+    store = statistics.store
+    if config.has_hot_tier:
         tiers.append(
             {
                 "tier": Tier.HOT,
                 "device": config.hot_device,
                 "experts": placement.num_hot,
                 "bytes": hot_bytes,
-                "budget_bytes": config.simulated_memory_bytes if is_simulated else None,
-                "why": "; ".join(
-                    (
-                        f"--hot-device {config.hot_device} --hot-fraction {config.hot_fraction:g}",
-                        *statistics.placement_reasons,
-                    )
-                ),
+                "budget_bytes": None if store is None else store.capacity_bytes,
+                "why": "; ".join((_why_hot(config), *statistics.placement_reasons)),
             }
+            | ({} if store is None else {"cache": _cache(store)})
         )
     tiers.append(
         {
@@ -104,6 +101,25 @@ def placement_body(
         "process_bytes": process_bytes,
         "tiers": tiers,
         "hot": [list(layer) for layer in placement.hot],
+    }
+
+
+def _why_hot(config: PlacementConfig) -> str:
+    if config.hot_device == "simulated" and config.expert_cache == "auto":
+        return f"--hot-device {config.hot_device} --expert-cache auto: what saves most time there"
+    return f"--hot-device {config.hot_device} --hot-fraction {config.hot_fraction:g}"
+
+
+def _cache(store: StoreStatistics) -> Body:
+    return {
+        "hits": store.total_hits,
+        "staged": store.total_staged,
+        "misses": store.total_misses,
+        "uploads": store.total_uploads,
+        "evictions": store.total_evictions,
+        "upload_bytes": store.total_upload_bytes,
+        "copying": store.num_copying,
+        "reason": store.reason,
     }
 
 

@@ -11,7 +11,7 @@ from thermocline.traces.lanes import WORK_LANES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from thermocline.engine import EngineStatistics
+    from thermocline.engine_statistics import EngineStatistics
     from thermocline.pipeline.scheduler import RequestSnapshot, SchedulerSnapshot
     from thermocline.traces.lanes import Track
 

@@ -1,0 +1,127 @@
+"""Is an expert cache ever in the way? Usage `python -m benchmarks.expert_link MODEL.gguf`.
+
+A prompt and an answer with a simulated device that fills and empties by use (`--expert-cache auto`), over links
+from very thin to very fast, against the same on the CPU alone. All sides in turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.engine_side import random_prompt, time_request
+from benchmarks.measure import (
+    ForeignLoad,
+    Row,
+    describe_machine,
+    paired_ratios,
+    verdict,
+    write_rows,
+)
+from benchmarks.model_options import model_parser, parse, run_on_model
+from thermocline import Engine, EngineConfig
+from thermocline.config import (
+    CpuConfig,
+    HeatConfig,
+    MemoryConfig,
+    PlacementConfig,
+    SchedulerConfig,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+_NAME: Final = "expert link"
+_MAX_RATIO: Final = 1.10
+_LINKS_BYTES_PER_S: Final = (1e7, 1e8, 1e9, 1e10, 1e11)
+
+
+def config(threads: int, context: int, link_bytes_per_s: float | None) -> EngineConfig:
+    """Return the settings of one side; None is the CPU alone."""
+    placement = PlacementConfig()
+    if link_bytes_per_s is not None:
+        placement = PlacementConfig(
+            hot_device="simulated", simulated_copy_bytes_per_s=link_bytes_per_s
+        )
+    return EngineConfig(
+        memory=MemoryConfig(max_context_tokens=context, max_full_contexts=1),
+        placement=placement,
+        scheduler=SchedulerConfig(prefix_cache=False),
+        cpu=CpuConfig(threads=threads),
+        heat=HeatConfig(enabled=False),
+    )
+
+
+async def compare(
+    model: Path, options: argparse.Namespace
+) -> tuple[dict[float | None, list[float]], dict[float, str]]:
+    """Return the seconds of prompt and answer on each side, and what each cache came to."""
+    sides: tuple[float | None, ...] = (None, *_LINKS_BYTES_PER_S)
+    spent: dict[float | None, list[float]] = {side: [] for side in sides}
+    context = options.prompt + options.answer + 1
+    async with AsyncExitStack() as stack:
+        engines = {
+            side: await stack.enter_async_context(
+                Engine.open(model, config(options.threads, context, side))
+            )
+            for side in sides
+        }
+        for repeat in range(-2, options.repeats):
+            for side, engine in engines.items():
+                prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, repeat)
+                timings = await time_request(engine, prompt, options.answer)
+                if repeat >= 0:
+                    spent[side].append(timings.prompt_s + timings.decode_s)
+        notes = {}
+        for side in _LINKS_BYTES_PER_S:
+            store = engines[side].statistics().store
+            assert store is not None, "a simulated device has a store"
+            notes[side] = (
+                f"{store.num_resident} there, {store.total_staged_experts} staged; {store.reason}"
+            )
+    return spent, notes
+
+
+def run(options: argparse.Namespace, model: Path) -> int:
+    """Measure `model`; 1 if a cache costs more than it may."""
+    facts = describe_machine(options.threads)
+    with ForeignLoad() as load:
+        spent, notes = asyncio.run(compare(model, options))
+    case = f"prompt {options.prompt}, answer {options.answer}"
+    rows = [Row(_NAME, case, "cpu alone", "request", "s", tuple(spent[None]))]
+    holds = []
+    for link in _LINKS_BYTES_PER_S:
+        ratios = paired_ratios(spent[link], spent[None])
+        side = f"link {link / 1e6:g} MB/s"
+        rows += [
+            Row(_NAME, case, side, "request", "s", tuple(spent[link]), notes[link]),
+            Row(_NAME, case, side, "of cpu alone", "ratio", ratios, notes[link]),
+        ]
+        ratio = statistics.median(ratios)
+        holds.append(ratio <= _MAX_RATIO)
+        print(
+            f"{verdict(holds[-1])}  {case}, {side}: {ratio:.3f} of the time, at most {_MAX_RATIO}"
+        )
+        print(f"      {notes[link]}")
+    print(load)
+    facts["foreign_cores"] = f"{load.cores:.2f}"
+    write_rows(options.out, rows, facts)
+    return 0 if all(holds) else 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
+    parser = model_parser(_NAME, __doc__, "expert_link.csv")
+    parser.add_argument("--prompt", type=int, default=384, metavar="TOKENS")
+    parser.add_argument("--answer", type=int, default=64, metavar="TOKENS")
+    parser.add_argument("--repeats", type=int, default=9)
+    quick = {"prompt": 32, "answer": 4, "repeats": 1}
+    return run_on_model(parse(parser, arguments), quick, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""The hot share on a device: leased and uploaded experts together, whatever the order in which they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.chunks import make_chunk, make_work, partial_sum
+from tests.support.fake_device import FakeDevice
+from thermocline.errors import DeviceMemoryError
+from thermocline.experts.device_compute import DeviceExpertCompute
+from thermocline.experts.staging import StagingRing
+from thermocline.experts.static_cache import StaticCache
+from thermocline.experts.store import ExpertStore
+from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex, Tier
+from thermocline.traces.recorder import NullRecorder
+
+NUM_EXPERTS = 6
+IDS = [[0, 1, 2], [3, 1, 4], [5, 4, 0]]
+
+
+class ComputingDevice(FakeDevice):
+    """Computes as `partial_sum` does, from what is in the slots; copies end when asked for."""
+
+    def __init__(self, memory_bytes: int = 1000) -> None:
+        super().__init__([10], memory_bytes)
+        self.fails = False
+
+    @contextmanager
+    def scratch(self, nbytes):
+        missing = self.used_bytes + nbytes - self.memory_bytes
+        if missing > 0:
+            raise DeviceMemoryError("a layer's activations", missing)
+        yield
+
+    async def send(self, work, rows):
+        return {row: work.x[row] for row in rows.tolist()}
+
+    async def compute(self, work, share, slots, sent):
+        await asyncio.sleep(0)
+        if self.fails:
+            raise ArithmeticError("as told")
+        in_slots = [self.contents[slot] for slot in slots.tolist()]
+        assert in_slots == [(work.layer, expert) for expert in share.experts.tolist()]
+        factors = (np.repeat(share.experts, share.counts) + 1).astype(np.float32) * share.weights
+        return np.stack([sent[row] for row in share.rows.tolist()]) * factors[:, None]
+
+
+def make(hot: list[int], memory: int = 1000, max_slots: int = 2):
+    """A work whose experts are all hot, those of `hot` on the device and the others to be uploaded."""
+    device = ComputingDevice(10_000)
+    store = ExpertStore([10], NUM_EXPERTS, device, StaticCache([10]), 1000, NullRecorder())
+    plain = device.begin_copy
+
+    def at_once(*args, **named):
+        copy = plain(*args, **named)
+        device.end_copy(0)
+        return copy
+
+    device.begin_copy = at_once
+    store.install(ExpertKey(LayerIndex(0), ExpertIndex(expert)) for expert in hot)
+    device.begin_copy = plain
+    device.memory_bytes = memory
+    ring = StagingRing(device, max_slots, store.give_up)
+    work = make_work(make_chunk(3), IDS, set(range(NUM_EXPERTS)))
+    share = work.shares[Tier.HOT]
+    uploads = store.residency(LayerIndex(0))[share.experts] < 0
+    _, lease = store.lease(work.layer, share.experts, share.counts, ~uploads, uploads)
+    leased = replace(work, lease=lease)
+    return DeviceExpertCompute("print", store, device, ring), leased, device, store, ring
+
+
+@pytest.mark.parametrize("hot", [range(6), [0, 2, 5], []], ids=["all", "some", "none"])
+async def test_every_pair_is_computed_whatever_is_there(hot):
+    """The same outputs in the same order, with slots for two uploads at a time."""
+    compute, work, device, store, ring = make(list(hot))
+    share = work.shares[Tier.HOT]
+    task = asyncio.create_task(compute.compute_share(work, share))
+    while not task.done():
+        if device.copies:
+            device.end_copy(0)
+        await asyncio.sleep(0)
+    expected = partial_sum(work, Tier.HOT)
+    found = task.result()
+    np.testing.assert_array_equal(found.values, expected.values)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.slots, expected.slots)
+    ring.check_idle()
+    store.check_integrity(idle=True)
+
+
+@pytest.mark.parametrize("fails_in", ["compute", "copy"])
+async def test_a_failure_gives_back_lease_and_slots(fails_in):
+    """Whatever breaks: nothing stays taken."""
+    compute, work, device, store, ring = make([0, 1])
+    device.fails = fails_in == "compute"
+    task = asyncio.create_task(compute.compute_share(work, work.shares[Tier.HOT]))
+    while not task.done():
+        if device.copies:
+            device.end_copy(0, RuntimeError("as told") if fails_in == "copy" else None)
+        await asyncio.sleep(0)
+    with pytest.raises((ArithmeticError, RuntimeError), match="as told"):
+        task.result()
+    while device.copies:
+        device.end_copy(0)
+    ring.check_idle()
+    store.check_integrity(idle=True)
+
+
+async def test_experts_that_nobody_uses_give_way_to_activations():
+    """What is leased stays; where that is all there is, the work fails and says what is missing."""
+    compute, work, device, store, _ = make([0, 1, 2, 3, 4, 5], memory=60)
+    with pytest.raises(DeviceMemoryError, match="activations"):
+        await compute.compute_share(work, work.shares[Tier.HOT])
+    assert device.used_bytes == 0, "there is room for the next one"
+    store.check_integrity(idle=True)
