@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.gpu.memory import device_memory
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator
@@ -50,11 +52,11 @@ from thermocline.stages.head import HeadStage
 from thermocline.stages.hot import HotStage
 from thermocline.stages.layer import LayerStage
 from thermocline.stages.prefetch import PrefetchStage
-from thermocline.stages.router import RouterStage
+from thermocline.stages.router import RouterStage, routing_of
 from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.vocabulary import TokenizerData
-from thermocline.traces.lanes import Lane
+from thermocline.traces.lanes import Lane, Name
 from thermocline.traces.recorder import MemoryRecorder
 from thermocline.units import ceil_div
 
@@ -67,9 +69,12 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
+    from thermocline.messages import Hidden
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.device_trunk import DeviceTrunk
     from thermocline.models.footprint import Footprint
+    from thermocline.models.routing import Routed
     from thermocline.models.spec import ModelSpec
     from thermocline.prefetch.governor import PrefetchGovernor
     from thermocline.stages.contract import Stage
@@ -160,7 +165,10 @@ def _build(
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
-    cache, allocator = _cache(config, spec, max_context_tokens)
+    # What holds the cache attends: a device's trunk, or the CPU over a cache of its own.
+    home = _device_trunk(config, max_context_tokens, model, kernels, owned) or _cache(
+        config, spec, max_context_tokens
+    )
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     is_split = config.placement.hot_device != "none"
@@ -173,27 +181,18 @@ def _build(
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     heat = ExpertHeat(spec.num_layers, spec.router.num_experts)
     routing_log = RoutingLog()
-    cpu = owned.enter_context(
-        LaneThread(
-            Lane.CPU,
-            recorder,
-            timeline=kernels.timeline(),
-            slowdown=config.scheduler.decode_slowdown,
-        )
-    )
-    lanes = [cpu]
-    fingerprint = placement_fingerprint(spec, placement)
+    lanes = _lanes(config, home, kernels, recorder, owned)
+    cpu, fingerprint = lanes[0], placement_fingerprint(spec, placement)
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
         return CpuExpertCompute(tier, fingerprint, catalog, kernels, cpu)
 
+    router = partial(RouterStage, placement=placement, heat=heat, routing_log=routing_log)
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
-        "attend": AttendStage(model, cache, cpu),
-        "router": RouterStage(model, placement, heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
-        "head": HeadStage(model, cpu),
+        **_trunk_stages(home, model, router, lanes[-1]),
     }
     if is_split:
         stages["hot"] = HotStage(
@@ -207,7 +206,7 @@ def _build(
         governor = open_governor(file, model, catalog, hot_mask, recorder, probes=probes)
         owned.callback(governor.close)
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None if is_split else _shortcut(model, cache, heat, routing_log, cpu, governor)
+    shortcut = None if is_split else _shortcut(model, home, heat, routing_log, cpu, governor)
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -218,7 +217,7 @@ def _build(
     chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
     scheduler = Scheduler(
         replace(config.scheduler, prefill_chunk_tokens=chunk_tokens),
-        allocator,
+        BlockAllocator(home.num_blocks, config.memory.block_tokens),
         max_context_tokens,
         kinds_differ=kernels.prompts_differ,
         states=_request_states(config, spec),
@@ -274,20 +273,20 @@ def _simulated(
 
 def _shortcut(
     model: Model,
-    cache: SequenceCache,
+    home: SequenceCache | DeviceTrunk,
     heat: ExpertHeat,
     routing_log: RoutingLog,
     cpu: LaneThread,
     governor: PrefetchGovernor | None,
 ) -> Shortcut | None:
-    if not model.has_whole_layers:
+    if not (model.has_whole_layers and isinstance(home, SequenceCache)):
         return None
 
     def nothing_to_hint() -> bool:  # hints are made between a layer's parts
         return governor is None or governor.is_quiet
 
     return Shortcut(
-        LayerStage(model, cache, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
+        LayerStage(model, home, heat, routing_log, cpu), model.spec.num_layers, nothing_to_hint
     )
 
 
@@ -314,9 +313,84 @@ def _context(config: EngineConfig, context_length: int) -> int:
     return wanted
 
 
-def _cache(
-    config: EngineConfig, spec: ModelSpec, max_context_tokens: int
-) -> tuple[SequenceCache, BlockAllocator]:
+def _device_trunk(
+    config: EngineConfig,
+    max_context_tokens: int,
+    model: Model,
+    kernels: Kernels,
+    owned: ExitStack,
+) -> DeviceTrunk | None:
+    """Return the trunk on its device with its cache; None where the CPU's kernels compute it.
+
+    Raises ConfigError where there is no such device, DeviceMemoryError where it is too small.
+    """
+    kind = config.placement.wanted_trunk
+    if kind == "cpu" or (kind == "auto" and device_memory() is None):
+        return None
+    try:
+        from thermocline.kernels.gpu.streams import DeviceStreams
+        from thermocline.models.device_trunk import DeviceCacheWish, DeviceTrunk, has_room
+    except ImportError as error:
+        raise ConfigError(
+            f"--trunk-device {kind} needs torch ({error}): install it (pip install thermocline[gpu]), or "
+            "choose --trunk-device cpu"
+        ) from error
+    memory = config.memory
+    min_blocks = ceil_div(max_context_tokens, memory.block_tokens)
+    wish = DeviceCacheWish(
+        _cache_type(memory.kv_type, model.spec.head_dim),
+        memory.block_tokens,
+        min_blocks * memory.max_full_contexts,
+        min_blocks,
+        config.scheduler.max_requests + memory.max_snapshots,
+    )
+    streams = owned.enter_context(DeviceStreams.open("cuda" if kind == "auto" else kind))
+    if kind == "auto" and not has_room(model, streams, wish):
+        return None
+    return DeviceTrunk(model, kernels, streams, wish)
+
+
+def _lanes(
+    config: EngineConfig,
+    home: DeviceTrunk | SequenceCache,
+    kernels: Kernels,
+    recorder: Recorder,
+    owned: ExitStack,
+) -> list[LaneThread]:
+    """Return the CPU's lane, and behind it that of the trunk's device if it has one."""
+    slowdown = config.scheduler.decode_slowdown
+    lanes = [LaneThread(Lane.CPU, recorder, timeline=kernels.timeline(), slowdown=slowdown)]
+    if not isinstance(home, SequenceCache):
+        lanes.append(LaneThread(Lane.GPU_COMPUTE, recorder, slowdown=slowdown))
+    for lane in lanes:
+        owned.enter_context(lane)
+    return lanes
+
+
+def _trunk_stages(
+    home: DeviceTrunk | SequenceCache,
+    model: Model,
+    router: Callable[..., RouterStage],
+    lane: LaneThread,
+) -> dict[str, Stage[Any, Any]]:
+    """Return attention, routing and head, which compute on `lane`."""
+    if isinstance(home, SequenceCache):
+        return {
+            "attend": AttendStage(model, home, lane),
+            "router": router(routing_of(model), lane=lane),
+            "head": HeadStage(model, lane),
+        }
+
+    def attend_and_route(hidden: Hidden) -> Routed:
+        return home.attend_and_route(hidden.layer, hidden.chunk, hidden.x)
+
+    return {
+        "attend": router(attend_and_route, lane=lane, name=Name.ATTEND),
+        "head": HeadStage(home, lane),
+    }
+
+
+def _cache(config: EngineConfig, spec: ModelSpec, max_context_tokens: int) -> SequenceCache:
     memory = config.memory
     num_blocks = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
     pool = KVPool(
@@ -332,7 +406,7 @@ def _cache(
     if spec.delta is not None:
         num_slots = config.scheduler.max_requests + memory.max_snapshots
         states = StatePool(spec.recurrent_layers, num_slots, spec.delta)
-    return SequenceCache(pool, states), BlockAllocator(num_blocks, memory.block_tokens)
+    return SequenceCache(pool, states)
 
 
 def _request_states(config: EngineConfig, spec: ModelSpec) -> RequestStates | None:

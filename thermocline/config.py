@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from thermocline.errors import ConfigError
 
 HotDevice = Literal["none", "cpu", "simulated"]
+TrunkDevice = Literal["cpu", "auto", "cuda", "torch-cpu"]
 CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 PrefetchMode = Literal["auto", "on", "off"]
@@ -91,6 +92,18 @@ class PlacementConfig:
         "--hot-fraction",
         "Share of each layer's experts that is hot, 0 to 1, with --hot-device.",
     )
+    trunk_device: TrunkDevice = setting(
+        "cpu",
+        "--trunk-device",
+        "Where all but routed experts and embedding computes: cpu (the same kernels as experts), cuda (a GPU, "
+        "with its cache there), auto (a GPU that has room for it, else cpu), or torch-cpu (the GPU's code on "
+        "the CPU, slow, for checking).",
+    )
+    cpu_moe: bool = setting(
+        False,
+        "--cpu-moe",
+        "The trunk on the GPU, all routed experts on the CPU.",
+    )
     simulated_memory_bytes: int = 4 << 30
     """Room for hot experts on the simulated device."""
     simulated_copy_bytes_per_s: float = 12e9
@@ -103,6 +116,14 @@ class PlacementConfig:
             f"--hot-device is {self.hot_device!r}; choose one of {', '.join(get_args(HotDevice))}",
         )
         _require(
+            self.trunk_device in get_args(TrunkDevice),
+            f"--trunk-device is {self.trunk_device!r}; choose one of {', '.join(get_args(TrunkDevice))}",
+        )
+        _require(
+            not self.cpu_moe or self.hot_device == "none",
+            f"--cpu-moe leaves no expert for --hot-device {self.hot_device}: give one of the two",
+        )
+        _require(
             0.0 <= self.hot_fraction <= 1.0,
             f"--hot-fraction is {self.hot_fraction}; choose 0 to 1",
         )
@@ -110,6 +131,12 @@ class PlacementConfig:
             self.simulated_memory_bytes >= 0 and self.simulated_copy_bytes_per_s > 0,
             "simulated_memory_bytes must not be negative, simulated_copy_bytes_per_s must be above 0",
         )
+
+    @property
+    def wanted_trunk(self) -> TrunkDevice:
+        """The trunk's device, after --cpu-moe has had its say."""
+        is_open = self.trunk_device in ("cpu", "auto")
+        return "cuda" if self.cpu_moe and is_open else self.trunk_device
 
 
 @dataclass(frozen=True, slots=True)

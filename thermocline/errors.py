@@ -13,6 +13,7 @@
     |- NativeModuleError       the compiled core is missing or does not fit: build it
     '- EngineError             the engine can not go on
        |- EngineClosedError    it was closed, or is closing
+       |- DeviceMemoryError    a device has no room for what a request needs; smaller ones may have
        '- StageError           a stage failed (stage, layer, chunk, requests)
 
 Every message says the fix. This file knows no other module.
@@ -110,6 +111,21 @@ class EngineError(ThermoclineError):
 
 class EngineClosedError(EngineError):
     """The engine is closed or closing; open a new one."""
+
+
+class DeviceMemoryError(EngineError):
+    """A device's memory is used up; `missing_bytes` more were needed than are free (None where unknown)."""
+
+    def __init__(
+        self,
+        what: str,
+        missing_bytes: int | None = None,
+        *,
+        fix: str = "give experts less of it (--expert-budget), or prompts smaller chunks (--prefill-chunk)",
+    ) -> None:
+        self.missing_bytes = missing_bytes
+        missing = "" if missing_bytes is None else f": {missing_bytes} bytes are missing"
+        super().__init__(f"the device has no room for {what}{missing}. Fix: {fix}")
 
 
 class StageError(EngineError):

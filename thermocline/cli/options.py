@@ -126,6 +126,8 @@ _ONE_REQUEST_FLAGS: Final = (
     "--ctx",
     "--kv-type",
     "--prefill-chunk",
+    "--trunk-device",
+    "--cpu-moe",
     "--hot-device",
     "--hot-fraction",
     "--prefetch",

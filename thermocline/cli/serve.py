@@ -36,6 +36,8 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--prompt-chunks",
     "--decode-slowdown",
     "--prefix-cache/--no-prefix-cache",
+    "--trunk-device",
+    "--cpu-moe",
     "--hot-device",
     "--hot-fraction",
     "--prefetch",

@@ -252,6 +252,15 @@ _PARTS: Mapping[Name, tuple[Name, ...]] = MappingProxyType(
 _FLOW_PHASES: Mapping[Name, FlowPhase] = MappingProxyType({Name.EMBED: "start", Name.HEAD: "end"})
 
 
+async def result_of(future: Future[R]) -> R:
+    """Return the future's result: awaited on an event loop, else yielded to whoever drives the coroutine."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return await _Elsewhere(future)
+    return await asyncio.wrap_future(future)
+
+
 class _Elsewhere(Generic[R]):
     """Hands a concurrent Future to whoever drives the coroutine, and its result to the coroutine."""
 

@@ -16,3 +16,8 @@ class SequenceCache:
 
     kv: KVPool
     states: StatePool | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can be given to requests."""
+        return self.kv.num_blocks
