@@ -1,0 +1,160 @@
+"""Raw blocks on the device to float32 rows, and the torch twin of every format. Owns no memory.
+
+Products do not go this way: they unpack in registers (`unpack`). This is for rows that are wanted as
+they are, such as embeddings, and for judging what the products read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from thermocline.kernels.gpu.unpack import CHUNK, plane_columns, unpack_chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from thermocline.kernels.gpu.slots import SlotMatrix
+    from thermocline.modelfile.formats import BlockFormat
+
+_ROWS = 16  # rows of a program
+
+
+def dequantize_rows(matrix: SlotMatrix, slot: int, rows: Tensor) -> Tensor:
+    """Return float32 [len(rows), cols]: rows of one slot's matrix, decoded. rows: int32 on the device."""
+    out = torch.empty((len(rows), matrix.cols), dtype=torch.float32, device=rows.device)
+    if len(rows):
+        raw = matrix.raw[slot]
+        grid = (triton.cdiv(len(rows), _ROWS), triton.cdiv(matrix.cols, CHUNK))
+        dequantize_kernel[grid](
+            out,
+            raw,
+            rows,
+            len(rows),
+            row_bytes=raw.shape[1],
+            cols=matrix.cols,
+            fmt=matrix.format.name,
+            block_rows=_ROWS,
+        )
+    return out
+
+
+@triton.jit
+def dequantize_kernel(
+    out_ptr: tl.tensor,
+    raw_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    row_bytes: tl.constexpr,
+    cols: tl.constexpr,
+    fmt: tl.constexpr,
+    block_rows: tl.constexpr,
+) -> None:
+    """A program: `block_rows` rows of one chunk."""
+    i = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    live = i < num_rows
+    chunk = tl.program_id(1)
+    row = raw_ptr + tl.load(rows_ptr + i, mask=live, other=0).to(tl.int64) * row_bytes
+    planes = unpack_chunk(row, live, chunk, cols, fmt)
+    for plane in tl.static_range(2):
+        column = plane_columns(chunk, plane, fmt)
+        at = out_ptr + i.to(tl.int64)[:, None] * cols + column[None, :]
+        tl.store(at, planes[plane], mask=live[:, None] & (column < cols)[None, :])
+
+
+def naive_dequantize(raw: Tensor, block_format: BlockFormat) -> Tensor:
+    """Return float32 [..., cols] of uint8 [..., bytes of a row], in plain torch, on any device."""
+    blocks = raw.reshape(-1, block_format.block_bytes)
+    decoded = _DECODERS[block_format.name](blocks)
+    return decoded.reshape(*raw.shape[:-1], -1)
+
+
+def _view(blocks: Tensor, start: int, end: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    """Return bytes start..end of each block [n, block_bytes] as float32 [n, numbers of `dtype`]."""
+    return blocks[:, start:end].contiguous().view(dtype).float()
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """Return [n, groups, 2, bytes] of [n, groups, bytes]: the low halves, then the high ones."""
+    return torch.stack((packed & 15, packed >> 4), 2)
+
+
+def _plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda blocks: blocks.contiguous().view(dtype).float()
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return _view(blocks, 0, 2) * _view(blocks, 2, 34, torch.int8)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    q = _nibbles(blocks[:, None, 2:]).reshape(-1, 32)
+    return _view(blocks, 0, 2) * (q.float() - 8)
+
+
+def _six_bit_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales and minimums, float32 [n, 8, 1] each, of uint8 [n, 12]."""
+    scale, minimum, rest = packed.view(-1, 3, 4).unbind(1)
+    scales = torch.cat((scale & 63, (rest & 15) | (scale >> 6 << 4)), 1)
+    minimums = torch.cat((minimum & 63, (rest >> 4) | (minimum >> 6 << 4)), 1)
+    return scales.float()[:, :, None], minimums.float()[:, :, None]
+
+
+def _two_level(blocks: Tensor) -> Tensor:
+    """Q4_K, and with the fifth bits between scales and low bits Q5_K."""
+    scales, minimums = _six_bit_scales(blocks[:, 4:16].contiguous())
+    q = _nibbles(blocks[:, -128:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    if blocks.shape[1] == 176:
+        bit = torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None]
+        q = q | ((blocks[:, None, 16:48] >> bit & 1) << 4)
+    d, minimum = _view(blocks, 0, 2)[:, :, None], _view(blocks, 2, 4)[:, :, None]
+    return d * scales * q.float() - minimum * minimums
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    shift = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
+    top = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shift & 3
+    q = (low | top << 4).reshape(-1, 16, 16).float() - 32
+    scales = _view(blocks, 192, 208, torch.int8)[:, :, None]
+    return _view(blocks, 208, 210)[:, :, None] * scales * q
+
+
+def _levels(packed: Tensor, levels: tuple[int, ...]) -> Tensor:
+    """Return float32 [n, groups, 32]: the level of each half byte of [n, groups, 16]."""
+    table = torch.tensor(levels, dtype=torch.float32, device=packed.device)
+    return table[_nibbles(packed).long()].flatten(2)
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    group = torch.arange(8, device=blocks.device)
+    four = blocks[:, 4:8].repeat_interleave(2, 1).int() >> (group % 2 * 4) & 15
+    top = blocks[:, 2:3].int() | blocks[:, 3:4].int() << 8
+    scales = (four | (top >> (group * 2) & 3) << 4).float() - 32
+    levels = _levels(blocks[:, 8:].reshape(-1, 8, 16), _IQ4_LEVELS)
+    return (_view(blocks, 0, 2) * scales)[:, :, None] * levels
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    scale = torch.exp2(blocks[:, :1].double() - 128).float()
+    return scale * _levels(blocks[:, None, 1:], _MXFP4_LEVELS)[:, 0]
+
+
+_IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_MXFP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_DECODERS = {
+    "F16": _plain(torch.float16),
+    "BF16": _plain(torch.bfloat16),
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_K": _two_level,
+    "Q5_K": _two_level,
+    "Q6_K": _q6_k,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+}

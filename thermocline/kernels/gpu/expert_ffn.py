@@ -1,0 +1,120 @@
+"""The experts of one layer on the device, over raw blocks in slots: two launches for any batch.
+
+Gate, up and SiLU in the first, down and routing weight in the second. Pairs stay where they are: a tile is
+a run of pairs of one expert, and no pair is padded. Which of two arithmetics is used is the caller's
+word alone (`prompt`), as numerics.md has it. Knows no store and no stream.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import triton
+
+from thermocline.kernels.gpu.dequant import naive_dequantize
+from thermocline.kernels.gpu.expert_rows import down_rows_kernel, gate_up_rows_kernel
+from thermocline.kernels.gpu.expert_tiles import down_tiles_kernel, gate_up_tiles_kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thermocline.kernels.gpu.slots import SlotMatrix, SlotWork
+
+
+class _Form(NamedTuple):
+    """One arithmetic: its kernels, rows of a matrix per program, and the sizes that a tile of pairs may have."""
+
+    gate_up: triton.JITFunction
+    down: triton.JITFunction
+    block_rows: int
+    tile_pairs: tuple[int, ...]
+
+
+# 16 rows times 128 bytes are one load of 16 bytes per thread of four warps.
+_DECODE = _Form(gate_up_rows_kernel, down_rows_kernel, 16, (1, 2, 4))
+# 64 rows are the height of a warp group's matrix instruction; tokens are its width.
+_PROMPT = _Form(gate_up_tiles_kernel, down_tiles_kernel, 64, (16, 32, 64))
+_NUM_WARPS = 4
+
+
+def expert_outputs(work: SlotWork, *, prompt: bool = False) -> Tensor:
+    """Return float32 [pairs, hidden]: scale * down(silu(gate(x[row])) * up(x[row])) of each pair.
+
+    Only queues work on the current stream; needs nothing from the host but shapes. Decoding computes in
+    float32; prompts round both operands of each product to bfloat16 (TF32 with an F16 matrix).
+    """
+    form, experts, num_pairs = _PROMPT if prompt else _DECODE, work.experts, len(work.rows)
+    out = work.x.new_empty((num_pairs, experts.down.rows))
+    if not num_pairs:
+        return out
+    tile_pairs = _tile_pairs(form, num_pairs, len(work.slots))
+    tiles = tile_schedule(work.slots, work.counts, num_pairs, tile_pairs)
+    sizes = {"block_rows": form.block_rows, "num_pairs": tile_pairs, "num_warps": _NUM_WARPS}
+    gate, up, down = experts.gate, experts.up, experts.down
+    x = work.x.to(_operand(gate, up)) if prompt else work.x
+    inner = x.new_empty((num_pairs, gate.rows), dtype=_operand(down) if prompt else torch.float32)
+    form.gate_up[triton.cdiv(gate.rows, form.block_rows), len(tiles)](
+        *(inner, x, gate.raw, up.raw, tiles, work.rows, gate.raw.stride(0), up.raw.stride(0)),
+        gate_row_bytes=gate.raw.shape[2],
+        up_row_bytes=up.raw.shape[2],
+        num_rows=gate.rows,
+        cols=gate.cols,
+        gate_fmt=gate.format.name,
+        up_fmt=up.format.name,
+        **sizes,
+    )
+    form.down[triton.cdiv(down.rows, form.block_rows), len(tiles)](
+        *(out, inner, down.raw, tiles, work.scale, down.raw.stride(0)),
+        row_bytes=down.raw.shape[2],
+        num_rows=down.rows,
+        cols=down.cols,
+        fmt=down.format.name,
+        **sizes,
+    )
+    return out
+
+
+def tile_schedule(slots: Tensor, counts: Tensor, num_pairs: int, tile_pairs: int) -> Tensor:
+    """Return int32 [tiles, 3]: each tile's slot, first pair and number of pairs.
+
+    slots, counts: int32 [n], as in `SlotWork`. The number of tiles depends on n and `num_pairs` alone, so
+    that a captured graph stays true; tiles that are left over have no pairs. Every pair is in one tile.
+    """
+    num_tiles = min(num_pairs, len(slots) + num_pairs // tile_pairs)
+    per_expert = (counts + (tile_pairs - 1)) // tile_pairs
+    ends = per_expert.cumsum(0)
+    index = torch.arange(num_tiles, device=counts.device)
+    expert = torch.searchsorted(ends, index, right=True).clamp_max(len(slots) - 1)
+    skipped = (index - (ends - per_expert)[expert]) * tile_pairs
+    first = (counts.cumsum(0) - counts)[expert] + skipped
+    sizes = (counts[expert] - skipped).clamp(0, tile_pairs)
+    return torch.stack((slots[expert], first, sizes), 1).int()
+
+
+def _tile_pairs(form: _Form, num_pairs: int, num_experts: int) -> int:
+    """Return the smallest size that holds an average expert's pairs; it changes no bit of the results."""
+    fitting = (size for size in form.tile_pairs if size * num_experts >= num_pairs)
+    return next(fitting, form.tile_pairs[-1])
+
+
+def _operand(*matrices: SlotMatrix) -> torch.dtype:
+    """Return the type of a prompt's operands: float32 goes through the matrix units as TF32."""
+    has_halves = any(matrix.format.name == "F16" for matrix in matrices)
+    return torch.float32 if has_halves else torch.bfloat16
+
+
+def naive_expert_outputs(work: SlotWork) -> Tensor:
+    """Twin of `expert_outputs` in plain torch and float32, expert by expert; reads `counts` on the host."""
+    experts, outs, start = work.experts, [], 0
+    for slot, count in zip(work.slots.tolist(), work.counts.tolist(), strict=True):
+        gate, up, down = (
+            naive_dequantize(matrix.raw[slot], matrix.format)
+            for matrix in (experts.gate, experts.up, experts.down)
+        )
+        pairs = slice(start, start + count)
+        x = work.x[work.rows[pairs].long()]
+        inner = torch.nn.functional.silu(x @ gate.T) * (x @ up.T)
+        outs.append((inner @ down.T) * work.scale[pairs, None])
+        start += count
+    return torch.cat([work.x.new_empty((0, experts.down.rows)), *outs])

@@ -1,0 +1,120 @@
+"""Device code of experts for prompts: weights, unpacked in registers, times tiles of tokens on the matrix units.
+
+Weights are the left operand, so that few tokens still fill a tile. Operands are rounded to bfloat16, or
+to TF32 where a matrix is F16, of which bfloat16 would drop digits; sums are float32, chunk by chunk.
+Knows no launch.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from thermocline.kernels.gpu.expert_rows import silu
+from thermocline.kernels.gpu.unpack import plane_columns, unpack_chunk
+
+# The interpreter multiplies bfloat16 as if their bits were integers; in float32 the products are the same.
+_WIDEN: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def _add_chunk(
+    sums: tl.tensor,
+    planes: tl.tuple,
+    x: tl.tensor,
+    wanted: tl.tensor,
+    chunk: tl.tensor,
+    cols: tl.constexpr,
+    fmt: tl.constexpr,
+) -> tl.tensor:
+    """Return `sums` [n, tokens] plus the chunk's products with x, pointers to the rows of tokens."""
+    for plane in tl.static_range(2):
+        column = plane_columns(chunk, plane, fmt)[None, :]
+        live = wanted[:, None]
+        if cols % 256 != 0:
+            live = live & (column < cols)
+        values = tl.load(x[:, None] + column, mask=live, other=0.0)
+        weights = planes[plane].to(values.dtype)
+        if _WIDEN:
+            weights, values = weights.to(tl.float32), values.to(tl.float32)
+        sums = tl.dot(weights, tl.trans(values), sums, input_precision="tf32")
+    return sums
+
+
+@triton.jit
+def gate_up_tiles_kernel(
+    inner_ptr: tl.tensor,
+    x_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    up_ptr: tl.tensor,
+    tiles_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    gate_stride: tl.tensor,
+    up_stride: tl.tensor,
+    gate_row_bytes: tl.constexpr,
+    up_row_bytes: tl.constexpr,
+    num_rows: tl.constexpr,
+    cols: tl.constexpr,
+    gate_fmt: tl.constexpr,
+    up_fmt: tl.constexpr,
+    block_rows: tl.constexpr,
+    num_pairs: tl.constexpr,
+) -> None:
+    """inner[pair] = silu(gate x[row]) * up x[row], for a tile's pairs and `block_rows` of its rows."""
+    tile = tiles_ptr + tl.program_id(1) * 3
+    slot, first, count = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    if count == 0:
+        return
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    live = row < num_rows
+    gate_row = gate_ptr + slot * gate_stride + row.to(tl.int64) * gate_row_bytes
+    up_row = up_ptr + slot * up_stride + row.to(tl.int64) * up_row_bytes
+    pair = tl.arange(0, num_pairs)
+    wanted = pair < count
+    token = tl.load(rows_ptr + first + pair, mask=wanted, other=0)
+    x = x_ptr + token.to(tl.int64) * cols
+    gate = tl.zeros((block_rows, num_pairs), tl.float32)
+    up = tl.zeros((block_rows, num_pairs), tl.float32)
+    for chunk in tl.range(0, (cols + 255) // 256):
+        planes = unpack_chunk(gate_row, live, chunk, cols, gate_fmt)
+        gate = _add_chunk(gate, planes, x, wanted, chunk, cols, gate_fmt)
+        planes = unpack_chunk(up_row, live, chunk, cols, up_fmt)
+        up = _add_chunk(up, planes, x, wanted, chunk, cols, up_fmt)
+    at = inner_ptr + (first + pair).to(tl.int64)[None, :] * num_rows + row[:, None]
+    tl.store(at, silu(gate) * up, mask=live[:, None] & wanted[None, :])
+
+
+@triton.jit
+def down_tiles_kernel(
+    out_ptr: tl.tensor,
+    inner_ptr: tl.tensor,
+    down_ptr: tl.tensor,
+    tiles_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    down_stride: tl.tensor,
+    row_bytes: tl.constexpr,
+    num_rows: tl.constexpr,
+    cols: tl.constexpr,
+    fmt: tl.constexpr,
+    block_rows: tl.constexpr,
+    num_pairs: tl.constexpr,
+) -> None:
+    """out[pair] = scale[pair] * down inner[pair], for a tile's pairs and `block_rows` of its rows."""
+    tile = tiles_ptr + tl.program_id(1) * 3
+    slot, first, count = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    if count == 0:
+        return
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    live = row < num_rows
+    down_row = down_ptr + slot * down_stride + row.to(tl.int64) * row_bytes
+    pair = tl.arange(0, num_pairs)
+    wanted = pair < count
+    index = (first + pair).to(tl.int64)
+    inner = inner_ptr + index * cols
+    sums = tl.zeros((block_rows, num_pairs), tl.float32)
+    for chunk in tl.range(0, (cols + 255) // 256):
+        planes = unpack_chunk(down_row, live, chunk, cols, fmt)
+        sums = _add_chunk(sums, planes, inner, wanted, chunk, cols, fmt)
+    scale = tl.load(scale_ptr + index, mask=wanted, other=0.0)
+    at = out_ptr + index[None, :] * num_rows + row[:, None]
+    tl.store(at, sums * scale[None, :], mask=live[:, None] & wanted[None, :])

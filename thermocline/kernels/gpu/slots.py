@@ -1,0 +1,67 @@
+"""What the device's kernels are given: weights in device slots, and work that names slots. Owns no memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thermocline.kernels.gpu.formats import DEVICE_FORMATS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thermocline.modelfile.formats import BlockFormat
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMatrix:
+    """One matrix per slot, as its bytes lie in the file.
+
+    raw: uint8 [slots, rows, bytes of a row] on the device. Rows lie one behind the other; slots may lie
+    further apart (a multiple of 16 bytes), so that a slot can hold all three matrices of an expert.
+    """
+
+    format: BlockFormat
+    raw: Tensor
+    cols: int
+
+    def __post_init__(self) -> None:
+        row_bytes = self.format.row_bytes(self.cols)
+        assert self.format.name in DEVICE_FORMATS, f"{self.format.name} is no format of the device"
+        assert self.raw.shape[2] == row_bytes, "the bytes of a row do not fit the columns"
+        assert self.raw.stride()[1:] == (row_bytes, 1), "the rows of a slot are not contiguous"
+        apart = self.raw.stride(0)
+        assert apart == self.rows * row_bytes or apart % 16 == 0, "slots are not aligned"
+        assert self.raw.data_ptr() % 16 == 0, "the first slot is not aligned"
+
+    @property
+    def rows(self) -> int:
+        """Number of output features."""
+        return int(self.raw.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSlots:
+    """Experts of one layout: gate and up [slots, intermediate, hidden], down [slots, hidden, intermediate]."""
+
+    gate: SlotMatrix
+    up: SlotMatrix
+    down: SlotMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class SlotWork:
+    """`ExpertWork` on the device: pairs (token, slot of the router), sorted by expert.
+
+    slots, counts: int32 [n], where each expert lies and how many pairs chose it, maybe none; x: float32
+    [tokens, hidden]; rows: int32 [pairs], the token of each pair; scale: float32 [pairs], its routing
+    weight. The first counts[0] pairs chose the expert in slots[0], and so on. The sum of counts is the
+    number of pairs.
+    """
+
+    experts: ExpertSlots
+    slots: Tensor
+    counts: Tensor
+    x: Tensor
+    rows: Tensor
+    scale: Tensor
