@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,16 +22,16 @@ from thermocline.experts.routing_log import RoutingLog
 from thermocline.experts.simulated import CopyEngine, DeviceExperts, SimulatedExpertCompute
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.kernels.gpu.memory import device_memory
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
-from thermocline.kv.blocks import BlockAllocator
-from thermocline.kv.cache import SequenceCache
+from thermocline.kv.blocks import BlockAllocator, window_blocks
+from thermocline.kv.cache import CacheWish, SequenceCache
 from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
 from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
+from thermocline.models.device_opening import open_device_trunk
 from thermocline.models.footprint import measure_footprint, trunk_tensors
 from thermocline.models.registry import open_model
 from thermocline.pipeline.chunk_size import ChunkSizer
@@ -39,6 +39,7 @@ from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.loop import StepLoop
 from thermocline.pipeline.pace import Pace
 from thermocline.pipeline.request_states import RequestStates
+from thermocline.pipeline.request_windows import RequestWindows
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.memory import page_cache_room_bytes
@@ -165,13 +166,13 @@ def _build(
     owned.callback(grammars.close)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
+    chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
+    blocks = _num_blocks(config, spec, max_context_tokens, chunk_tokens)
     # What holds the cache attends: a device's trunk, or the CPU over a cache of its own.
-    home = _device_trunk(config, max_context_tokens, model, kernels, owned) or _cache(
-        config, spec, max_context_tokens
-    )
+    home = _open_trunk(config, blocks, model, kernels, owned) or _cache(config, spec, blocks)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
-    is_split = config.placement.hot_device != "none"
+    is_split = config.placement.hot_device != "none" and not config.placement.cpu_moe
     placement = uniform_placement(
         spec.num_layers,
         spec.router.num_experts,
@@ -214,13 +215,13 @@ def _build(
         cpu,
         overlap=config.scheduler.overlap,
     )
-    chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
     scheduler = Scheduler(
         replace(config.scheduler, prefill_chunk_tokens=chunk_tokens),
         BlockAllocator(home.num_blocks, config.memory.block_tokens),
         max_context_tokens,
         kinds_differ=kernels.prompts_differ,
         states=_request_states(config, spec),
+        windows=_request_windows(config, spec, blocks),
     )
     return EngineParts(
         model=model,
@@ -313,43 +314,6 @@ def _context(config: EngineConfig, context_length: int) -> int:
     return wanted
 
 
-def _device_trunk(
-    config: EngineConfig,
-    max_context_tokens: int,
-    model: Model,
-    kernels: Kernels,
-    owned: ExitStack,
-) -> DeviceTrunk | None:
-    """Return the trunk on its device with its cache; None where the CPU's kernels compute it.
-
-    Raises ConfigError where there is no such device, DeviceMemoryError where it is too small.
-    """
-    kind = config.placement.wanted_trunk
-    if kind == "cpu" or (kind == "auto" and device_memory() is None):
-        return None
-    try:
-        from thermocline.kernels.gpu.streams import DeviceStreams
-        from thermocline.models.device_trunk import DeviceCacheWish, DeviceTrunk, has_room
-    except ImportError as error:
-        raise ConfigError(
-            f"--trunk-device {kind} needs torch ({error}): install it (pip install thermocline[gpu]), or "
-            "choose --trunk-device cpu"
-        ) from error
-    memory = config.memory
-    min_blocks = ceil_div(max_context_tokens, memory.block_tokens)
-    wish = DeviceCacheWish(
-        _cache_type(memory.kv_type, model.spec.head_dim),
-        memory.block_tokens,
-        min_blocks * memory.max_full_contexts,
-        min_blocks,
-        config.scheduler.max_requests + memory.max_snapshots,
-    )
-    streams = owned.enter_context(DeviceStreams.open("cuda" if kind == "auto" else kind))
-    if kind == "auto" and not has_room(model, streams, wish):
-        return None
-    return DeviceTrunk(model, kernels, streams, wish)
-
-
 def _lanes(
     config: EngineConfig,
     home: DeviceTrunk | SequenceCache,
@@ -359,12 +323,12 @@ def _lanes(
 ) -> list[LaneThread]:
     """Return the CPU's lane, and behind it that of the trunk's device if it has one."""
     slowdown = config.scheduler.decode_slowdown
-    lanes = [LaneThread(Lane.CPU, recorder, timeline=kernels.timeline(), slowdown=slowdown)]
-    if not isinstance(home, SequenceCache):
-        lanes.append(LaneThread(Lane.GPU_COMPUTE, recorder, slowdown=slowdown))
-    for lane in lanes:
-        owned.enter_context(lane)
-    return lanes
+    timeline = kernels.timeline()
+    cpu = owned.enter_context(LaneThread(Lane.CPU, recorder, timeline=timeline, slowdown=slowdown))
+    if isinstance(home, SequenceCache):
+        return [cpu]
+    device = LaneThread(Lane.GPU_COMPUTE, recorder, slowdown=slowdown)
+    return [cpu, owned.enter_context(device)]
 
 
 def _trunk_stages(
@@ -390,17 +354,52 @@ def _trunk_stages(
     }
 
 
-def _cache(config: EngineConfig, spec: ModelSpec, max_context_tokens: int) -> SequenceCache:
+class _NumBlocks(NamedTuple):
+    """Cache blocks of each layer that keeps all tokens, and of each with a sliding window."""
+
+    of_all_tokens: int
+    of_windows: int
+
+
+def _num_blocks(
+    config: EngineConfig, spec: ModelSpec, max_context_tokens: int, chunk_tokens: int
+) -> _NumBlocks:
     memory = config.memory
-    num_blocks = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
+    most = ceil_div(max_context_tokens, memory.block_tokens) * memory.max_full_contexts
+    if spec.window is None or not spec.window_layers:
+        return _NumBlocks(most, 0)
+    # A decode step has as many as a prompt's chunk where preempted requests are computed again.
+    in_flight = (config.scheduler.max_prompt_chunks + 1) * chunk_tokens
+    windows = memory.max_windows * window_blocks(spec.window.num_tokens, memory.block_tokens)
+    return _NumBlocks(most, min(most, windows + ceil_div(in_flight, memory.block_tokens)))
+
+
+def _open_trunk(
+    config: EngineConfig, blocks: _NumBlocks, model: Model, kernels: Kernels, owned: ExitStack
+) -> DeviceTrunk | None:
+    memory = config.memory
+    wish = CacheWish(
+        _cache_type(memory.kv_type, model.spec.head_dim),
+        memory.block_tokens,
+        blocks.of_all_tokens,
+        blocks.of_all_tokens // memory.max_full_contexts,
+        blocks.of_windows,
+        config.scheduler.max_requests + memory.max_snapshots,
+    )
+    return open_device_trunk(config.placement.wanted_trunk, wish, model, kernels, owned)
+
+
+def _cache(config: EngineConfig, spec: ModelSpec, blocks: _NumBlocks) -> SequenceCache:
+    memory = config.memory
     pool = KVPool(
         spec.num_layers,
-        num_blocks,
+        blocks.of_all_tokens,
         memory.block_tokens,
         spec.num_kv_heads,
         spec.head_dim,
         _cache_type(memory.kv_type, spec.head_dim),
-        without=spec.recurrent_layers,
+        own_blocks=dict.fromkeys(spec.recurrent_layers, 0)
+        | dict.fromkeys(spec.window_layers, blocks.of_windows),
     )
     states = None
     if spec.delta is not None:
@@ -414,6 +413,16 @@ def _request_states(config: EngineConfig, spec: ModelSpec) -> RequestStates | No
         return None
     slots = StateSlots(config.scheduler.max_requests, config.memory.max_snapshots)
     return RequestStates(slots, config.memory.snapshot_distance_tokens)
+
+
+def _request_windows(
+    config: EngineConfig, spec: ModelSpec, blocks: _NumBlocks
+) -> RequestWindows | None:
+    if spec.window is None or not blocks.of_windows:
+        return None
+    memory = config.memory
+    allocator = BlockAllocator(blocks.of_windows, memory.block_tokens)
+    return RequestWindows(allocator, spec.window.num_tokens, memory.max_windows)
 
 
 def _cache_type(name: str, head_dim: int) -> CacheType:

@@ -44,6 +44,8 @@ class MemoryConfig:
     """Contexts of full length that the KV cache has room for; memory is used as it fills."""
     block_tokens: int = 16
     """Positions per block of the KV cache."""
+    max_windows: int = 32
+    """Requests whose last tokens layers with a sliding window have room for; memory is used as it fills."""
     max_snapshots: int = 16
     """Copies of recurrent state that are kept for prompts that begin alike; memory is used as they come."""
     snapshot_distance_tokens: int = 1024
@@ -67,6 +69,7 @@ class MemoryConfig:
             1 <= self.block_tokens <= 1024,
             f"block_tokens is {self.block_tokens}; choose 1 to 1024",
         )
+        _require(self.max_windows >= 1, f"max_windows is {self.max_windows}; it must be at least 1")
         _require(
             self.max_snapshots >= 0,
             f"max_snapshots is {self.max_snapshots}; it must not be negative",
@@ -102,7 +105,7 @@ class PlacementConfig:
     cpu_moe: bool = setting(
         False,
         "--cpu-moe",
-        "The trunk on the GPU, all routed experts on the CPU.",
+        "Keep every routed expert on the CPU, and the trunk on the GPU if one has room for it.",
     )
     simulated_memory_bytes: int = 4 << 30
     """Room for hot experts on the simulated device."""
@@ -120,10 +123,6 @@ class PlacementConfig:
             f"--trunk-device is {self.trunk_device!r}; choose one of {', '.join(get_args(TrunkDevice))}",
         )
         _require(
-            not self.cpu_moe or self.hot_device == "none",
-            f"--cpu-moe leaves no expert for --hot-device {self.hot_device}: give one of the two",
-        )
-        _require(
             0.0 <= self.hot_fraction <= 1.0,
             f"--hot-fraction is {self.hot_fraction}; choose 0 to 1",
         )
@@ -135,8 +134,7 @@ class PlacementConfig:
     @property
     def wanted_trunk(self) -> TrunkDevice:
         """The trunk's device, after --cpu-moe has had its say."""
-        is_open = self.trunk_device in ("cpu", "auto")
-        return "cuda" if self.cpu_moe and is_open else self.trunk_device
+        return "auto" if self.cpu_moe and self.trunk_device == "cpu" else self.trunk_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,16 @@ class Segment(NamedTuple):
     state: StateUse | None = None
 
 
+class CachePlaces(NamedTuple):
+    """Where the keys and values of a chunk's tokens go, and those of its requests lie.
+
+    slots: int32 [T]; segments: with the block tables of the layers that this is about.
+    """
+
+    slots: IntArray
+    segments: tuple[Segment, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens that walk through the layers together, all of one kind.
@@ -95,6 +105,8 @@ class Chunk:
     logits_rows: IntArray
     wants_routing: bool = False
     """Whether some of its requests want to know which experts are chosen."""
+    window_places: CachePlaces | None = None
+    """Of layers with a sliding window; None where they have no blocks of their own."""
 
     @property
     def chunk(self) -> Chunk:
@@ -110,6 +122,12 @@ class Chunk:
     def is_prompt(self) -> bool:
         """Whether the tokens are a prompt's, whose products may have an arithmetic of their own."""
         return self.segments[0].kind is SegmentKind.PROMPT
+
+    def places(self, *, window: bool) -> CachePlaces:
+        """Return where layers with or without a sliding window keep this chunk's keys and values."""
+        if window and self.window_places is not None:
+            return self.window_places
+        return CachePlaces(self.kv_slots, self.segments)
 
     @property
     def requests(self) -> tuple[RequestId, ...]:

@@ -114,6 +114,7 @@ SCHEDULES = st.builds(
         max_context_tokens=st.just(LONGEST + 8),
         max_full_contexts=st.integers(1, 8),
         block_tokens=st.sampled_from([1, 4, 16]),
+        max_windows=st.sampled_from([1, 2, 32]),
     ),
     prefetch=st.builds(PrefetchConfig, mode=st.sampled_from(["auto", "on", "off"])),
     trace=st.builds(TraceConfig, enabled=st.booleans()),

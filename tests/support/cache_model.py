@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from thermocline.messages import RequestId, SegmentKind
 
 if TYPE_CHECKING:
-    from thermocline.messages import Chunk, Segment
+    from thermocline.messages import CachePlaces, Chunk, Segment
     from thermocline.pipeline.scheduler import Scheduler
 
 GARBAGE = "garbage"
@@ -42,8 +42,14 @@ class CacheModel:
     """Runs a scheduler's chunks in any order that a pipeline may finish them in."""
 
     def __init__(
-        self, scheduler: Scheduler, block_tokens: int, *, kinds_differ: bool = True
+        self,
+        scheduler: Scheduler,
+        block_tokens: int,
+        *,
+        kinds_differ: bool = True,
+        window: int | None = None,
     ) -> None:
+        """window: how many last positions a token sees in layers that have blocks of their own, if any."""
         self.scheduler = scheduler
         self.kinds_differ = kinds_differ
         self.block_tokens = block_tokens
@@ -51,7 +57,9 @@ class CacheModel:
         self.flying: list[Chunk] = []
         self.computed: set[int] = set()
         """Ids of chunks that are computed and not committed."""
+        self.window = window
         self.slots: dict[int, object] = {}
+        self.window_slots: dict[int, object] = {}
         self.states: dict[int, object] = {}
         """Of each slot of recurrent state: the prefix that it stands for."""
         self.num_finished = 0
@@ -81,7 +89,10 @@ class CacheModel:
         assert len({segment.kind for segment in chunk.segments}) == 1, "a mixed chunk"
         assert len(set(chunk.requests)) == len(chunk.requests), "a request twice in a chunk"
         assert not chunk.is_prompt or chunk.num_tokens <= self.scheduler.prompt_tokens_limit
-        assert len(set(chunk.kv_slots.tolist())) == chunk.num_tokens, "a slot is written twice"
+        assert (chunk.window_places is None) == (self.window is None)
+        for window in (False, True):
+            slots = chunk.places(window=window).slots.tolist()
+            assert len(set(slots)) == chunk.num_tokens, "a slot is written twice"
         row = 0
         for segment in chunk.segments:
             assert segment.start == row
@@ -105,8 +116,12 @@ class CacheModel:
         for position in positions:
             is_prompt = position < entry.num_prompt
             assert is_prompt == (segment.kind is SegmentKind.PROMPT), "the wrong arithmetic"
-        slots = chunk.kv_slots[segment.start : segment.start + segment.length].tolist()
-        assert slots == [self._slot(segment, position) for position in positions]
+        for window in (False, True):
+            places = chunk.places(window=window)
+            slots = places.slots[segment.start : segment.start + segment.length].tolist()
+            (mine,) = (part for part in places.segments if part.request == segment.request)
+            assert mine._replace(block_table=None) == segment._replace(block_table=None)
+            assert slots == [self._slot(mine, position) for position in positions]
         wanted = range(
             segment.start + segment.length - segment.num_logits, segment.start + segment.length
         )
@@ -129,20 +144,31 @@ class CacheModel:
     def compute(self, chunk: Chunk) -> None:
         """Write the chunk's slots, and check every slot that it reads."""
         for segment in chunk.segments:
-            entry = self.requests[segment.request]
-            for row in range(segment.start, segment.start + segment.length):
-                slot = int(chunk.kv_slots[row])
-                self._check_writer(segment, slot)
-                name = self._name(entry, int(chunk.positions[row]))
-                self.slots[slot] = GARBAGE if entry.is_spoilt else name
-            if not entry.is_spoilt:
-                for position in range(int(chunk.positions[row]) + 1):
-                    found = self.slots.get(self._slot(segment, position))
-                    assert found == self._name(entry, position), (
-                        f"position {position} holds {found}"
-                    )
-            self._move_state(chunk, segment, entry)
+            self._move_state(chunk, segment, self.requests[segment.request])
+        self._attend(chunk, chunk.places(window=False), self.slots, None)
+        if self.window is not None:
+            self._attend(chunk, chunk.places(window=True), self.window_slots, self.window)
         self.computed.add(chunk.id)
+
+    def _attend(
+        self, chunk: Chunk, places: CachePlaces, held: dict[int, object], window: int | None
+    ) -> None:
+        """Do what one kind of layer does: write all rows of a segment, then read what each of them sees."""
+        for segment in places.segments:
+            entry = self.requests[segment.request]
+            rows = range(segment.start, segment.start + segment.length)
+            for row in rows:
+                slot = int(places.slots[row])
+                self._check_writer(segment, slot, is_window=window is not None)
+                name = self._name(entry, int(chunk.positions[row]))
+                held[slot] = GARBAGE if entry.is_spoilt else name
+            first, last = (int(chunk.positions[row]) for row in (rows[0], rows[-1]))
+            oldest = 0 if window is None else max(0, first - window + 1)
+            for position in range(oldest, last + 1):
+                found = held.get(self._slot(segment, position))
+                assert entry.is_spoilt or found == self._name(entry, position), (
+                    f"position {position} holds {found}"
+                )
 
     def _move_state(self, chunk: Chunk, segment: Segment, entry: ModelRequest) -> None:
         """Take the segment's state, if there is one, through its tokens, with snapshots on the way."""
@@ -164,10 +190,11 @@ class CacheModel:
     def _name(self, entry: ModelRequest, position: int) -> tuple[object, ...]:
         return entry.name_of(position, kinds_differ=self.kinds_differ)
 
-    def _check_writer(self, segment: Segment, slot: int) -> None:
+    def _check_writer(self, segment: Segment, slot: int, *, is_window: bool) -> None:
         block = slot // self.block_tokens
         for other in self.scheduler._requests.values():
-            assert other.id == segment.request or block not in other.blocks, "another one reads it"
+            theirs = other.window_blocks if is_window else other.blocks
+            assert other.id == segment.request or block not in theirs, "another one reads it"
 
     def next_to_commit(self) -> list[Chunk]:
         """Chunks whose results may arrive next."""
@@ -215,8 +242,8 @@ class CacheModel:
 
     def fail(self, chunk: Chunk) -> None:
         """Let a chunk fail half-way: what it wrote is garbage."""
-        for slot in chunk.kv_slots.tolist():
-            self.slots[slot] = GARBAGE
+        for window, held in ((False, self.slots), (True, self.window_slots)):
+            held |= dict.fromkeys(chunk.places(window=window).slots.tolist(), GARBAGE)
         for segment in chunk.segments:
             if segment.state is not None:
                 targets = [target for _, target in segment.state.saves]
@@ -245,5 +272,5 @@ class CacheModel:
         snapshot = self.scheduler.snapshot()
         assert not self.flying, "the requests never end"
         assert (snapshot.num_waiting, snapshot.num_running) == (0, 0), "nothing can start any more"
-        assert snapshot.cache.num_held_blocks == 0
+        assert snapshot.cache.num_held_blocks == snapshot.cache.num_held_window_blocks == 0
         assert not self.scheduler._requests

@@ -19,4 +19,4 @@ async def settled(engine: Engine) -> None:
     await engine.check_integrity()
     snapshot = await engine._call(lambda loop: loop._scheduler.snapshot())
     assert (snapshot.num_running, snapshot.num_waiting) == (0, 0)
-    assert snapshot.cache.num_held_blocks == 0
+    assert snapshot.cache.num_held_blocks == snapshot.cache.num_held_window_blocks == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.footprint import Footprint
+    from thermocline.models.sizes import ModelSizes
     from thermocline.models.spec import ModelSpec
+
+# Of the request whose cache is priced, unless the model takes fewer.
+_CACHED_TOKENS: Final = 32768
 
 
 @click.command()
@@ -52,6 +56,7 @@ class ModelFacts:
 
     spec: ModelSpec | None
     footprint: Footprint
+    sizes: ModelSizes | None
     tokenizer: str
     has_chat_template: bool
     unsupported: tuple[str, ...]
@@ -59,10 +64,12 @@ class ModelFacts:
 
 def inspect(file: ModelFile) -> ModelFacts:
     """Read the facts of an open file. Raises ModelFileError for a damaged one."""
+    from thermocline.kernels.cache_format import CacheType
     from thermocline.kernels.reference import ReferenceKernels
     from thermocline.kernels.weight import SUPPORTED_FORMATS
     from thermocline.models.footprint import measure_footprint, trunk_tensors
     from thermocline.models.registry import open_model, read_spec
+    from thermocline.models.sizes import measure_sizes
     from thermocline.text.vocabulary import TokenizerData
 
     unsupported: list[str] = []
@@ -93,6 +100,7 @@ def inspect(file: ModelFile) -> ModelFacts:
     return ModelFacts(
         spec=spec,
         footprint=measure_footprint(tensors, None if spec is None else spec.router),
+        sizes=None if spec is None else measure_sizes(tensors, spec, CacheType.F16),
         tokenizer=", ".join(filter(None, names)),
         has_chat_template="tokenizer.chat_template" in metadata,
         unsupported=tuple(unsupported),
@@ -100,7 +108,11 @@ def inspect(file: ModelFile) -> ModelFacts:
 
 
 def _as_json(file: ModelFile, facts: ModelFacts) -> dict[str, object]:
-    spec = None if facts.spec is None else asdict(facts.spec)
+    spec, cache = None, None
+    if facts.spec is not None and facts.sizes is not None:
+        spec = asdict(facts.spec)
+        num_tokens = _cached_tokens(facts.spec)
+        cache = {"tokens": num_tokens, "f16_bytes": facts.sizes.kv(num_tokens)}
     return {
         "path": file.path,
         "num_files": file.num_shards,
@@ -109,6 +121,7 @@ def _as_json(file: ModelFile, facts: ModelFacts) -> dict[str, object]:
         "unsupported": list(facts.unsupported),
         "spec": spec,
         "footprint": asdict(facts.footprint),
+        "cache": cache,
         "tokenizer": facts.tokenizer,
         "has_chat_template": facts.has_chat_template,
     }
@@ -119,8 +132,9 @@ def _show(file: ModelFile, facts: ModelFacts) -> None:
 
     rows = [("architecture", file.architecture)]
     rows += _size_rows(facts.footprint)
-    if facts.spec is not None:
+    if facts.spec is not None and facts.sizes is not None:
         rows += _shape_rows(facts.spec)
+        rows.append(("a request's cache", _cache_row(facts.spec, facts.sizes)))
     if file.num_shards > 1:
         rows.append(("files", str(file.num_shards)))
     rows.append(("tokenizer", facts.tokenizer))
@@ -170,6 +184,22 @@ def _shape_rows(spec: ModelSpec) -> list[tuple[str, str]]:
         ("vocabulary", f"{spec.vocab_size} tokens"),
         ("context", f"{spec.context_length} tokens"),
     ]
+
+
+def _cached_tokens(spec: ModelSpec) -> int:
+    return min(spec.context_length, _CACHED_TOKENS)
+
+
+def _cache_row(spec: ModelSpec, sizes: ModelSizes) -> str:
+    """What a long request takes, the windows' share kept down to what is seen and in flight."""
+    from thermocline.units import format_bytes
+
+    num_tokens = _cached_tokens(spec)
+    row = f"{format_bytes(sizes.kv(num_tokens))} for {num_tokens} tokens in f16"
+    kept = next((layer.max_kv_tokens for layer in sizes.layers if layer.max_kv_tokens), num_tokens)
+    if kept < num_tokens:
+        row += f"; layers with a window keep {kept} of them"
+    return row
 
 
 def _layer_rows(spec: ModelSpec) -> list[tuple[str, str]]:

@@ -93,6 +93,7 @@ def plan(  # noqa: PLR0913 - one per flag
     Reads the header of the file only, so that nothing is loaded. A plan is for any machine: give --vram and --ram for another one
     than this.
     """
+    from thermocline.config import SchedulerConfig
     from thermocline.experts.planner import Wishes, make_plan
     from thermocline.kernels.cache_format import CacheType
     from thermocline.modelfile.reader import open_model_file
@@ -101,7 +102,12 @@ def plan(  # noqa: PLR0913 - one per flag
 
     with open_model_file(model_path(model)) as file:
         spec = read_spec(file)
-        sizes = measure_sizes(file.tensors.values(), spec, CacheType[kv_type.upper()])
+        sizes = measure_sizes(
+            file.tensors.values(),
+            spec,
+            CacheType[kv_type.upper()],
+            in_flight_tokens=SchedulerConfig().max_prompt_chunks * prefill_chunk,
+        )
     num_tokens = _context(ctx, spec)
     wishes = Wishes(
         trunk_layers=gpu_layers,

@@ -178,7 +178,7 @@ def _choose_trunk(sizes: ModelSizes, room: int, num_tokens: int, wanted: int | N
     most = num_layers if wanted is None else max(0, min(wanted, num_layers))
     nbytes, kv, count = sizes.output, 0, 0
     for layer in reversed(sizes.layers[num_layers - most :]):
-        more_kv = layer.kv_per_token * num_tokens
+        more_kv = layer.kv(num_tokens)
         if nbytes + kv + layer.trunk + more_kv > room:
             break
         nbytes, kv, count = nbytes + layer.trunk, kv + more_kv, count + 1

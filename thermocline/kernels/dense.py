@@ -52,7 +52,7 @@ class NativeDense:
         self._core = core
         # By identity, and held so that the identity stays that rule's.
         self._rules: dict[int, tuple[DeltaRule, _native.DeltaRule]] = {}
-        self._known_runs: tuple[Sequence[TokenRun], _RunTables] | None = None
+        self._known_runs: tuple[tuple[Sequence[TokenRun], _RunTables], ...] = ()
 
     def __repr__(self) -> str:
         return f"NativeDense({self._core.isa})"
@@ -135,10 +135,13 @@ class NativeDense:
 
     def run_tables(self, runs: Sequence[TokenRun]) -> tuple[IntArray, IntArray, IntArray]:
         """Return where runs begin (and the last ends), their blocks in a row, and where those begin."""
-        known = self._known_runs
-        if known is None or known[0] is not runs:  # every layer of a chunk asks with the same ones
-            known = self._known_runs = runs, _run_tables(runs)
-        return known[1]
+        # Every layer of a chunk asks with the same ones, or with those of layers with a window.
+        for known, tables in self._known_runs:
+            if known is runs:
+                return tables
+        tables = _run_tables(runs)
+        self._known_runs = (*self._known_runs[-1:], (runs, tables))
+        return tables
 
     def gate(self, x: FloatArray, gate: FloatArray, activation: Activation) -> FloatArray:
         """See `DenseKernels.gate`."""

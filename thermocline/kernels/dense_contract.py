@@ -38,7 +38,8 @@ class LayerCache:
 class TokenRun(Protocol):
     """One sequence's tokens of a chunk: rows [start, start + length), and the blocks that hold it.
 
-    Position p lies in slot block_table[p // block_tokens] * block_tokens + p % block_tokens.
+    Position p lies in slot block_table[p // block_tokens] * block_tokens + p % block_tokens. Blocks that hold
+    no position that the run's tokens see may be any of the cache's.
     """
 
     @property

@@ -8,6 +8,14 @@ from __future__ import annotations
 from thermocline.units import ceil_div
 
 
+def window_blocks(window_tokens: int, block_tokens: int) -> int:
+    """Return the blocks that a request needs to go on in layers with a sliding window, however long it is.
+
+    They are those that the first token of a block sees, and that block.
+    """
+    return ceil_div(window_tokens - 1, block_tokens) + 1
+
+
 class BlockAllocator:
     """Hands out blocks 0..num_blocks-1, the one that was freed last first.
 

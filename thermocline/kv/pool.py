@@ -6,6 +6,7 @@ Memory is reserved at construction and becomes real only where it is written.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.cache_format import CacheShape, CacheType
@@ -14,7 +15,7 @@ from thermocline.kv.memory import reserve
 from thermocline.messages import LayerIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
 
     from thermocline.kernels.weight import ByteArray
 
@@ -31,14 +32,15 @@ class KVPool:
         head_dim: int,
         cache_type: CacheType = CacheType.F32,
         *,
-        without: Collection[LayerIndex] = (),
+        own_blocks: Mapping[LayerIndex, int] | None = None,
     ) -> None:
-        """without: layers that have no keys and values."""
+        """own_blocks: layers with another number of blocks; 0 where there are no keys and values."""
         self.shape = CacheShape(cache_type, num_blocks, block_tokens, kv_heads, head_dim)
+        own_blocks = own_blocks or {}
         self._layers = {
-            layer: LayerCache(self.shape, _reserve(self.shape), _reserve(self.shape))
+            layer: _layer_cache(replace(self.shape, num_blocks=own_blocks.get(layer, num_blocks)))
             for layer in map(LayerIndex, range(num_layers))
-            if layer not in without
+            if own_blocks.get(layer, num_blocks)
         }
 
     def __repr__(self) -> str:
@@ -49,7 +51,7 @@ class KVPool:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of each layer."""
+        """Blocks of each layer that has not its own number of them."""
         return self.shape.num_blocks
 
     @property
@@ -65,6 +67,10 @@ class KVPool:
     def layer(self, layer: LayerIndex) -> LayerCache:
         """Return the cache of one layer; it stays valid while someone holds it."""
         return self._layers[layer]
+
+
+def _layer_cache(shape: CacheShape) -> LayerCache:
+    return LayerCache(shape, _reserve(shape), _reserve(shape))
 
 
 def _reserve(shape: CacheShape) -> ByteArray:

@@ -47,30 +47,33 @@ class PrefixStatistics:
 class PrefixCache:
     """Takes, shares and gives back blocks of an allocator; keeps findable ones until room is needed.
 
-    The block that was used the longest ago is evicted first, children before their parents.
+    The block that was used the longest ago is evicted first, children before their parents; before all of
+    them go blocks that were let pass.
     """
 
     def __init__(self, allocator: BlockAllocator) -> None:
         self._allocator = allocator
         self._blocks: dict[bytes, int] = {}
-        self._links: dict[int, tuple[bytes, bytes]] = {}
+        self._links: dict[int, tuple[bytes, bytes | None]] = {}
         """Of each findable block: its key and its parent's."""
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._passed: OrderedDict[int, None] = OrderedDict()
+        """Idle too, and evicted before the others."""
         self._total_published = 0
         self._total_evicted = 0
 
     def __repr__(self) -> str:
-        return f"PrefixCache({len(self._blocks)} findable blocks, {len(self._idle)} of them idle)"
+        return f"PrefixCache({len(self._blocks)} findable blocks, {self.num_idle} of them idle)"
 
     @property
     def num_idle(self) -> int:
         """Findable blocks that nobody holds."""
-        return len(self._idle)
+        return len(self._idle) + len(self._passed)
 
     @property
     def num_available(self) -> int:
         """Blocks that `take` can give: free and idle ones."""
-        return self._allocator.num_free + len(self._idle)
+        return self._allocator.num_free + self.num_idle
 
     def statistics(self) -> PrefixStatistics:
         """Return the counters so far."""
@@ -82,26 +85,31 @@ class PrefixCache:
 
     def is_idle(self, block: int) -> bool:
         """Whether a block is findable and nobody holds it."""
-        return block in self._idle
+        return block in self._idle or block in self._passed
 
     def share(self, block: int) -> None:
         """Hold a block that `find` returned; nobody writes to it any more."""
         assert block in self._links, f"block {block} is not findable"
         self._allocator.share(block)
         self._idle.pop(block, None)
+        self._passed.pop(block, None)
 
     def take(self) -> int | None:
         """Return a block of one's own, with an idle one evicted if need be; None if all are held."""
-        if not self._allocator.num_free and self._idle:
-            block, _ = self._idle.popitem(last=False)
+        idle = self._passed or self._idle
+        if not self._allocator.num_free and idle:
+            block, _ = idle.popitem(last=False)
             key, _ = self._links.pop(block)
             del self._blocks[key]
             self._allocator.free(block)
             self._total_evicted += 1
         return self._allocator.allocate()
 
-    def publish(self, block: int, key: bytes, parent: bytes) -> None:
-        """Make a held, full and computed block findable, unless its content is already."""
+    def publish(self, block: int, key: bytes, parent: bytes | None = None) -> None:
+        """Make a held, full and computed block findable, unless its content is already.
+
+        parent: the key of the block without which this one is of no use, if there is one.
+        """
         assert self._allocator.num_holders(block), f"block {block} is not held"
         if key not in self._blocks:
             self._blocks[key] = block
@@ -122,17 +130,26 @@ class PrefixCache:
             if twin is not None and twin in self._idle:
                 self._idle.move_to_end(twin)
 
+    def let_pass(self, block: int) -> None:
+        """Stop holding a block that hardly anybody will ask for."""
+        if self._allocator.release(block):
+            if block in self._links:
+                self._passed[block] = None
+            else:
+                self._allocator.free(block)
+
     def check_integrity(self) -> None:
         """Assert that keys, blocks and holders agree, and that children go before parents."""
         self._allocator.check_integrity()
         assert {block: key for key, block in self._blocks.items()} == {
             block: key for block, (key, _) in self._links.items()
         }, "the index and the links disagree"
-        place = {block: index for index, block in enumerate(self._idle)}
+        place = {block: index for index, block in enumerate((*self._passed, *self._idle))}
+        assert len(place) == self.num_idle, "a block is idle twice"
         for block, (_, parent) in self._links.items():
             is_held = self._allocator.num_holders(block) > 0
             assert is_held != (block in place), f"block {block} must be either held or idle"
-            parent_block = self._blocks.get(parent)
+            parent_block = None if parent is None else self._blocks.get(parent)
             if not is_held and parent_block in place:
                 assert place[block] < place[parent_block], "a parent would go before its child"
         assert all(block in self._links for block in place), "an idle block can not be found"

@@ -129,12 +129,13 @@ class Decoder:
                 begin_states(chunk, states)
                 given = DeltaLayerInput(x, cut_runs(chunk), states, chunk.is_prompt)
             case AttentionWeights():
+                places = chunk.places(window=parts.mixer.window > 0)
                 given = LayerInput(
                     x,
                     chunk.positions,
-                    chunk.kv_slots,
+                    places.slots,
                     self._rope(layer, chunk),
-                    chunk.segments,
+                    places.segments,
                     cache.kv.layer(layer),
                     chunk.is_prompt,
                 )

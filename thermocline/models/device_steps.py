@@ -55,10 +55,12 @@ class StepRules:
 def plan_step(chunk: Chunk, rules: StepRules) -> StepPlan:
     """Return the step of a chunk. Answers' next tokens are one span; each sequence of a prompt is its own."""
     together = not chunk.is_prompt and all(segment.length == 1 for segment in chunk.segments)
-    groups = [chunk.segments] if together else [(segment,) for segment in chunk.segments]
-    parts: list[NDArray[np.integer]] = [chunk.positions, chunk.kv_slots]
+    parts: list[NDArray[np.integer]] = [chunk.positions]
     attention = []
     for window in rules.windows:
+        slots, segments = chunk.places(window=window > 0)
+        parts.append(slots)
+        groups = [segments] if together else [(segment,) for segment in segments]
         spans = []
         for group in groups:
             span, tables, first = _span(chunk, group, window, rules.block_tokens, wide=together)

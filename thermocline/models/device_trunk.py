@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -31,10 +31,10 @@ from thermocline.models.routing import Routed
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
-    from thermocline.kernels.cache_format import CacheType
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.gpu.streams import DeviceStreams
     from thermocline.kernels.weight import FloatArray
+    from thermocline.kv.cache import CacheWish
     from thermocline.messages import Chunk, ChunkId, LayerIndex
     from thermocline.models.contract import Model, TrunkParts
     from thermocline.models.device_steps import StepPlan
@@ -49,25 +49,11 @@ _MAX_BEGUN = 8
 _WORKSPACE_BYTES = 768 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCacheWish:
-    """What cache the trunk should have. num_blocks: at most; what the device has room for decides.
-
-    min_blocks: one request of full length. num_states: slots of recurrent state, if there is any.
-    """
-
-    type: CacheType
-    block_tokens: int
-    num_blocks: int
-    min_blocks: int
-    num_states: int
-
-
 class DeviceTrunk:
     """Attention, router, shared experts and head of a model on one device."""
 
     def __init__(
-        self, model: Model, kernels: Kernels, streams: DeviceStreams, wish: DeviceCacheWish
+        self, model: Model, kernels: Kernels, streams: DeviceStreams, wish: CacheWish
     ) -> None:
         """Load the weights, then take the cache. Raises DeviceMemoryError where the device is too small."""
         self.spec = model.spec
@@ -179,55 +165,53 @@ def _rope_tables(
     return tables
 
 
-def has_room(model: Model, streams: DeviceStreams, wish: DeviceCacheWish) -> bool:
-    """Return whether the trunk and a cache of at least `wish.min_blocks` fit the device."""
-    free = streams.free_bytes()
-    if free is None:
+def has_room(model: Model, free_bytes: int | None, wish: CacheWish) -> bool:
+    """Return whether the trunk and a cache of at least `wish.min_blocks` fit a device."""
+    if free_bytes is None:
         return True
     spec, parts = model.spec, model.trunk
     weights = [parts.output, *(weight for layer in parts.layers for weight in trunk_weights(layer))]
     states = spec.delta.state_bytes * len(spec.recurrent_layers) if spec.delta else 0
     needed = sum(map(device_bytes, weights)) + wish.num_states * states
     try:
-        blocks_that_fit(free - needed, _block_bytes(spec, wish), wish)
+        blocks_that_fit(spec, free_bytes - needed, wish)
     except DeviceMemoryError:
         return False
     return True
 
 
-def _attending(spec: ModelSpec) -> list[int]:
-    return [layer for layer in range(spec.num_layers) if layer not in spec.recurrent_layers]
-
-
-def _block_bytes(spec: ModelSpec, wish: DeviceCacheWish) -> int:
-    return 2 * len(_attending(spec)) * math.prod(_block(spec, wish).array_shape)
-
-
-def _block(spec: ModelSpec, wish: DeviceCacheWish) -> CacheShape:
-    return CacheShape(wish.type, 1, wish.block_tokens, spec.num_kv_heads, spec.head_dim)
-
-
-def _take_cache(streams: DeviceStreams, spec: ModelSpec, wish: DeviceCacheWish) -> DeviceKVPool:
-    num_blocks = blocks_that_fit(streams.free_bytes(), _block_bytes(spec, wish), wish)
-    shape = replace(_block(spec, wish), num_blocks=num_blocks)
-    return DeviceKVPool(streams, _attending(spec), shape)
-
-
-def blocks_that_fit(free_bytes: int | None, block_bytes: int, wish: DeviceCacheWish) -> int:
-    """Return how many blocks a cache has where so much memory is free (None: more than enough).
+def blocks_that_fit(spec: ModelSpec, free_bytes: int | None, wish: CacheWish) -> int:
+    """Return how many blocks layers have that keep all tokens, where so much memory is free (None: enough).
 
     Raises DeviceMemoryError where not even one request of full length has room.
     """
     if free_bytes is None:
         return wish.num_blocks
-    room = max(free_bytes - _WORKSPACE_BYTES, 0) // max(block_bytes, 1)
+    layer_block_bytes = 2 * math.prod(_block(spec, wish).array_shape)
+    windows = len(spec.window_layers) if wish.window_blocks else 0
+    num_full = spec.num_layers - len(spec.recurrent_layers) - windows
+    fixed = windows * wish.window_blocks * layer_block_bytes + _WORKSPACE_BYTES
+    block_bytes = num_full * layer_block_bytes
+    room = max(free_bytes - fixed, 0) // max(block_bytes, 1)
     if room < wish.min_blocks:
-        missing = (wish.min_blocks - room) * block_bytes
         tokens = room * wish.block_tokens
         raise DeviceMemoryError(
             f"a cache of {format_bytes(wish.min_blocks * block_bytes)} beside the trunk",
-            missing,
-            fix=f"choose a context of {tokens} tokens or less (--ctx), --kv-type q8_0, fewer requests "
-            "where the model has recurrent layers (--max-requests), or --trunk-device cpu",
+            (wish.min_blocks - room) * block_bytes,
+            fix=f"choose a context of at most {tokens} tokens (--ctx), --kv-type q8_0, fewer requests where "
+            "layers have recurrent state (--max-requests), or --trunk-device cpu",
         )
     return min(wish.num_blocks, room)
+
+
+def _block(spec: ModelSpec, wish: CacheWish) -> CacheShape:
+    return CacheShape(wish.type, 1, wish.block_tokens, spec.num_kv_heads, spec.head_dim)
+
+
+def _take_cache(streams: DeviceStreams, spec: ModelSpec, wish: CacheWish) -> DeviceKVPool:
+    num_blocks = blocks_that_fit(spec, streams.free_bytes(), wish)
+    own_blocks = dict.fromkeys(range(spec.num_layers), num_blocks)
+    if wish.window_blocks:
+        own_blocks |= dict.fromkeys(spec.window_layers, wish.window_blocks)
+    own_blocks |= dict.fromkeys(spec.recurrent_layers, 0)
+    return DeviceKVPool(streams, replace(_block(spec, wish), num_blocks=num_blocks), own_blocks)

@@ -90,9 +90,10 @@ def attend(
     if weights.gate is not None:
         products, gates = _split_gates(kernels, weights.gate, products, normed, cache, prompt)
     q, k, v = _heads(dense, weights, products, cache.shape.head_dim)
-    dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, chunk.kv_slots)
+    places = chunk.places(window=weights.window > 0)
+    dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, places.slots)
     rule = Attending(weights.scale, window=weights.window)
-    attended = dense.attention(q, chunk.positions, chunk.segments, cache, rule)
+    attended = dense.attention(q, chunk.positions, places.segments, cache, rule)
     if weights.gate is not None and gates is not None:
         rows = attended.reshape(-1, attended.shape[-1])
         attended = dense.gate(rows, gates, weights.gate.activation)

@@ -10,19 +10,24 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from thermocline.config import MemoryConfig
+from thermocline.kv.blocks import window_blocks
 from thermocline.models.footprint import measure_footprint
+from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from thermocline.kernels.cache_format import CacheType
     from thermocline.modelfile.layout import TensorInfo
-    from thermocline.models.spec import ModelSpec
+    from thermocline.models.spec import ModelSpec, WindowSpec
 
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
 _EXPERTS: Final = "_exps."
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUTS: Final = ("output.weight", "output_norm.weight")
+_IN_FLIGHT_TOKENS: Final = 1024
+"""Two chunks of 512."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,8 @@ class LayerSizes:
     trunk: everything but routed experts. kv_per_token: keys and values of one token in the cache's own type,
     0 where the layer keeps none. expert: one routed expert, 0 without. layout: the formats of an expert's
     matrices; experts of one layout take slots of one size. state: what one sequence leaves behind in a
-    recurrent layer, however long it is.
+    recurrent layer, however long it is. max_kv_tokens: of how many tokens of a sequence it keeps keys and values
+    at most, where it has a sliding window.
     """
 
     trunk: int
@@ -40,6 +46,12 @@ class LayerSizes:
     expert: int
     layout: str
     state: int = 0
+    max_kv_tokens: int | None = None
+
+    def kv(self, num_tokens: int) -> int:
+        """Keys and values of a sequence of so many tokens, or its state."""
+        kept = num_tokens if self.max_kv_tokens is None else min(num_tokens, self.max_kv_tokens)
+        return kept * self.kv_per_token + self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +90,22 @@ class ModelSizes:
         return self.trunk + self.embedding + self.routed
 
     def kv(self, num_tokens: int) -> int:
-        """Keys and values of so many tokens in all layers that keep them, and a sequence's state in the others."""
-        return sum(num_tokens * layer.kv_per_token + layer.state for layer in self.layers)
+        """Keys and values of a sequence of so many tokens in all layers that keep them, and its state in the others."""
+        return sum(layer.kv(num_tokens) for layer in self.layers)
 
 
 def measure_sizes(
-    tensors: Iterable[TensorInfo], spec: ModelSpec, cache_type: CacheType
+    tensors: Iterable[TensorInfo],
+    spec: ModelSpec,
+    cache_type: CacheType,
+    *,
+    in_flight_tokens: int = _IN_FLIGHT_TOKENS,
 ) -> ModelSizes:
-    """Return the sizes of the model that consists of `tensors`."""
+    """Return the sizes of the model that consists of `tensors`.
+
+    in_flight_tokens: prompt tokens of a sequence that are computed at a time, which layers with a sliding
+    window keep besides their window.
+    """
     table = tuple(tensors)
     trunk, formats = [0] * spec.num_layers, defaultdict[int, list[str]](list)
     embedding = output = 0
@@ -104,7 +124,8 @@ def measure_sizes(
         embedding, output = 0, output + embedding
     expert_bytes = measure_footprint(table, spec.router).expert_bytes
     kv_per_token = 2 * spec.num_kv_heads * cache_type.row_bytes(spec.head_dim)
-    recurrent = set(spec.recurrent_layers)
+    recurrent, windows = set(spec.recurrent_layers), set(spec.window_layers)
+    max_kv_tokens = None if spec.window is None else _max_kv_tokens(spec.window, in_flight_tokens)
     layers = tuple(
         LayerSizes(
             trunk=trunk[n],
@@ -112,6 +133,7 @@ def measure_sizes(
             expert=expert_bytes[n] if n < len(expert_bytes) else 0,
             layout=" ".join(sorted(formats[n])),
             state=spec.delta.state_bytes if spec.delta is not None and n in recurrent else 0,
+            max_kv_tokens=max_kv_tokens if n in windows else None,
         )
         for n in range(spec.num_layers)
     )
@@ -124,3 +146,9 @@ def measure_sizes(
         router.num_experts_used,
         spec.hidden_size,
     )
+
+
+def _max_kv_tokens(window: WindowSpec, in_flight_tokens: int) -> int:
+    block_tokens = MemoryConfig().block_tokens
+    num_blocks = window_blocks(window.num_tokens, block_tokens)
+    return (num_blocks + ceil_div(in_flight_tokens, block_tokens)) * block_tokens

@@ -96,10 +96,18 @@ class ModelSpec:
     @property
     def recurrent_layers(self) -> tuple[LayerIndex, ...]:
         """Layers with recurrent state instead of keys and values."""
-        kinds = enumerate(self.layer_kinds)
-        return tuple(LayerIndex(index) for index, kind in kinds if kind is LayerKind.RECURRENT)
+        return self._layers_of(LayerKind.RECURRENT)
+
+    @property
+    def window_layers(self) -> tuple[LayerIndex, ...]:
+        """Layers whose tokens see only the last ones."""
+        return self._layers_of(LayerKind.WINDOW)
 
     @property
     def attention_scale(self) -> float:
         """What attention scores are multiplied with."""
         return math.pow(self.head_dim, -0.5)
+
+    def _layers_of(self, wanted: LayerKind) -> tuple[LayerIndex, ...]:
+        kinds = enumerate(self.layer_kinds)
+        return tuple(LayerIndex(index) for index, kind in kinds if kind is wanted)

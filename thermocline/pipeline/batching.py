@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from thermocline.messages import Chunk, ChunkId, Segment, SegmentKind
+from thermocline.messages import CachePlaces, Chunk, ChunkId, Segment, SegmentKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,19 +30,26 @@ class Run(NamedTuple):
 
 def build_chunk(chunk: ChunkId, kind: SegmentKind, runs: Sequence[Run], block_tokens: int) -> Chunk:
     """Return the chunk of these runs, one segment each, in their order."""
-    segments = []
+    segments, window_segments = [], []
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
+    window_slots: list[int] = []
     logits_rows: list[int] = []
     for request, start, end, num_logits, state in runs:
-        row, length, blocks = len(token_ids), end - start, request.blocks
-        table = request.table[: len(blocks)]
-        segments.append(Segment(request.id, row, length, kind, table, num_logits, state))
+        row, length, num_blocks = len(token_ids), end - start, len(request.blocks)
+        table = request.table[:num_blocks]
+        segment = Segment(request.id, row, length, kind, table, num_logits, state)
+        segments.append(segment)
         token_ids += request.known[start:end]
-        for position in range(start, end):
-            positions.append(position)
-            slots.append(blocks[position // block_tokens] * block_tokens + position % block_tokens)
+        positions += range(start, end)
+        slots += _slots(request.blocks, range(start, end), block_tokens)
+        if request.window_table is not None:
+            table = request.window_table[:num_blocks]
+            window_segments.append(segment._replace(block_table=table))
+            behind = request.num_behind * block_tokens
+            seen = range(start - behind, end - behind)
+            window_slots += _slots(request.window_blocks, seen, block_tokens)
         logits_rows += range(row + length - num_logits, row + length)
     return Chunk(
         chunk,
@@ -52,4 +59,11 @@ def build_chunk(chunk: ChunkId, kind: SegmentKind, runs: Sequence[Run], block_to
         np.array(slots, np.int32),
         np.array(logits_rows, np.int32),
         any(run.request.wants_routing for run in runs),
+        CachePlaces(np.array(window_slots, np.int32), tuple(window_segments))
+        if window_segments
+        else None,
     )
+
+
+def _slots(blocks: Sequence[int], positions: range, block_tokens: int) -> list[int]:
+    return [blocks[at // block_tokens] * block_tokens + at % block_tokens for at in positions]

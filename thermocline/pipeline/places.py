@@ -123,10 +123,13 @@ class Places:
         above = [other for other in self._running if other.rank < request.rank]
         footprints = sum(map(self._blocks.footprint, above))
         growth = footprints - sum(len(other.blocks) for other in above)
-        can_fit = footprints + self._blocks.footprint(request) <= self._blocks.num_blocks
+        can_fit = footprints + self._blocks.footprint(
+            request
+        ) <= self._blocks.num_blocks and self._blocks.windows_fit((*above, request))
         while True:
             prefix = self._blocks.find_prefix(request)
-            if self._blocks.num_missing(request, prefix) + growth <= 0:
+            has_blocks = self._blocks.num_missing(request, prefix) + growth <= 0
+            if has_blocks and self._blocks.windows_fit((*self._running, request)):
                 return prefix
             if not can_fit or not self._make_room(request):
                 return None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thermocline.kv.blocks import BlockAllocator
     from thermocline.messages import IntArray, StateUse
     from thermocline.pipeline.request_states import RequestStates
+    from thermocline.pipeline.request_windows import RequestWindows
     from thermocline.pipeline.requests import Request
 
 
@@ -36,6 +37,9 @@ class CacheSnapshot:
     """Known tokens of the requests that looked for a computed prefix."""
     total_hit_tokens: int
     """Those of them that were found computed."""
+    num_window_blocks: int = 0
+    """Of layers with a sliding window, where they have blocks of their own."""
+    num_held_window_blocks: int = 0
 
 
 class RequestBlocks:
@@ -48,8 +52,11 @@ class RequestBlocks:
         shares_prefixes: bool,
         kinds_differ: bool,
         states: RequestStates | None = None,
+        windows: RequestWindows | None = None,
     ) -> None:
-        """states: None where no layer is recurrent."""
+        """states: None where no layer is recurrent. windows: None where layers with a sliding window, if there
+        are any, keep all tokens.
+        """
         self.num_blocks = allocator.num_blocks
         self.block_tokens = allocator.block_tokens
         """Positions of a block."""
@@ -58,11 +65,13 @@ class RequestBlocks:
         self._shares_prefixes = shares_prefixes
         self._kinds_differ = kinds_differ
         self._states = states
+        self._windows = windows
         self._total_queried_tokens = 0
         self._total_hit_tokens = 0
 
     def __repr__(self) -> str:
-        return f"RequestBlocks({self._allocator}, {self._cache})"
+        windows = "" if self._windows is None else f", {self._windows}"
+        return f"RequestBlocks({self._allocator}, {self._cache}{windows})"
 
     def snapshot(self) -> CacheSnapshot:
         """Return the present numbers."""
@@ -75,11 +84,17 @@ class RequestBlocks:
             total_evicted_blocks=self._cache.statistics().total_evicted,
             total_queried_tokens=self._total_queried_tokens,
             total_hit_tokens=self._total_hit_tokens,
+            num_window_blocks=0 if self._windows is None else self._windows.num_blocks,
+            num_held_window_blocks=0 if self._windows is None else self._windows.num_held,
         )
 
     def new_table(self, max_total_tokens: int) -> IntArray:
         """Return an empty block table for a request of at most so many tokens."""
         return np.zeros(self._allocator.blocks_for(max_total_tokens), np.int32)
+
+    def new_window_table(self, max_total_tokens: int) -> IntArray | None:
+        """The same for layers with a sliding window, where they have blocks of their own."""
+        return None if self._windows is None else self.new_table(max_total_tokens)
 
     def footprint(self, request: Request) -> int:
         """Return the blocks that all known tokens need, and one for the tokens that come next."""
@@ -99,9 +114,8 @@ class RequestBlocks:
             if block is None:
                 break
             found.append(block)
-        if self._states is not None:
-            while found and not self._states.is_findable(self._key(request, len(found) - 1)):
-                found.pop()
+        while found and not self._can_begin_after(request, found):
+            found.pop()
         return found
 
     def num_missing(self, request: Request, prefix: Sequence[int]) -> int:
@@ -109,6 +123,10 @@ class RequestBlocks:
         num_idle = sum(self._cache.is_idle(block) for block in prefix)
         needed = self.footprint(request) - len(prefix)
         return needed - (self._cache.num_available - num_idle)
+
+    def windows_fit(self, requests: Iterable[Request]) -> bool:
+        """Whether these requests may run side by side, as far as layers with a sliding window go."""
+        return self._windows is None or self._windows.fits(map(self.footprint, requests))
 
     def start(self, request: Request, prefix: Sequence[int]) -> None:
         """Share a prefix from `find_prefix`: its tokens count as computed."""
@@ -120,6 +138,8 @@ class RequestBlocks:
         if self._states is not None:
             key = self._key(request, len(prefix) - 1) if prefix else None
             self._states.start(request, num_tokens, key)
+        if self._windows is not None:
+            self._windows.start(request, len(prefix))
         request.num_published = len(prefix)
         request.scheduled = request.computed = num_tokens
         if self._shares_prefixes and request.may_share:
@@ -141,25 +161,25 @@ class RequestBlocks:
         return self._states.use(request, start, saves)
 
     def extend(self, request: Request) -> bool:
-        """Give the request one more block of its own; False when every one is held."""
+        """Give the request one more block of its own in every layer; False when every one is held."""
+        if self._windows is not None and not self._windows.has_room:
+            return False
         block = self._cache.take()
         if block is None:
             return False
         self._append(request, block)
+        if self._windows is not None:
+            self._windows.extend(request)
         return True
 
-    def publish(self, request: Request) -> None:
-        """Make the request's blocks findable that are full and computed by now."""
-        if not self._shares_prefixes:
-            return
-        num_full = request.computed // self.block_tokens
-        for index in range(request.num_published, num_full):
-            key = self._key(request, index)
-            parent = request.keys[index - 1] if index else request.root
-            self._cache.publish(request.blocks[index], key, parent)
-        request.num_published = num_full
-        if self._states is not None:
-            self._states.publish(request)
+    def settle(self, request: Request) -> None:
+        """Make the request's blocks findable that are full and computed by now; take back what it will not
+        see again.
+        """
+        if self._shares_prefixes:
+            self._publish(request)
+        if self._windows is not None:
+            self._windows.let_go(request)
 
     def give_back(self, request: Request) -> None:
         """Take all blocks from a request without chunks in flight; nothing of it is computed then."""
@@ -167,6 +187,8 @@ class RequestBlocks:
         self._cache.release(request.blocks, request.keys[: request.num_published])
         if self._states is not None:
             self._states.give_back(request)
+        if self._windows is not None:
+            self._windows.give_back(request)
         request.num_ever_computed = max(request.num_ever_computed, request.computed)
         request.blocks = []
         # Chunks that returned may still be looked at: their tables stay as they were.
@@ -179,6 +201,8 @@ class RequestBlocks:
         requests = tuple(requests)
         if self._states is not None:
             self._states.check_integrity(requests)
+        if self._windows is not None:
+            self._windows.check_integrity(requests)
         held = Counter[int]()
         writable: list[int] = []
         for request in requests:
@@ -195,6 +219,26 @@ class RequestBlocks:
 
     def _key(self, request: Request, index: int) -> bytes:
         return request.key(index, self.block_tokens, kinds_differ=self._kinds_differ)
+
+    def _can_begin_after(self, request: Request, found: list[int]) -> bool:
+        """Whether layers that do not keep all tokens can go on after these blocks; may cut their end off."""
+        if self._windows is not None:
+            del found[self._windows.num_usable(request, len(found)) :]
+        if self._states is None or not found:
+            return True
+        return self._states.is_findable(self._key(request, len(found) - 1))
+
+    def _publish(self, request: Request) -> None:
+        num_full = request.computed // self.block_tokens
+        for index in range(request.num_published, num_full):
+            key = self._key(request, index)
+            parent = request.keys[index - 1] if index else request.root
+            self._cache.publish(request.blocks[index], key, parent)
+            if self._windows is not None:
+                self._windows.publish(request, index)
+        request.num_published = num_full
+        if self._states is not None:
+            self._states.publish(request)
 
     def _append(self, request: Request, block: int) -> None:
         request.table[len(request.blocks)] = block

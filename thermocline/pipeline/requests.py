@@ -47,6 +47,14 @@ class Request:
     """The tokens that a snapshot stands for, and its slot, until they are followed by computed ones."""
     saves: list[tuple[int, bytes]] = field(default_factory=list)
     """Snapshots on their way: after how many tokens, under which key."""
+    window_table: IntArray | None = None
+    """As `table`, of layers with a sliding window; None where they have no blocks of their own."""
+    window_blocks: list[int] = field(default_factory=list)
+    """Their blocks from the `num_behind`th to the last."""
+    num_behind: int = 0
+    """Blocks, from the first, that no token to come sees in those layers."""
+    num_shared: int = 0
+    """Blocks, from the first, that it shared when it started."""
     num_published: int = 0
     """Blocks, from the first, whose content is computed and findable."""
     scheduled: int = 0

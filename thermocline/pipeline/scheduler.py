@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from thermocline.kv.blocks import BlockAllocator
     from thermocline.messages import Chunk
     from thermocline.pipeline.request_states import RequestStates
+    from thermocline.pipeline.request_windows import RequestWindows
 
 
 class CaughtUp(NamedTuple):
@@ -83,9 +84,11 @@ class Scheduler:
         *,
         kinds_differ: bool = True,
         states: RequestStates | None = None,
+        windows: RequestWindows | None = None,
     ) -> None:
         """kinds_differ: decoded tokens have another arithmetic than prompt tokens, and must not be
-        shared with them. states: recurrent ones, where a layer has them.
+        shared with them. states: recurrent ones, where a layer has them. windows: blocks of layers with a
+        sliding window, where there are any.
         """
         assert config.prefill_chunk_tokens >= 1, "the size of chunks is chosen before"
         self.prompt_tokens_limit = config.prefill_chunk_tokens
@@ -96,6 +99,7 @@ class Scheduler:
             shares_prefixes=config.prefix_cache,
             kinds_differ=kinds_differ,
             states=states,
+            windows=windows,
         )
         self._places = Places(self._blocks)
         self._max_context_tokens = min(
@@ -193,6 +197,7 @@ class Scheduler:
             wants_all_logits=wants_all_logits,
             wants_routing=wants_routing,
             table=self._blocks.new_table(max_total_tokens),
+            window_table=self._blocks.new_window_table(max_total_tokens),
             root=root_key(cache_salt),
         )
         self._requests[request] = entry
@@ -230,7 +235,7 @@ class Scheduler:
             if not request.finished:
                 request.computed += segment.length
                 if request.computed >= (request.num_published + 1) * block_tokens:
-                    self._blocks.publish(request)
+                    self._blocks.settle(request)
                 if request.computed == len(request.known):
                     caught_up.append(CaughtUp(request.id, num_rows - 1))
                     self._total_output_tokens += (

@@ -71,7 +71,7 @@ def cache_of(spec, cache_type):
         spec.num_kv_heads,
         spec.head_dim,
         cache_type,
-        without=spec.recurrent_layers,
+        own_blocks=dict.fromkeys(spec.recurrent_layers, 0),
     )
     states = spec.delta and StatePool(spec.recurrent_layers, 4, spec.delta)
     for layer in spec.recurrent_layers:

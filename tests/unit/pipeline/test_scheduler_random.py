@@ -9,10 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.cache_model import CacheModel, ModelRequest
 from thermocline.config import SchedulerConfig
-from thermocline.kv.blocks import BlockAllocator
+from thermocline.kv.blocks import BlockAllocator, window_blocks
 from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import RequestId
 from thermocline.pipeline.request_states import RequestStates
+from thermocline.pipeline.request_windows import RequestWindows
 from thermocline.pipeline.scheduler import Scheduler
 
 
@@ -28,6 +29,9 @@ class AnySchedule(RuleBasedStateMachine):
         kinds_differ=st.booleans(),
         num_snapshots=st.sampled_from([None, None, 0, 1, 4]),
         distance=st.integers(1, 8),
+        window=st.sampled_from([None, 1, 2, 3, 5, 8, 30]),
+        max_windows=st.integers(1, 4),
+        spare_blocks=st.integers(0, 3),
     )
     def start(
         self,
@@ -39,8 +43,11 @@ class AnySchedule(RuleBasedStateMachine):
         kinds_differ,
         num_snapshots,
         distance,
+        window,
+        max_windows,
+        spare_blocks,
     ):
-        """A cache of few blocks, with or without recurrent states, and some chunks in flight."""
+        """A cache of few blocks, with or without recurrent states and windows, and some chunks in flight."""
         config = SchedulerConfig(
             prefill_chunk_tokens=8, max_prompt_chunks=max_prompt_chunks, prefix_cache=prefix_cache
         )
@@ -48,11 +55,18 @@ class AnySchedule(RuleBasedStateMachine):
         states = None
         if num_snapshots is not None:
             states = RequestStates(StateSlots(8, num_snapshots), distance)
-        scheduler = Scheduler(config, allocator, 24, kinds_differ=kinds_differ, states=states)
+        windows = None
+        if window is not None:
+            most = max_windows * window_blocks(window, block_tokens) + spare_blocks
+            allocated = BlockAllocator(min(num_blocks, most), block_tokens)
+            windows = RequestWindows(allocated, window, max_windows)
+        scheduler = Scheduler(
+            config, allocator, 24, kinds_differ=kinds_differ, states=states, windows=windows
+        )
         self.max_tokens = min(24, num_blocks * block_tokens)
         self.max_prompt_chunks = max_prompt_chunks
         self.credits = credits_
-        self.model = CacheModel(scheduler, block_tokens, kinds_differ=kinds_differ)
+        self.model = CacheModel(scheduler, block_tokens, kinds_differ=kinds_differ, window=window)
 
     @precondition(lambda self: len(self.model.scheduler._requests) < 8)
     @rule(

@@ -6,6 +6,7 @@ multiplied as a matrix. Knows no request.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from thermocline.kernels.cache_format import CacheType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.delta_contract import DeltaShape
@@ -91,10 +92,19 @@ class DeviceLayerCache:
 class DeviceKVPool:
     """Owns the keys and values of all layers that have them."""
 
-    def __init__(self, streams: DeviceStreams, layers: Iterable[int], shape: CacheShape) -> None:
-        """Take all memory at once. Raises torch.OutOfMemoryError."""
+    def __init__(
+        self, streams: DeviceStreams, shape: CacheShape, num_blocks: Mapping[int, int]
+    ) -> None:
+        """Take all memory at once. num_blocks: by layer, 0 where there are no keys and values.
+
+        Raises torch.OutOfMemoryError.
+        """
         self.shape = shape
-        self._layers = {layer: DeviceLayerCache(streams, shape) for layer in layers}
+        self._layers = {
+            layer: DeviceLayerCache(streams, replace(shape, num_blocks=own))
+            for layer, own in num_blocks.items()
+            if own
+        }
 
     def __repr__(self) -> str:
         return f"DeviceKVPool({len(self._layers)} layers, {self.shape.num_blocks} blocks)"

@@ -95,8 +95,8 @@ class DeviceAttention:
             q, gates = self._split_gates(self._gate, q, normed)
         q, k, v = self._heads(q, k, v)
         rope = self._rope.at(inputs.positions)
-        cache.append(inputs.slots, rotate(k, rope), v)
-        spans = inputs.attention[self._window]
+        slots, spans = inputs.attention[self._window]
+        cache.append(slots, rotate(k, rope), v)
         attended = attention(rotate(q, rope), spans, cache, self._scale, self._window)
         if self._gate is not None and gates is not None:
             rows = attended.reshape(gates.shape[0], -1)

@@ -6,7 +6,7 @@ One array, so that one copy brings it there, and so that a captured step finds i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,8 @@ class StepShape:
         tables = sum(
             span.sequences * (span.width + 1) for spans in self.attention for span in spans
         )
-        return 2 * self.num_tokens + tables + sum(span.sequences for span in self.delta)
+        states = sum(span.sequences for span in self.delta)
+        return (1 + len(self.windows)) * self.num_tokens + tables + states
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +67,13 @@ class AttendSpan:
     first: torch.Tensor
 
 
+class AttendInputs(NamedTuple):
+    """What layers with one window need. slots: int64 [T], where keys and values go."""
+
+    slots: torch.Tensor
+    spans: tuple[AttendSpan, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaSpan:
     """Some sequences' rows, and the slots of their states, int64 [sequences], different from each other.
@@ -80,11 +88,10 @@ class DeltaSpan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInputs:
-    """The array, cut. positions, slots: int64 [T]; attention: the spans by window."""
+    """The array, cut. positions: int64 [T]; attention: by window."""
 
     positions: torch.Tensor
-    slots: torch.Tensor
-    attention: dict[int, tuple[AttendSpan, ...]]
+    attention: dict[int, AttendInputs]
     delta: tuple[DeltaSpan, ...]
 
 
@@ -93,7 +100,7 @@ def cut_inputs(
 ) -> StepInputs:
     """Return views of `numbers`, int64 [shape.num_numbers]. saves: of each delta span, none if not given.
 
-    The order: positions, slots; for every window and span the tables, then the first positions; state slots.
+    The order: positions; for every window slots, then of every span tables and first positions; state slots.
     """
     place = 0
 
@@ -105,17 +112,14 @@ def cut_inputs(
         place += count
         return numbers[start:place].view(*dims)
 
-    positions, slots = take(shape.num_tokens), take(shape.num_tokens)
+    positions = take(shape.num_tokens)
+
+    def attend_span(span: SpanShape) -> AttendSpan:
+        mine = positions[span.rows].view(span.sequences, span.length)
+        return AttendSpan(span, mine, take(span.sequences, span.width), take(span.sequences))
+
     attention = {
-        window: tuple(
-            AttendSpan(
-                span,
-                positions[span.rows].view(span.sequences, span.length),
-                take(span.sequences, span.width),
-                take(span.sequences),
-            )
-            for span in spans
-        )
+        window: AttendInputs(take(shape.num_tokens), tuple(map(attend_span, spans)))
         for window, spans in zip(shape.windows, shape.attention, strict=True)
     }
     copies = saves or ((),) * len(shape.delta)
@@ -123,4 +127,4 @@ def cut_inputs(
         DeltaSpan(span, take(span.sequences), mine)
         for span, mine in zip(shape.delta, copies, strict=True)
     )
-    return StepInputs(positions, slots, attention, delta)
+    return StepInputs(positions, attention, delta)
