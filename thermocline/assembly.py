@@ -5,7 +5,7 @@ Everything is made here and handed over complete; no part looks for another.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -161,9 +161,8 @@ def _build(
     template = TemplateHolder(
         file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
     )
-    grammars = Grammars(tokenizer)
     owned.callback(template.close)
-    owned.callback(grammars.close)
+    grammars = owned.enter_context(closing(Grammars(tokenizer)))
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)

@@ -32,8 +32,8 @@ def open_device_trunk(
         from thermocline.models.device_trunk import DeviceTrunk, has_room
     except ImportError as error:
         raise ConfigError(
-            f"--trunk-device {kind} needs torch ({error}): install it (pip install thermocline[gpu]), or "
-            "choose --trunk-device cpu"
+            f"--trunk-device {kind} needs torch and Triton ({error}): install them (pip install thermocline[gpu]), "
+            "or choose --trunk-device cpu"
         ) from error
     streams = owned.enter_context(DeviceStreams.open("cuda" if kind == "auto" else kind))
     if kind == "auto" and not has_room(model, streams.free_bytes(), wish):

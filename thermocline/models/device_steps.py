@@ -73,7 +73,7 @@ def plan_step(chunk: Chunk, rules: StepRules) -> StepPlan:
         runs = cut_runs(chunk)
         delta, saves = _delta_spans(runs, together=together)
         parts.append(runs[:, 2])
-    shape = StepShape(chunk.num_tokens, rules.windows, tuple(attention), delta)
+    shape = StepShape(chunk.num_tokens, chunk.is_prompt, rules.windows, tuple(attention), delta)
     numbers = np.concatenate(parts).astype(np.int64)
     begins = _begins(chunk) if rules.is_recurrent else ()
     return StepPlan(shape, numbers, together, begins, saves)

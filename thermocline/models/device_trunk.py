@@ -104,7 +104,7 @@ class DeviceTrunk:
         try:
             with self._streams.computing():
                 normed = rms_norm(self._streams.upload(x), self._output_norm, self.spec.rms_epsilon)
-                logits = self._output.multiply(normed)
+                logits = self._output.multiply(normed, prompt=prompt)
                 host = self._streams.host_empty(*logits.shape, dtype=torch.float32)
                 host.copy_(logits, non_blocking=True)
                 self._streams.finish(spin=not prompt)

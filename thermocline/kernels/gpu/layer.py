@@ -89,10 +89,10 @@ class DeviceAttention:
     ) -> torch.Tensor:
         """Return x plus attention over it; the chunk's keys and values are in the cache afterwards."""
         normed = rms_norm(x, self._norm, self._epsilon)
-        q, k, v = (weight.multiply(normed) for weight in self._products)
+        q, k, v = (weight.multiply(normed, prompt=inputs.is_prompt) for weight in self._products)
         gates = None
         if self._gate is not None:
-            q, gates = self._split_gates(self._gate, q, normed)
+            q, gates = self._split_gates(self._gate, q, normed, prompt=inputs.is_prompt)
         q, k, v = self._heads(q, k, v)
         rope = self._rope.at(inputs.positions)
         slots, spans = inputs.attention[self._window]
@@ -101,17 +101,18 @@ class DeviceAttention:
         if self._gate is not None and gates is not None:
             rows = attended.reshape(gates.shape[0], -1)
             attended = gate(rows, gates, self._gate.activation)
-        return x + self._output.multiply(attended.reshape(len(x), -1))
+        attended = attended.reshape(len(x), -1)
+        return x + self._output.multiply(attended, prompt=inputs.is_prompt)
 
     def _split_gates(
-        self, given: _Gate, q: torch.Tensor, normed: torch.Tensor
+        self, given: _Gate, q: torch.Tensor, normed: torch.Tensor, *, prompt: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q without what belongs to the gate, and its numbers [T * heads, 1 or head_dim]."""
         if given.weight is None:
             pairs = q.view(-1, 2, self._head_dim)
             return pairs[:, 0].reshape(len(q), -1), pairs[:, 1]
         num_heads = q.shape[1] // self._head_dim
-        return q, given.weight.multiply(normed).view(len(q) * num_heads, -1)
+        return q, given.weight.multiply(normed, prompt=prompt).view(len(q) * num_heads, -1)
 
     def _heads(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
@@ -155,8 +156,10 @@ class DeviceDelta:
     def __call__(self, x: torch.Tensor, inputs: StepInputs, states: DeviceStates) -> torch.Tensor:
         """Return x plus the delta rule over it; the sequences' states move on."""
         normed = rms_norm(x, self._norm, self._rule.epsilon)
-        given = DeltaTokens(*(weight.multiply(normed) for weight in self._products))
-        return x + self._output.multiply(delta_rule(given, self._rule, inputs.delta, states))
+        prompt = inputs.is_prompt
+        given = DeltaTokens(*(weight.multiply(normed, prompt=prompt) for weight in self._products))
+        out = delta_rule(given, self._rule, inputs.delta, states)
+        return x + self._output.multiply(out, prompt=prompt)
 
 
 class _Shared:
@@ -169,11 +172,13 @@ class _Shared:
         )
         self._weight = None if given.gate is None else load.matrix(given.gate, exact=True)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = self._down.multiply(functional.silu(self._gate.multiply(x)) * self._up.multiply(x))
+    def __call__(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
+        inner = functional.silu(self._gate.multiply(x, prompt=prompt))
+        inner = inner * self._up.multiply(x, prompt=prompt)
+        out = self._down.multiply(inner, prompt=prompt)
         if self._weight is None:
             return out
-        return gate(out, self._weight.multiply(x), Activation.SIGMOID)
+        return gate(out, self._weight.multiply(x, prompt=prompt), Activation.SIGMOID)
 
 
 class _Router:
@@ -191,8 +196,8 @@ class _Router:
             None if rule.bias is None else load.vector(rule.bias),
         )
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return route(self._matrix.multiply(x), self.rule)
+    def __call__(self, x: torch.Tensor, *, prompt: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(self._matrix.multiply(x, prompt=prompt), self.rule)
 
 
 class DeviceLayer:
@@ -233,7 +238,8 @@ class DeviceLayer:
             assert isinstance(memory, DeviceLayerCache), "a layer that attends has a cache"
             x = self._mixer(x, inputs, memory)
         normed = rms_norm(x, self._norm, self._epsilon)
-        residual = x if self._shared is None else x + self._shared(normed)
+        prompt = inputs.is_prompt
+        residual = x if self._shared is None else x + self._shared(normed, prompt=prompt)
         if self._router is None:
             return LayerOutput(residual, normed, None, None)
-        return LayerOutput(residual, normed, *self._router(normed))
+        return LayerOutput(residual, normed, *self._router(normed, prompt=prompt))

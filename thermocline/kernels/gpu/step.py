@@ -39,6 +39,7 @@ class StepShape:
     """
 
     num_tokens: int
+    is_prompt: bool
     windows: tuple[int, ...]
     attention: tuple[tuple[SpanShape, ...], ...]
     delta: tuple[SpanShape, ...] = ()
@@ -90,6 +91,7 @@ class DeltaSpan:
 class StepInputs:
     """The array, cut. positions: int64 [T]; attention: by window."""
 
+    is_prompt: bool
     positions: torch.Tensor
     attention: dict[int, AttendInputs]
     delta: tuple[DeltaSpan, ...]
@@ -127,4 +129,4 @@ def cut_inputs(
         DeltaSpan(span, take(span.sequences), mine)
         for span, mine in zip(shape.delta, copies, strict=True)
     )
-    return StepInputs(positions, attention, delta)
+    return StepInputs(shape.is_prompt, positions, attention, delta)
