@@ -65,7 +65,8 @@ class _Numbers:
             return numbers
         units = self._blocks(self._units, tables).unsqueeze(-1)
         blocks = numbers.view(*numbers.shape[:-1], -1, _QUANT_BLOCK)
-        return (blocks.half() * units).flatten(-2)
+        wide = (blocks * units.float()).clamp_(-_MAX_HALF, _MAX_HALF)
+        return wide.half().flatten(-2)
 
     def _blocks(self, stored: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
         blocks = stored.view(-1, self._block_tokens, *stored.shape[1:])
