@@ -111,9 +111,7 @@ def test_attention_is_the_twins(streams, cache_type, kind, spans, window, block_
     chunk = chunk_of(spans, kind, block_tokens)
     fill(np.random.default_rng(2), caches, chunk, block_tokens)
     rule = Attending(0.2, window=window)
-    compare(
-        streams, caches, chunk, rule, 6, TOLERANCE.get(cache_type, "device/attention float16")
-    )
+    compare(streams, caches, chunk, rule, 6, TOLERANCE.get(cache_type, "device/attention float16"))
 
 
 def test_rows_taken_in_pieces_change_nothing(streams, monkeypatch):
