@@ -61,7 +61,7 @@ class DeviceTrunk:
         spec, parts = model.spec, model.trunk
         with streams.computing():
             load = MatrixLoader(streams, kernels.decode_rows)
-            ropes = _rope_tables(kernels, load, parts, spec.context_length)
+            ropes = _rope_tables(kernels, load, parts, wish.min_blocks * wish.block_tokens)
             self._layers = tuple(
                 DeviceLayer(load, layer, None if rope is None else ropes[rope], spec.head_dim)
                 for layer, rope in zip(parts.layers, parts.ropes, strict=True)

@@ -1,4 +1,4 @@
-"""The gated delta rule on a device, in float32, token by token in the order of positions.
+"""The gated delta rule on a device, in float32: a piece of each sequence's tokens at a time, as matrices.
 
 The twin of `kernels.delta_reference`. Knows no request; waits for nothing, so that it can be captured.
 """
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from thermocline.kernels.gpu.step import DeltaSpan
 
 _LENGTH_EPSILON = 1e-6
+# Tokens at a time: the work between them grows with the square, the steps shrink with their number.
+_PIECE_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,23 +81,53 @@ def _run(
         for part in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
     )  # [sequences, length, value_heads, key_dim]
     v = mixed[..., 2 * key_width :].reshape(*dims, shape.value_dim)
-    decay = torch.exp(functional.softplus(given.alpha + rule.step_bias) * rule.decay)
+    log_decay = functional.softplus(given.alpha + rule.step_bias) * rule.decay
     rate = torch.sigmoid(given.beta)
     state = states.recurrent[slots]  # [sequences, value_heads, key_dim, value_dim]
     reads = []
-    for token in range(length):
-        state = state * decay[:, token, :, None, None]
-        key = k[:, token, :, :, None]
-        known = (state * key).sum(dim=2)
-        change = (v[:, token] - known) * rate[:, token, :, None]
-        state = state + key * change[:, :, None, :]
-        reads.append((state * q[:, token, :, :, None]).sum(dim=2))
+    for start in range(0, length, _PIECE_TOKENS):
+        part = slice(start, start + _PIECE_TOKENS)
+        piece = _Piece(q[:, part], k[:, part], v[:, part], log_decay[:, part], rate[:, part])
+        read, state = _move_on(piece, state)
+        reads.append(read)
     states.recurrent[slots] = state
-    read = torch.stack(reads, dim=1) * shape.key_dim**-0.5
+    read = torch.cat(reads, dim=1) * shape.key_dim**-0.5
     power = read.square().mean(dim=-1, keepdim=True)
     normed = read * torch.rsqrt(power + rule.epsilon) * rule.gain
     out: torch.Tensor = normed.flatten(-2) * functional.silu(given.z)
     return out
+
+
+class _Piece(NamedTuple):
+    """Some tokens, [sequences, tokens, value_heads, ...]: q, k, v with a last axis, the others without."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    rate: torch.Tensor
+
+
+def _move_on(piece: _Piece, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a piece's tokens read, [sequences, tokens, value_heads, value_dim], and the state after them.
+
+    A token t changes the state by k_t u_t', where u_t = rate_t (v_t - what the state before it, decayed, holds
+    under k_t). The state holds the changes of earlier tokens, so the u of a piece solve one triangular system.
+    """
+    q, k, v, log_decay, rate = (part.transpose(1, 2) for part in piece)  # heads before tokens
+    gone = log_decay.cumsum(dim=-1)
+    tokens = gone.shape[-1]
+    later = torch.ones((tokens, tokens), dtype=torch.bool, device=gone.device).triu(1)
+    between = gone[..., :, None] - gone[..., None, :]
+    kept = between.masked_fill(later, -torch.inf).exp()  # [..., t, i]: of i's change when t reads
+    since = gone.exp().unsqueeze(-1)
+    change = rate.unsqueeze(-1) * (v - since * (k @ state))
+    if tokens > 1:
+        known = rate.unsqueeze(-1) * kept * (k @ k.transpose(-1, -2))
+        change = torch.linalg.solve_triangular(known, change, upper=False, unitriangular=True)
+    read = since * (q @ state) + (kept * (q @ k.transpose(-1, -2))) @ change
+    left = (k * kept[..., -1, :].unsqueeze(-1)).transpose(-1, -2) @ change
+    return read.transpose(1, 2), since[..., -1:, :] * state + left
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

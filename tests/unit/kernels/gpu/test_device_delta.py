@@ -10,6 +10,7 @@ from tests.support.compare import assert_within
 from tests.support.devices import DEVICES
 from thermocline.kernels import delta_reference
 from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaShape, DeltaStates
+from thermocline.kernels.gpu import delta as delta_module
 from thermocline.kernels.gpu.cache import DeviceStates
 from thermocline.kernels.gpu.delta import DeltaTokens, DeviceDeltaRule, delta_rule, key_heads
 from thermocline.kernels.gpu.step import DeltaSpan, SpanShape
@@ -92,8 +93,13 @@ def test_a_step_of_several_sequences(streams, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_prompts_that_go_on_and_are_saved(streams, name):
-    """Runs of several lengths, shorter than the convolution too, with a copy of the state on the way."""
+@pytest.mark.parametrize("piece", [64, 4])
+def test_prompts_that_go_on_and_are_saved(streams, monkeypatch, name, piece):
+    """Runs of several lengths, shorter than the convolution too, with a copy of the state on the way.
+
+    In one piece or in several.
+    """
+    monkeypatch.setattr(delta_module, "_PIECE_TOKENS", piece)
     case = Case(streams, SHAPES[name])
     given, out = case.tokens(13), np.empty((13, SHAPES[name].value_width), np.float32)
     for run in ((0, 9, 1), (9, 1, 1), (10, 3, 0)):
@@ -105,6 +111,19 @@ def test_prompts_that_go_on_and_are_saved(streams, name):
             )
     spans = (case.span(0, [1], 9, ((1, 3),)), case.span(9, [1], 1), case.span(10, [0], 3))
     assert_within(case.on_device(given, spans), out, "device/float32")
+    case.check_states()
+
+
+@pytest.mark.parametrize("decay", [1e-4, 30.0])
+def test_long_prompts_stay_exact(streams, decay):
+    """300 tokens that hardly decay, and ones that forget all at once: nothing overflows or drifts."""
+    case = Case(streams, SHAPES["shared"])
+    case.rule.decay[:] = -decay
+    case.device_rule.decay.copy_(streams.upload(case.rule.decay))
+    given, out = case.tokens(300), np.empty((300, SHAPES["shared"].value_width), np.float32)
+    run = np.array([(0, 300, 2)], np.int32)
+    delta_reference.delta_rule(given, case.rule, run, case.states, out)
+    assert_within(case.on_device(given, (case.span(0, [2], 300),)), out, "device/float32")
     case.check_states()
 
 
