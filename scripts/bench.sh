@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large | larger [ARGUMENTS of the benchmark...]
+# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large | larger | gpu [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
 #                                 which builds it where it is missing)
@@ -61,6 +61,7 @@ case $what in
     path=$(model 48)
     "$python" -m benchmarks.memory "$path" "$@"
     ;;
+  gpu) "$python" -m benchmarks.gpu_experts "$@" ;;
   larger) # as root: it makes a memory group
     THERMOCLINE_LLAMA_PYTHON=${THERMOCLINE_LLAMA_PYTHON:-$(scripts/oracle_env.sh)}
     export THERMOCLINE_LLAMA_PYTHON
@@ -68,7 +69,7 @@ case $what in
     "$python" -m benchmarks.larger_than_ram "$path" "$@"
     ;;
   *)
-    echo "no benchmark $what: choose quick, llama, layer, types, lag, memory, requests, overlap, overhead or larger" >&2
+    echo "no benchmark $what: choose quick, llama, layer, types, lag, memory, requests, overlap, overhead, larger or gpu" >&2
     exit 2
     ;;
 esac

@@ -11,6 +11,7 @@
     |- BusyError               no room for the request now: try again later
     |- ReaderTooSlowError      what reads an answer fell too far behind it: read faster
     |- NativeModuleError       the compiled core is missing or does not fit: build it
+    |- DeviceMissingError      no GPU, or no packages that drive it: install them, or compute on the CPU
     '- EngineError             the engine can not go on
        |- EngineClosedError    it was closed, or is closing
        |- DeviceMemoryError    a device has no room for what a request needs; smaller ones may have
@@ -103,6 +104,10 @@ class ReaderTooSlowError(ThermoclineError):
 
 class NativeModuleError(ThermoclineError, ImportError):
     """The compiled core is missing or of another version; the message names the build command."""
+
+
+class DeviceMissingError(ThermoclineError):
+    """There is no GPU, or the packages that drive it are missing; the message says what to install."""
 
 
 class EngineError(ThermoclineError):

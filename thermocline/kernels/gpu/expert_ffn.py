@@ -7,7 +7,8 @@ word alone (`prompt`), as numerics.md has it. Knows no store and no stream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -17,25 +18,49 @@ from thermocline.kernels.gpu.expert_rows import down_rows_kernel, gate_up_rows_k
 from thermocline.kernels.gpu.expert_tiles import down_tiles_kernel, gate_up_tiles_kernel
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from torch import Tensor
 
     from thermocline.kernels.gpu.slots import SlotMatrix, SlotWork
 
 
-class _Form(NamedTuple):
-    """One arithmetic: its kernels, rows of a matrix per program, and the sizes that a tile of pairs may have."""
+@dataclass(frozen=True, slots=True)
+class TileForm:
+    """One arithmetic: its kernels, and how they cut work into programs.
 
-    gate_up: triton.JITFunction
-    down: triton.JITFunction
+    block_rows: rows of a matrix per program; tile_pairs: the sizes that a tile of pairs may have.
+    """
+
+    gate_up: Any
+    down: Any
     block_rows: int
     tile_pairs: tuple[int, ...]
+    num_warps: int
+    num_stages: int
+
+    def pairs_per_tile(self, num_pairs: int, num_experts: int) -> int:
+        """Return the smallest size that holds an average expert's pairs; it changes no bit of results."""
+        fitting = (size for size in self.tile_pairs if size * num_experts >= num_pairs)
+        return next(fitting, self.tile_pairs[-1])
+
+    def options(self, tile_pairs: int) -> dict[str, int | bool]:
+        """Return the arguments of a launch that the form decides."""
+        return {
+            "block_rows": self.block_rows,
+            "num_pairs": tile_pairs,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": True,
+        }
 
 
-# 16 rows times 128 bytes are one load of 16 bytes per thread of four warps.
-_DECODE = _Form(gate_up_rows_kernel, down_rows_kernel, 16, (1, 2, 4))
-# 64 rows are the height of a warp group's matrix instruction; tokens are its width.
-_PROMPT = _Form(gate_up_tiles_kernel, down_tiles_kernel, 64, (16, 32, 64))
-_NUM_WARPS = 4
+# 8 rows times 128 bytes are one load of 16 bytes per thread of two warps. Four pairs at a time would no
+# longer fit a thread's registers.
+DECODE = TileForm(gate_up_rows_kernel, down_rows_kernel, 8, (1, 2), num_warps=2, num_stages=1)
+PROMPT = TileForm(
+    gate_up_tiles_kernel, down_tiles_kernel, 64, (16, 32, 64), num_warps=8, num_stages=1
+)
 
 
 def expert_outputs(work: SlotWork, *, prompt: bool = False) -> Tensor:
@@ -44,35 +69,52 @@ def expert_outputs(work: SlotWork, *, prompt: bool = False) -> Tensor:
     Only queues work on the current stream; needs nothing from the host but shapes. Decoding computes in
     float32; prompts round both operands of each product to bfloat16 (TF32 with an F16 matrix).
     """
-    form, experts, num_pairs = _PROMPT if prompt else _DECODE, work.experts, len(work.rows)
-    out = work.x.new_empty((num_pairs, experts.down.rows))
+    form, experts, num_pairs = PROMPT if prompt else DECODE, work.experts, len(work.rows)
+    out = torch.empty((num_pairs, experts.down.rows), dtype=torch.float32, device=work.x.device)
     if not num_pairs:
         return out
-    tile_pairs = _tile_pairs(form, num_pairs, len(work.slots))
+    tile_pairs = form.pairs_per_tile(num_pairs, len(work.slots))
     tiles = tile_schedule(work.slots, work.counts, num_pairs, tile_pairs)
-    sizes = {"block_rows": form.block_rows, "num_pairs": tile_pairs, "num_warps": _NUM_WARPS}
-    gate, up, down = experts.gate, experts.up, experts.down
-    x = work.x.to(_operand(gate, up)) if prompt else work.x
-    inner = x.new_empty((num_pairs, gate.rows), dtype=_operand(down) if prompt else torch.float32)
-    form.gate_up[triton.cdiv(gate.rows, form.block_rows), len(tiles)](
-        *(inner, x, gate.raw, up.raw, tiles, work.rows, gate.raw.stride(0), up.raw.stride(0)),
-        gate_row_bytes=gate.raw.shape[2],
-        up_row_bytes=up.raw.shape[2],
-        num_rows=gate.rows,
-        cols=gate.cols,
-        gate_fmt=gate.format.name,
-        up_fmt=up.format.name,
-        **sizes,
-    )
+    inner = _gate_up(work, form, tiles, tile_pairs)
+    down = experts.down
     form.down[triton.cdiv(down.rows, form.block_rows), len(tiles)](
         *(out, inner, down.raw, tiles, work.scale, down.raw.stride(0)),
         row_bytes=down.raw.shape[2],
         num_rows=down.rows,
         cols=down.cols,
         fmt=down.format.name,
-        **sizes,
+        **form.options(tile_pairs),
     )
     return out
+
+
+def _gate_up(work: SlotWork, form: TileForm, tiles: Tensor, tile_pairs: int) -> Tensor:
+    """Return silu(gate x) * up x [pairs, intermediate], in the type that the down product takes."""
+    gate, up = work.experts.gate, work.experts.up
+    kind = operand_type(form, work.experts.down)
+    inner = torch.empty((len(work.rows), gate.rows), dtype=kind, device=work.x.device)
+    form.gate_up[triton.cdiv(gate.rows, form.block_rows), len(tiles)](
+        *(inner, work.x.to(operand_type(form, gate, up)), gate.raw, up.raw, tiles, work.rows),
+        *(gate.raw.stride(0), up.raw.stride(0)),
+        gate_row_bytes=gate.raw.shape[2],
+        up_row_bytes=up.raw.shape[2],
+        num_rows=gate.rows,
+        cols=gate.cols,
+        gate_fmt=gate.format.name,
+        up_fmt=up.format.name,
+        **form.options(tile_pairs),
+    )
+    return inner
+
+
+def operand_type(form: TileForm, *matrices: SlotMatrix) -> torch.dtype:
+    """Return what activations are given as: float32 goes through the matrix units as TF32.
+
+    Triton's interpreter multiplies bfloat16 as if their bits were integers: there all is float32.
+    """
+    has_halves = any(matrix.format.name == "F16" for matrix in matrices)
+    is_exact = form is DECODE or has_halves or triton.knobs.runtime.interpret
+    return torch.float32 if is_exact else torch.bfloat16
 
 
 def tile_schedule(slots: Tensor, counts: Tensor, num_pairs: int, tile_pairs: int) -> Tensor:
@@ -90,18 +132,6 @@ def tile_schedule(slots: Tensor, counts: Tensor, num_pairs: int, tile_pairs: int
     first = (counts.cumsum(0) - counts)[expert] + skipped
     sizes = (counts[expert] - skipped).clamp(0, tile_pairs)
     return torch.stack((slots[expert], first, sizes), 1).int()
-
-
-def _tile_pairs(form: _Form, num_pairs: int, num_experts: int) -> int:
-    """Return the smallest size that holds an average expert's pairs; it changes no bit of the results."""
-    fitting = (size for size in form.tile_pairs if size * num_experts >= num_pairs)
-    return next(fitting, form.tile_pairs[-1])
-
-
-def _operand(*matrices: SlotMatrix) -> torch.dtype:
-    """Return the type of a prompt's operands: float32 goes through the matrix units as TF32."""
-    has_halves = any(matrix.format.name == "F16" for matrix in matrices)
-    return torch.float32 if has_halves else torch.bfloat16
 
 
 def naive_expert_outputs(work: SlotWork) -> Tensor:

@@ -25,7 +25,7 @@ def _add_chunk(
     """Return `sums` [n, 128] of each pair plus the chunk's products with x (pointers to rows)."""
     for plane in tl.static_range(2):
         column = plane_columns(chunk, plane, fmt)
-        added = ()
+        added: tl.tuple = ()
         for pair in tl.static_range(num_pairs):
             if cols % 256 == 0:
                 values = tl.load(x[pair] + column)
@@ -70,7 +70,9 @@ def gate_up_rows_kernel(
     live = row < num_rows
     gate_row = gate_ptr + slot * gate_stride + row.to(tl.int64) * gate_row_bytes
     up_row = up_ptr + slot * up_stride + row.to(tl.int64) * up_row_bytes
-    x, gate, up = (), (), ()
+    x: tl.tuple = ()
+    gate: tl.tuple = ()
+    up: tl.tuple = ()
     for pair in tl.static_range(num_pairs):
         # Beyond the tile's pairs its first is computed again, and not stored.
         token = tl.load(rows_ptr + first + tl.where(pair < count, pair, 0))
@@ -111,7 +113,8 @@ def down_rows_kernel(
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     live = row < num_rows
     down_row = down_ptr + slot * down_stride + row.to(tl.int64) * row_bytes
-    inner, sums = (), ()
+    inner: tl.tuple = ()
+    sums: tl.tuple = ()
     for pair in tl.static_range(num_pairs):
         index = first + tl.where(pair < count, pair, 0)
         inner = inner + (inner_ptr + index.to(tl.int64) * cols,)  # noqa: RUF005 - Triton's tuples

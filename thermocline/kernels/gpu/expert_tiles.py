@@ -13,31 +13,28 @@ import triton.language as tl
 from thermocline.kernels.gpu.expert_rows import silu
 from thermocline.kernels.gpu.unpack import plane_columns, unpack_chunk
 
-# The interpreter multiplies bfloat16 as if their bits were integers; in float32 the products are the same.
-_WIDEN: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
-
 
 @triton.jit
-def _add_chunk(
-    sums: tl.tensor,
-    planes: tl.tuple,
+def _product(
+    row: tl.tensor,
+    live: tl.tensor,
     x: tl.tensor,
     wanted: tl.tensor,
-    chunk: tl.tensor,
     cols: tl.constexpr,
     fmt: tl.constexpr,
 ) -> tl.tensor:
-    """Return `sums` [n, tokens] plus the chunk's products with x, pointers to the rows of tokens."""
-    for plane in tl.static_range(2):
-        column = plane_columns(chunk, plane, fmt)[None, :]
-        live = wanted[:, None]
-        if cols % 256 != 0:
-            live = live & (column < cols)
-        values = tl.load(x[:, None] + column, mask=live, other=0.0)
-        weights = planes[plane].to(values.dtype)
-        if _WIDEN:
-            weights, values = weights.to(tl.float32), values.to(tl.float32)
-        sums = tl.dot(weights, tl.trans(values), sums, input_precision="tf32")
+    """Return float32 [n, tokens]: rows of blocks (pointers [n]) times x (pointers [tokens] to rows)."""
+    sums = tl.zeros((row.shape[0], x.shape[0]), tl.float32)
+    for chunk in tl.range(0, (cols + 255) // 256):
+        planes = unpack_chunk(row, live, chunk, cols, fmt)
+        for plane in tl.static_range(2):
+            column = plane_columns(chunk, plane, fmt)[None, :]
+            there = wanted[:, None]
+            if cols % 256 != 0:
+                there = there & (column < cols)
+            values = tl.load(x[:, None] + column, mask=there, other=0.0)
+            weights = planes[plane].to(values.dtype)
+            sums = tl.dot(weights, tl.trans(values), sums, input_precision="tf32")
     return sums
 
 
@@ -73,13 +70,9 @@ def gate_up_tiles_kernel(
     wanted = pair < count
     token = tl.load(rows_ptr + first + pair, mask=wanted, other=0)
     x = x_ptr + token.to(tl.int64) * cols
-    gate = tl.zeros((block_rows, num_pairs), tl.float32)
-    up = tl.zeros((block_rows, num_pairs), tl.float32)
-    for chunk in tl.range(0, (cols + 255) // 256):
-        planes = unpack_chunk(gate_row, live, chunk, cols, gate_fmt)
-        gate = _add_chunk(gate, planes, x, wanted, chunk, cols, gate_fmt)
-        planes = unpack_chunk(up_row, live, chunk, cols, up_fmt)
-        up = _add_chunk(up, planes, x, wanted, chunk, cols, up_fmt)
+    # One after the other: both at once need more registers than there are.
+    gate = _product(gate_row, live, x, wanted, cols, gate_fmt)
+    up = _product(up_row, live, x, wanted, cols, up_fmt)
     at = inner_ptr + (first + pair).to(tl.int64)[None, :] * num_rows + row[:, None]
     tl.store(at, silu(gate) * up, mask=live[:, None] & wanted[None, :])
 
@@ -110,11 +103,7 @@ def down_tiles_kernel(
     pair = tl.arange(0, num_pairs)
     wanted = pair < count
     index = (first + pair).to(tl.int64)
-    inner = inner_ptr + index * cols
-    sums = tl.zeros((block_rows, num_pairs), tl.float32)
-    for chunk in tl.range(0, (cols + 255) // 256):
-        planes = unpack_chunk(down_row, live, chunk, cols, fmt)
-        sums = _add_chunk(sums, planes, inner, wanted, chunk, cols, fmt)
+    sums = _product(down_row, live, inner_ptr + index * cols, wanted, cols, fmt)
     scale = tl.load(scale_ptr + index, mask=wanted, other=0.0)
     at = out_ptr + index[None, :] * num_rows + row[:, None]
     tl.store(at, sums * scale[None, :], mask=live[:, None] & wanted[None, :])

@@ -18,14 +18,11 @@ CHUNK = 256
 def plane_columns(chunk: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr) -> tl.tensor:
     """Return int32 [128]: the columns of a chunk's plane, in the order in which `unpack_chunk` has them."""
     i = tl.arange(0, 128)
-    if fmt == "Q4_K" or fmt == "Q5_K":
-        run: tl.constexpr = 32
-    elif fmt == "Q6_K":
-        run: tl.constexpr = 64
-    elif fmt == "Q4_0" or fmt == "IQ4_XS" or fmt == "MXFP4":
-        run: tl.constexpr = 16
-    else:
-        run: tl.constexpr = 128
+    is_sixteens: tl.constexpr = fmt == "Q4_0" or fmt == "IQ4_XS" or fmt == "MXFP4"
+    is_two_level: tl.constexpr = fmt == "Q4_K" or fmt == "Q5_K"
+    short: tl.constexpr = 16 if is_sixteens else 32
+    long: tl.constexpr = 64 if fmt == "Q6_K" else 128
+    run: tl.constexpr = short if is_sixteens or is_two_level else long
     return chunk * 256 + i // run * (2 * run) + i % run + plane * run
 
 
@@ -61,6 +58,22 @@ def _half(at: tl.tensor, live: tl.tensor) -> tl.tensor:
 def _word(at: tl.tensor, live: tl.tensor) -> tl.tensor:
     """Return the 32-bit words at these byte pointers, which are multiples of 4."""
     return tl.load(at.to(tl.pointer_type(tl.uint32)), mask=live, other=0)
+
+
+@triton.jit
+def _two_bytes(at: tl.tensor, live: tl.tensor) -> tl.tensor:
+    """Return two bytes at each of these byte pointers, which are multiples of 2, as 32 bits."""
+    return tl.load(at.to(tl.pointer_type(tl.uint16)), mask=live, other=0).to(tl.uint32)
+
+
+@triton.jit
+def _split(pairs: tl.tensor) -> tl.tensor:
+    """Return float32 [n, groups, 2 * w] of two bytes each in [n, groups, w], the lower one first."""
+    n: tl.constexpr = pairs.shape[0]
+    groups: tl.constexpr = pairs.shape[1]
+    width: tl.constexpr = pairs.shape[2]
+    both = tl.join((pairs & 255).to(tl.float32), (pairs >> 8).to(tl.float32))
+    return both.reshape(n, groups, 2 * width)
 
 
 @triton.jit
@@ -110,18 +123,19 @@ def _q6_k(row: tl.tensor, live: tl.tensor, chunk: tl.tensor) -> tl.tuple:
     Bytes: 128 of low bits, 64 of high bits, 16 of scales, d.
     """
     group = tl.arange(0, 8)[None, :, None]
-    i = tl.arange(0, 16)[None, None, :]
+    pair = tl.arange(0, 8)[None, None, :] * 2
     head, live_block = (row + chunk * 210)[:, None, None], live[:, None, None]
-    q = tl.load(head + group * 16 + i, mask=live_block, other=0)
-    top = tl.load(head + 128 + group // 4 * 32 + group % 2 * 16 + i, mask=live_block, other=0)
-    shift = (group % 4 // 2 * 2).to(tl.uint8)
-    low = (q & 15) | (((top >> shift) & 3) << 4)
-    high = (q >> 4) | (((top >> (shift + 4)) & 3) << 4)
+    q = _two_bytes(head + group * 16 + pair, live_block)
+    top = _two_bytes(head + 128 + group // 4 * 32 + group % 2 * 16 + pair, live_block)
+    shift = group % 4 // 2 * 2
+    low = (q & 0x0F0F) | ((top << (4 - shift)) & 0x3030)
+    high = ((q >> 4) & 0x0F0F) | ((top >> shift) & 0x3030)
     at = (head + 192 + group // 4 * 8 + group % 4).to(tl.pointer_type(tl.int8))
     d = _half(head + 208, live_block)
     first = d * tl.load(at, mask=live_block, other=0).to(tl.float32)
     second = d * tl.load(at + 4, mask=live_block, other=0).to(tl.float32)
-    return (low.to(tl.float32) - 32.0) * first, (high.to(tl.float32) - 32.0) * second
+    # q * scale has at most 24 bits, so that this is (q - 32) * scale to the bit.
+    return _split(low) * first - 32.0 * first, _split(high) * second - 32.0 * second
 
 
 @triton.jit

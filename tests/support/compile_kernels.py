@@ -1,0 +1,106 @@
+"""Compiles the device's kernels for real GPUs, without one: a program of its own, since Triton interprets elsewhere.
+
+Prints each kernel with its shared memory. Knows the kernels' arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from thermocline.kernels.gpu.dequant import dequantize_kernel
+from thermocline.kernels.gpu.expert_ffn import DECODE, PROMPT, TileForm
+from thermocline.kernels.gpu.gather_combine import gather_combine_kernel
+from thermocline.modelfile.formats import FORMATS_BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HIDDEN, INTERMEDIATE = 2048, 768
+
+
+class Case(NamedTuple):
+    """A kernel, the types of its pointers and numbers, its constants, and how it is launched."""
+
+    kernel: triton.JITFunction
+    types: dict[str, str]
+    constants: dict[str, object]
+    num_warps: int = 4
+    capability: int = 80
+
+    def compile(self) -> int:
+        """Return the bytes of shared memory that a program of the compiled kernel takes."""
+        names = self.kernel.arg_names
+        aligned = {
+            (names.index(name),): [["tt.divisibility", 16]]
+            for name, kind in self.types.items()
+            if kind.startswith("*") or name.endswith("stride")
+        }
+        signature = {name: self.types.get(name, "constexpr") for name in names}
+        source = ASTSource(self.kernel, signature, self.constants, aligned)
+        options = {"num_warps": self.num_warps, "num_stages": 1, "enable_fp_fusion": True}
+        target = GPUTarget("cuda", self.capability, 32)
+        compiled = triton.compile(source, target=target, options=options)
+        assert compiled.asm["cubin"]
+        return compiled.metadata.shared
+
+
+def row_bytes(format_name: str, cols: int) -> int:
+    """Return the bytes of a row."""
+    return FORMATS_BY_NAME[format_name].row_bytes(cols)
+
+
+def gate_up(form: TileForm, gate: str, up: str, pairs: int, operand: str, capability: int) -> Case:
+    """Gate and up of Qwen3-30B-A3B's size."""
+    pointers = {"inner_ptr": operand, "x_ptr": operand, "gate_ptr": "*u8", "up_ptr": "*u8"}
+    numbers = {"tiles_ptr": "*i32", "rows_ptr": "*i32", "gate_stride": "i32", "up_stride": "i32"}
+    constants = {
+        "gate_row_bytes": row_bytes(gate, HIDDEN),
+        "up_row_bytes": row_bytes(up, HIDDEN),
+        "num_rows": INTERMEDIATE,
+        "cols": HIDDEN,
+        "gate_fmt": gate,
+        "up_fmt": up,
+        "block_rows": form.block_rows,
+        "num_pairs": pairs,
+    }
+    return Case(form.gate_up, pointers | numbers, constants, form.num_warps, capability)
+
+
+def down(form: TileForm, name: str, pairs: int, operand: str, capability: int) -> Case:
+    """Down of the same."""
+    types = {"out_ptr": "*fp32", "inner_ptr": operand, "down_ptr": "*u8", "tiles_ptr": "*i32"}
+    types |= {"scale_ptr": "*fp32", "down_stride": "i32"}
+    constants = {
+        "row_bytes": row_bytes(name, INTERMEDIATE),
+        "num_rows": HIDDEN,
+        "cols": INTERMEDIATE,
+        "fmt": name,
+        "block_rows": form.block_rows,
+        "num_pairs": pairs,
+    }
+    return Case(form.down, types, constants, form.num_warps, capability)
+
+
+def cases() -> Iterator[Case]:
+    """Every kernel, every format in one of them, for Ampere and for Hopper."""
+    for name in ("BF16", "IQ4_XS", "MXFP4", "Q4_0", "Q5_K"):
+        types = {"out_ptr": "*fp32", "raw_ptr": "*u8", "rows_ptr": "*i32", "num_rows": "i32"}
+        constants = {"row_bytes": row_bytes(name, HIDDEN), "cols": HIDDEN, "fmt": name}
+        yield Case(dequantize_kernel, types, constants | {"block_rows": 16})
+    yield gate_up(DECODE, "Q4_K", "Q8_0", 2, "*fp32", 90)
+    yield down(DECODE, "Q6_K", 2, "*fp32", 80)
+    yield gate_up(PROMPT, "Q4_K", "Q4_K", 64, "*bf16", 80)
+    yield down(PROMPT, "F16", 64, "*fp32", 90)
+    pointers = dict.fromkeys(("out_ptr", "outputs_ptr", "residual_ptr"), "*fp32")
+    constants = {"hidden": HIDDEN, "num_slots": 8, "block": 1024}
+    yield Case(gather_combine_kernel, pointers | {"pair_of_ptr": "*i32"}, constants)
+
+
+if __name__ == "__main__":
+    for case in cases():
+        sys.stdout.write(f"{case.kernel.fn.__name__} {case.compile()}\n")

@@ -1,0 +1,104 @@
+"""What tests of the device's kernels share: every implementation, work in slots, guarded outputs.
+
+To be imported once it is decided whether Triton interprets. Knows the kernels' interface and no kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from thermocline.kernels.gpu import dequant, expert_ffn, gather_combine
+from thermocline.kernels.gpu.slots import ExpertSlots, SlotMatrix, SlotWork
+
+if TYPE_CHECKING:
+    from thermocline.kernels.contract import ExpertWork
+    from thermocline.kernels.weight import Weight, WeightStack
+
+GUARD_ROWS = 2
+
+
+class GuardedDeviceMemory:
+    """Stands in for torch.empty: floats start as NaN, with rows of NaN before and behind them."""
+
+    def __init__(self) -> None:
+        self._empty = torch.empty
+        self._guards: list[torch.Tensor] = []
+
+    def empty(self, shape, *, dtype, device) -> torch.Tensor:
+        """Return what torch.empty would, guarded."""
+        whole = self._empty(
+            (shape[0] + 2 * GUARD_ROWS, *shape[1:]), dtype=dtype, device=device
+        ).fill_(float("nan"))
+        self._guards += [whole[:GUARD_ROWS], whole[GUARD_ROWS + shape[0] :]]
+        return whole[GUARD_ROWS : GUARD_ROWS + shape[0]]
+
+    def empty_like(self, other: torch.Tensor) -> torch.Tensor:
+        """Return what torch.empty_like would, guarded as above."""
+        return self.empty(other.shape, dtype=other.dtype, device=other.device)
+
+    def check(self) -> None:
+        """Fail if a guard row was written to."""
+        assert all(guard.isnan().all() for guard in self._guards), "written outside of the output"
+
+
+class DeviceKernels:
+    """The operators of one implementation ("twin", "interpreter" or "cuda"), from NumPy to NumPy."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._device = torch.device("cuda" if name == "cuda" else "cpu")
+
+    def widen_programs(self, monkeypatch) -> None:
+        """Give each decoding program more rows: the interpreter's time goes by programs."""
+        monkeypatch.setattr(expert_ffn, "DECODE", replace(expert_ffn.DECODE, block_rows=128))
+
+    def tolerance(self, *, prompt: bool) -> str:
+        """Return the entry of the table: only a device rounds to bfloat16."""
+        return "device/bfloat16" if prompt and self.name == "cuda" else "device/float32"
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        """Return a copy on the device."""
+        return torch.from_numpy(np.array(array)).to(self._device)
+
+    def slots(self, stack: WeightStack, *, places: np.ndarray) -> SlotMatrix:
+        """Return the stack's matrices in slots: expert e in slot places[e], others full of ones."""
+        raw = np.full((places.max() + 2, *stack.raw.shape[1:]), 255, np.uint8)
+        raw[places] = stack.raw
+        return SlotMatrix(stack.format, self.tensor(raw), stack.cols)
+
+    def slot_work(self, work: ExpertWork, places: np.ndarray) -> SlotWork:
+        """Return the work with expert e in slot places[e]."""
+        gate, up, down = (
+            self.slots(part, places=places)
+            for part in (work.stack.gate, work.stack.up, work.stack.down)
+        )
+        return SlotWork(
+            ExpertSlots(gate, up, down),
+            self.tensor(places[work.experts].astype(np.int32)),
+            *map(self.tensor, (work.counts, work.x, work.rows, work.scale)),
+        )
+
+    def expert_outputs(self, work: SlotWork, *, prompt: bool) -> np.ndarray:
+        """See `expert_ffn.expert_outputs`."""
+        if self.name == "twin":
+            return expert_ffn.naive_expert_outputs(work).numpy()
+        with np.errstate(over="ignore"):  # exponentials in the interpreter, which is NumPy
+            return expert_ffn.expert_outputs(work, prompt=prompt).cpu().numpy()
+
+    def dequantize(self, weight: Weight, rows: np.ndarray) -> np.ndarray:
+        """Return rows of a matrix that lies in slot 1 of 2."""
+        raw = self.tensor(np.stack([np.full_like(weight.raw, 255), weight.raw]))
+        if self.name == "twin":
+            return dequant.naive_dequantize(raw, weight.format)[1].numpy()[rows]
+        matrix = SlotMatrix(weight.format, raw, weight.cols)
+        return dequant.dequantize_rows(matrix, 1, self.tensor(rows)).cpu().numpy()
+
+    def gather_combine(self, outputs, pair_of, residual) -> np.ndarray:
+        """See `gather_combine.gather_combine`."""
+        is_twin = self.name == "twin"
+        function = gather_combine.naive_gather_combine if is_twin else gather_combine.gather_combine
+        return function(*map(self.tensor, (outputs, pair_of, residual))).cpu().numpy()

@@ -1,0 +1,88 @@
+"""Rows of blocks decoded on the device, slots added up, and tiles laid out: against oracles in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.compare import assert_within
+from tests.support.kernel_cases import decoded, make_weight, same_bits
+from thermocline.kernels.gpu.formats import DEVICE_FORMATS
+from thermocline.kernels.weight import SUPPORTED_FORMATS
+from thermocline.modelfile.formats import FORMATS_BY_NAME
+
+_EXAMPLES = settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def test_device_formats_are_formats_of_the_cpu_too():
+    """An expert that leaves the device can be computed."""
+    assert DEVICE_FORMATS <= SUPPORTED_FORMATS
+
+
+@pytest.mark.parametrize("name", sorted(DEVICE_FORMATS))
+def test_rows_are_what_the_gguf_package_decodes(kernels, name):
+    """Every format, rows in any order, of columns that no chunk divides where the format can."""
+    rng = np.random.default_rng(1)
+    cols = 288 if FORMATS_BY_NAME[name].block_elements < 256 else 512
+    weight = make_weight(rng, name, 21, cols)
+    rows = np.array([20, 0, 7, *range(15)], np.int32)
+    out, expected = kernels.dequantize(weight, rows), decoded(weight)[rows].astype(np.float32)
+    if kernels.name == "cuda":  # where products and sums may be fused
+        assert_within(out, expected, "device/float32")
+    else:
+        assert np.array_equal(out, expected)
+
+
+def test_every_scale_of_mxfp4(kernels):
+    """All exponents that every level is finite with, the two subnormal ones included."""
+    weight = make_weight(np.random.default_rng(2), "MXFP4", 8, 1024)
+    weight.raw[:, ::17] = np.arange(256).reshape(8, 32).clip(max=252)
+    out = kernels.dequantize(weight, np.arange(8, dtype=np.int32))
+    assert np.array_equal(out, decoded(weight))
+
+
+def test_no_rows(kernels):
+    """Nothing asked for, nothing decoded."""
+    weight = make_weight(np.random.default_rng(3), "Q8_0", 2, 32)
+    assert kernels.dequantize(weight, np.zeros(0, np.int32)).shape == (0, 32)
+
+
+@pytest.mark.parametrize(("tokens", "slots", "hidden"), [(1, 1, 7), (3, 8, 1030), (0, 2, 5)])
+def test_slots_are_added_in_order(kernels, tokens, slots, hidden):
+    """residual + ((slot 0 + slot 1) + ...), to the bit; a slot that has no pair adds nothing."""
+    rng = np.random.default_rng(4)
+    outputs = rng.standard_normal((tokens * slots + 1, hidden)).astype(np.float32)
+    residual = rng.standard_normal((tokens, hidden)).astype(np.float32)
+    pair_of = rng.permutation(tokens * slots).astype(np.int32).reshape(tokens, slots)
+    pair_of[pair_of % 5 == 4] = -1
+    expected = np.zeros((tokens, hidden), np.float32)
+    for slot in range(slots):
+        expected += np.where(pair_of[:, slot, None] >= 0, outputs[pair_of[:, slot]], 0)
+    assert same_bits(kernels.gather_combine(outputs, pair_of, residual), expected + residual)
+
+
+@_EXAMPLES
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    tile_pairs=st.sampled_from([1, 2, 16]),
+)
+def test_every_pair_is_in_one_tile_of_its_expert(counts, tile_pairs):
+    """Tiles cover the pairs in order, none is larger than asked, and none holds two experts' pairs."""
+    from thermocline.kernels.gpu.expert_ffn import tile_schedule
+
+    slots = torch.arange(len(counts), dtype=torch.int32) + 100
+    tiles = tile_schedule(
+        slots, torch.tensor(counts, dtype=torch.int32), sum(counts), tile_pairs
+    ).numpy()
+    covered = [(slot, pair) for slot, first, size in tiles for pair in range(first, first + size)]
+    owners = np.repeat(np.arange(len(counts)) + 100, counts)
+    assert covered == list(zip(owners, range(sum(counts)), strict=True))
+    assert (tiles[:, 2] <= tile_pairs).all()
