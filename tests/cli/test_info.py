@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.gguf_files import write_gguf
+from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, toy_metadata, toy_weights, write_toy_model
 
 
@@ -87,3 +88,15 @@ def test_a_name_can_not_control_the_terminal(tmp_path, invoke):
     page = invoke("info", str(path)).stdout
     assert "\x1b" not in page
     assert "b[red]c" in page
+
+
+def test_a_requests_cache_counts_windows_as_they_are_kept(tmp_path, invoke):
+    """A model whose layers but one see 16 tokens keeps those and what is in flight of them, and all in one."""
+    shape = ToyArch("laguna", layers=4, rotary=8, window=16, context=4096)
+    path = str(write_toy_arch(tmp_path / "m.gguf", shape))
+    cache = json.loads(invoke("info", path, "--json").stdout)["cache"]
+    per_token, kept = 2 * 2 * 16 * 2, 32 + 1024
+    assert cache == {"tokens": 4096, "f16_bytes": (4096 + 3 * kept) * per_token}
+    assert f"for 4096 tokens in f16, {kept} in windows" in invoke("info", path).stdout
+    flags = ("--json", "--vram", "12GiB", "--kv-type", "f16")
+    assert json.loads(invoke("plan", path, *flags).stdout)["kv_bytes"] == cache["f16_bytes"]

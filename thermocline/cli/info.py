@@ -198,7 +198,7 @@ def _cache_row(spec: ModelSpec, sizes: ModelSizes) -> str:
     row = f"{format_bytes(sizes.kv(num_tokens))} for {num_tokens} tokens in f16"
     kept = next((layer.max_kv_tokens for layer in sizes.layers if layer.max_kv_tokens), num_tokens)
     if kept < num_tokens:
-        row += f"; layers with a window keep {kept} of them"
+        row += f", {kept} in windows"
     return row
 
 

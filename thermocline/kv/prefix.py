@@ -47,8 +47,7 @@ class PrefixStatistics:
 class PrefixCache:
     """Takes, shares and gives back blocks of an allocator; keeps findable ones until room is needed.
 
-    The block that was used the longest ago is evicted first, children before their parents; before all of
-    them go blocks that were let pass.
+    The block that was used the longest ago is evicted first, children before their parents.
     """
 
     def __init__(self, allocator: BlockAllocator) -> None:
@@ -57,23 +56,21 @@ class PrefixCache:
         self._links: dict[int, tuple[bytes, bytes | None]] = {}
         """Of each findable block: its key and its parent's."""
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._passed: OrderedDict[int, None] = OrderedDict()
-        """Idle too, and evicted before the others."""
         self._total_published = 0
         self._total_evicted = 0
 
     def __repr__(self) -> str:
-        return f"PrefixCache({len(self._blocks)} findable blocks, {self.num_idle} of them idle)"
+        return f"PrefixCache({len(self._blocks)} findable blocks, {len(self._idle)} of them idle)"
 
     @property
     def num_idle(self) -> int:
         """Findable blocks that nobody holds."""
-        return len(self._idle) + len(self._passed)
+        return len(self._idle)
 
     @property
     def num_available(self) -> int:
         """Blocks that `take` can give: free and idle ones."""
-        return self._allocator.num_free + self.num_idle
+        return self._allocator.num_free + len(self._idle)
 
     def statistics(self) -> PrefixStatistics:
         """Return the counters so far."""
@@ -85,23 +82,19 @@ class PrefixCache:
 
     def is_idle(self, block: int) -> bool:
         """Whether a block is findable and nobody holds it."""
-        return block in self._idle or block in self._passed
+        return block in self._idle
 
     def share(self, block: int) -> None:
         """Hold a block that `find` returned; nobody writes to it any more."""
         assert block in self._links, f"block {block} is not findable"
         self._allocator.share(block)
         self._idle.pop(block, None)
-        self._passed.pop(block, None)
 
     def take(self) -> int | None:
         """Return a block of one's own, with an idle one evicted if need be; None if all are held."""
-        idle = self._passed or self._idle
-        if not self._allocator.num_free and idle:
-            block, _ = idle.popitem(last=False)
-            key, _ = self._links.pop(block)
-            del self._blocks[key]
-            self._allocator.free(block)
+        if not self._allocator.num_free and self._idle:
+            block, _ = self._idle.popitem(last=False)
+            self._forget(block)
             self._total_evicted += 1
         return self._allocator.allocate()
 
@@ -130,13 +123,12 @@ class PrefixCache:
             if twin is not None and twin in self._idle:
                 self._idle.move_to_end(twin)
 
-    def let_pass(self, block: int) -> None:
-        """Stop holding a block that hardly anybody will ask for."""
+    def drop(self, block: int) -> None:
+        """Stop holding a block without children that hardly anybody will ask for: unless others hold it, it is
+        free.
+        """
         if self._allocator.release(block):
-            if block in self._links:
-                self._passed[block] = None
-            else:
-                self._allocator.free(block)
+            self._forget(block)
 
     def check_integrity(self) -> None:
         """Assert that keys, blocks and holders agree, and that children go before parents."""
@@ -144,8 +136,7 @@ class PrefixCache:
         assert {block: key for key, block in self._blocks.items()} == {
             block: key for block, (key, _) in self._links.items()
         }, "the index and the links disagree"
-        place = {block: index for index, block in enumerate((*self._passed, *self._idle))}
-        assert len(place) == self.num_idle, "a block is idle twice"
+        place = {block: index for index, block in enumerate(self._idle)}
         for block, (_, parent) in self._links.items():
             is_held = self._allocator.num_holders(block) > 0
             assert is_held != (block in place), f"block {block} must be either held or idle"
@@ -156,3 +147,10 @@ class PrefixCache:
         not_free = self._allocator.num_blocks - self._allocator.num_free
         held = sum(self._allocator.num_holders(b) > 0 for b in range(self._allocator.num_blocks))
         assert held + len(place) == not_free, "a block is neither free, idle nor held"
+
+    def _forget(self, block: int) -> None:
+        """Free a block that nobody holds, findable or not."""
+        if block in self._links:
+            key, _ = self._links.pop(block)
+            del self._blocks[key]
+        self._allocator.free(block)

@@ -28,6 +28,7 @@ from thermocline.models.layers import (
     route,
 )
 from thermocline.models.routing import RouterWeights
+from thermocline.models.spec import LayerKind
 from thermocline.models.weights import StackedExperts, WeightMap
 
 if TYPE_CHECKING:
@@ -72,6 +73,13 @@ class Decoder:
         self._embedding = weights.matrix("token_embd.weight", spec.vocab_size, spec.hidden_size)
         layers = [read_layer(weights, spec, index) for index in range(spec.num_layers)]
         self._layers = tuple(layer.parts for layer in layers)
+        windowed = [
+            isinstance(layer.mixer, AttentionWeights) and layer.mixer.window > 0
+            for layer in self._layers
+        ]
+        assert windowed == [kind is LayerKind.WINDOW for kind in spec.layer_kinds], (
+            "a cache without a window"
+        )
         self.expert_layers = tuple(layer.experts for layer in layers)
         self._output_norm = weights.vector("output_norm.weight", spec.hidden_size)
         self._output = self._embedding  # tied, unless the file has a head of its own

@@ -114,6 +114,7 @@ class RequestBlocks:
             if block is None:
                 break
             found.append(block)
+        request.num_matched = len(found)
         while found and not self._can_begin_after(request, found):
             found.pop()
         return found

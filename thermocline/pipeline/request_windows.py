@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from thermocline.kv.blocks import BlockAllocator
     from thermocline.pipeline.requests import Request
 
+# One window in so many of a long prompt stays findable: that is a quarter of its bytes.
+_WINDOWS_APART = 4
+
 
 class RequestWindows:
     """Blocks of requests in layers with a window, by way of a prefix cache of their own.
 
     A request has as many places in them as in other layers, but holds only blocks from its `num_behind`th
-    on. What it lets go can be found until room is needed, so that others begin after the same tokens.
+    on. What it lets go is free, but for places where others may well begin: there a window's blocks can be
+    found until room is needed.
     """
 
     def __init__(self, allocator: BlockAllocator, window_tokens: int, max_windows: int) -> None:
@@ -103,7 +107,7 @@ class RequestWindows:
             if self._is_sought(request, index):
                 self._cache.release([block], request.keys[index : index + 1])
             else:
-                self._cache.let_pass(block)
+                self._cache.drop(block)
         del request.window_blocks[:num_left]
         request.num_behind = first_seen
 
@@ -141,13 +145,20 @@ class RequestWindows:
         return max(0, num_blocks - self._max_blocks + 1)
 
     def _is_sought(self, request: Request, index: int) -> bool:
-        """Whether others may well begin where they see this block.
+        """Whether a request that begins where others may well begin sees this block.
 
-        One request did already; or it is where the prompt ends, and the next turn of a conversation begins
-        after it when answers come back in another form.
+        They begin where this one did; where it left what others had asked; after its prompt, with the last token
+        left to compute or with another answer; and, if they are alike for a while only, at regular distances.
         """
-        end = (request.num_prompt_tokens - 1) // self._allocator.block_tokens
-        return index < request.num_shared or self._first_seen(end) <= index < end
+        block_tokens, num_prompt_tokens = self._allocator.block_tokens, request.num_prompt_tokens
+        last = num_prompt_tokens // block_tokens
+        distance = _WINDOWS_APART * self._max_blocks
+        return (
+            index < request.num_shared
+            or self._first_seen(request.num_matched) <= index < request.num_matched
+            or self._first_seen((num_prompt_tokens - 1) // block_tokens) <= index < last
+            or (index < last and index % distance >= self._first_seen(distance))
+        )
 
     def _append(self, request: Request, block: int) -> None:
         assert request.window_table is not None

@@ -53,8 +53,10 @@ class Request:
     """Their blocks from the `num_behind`th to the last."""
     num_behind: int = 0
     """Blocks, from the first, that no token to come sees in those layers."""
+    num_matched: int = 0
+    """Blocks, from the first, that layers which keep all tokens had when it last asked."""
     num_shared: int = 0
-    """Blocks, from the first, that it shared when it started."""
+    """Those of them after which it began."""
     num_published: int = 0
     """Blocks, from the first, whose content is computed and findable."""
     scheduled: int = 0

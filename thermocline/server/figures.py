@@ -25,6 +25,8 @@ def scheduler_families(snapshot: SchedulerSnapshot) -> list[Family]:
         "cached": cache.num_cached_blocks,
         "held": cache.num_held_blocks,
     }
+    num_held = cache.num_held_window_blocks
+    windows = {"available": cache.num_window_blocks - num_held, "held": num_held}
     return [
         gauge("requests_processing", "Requests with a place in the cache.", snapshot.num_running),
         gauge("requests_deferred", "Requests that wait for one.", snapshot.num_waiting),
@@ -40,6 +42,9 @@ def scheduler_families(snapshot: SchedulerSnapshot) -> list[Family]:
             cache.num_held_blocks / cache.num_blocks,
         ),
         labelled("kv_cache_blocks", "gauge", "The cache's blocks.", "state", blocks),
+        labelled(
+            "kv_window_blocks", "gauge", "Those of layers with a sliding window.", "state", windows
+        ),
         counter(
             "kv_cache_evictions_total",
             "Blocks that could be found, and gave way.",

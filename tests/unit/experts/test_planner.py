@@ -13,8 +13,9 @@ from thermocline.experts.planner import DeviceMemory, Wishes, make_plan
 from thermocline.kernels.cache_format import CacheType
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 from thermocline.modelfile.layout import TensorInfo
+from thermocline.models.rope import RopeRule
 from thermocline.models.sizes import LayerSizes, ModelSizes, measure_sizes
-from thermocline.models.spec import ModelSpec, RouterRule
+from thermocline.models.spec import LayerKind, ModelSpec, RouterRule, WindowSpec
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -184,6 +185,19 @@ def test_a_plan_of_a_published_model_has_its_exact_bytes(vram_gib, cache, kv_gib
     assert found.expert_budget_bytes == budget > 0
     largest = max(of.expert for of in sizes.layers)
     assert min(budget, experts) - largest < found.hot_expert_bytes <= budget
+
+
+def test_layers_with_a_window_are_priced_by_what_they_keep():
+    """All of a short sequence; of a long one the window and the chunks in flight, in whole blocks."""
+    kinds = (LayerKind.ATTENTION, LayerKind.WINDOW, LayerKind.WINDOW)
+    spec = replace(toy_spec(), num_layers=3, num_kv_heads=4, head_dim=128, own_layer_kinds=kinds)
+    spec = replace(spec, window=WindowSpec(500, RopeRule(128, 1e4)))
+    sizes = measure_sizes([], spec, CacheType.F16, in_flight_tokens=2 * 512)
+    per_token = 2 * 4 * 128 * 2
+    assert sizes.kv(400) == 3 * 400 * per_token
+    kept = 528 + 1024
+    assert sizes.kv(32768) == (32768 + 2 * kept) * per_token
+    assert plan(sizes, 4 * GIB, num_tokens=32768).kv_bytes == sizes.kv(32768)
 
 
 def test_a_cache_of_eight_bits_takes_about_a_quarter():

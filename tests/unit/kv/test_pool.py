@@ -30,6 +30,17 @@ def test_the_pool_keeps_layers_and_slots_apart(cache_type, block_tokens):
     assert not pool.layer(LayerIndex(0)).keys.any()
 
 
+def test_layers_may_have_fewer_blocks_or_none():
+    """A layer with blocks of its own is as large as they are, and one without keeps nothing."""
+    own = {LayerIndex(1): 2, LayerIndex(2): 0}
+    pool = KVPool(3, 8, block_tokens=4, kv_heads=2, head_dim=8, own_blocks=own)
+    assert [pool.layer(LayerIndex(n)).shape.num_blocks for n in (0, 1)] == [8, 2]
+    assert pool.layer(LayerIndex(1)).keys.shape == (2, 2, 4 * 8 * 4)
+    assert pool.reserved_bytes == 2 * (8 + 2) * 2 * 4 * 8 * 4
+    with pytest.raises(KeyError):
+        pool.layer(LayerIndex(2))
+
+
 def test_a_pool_says_what_it_is():
     """The name shows in reports of a failure."""
     pool = KVPool(num_layers=1, num_blocks=3, block_tokens=4, kv_heads=2, head_dim=8)

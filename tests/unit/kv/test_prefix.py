@@ -152,6 +152,24 @@ def test_a_child_of_a_twin_still_goes_before_the_findable_parent():
     assert cache.find(parent) == first
 
 
+def test_what_is_dropped_is_free_when_nobody_holds_it():
+    """Findable or not, its last holder decides whether it stays."""
+    cache = PrefixCache(BlockAllocator(3, 1))
+    alone, shared, unknown = (cache.take() for _ in range(3))
+    cache.publish(alone, b"alone")
+    cache.publish(shared, b"shared")
+    cache.share(shared)
+    for block in (alone, shared, unknown):
+        cache.drop(block)
+        cache.check_integrity()
+    assert (cache.num_idle, cache.num_available) == (0, 2)
+    assert cache.find(b"alone") is None
+    assert cache.find(b"shared") == shared
+    cache.release([shared], [b"shared"])
+    assert (cache.num_idle, cache.num_available) == (1, 3)
+    cache.check_integrity()
+
+
 def test_publishing_what_nobody_holds_is_our_bug():
     """A block must have a holder while its content is announced."""
     cache = PrefixCache(BlockAllocator(1, 1))
