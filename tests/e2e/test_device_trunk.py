@@ -64,7 +64,7 @@ async def test_plain_models_answer_alike(tmp_path, device, case):
     expected = await tokens_and_logits(path, config("cpu"))
     found = await tokens_and_logits(path, config(device))
     assert found[0] == expected[0]
-    assert_within(found[1], expected[1], "device/float32")
+    assert_within(found[1], expected[1], "trunk/float32")
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ async def test_quantised_models_agree(tmp_path, device, case):
     _ = write_toy_model(path, MIXED) if case is None else write_toy_arch(path, case.toy)
     expected = await tokens_and_logits(path, config("cpu"), PROMPT[:33], 1)
     found = await tokens_and_logits(path, config(device), PROMPT[:33], 1)
-    assert_within(found[1], expected[1], "device/whole models")
+    assert_within(found[1], expected[1], "trunk/whole models")
 
 
 SCHEDULES = {
@@ -106,7 +106,7 @@ async def test_schedules_and_splits_agree(tmp_path, device, name, formats):
     assert found[0] == expected[0]
     assert len(set(found[0])) > 2, "a model that repeats one token proves nothing"
     # A last bit may round an operand of a prompt's product the other way.
-    assert_within(found[1], expected[1], "device/float32" if is_plain else "device/whole models")
+    assert_within(found[1], expected[1], "trunk/float32" if is_plain else "trunk/whole models")
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ async def test_every_type_of_cache(tmp_path, device, kv_type):
     path = write_toy_model(tmp_path / "toy.gguf", ToyShape(used=3))
     expected = await tokens_and_logits(path, config("cpu", kv_type=kv_type), PROMPT, 1)
     found = await tokens_and_logits(path, config(device, kv_type=kv_type), PROMPT, 1)
-    assert_within(found[1], expected[1], "device/whole models")
+    assert_within(found[1], expected[1], "trunk/whole models")
 
 
 @pytest.mark.slow

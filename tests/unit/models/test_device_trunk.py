@@ -58,14 +58,14 @@ def compare_layers(path, streams) -> None:
                 attended = model.attend(layer, chunk, x, cache)
                 expected = model.route(layer, attended, prompt=prompt)
                 found = trunk.attend_and_route(layer, chunk, x)
-                assert_within(found.residual, expected.residual, "device/float32")
-                assert_within(found.x, expected.x, "device/float32")
+                assert_within(found.residual, expected.residual, "trunk/float32")
+                assert_within(found.x, expected.x, "trunk/float32")
                 ids, weights = found.routing.expert_ids, found.routing.weights
                 np.testing.assert_array_equal(ids, expected.routing.expert_ids)
                 np.testing.assert_allclose(weights, expected.routing.weights, rtol=1e-4)
                 assert ids.dtype == np.int32
             logits = trunk.head(x, prompt=prompt)
-            assert_within(logits, model.head(x, prompt=prompt), "device/float32")
+            assert_within(logits, model.head(x, prompt=prompt), "trunk/float32")
         assert not trunk._begun, "a chunk that has left is remembered"
 
 
@@ -101,7 +101,7 @@ def test_a_chunk_whose_memory_runs_out_leaves_a_trunk_that_goes_on(tmp_path, str
                 trunk.attend_and_route(LayerIndex(0), chunk, x)
         assert len(trunk._captured) == len(trunk._begun) == 0
         again = trunk.attend_and_route(LayerIndex(0), replace(chunk, id=ChunkId(5)), x)
-        assert_within(again.residual, expected.residual, "device/float32")
+        assert_within(again.residual, expected.residual, "trunk/float32")
 
 
 @pytest.fixture(scope="module")

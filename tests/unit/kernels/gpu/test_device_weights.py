@@ -50,8 +50,8 @@ def test_products_of_every_format(streams, name, monkeypatch):
     weight, x = make_weight(rng, name, 37, 512), tokens_of(rng, 5, 512)
     matrix, expected = load(streams, weight), exact_product(weight, x)
     decoded, prompt = (product(streams, matrix, x, prompt=is_prompt) for is_prompt in (False, True))
-    assert_within(decoded, expected, "device/float32" if name in EXACT else "device/bfloat16")
-    assert_within(prompt, expected, "device/bfloat16")
+    assert_within(decoded, expected, "trunk/float32" if name in EXACT else "trunk/bfloat16")
+    assert_within(prompt, expected, "trunk/bfloat16")
     assert decoded.dtype == np.float32
 
 
@@ -72,7 +72,7 @@ def test_what_decides_between_experts_is_exact(streams, name):
     matrix = load(streams, weight, exact=True)
     for prompt in (False, True):
         found = product(streams, matrix, x, prompt=prompt)
-        assert_within(found, exact_product(weight, x), "device/float32")
+        assert_within(found, exact_product(weight, x), "trunk/float32")
 
 
 _INTERPRETED = """
