@@ -122,9 +122,7 @@ def test_rows_taken_in_pieces_change_nothing(streams, monkeypatch):
     rule = Attending(0.2)
     whole = compare(streams, caches, chunk, rule, 4, "trunk/float32")
     monkeypatch.setattr(attention_module, "_MASK_ENTRIES", 2 * 80 * 5)
-    assert_within(
-        compare(streams, caches, chunk, rule, 4, "trunk/float32"), whole, "trunk/float32"
-    )
+    assert_within(compare(streams, caches, chunk, rule, 4, "trunk/float32"), whole, "trunk/float32")
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 from tests.support.compare import assert_within, nmse
-from tests.support.devices import DEVICES
+from tests.support.devices import DEVICES, HAS_CUDA, IS_INTERPRETED
 from tests.support.kernel_cases import FORMATS, exact_product, make_weight, tokens_of
 from thermocline.kernels.gpu import weights as weights_module
 from thermocline.kernels.gpu.formats import DEVICE_FORMATS
-from thermocline.kernels.gpu.product import naive_block_product
+from thermocline.kernels.gpu.product import block_product, naive_block_product
 from thermocline.kernels.gpu.slots import SlotMatrix
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.kernels.gpu.weights import BlockMatrix, MatrixLoader, PlainMatrix, device_bytes
@@ -75,38 +71,24 @@ def test_what_decides_between_experts_is_exact(streams, name):
         assert_within(found, exact_product(weight, x), "trunk/float32")
 
 
-_INTERPRETED = """
-import numpy as np, torch
-from tests.support.kernel_cases import make_weight, tokens_of
-from thermocline.kernels.gpu.product import block_product, naive_block_product
-from thermocline.kernels.gpu.slots import SlotMatrix
-rng = np.random.default_rng(5)
-for name, cols in (("Q4_K", 256), ("Q8_0", 96), ("F16", 40)):
-    weight = make_weight(rng, name, 19, cols)
-    matrix = SlotMatrix(weight.format, torch.from_numpy(np.array(weight.raw))[None], cols)
-    for tokens in (1, 3, 5):
-        x = torch.from_numpy(tokens_of(rng, tokens, cols))
-        for prompt in (False, True):
-            found = block_product(matrix, x, prompt=prompt)
-            twin = naive_block_product(matrix, x, prompt=prompt)
-            error = float((found - twin).square().sum() / twin.square().sum())
-            # The interpreter cuts bfloat16 off instead of rounding it.
-            assert error < (5e-5 if prompt else 1e-10), (name, tokens, prompt, error)
-"""
-
-
 @pytest.mark.slow
-def test_the_kernel_is_its_twin_in_the_interpreter():
-    """Blocks of several formats, tails of rows, columns and tokens, both arithmetics."""
-    env = os.environ | {"TRITON_INTERPRET": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", _INTERPRETED], env=env, capture_output=True, text=True, timeout=280
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
+@pytest.mark.skipif(not IS_INTERPRETED, reason="Triton does not interpret in this process")
+@pytest.mark.parametrize(("name", "cols"), [("Q4_K", 256), ("Q8_0", 96), ("F16", 40)])
+@pytest.mark.parametrize("tokens", [1, 3, 5])
+def test_the_kernel_is_its_twin_in_the_interpreter(name, cols, tokens):
+    """Tails of rows, columns and tokens, both arithmetics."""
+    rng = np.random.default_rng(5)
+    weight, x = make_weight(rng, name, 19, cols), torch.from_numpy(tokens_of(rng, tokens, cols))
+    matrix = SlotMatrix(weight.format, torch.from_numpy(np.array(weight.raw))[None], cols)
+    for prompt in (False, True):
+        found = block_product(matrix, x, prompt=prompt)
+        twin = naive_block_product(matrix, x, prompt=prompt)
+        # The interpreter cuts bfloat16 off instead of rounding it.
+        assert nmse(found.numpy(), twin.numpy()) < (5e-5 if prompt else 1e-10)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device can be used here")
+@pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device can be used here")
 @pytest.mark.parametrize("name", sorted(DEVICE_FORMATS - {"BF16"}))
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 17, 64, 130])
 @pytest.mark.parametrize("prompt", [False, True])
