@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from thermocline.errors import ConfigError, EngineClosedError
+from thermocline.errors import EngineClosedError
 from thermocline.kernels.gpu.memory import memory_errors
+from thermocline.kernels.gpu.requirements import require_gpu
 from thermocline.kernels.lane import result_of
 
 if TYPE_CHECKING:
@@ -68,15 +69,11 @@ class DeviceStreams:
     def open(cls, kind: str) -> Self:
         """Return the streams of the present CUDA device ("cuda"), or of its stand-in ("torch-cpu").
 
-        Raises ConfigError where there is no such device.
+        Raises DeviceMissingError where there is no such device.
         """
         if kind == "torch-cpu":
             return cls(torch.device("cpu"))
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                "no CUDA device can be used: install a driver and a build of torch that fits it, or "
-                "choose --trunk-device cpu"
-            )
+        require_gpu()
         return cls(torch.device("cuda", torch.cuda.current_device()))
 
     def __repr__(self) -> str:

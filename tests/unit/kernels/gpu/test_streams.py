@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.devices import DEVICES
-from thermocline.errors import ConfigError, DeviceMemoryError, EngineClosedError
+from thermocline.errors import DeviceMemoryError, DeviceMissingError, EngineClosedError
 from thermocline.kernels.gpu.streams import DeviceStreams
 
 
@@ -127,7 +127,7 @@ def test_a_tensor_of_another_device_is_our_bug(streams):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_the_error_says_what_to_do():
     """Asking for one names the way out."""
-    with pytest.raises(ConfigError, match="--trunk-device cpu"):
+    with pytest.raises(DeviceMissingError, match=r"no CUDA device.*compute on the CPU"):
         DeviceStreams.open("cuda")
 
 
