@@ -27,6 +27,7 @@ from thermocline import (
 )
 from thermocline.config import MemoryConfig
 from thermocline.errors import DeviceMemoryError, StageError
+from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.lanes import Lane
 
@@ -144,6 +145,33 @@ async def test_requests_side_by_side_answer_as_alone(tmp_path, device, case):
         for channel in engine.statistics().channels:
             assert channel.send_waits == 0
     assert list(together) == alone * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["laguna", "qwen2moe", "qwen35moe"])
+async def test_replayed_steps_answer_alike(tmp_path, monkeypatch, arch):
+    """What was recorded of a decode step serves every later one: nothing of the first stays in it."""
+    case = next(case for case in PLAIN_CASES if case.name == f"{arch}_default")
+    path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
+    prompts = [PROMPT[:20], PROMPT[:37], [9, *PROMPT[:11]]]
+
+    async def answers() -> list[list[int]]:
+        settings = replace(config("torch-cpu", blocks=8), kernels="native")
+        async with Engine.open(path, settings) as engine:
+            asked = [greedy_tokens(engine, prompt, 24) for prompt in prompts]
+            return list(await asyncio.gather(*asked))
+
+    recorded = []
+
+    def capture(streams, work):
+        recorded.append(work)
+        return work
+
+    expected = await answers()
+    monkeypatch.setattr(DeviceStreams, "can_capture", True)
+    monkeypatch.setattr(DeviceStreams, "capture", capture)
+    assert await answers() == expected
+    assert 0 < len(recorded) <= 12 * case.toy.layers
 
 
 @pytest.mark.slow

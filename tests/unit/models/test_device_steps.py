@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.messages import (
@@ -52,6 +52,7 @@ SEQUENCES = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), min_siz
 
 
 @pytest.mark.slow
+@settings(deadline=None, max_examples=60)
 @given(SEQUENCES, st.sampled_from([0, 1, 7, 8, 64]), st.booleans())
 def test_every_row_finds_all_that_it_sees(sequences, window, decode):
     """Each visible position lies where the span's table says, and no other row's table is touched."""
