@@ -20,7 +20,7 @@ from thermocline.stages.embed import EmbedStage
 from thermocline.stages.head import HeadStage
 from thermocline.stages.hot import HotStage
 from thermocline.stages.layer import LayerStage
-from thermocline.stages.router import RouterStage
+from thermocline.stages.router import RouterStage, routing_of
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def null_graph(
     stages: dict[str, Any] = {
         "embed": EmbedStage(null, cpu),
         "attend": AttendStage(null, no_pool, cpu),
-        "router": RouterStage(null, tiers, heat, routing_log, cpu),
+        "router": RouterStage(routing_of(null), tiers, heat, routing_log, cpu),
         "cold": ColdStage(NullCompute(Tier.COLD, cpu)),
         "combine": CombineStage(_NullDense(), cpu),  # type: ignore[arg-type]
         "head": HeadStage(null, cpu),

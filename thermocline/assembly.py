@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,12 +26,13 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator, window_blocks
-from thermocline.kv.cache import SequenceCache
+from thermocline.kv.cache import CacheWish, SequenceCache
 from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
 from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
+from thermocline.models.device_opening import open_device_trunk
 from thermocline.models.footprint import measure_footprint, trunk_tensors
 from thermocline.models.registry import open_model
 from thermocline.pipeline.chunk_size import ChunkSizer
@@ -52,11 +54,11 @@ from thermocline.stages.head import HeadStage
 from thermocline.stages.hot import HotStage
 from thermocline.stages.layer import LayerStage
 from thermocline.stages.prefetch import PrefetchStage
-from thermocline.stages.router import RouterStage
+from thermocline.stages.router import RouterStage, routing_of
 from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.vocabulary import TokenizerData
-from thermocline.traces.lanes import Lane
+from thermocline.traces.lanes import Lane, Name
 from thermocline.traces.recorder import MemoryRecorder
 from thermocline.units import ceil_div
 
@@ -72,10 +74,12 @@ if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
     from thermocline.kernels.contract import Kernels
-    from thermocline.messages import Chunk
+    from thermocline.messages import Chunk, Hidden
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.device_trunk import DeviceTrunk
     from thermocline.models.footprint import Footprint
+    from thermocline.models.routing import Routed
     from thermocline.models.spec import ModelSpec
     from thermocline.prefetch.governor import PrefetchGovernor
     from thermocline.stages.contract import Stage
@@ -160,31 +164,20 @@ def _build(
     on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
     on_step(LoadStep.TOKENIZER)
-    tokenizer = _tokenizer(file, model)
-    template = TemplateHolder(
-        file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
-    )
-    grammars = Grammars(tokenizer)
-    owned.callback(template.close)
-    owned.callback(grammars.close)
+    tokenizer, template, grammars = _text(file, model, owned)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
-    cache, blocks = _cache(config, spec, max_context_tokens, chunk_tokens)
+    blocks = _num_blocks(config, spec, max_context_tokens, chunk_tokens)
+    # What holds the cache attends: a device's trunk, or the CPU over a cache of its own.
+    home = _open_trunk(config, blocks, model, kernels, owned) or _cache(config, spec, blocks)
     on_step(LoadStep.EXPERTS)
     catalog = ExpertCatalog(model.expert_layers)
     start = owned.enter_context(closing(ExpertStart(file, spec, config)))
     placement = start.placement
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     routing_log = RoutingLog()
-    cpu = owned.enter_context(
-        LaneThread(
-            Lane.CPU,
-            recorder,
-            timeline=kernels.timeline(),
-            slowdown=config.scheduler.decode_slowdown,
-        )
-    )
+    cpu, *more_lanes = _lanes(config, home, kernels, recorder, owned)
     experts = RoutedExperts(
         catalog,
         placement,
@@ -198,13 +191,12 @@ def _build(
 
     hot_device = _hot_device(config, experts, recorder, owned)
     tiers = FixedTiers(placement) if hot_device is None else hot_device.tiers
+    router = partial(RouterStage, tiers=tiers, heat=start.heat, routing_log=routing_log)
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
-        "attend": AttendStage(model, cache, cpu),
-        "router": RouterStage(model, tiers, start.heat, routing_log, cpu),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
-        "head": HeadStage(model, cpu),
+        **_trunk_stages(home, model, router, more_lanes[0] if more_lanes else cpu),
     }
     if config.placement.has_hot_tier:
         stages["hot"] = HotStage(
@@ -213,16 +205,14 @@ def _build(
     governor = None
     if config.prefetch.mode != "off":
         probes = config.prefetch.mode == "auto"
-        governor = open_governor(file, model, catalog, hot_mask, recorder, probes=probes)
-        owned.callback(governor.close)
+        governor = owned.enter_context(
+            closing(open_governor(file, model, catalog, hot_mask, recorder, probes=probes))
+        )
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = _shortcut(
-        config,
-        model,
-        LayerStage(model, cache, tiers, start.heat, routing_log, cpu),
-        hot_device,
-        governor,
-    )
+    shortcut = None
+    if isinstance(home, SequenceCache):
+        layer = LayerStage(model, home, tiers, start.heat, routing_log, cpu)
+        shortcut = _shortcut(config, model, layer, hot_device, governor)
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -232,7 +222,7 @@ def _build(
     )
     scheduler = Scheduler(
         replace(config.scheduler, prefill_chunk_tokens=chunk_tokens),
-        BlockAllocator(blocks.of_all_tokens, config.memory.block_tokens),
+        BlockAllocator(home.num_blocks, config.memory.block_tokens),
         max_context_tokens,
         kinds_differ=kernels.prompts_differ,
         states=_request_states(config, spec),
@@ -249,7 +239,7 @@ def _build(
         heat=start.heat,
         governor=governor,
         recorder=recorder,
-        lanes=(cpu,) if hot_device is None else (cpu, *hot_device.lanes),
+        lanes=(cpu, *more_lanes, *(() if hot_device is None else hot_device.lanes)),
         runner=runner,
         step_loop=StepLoop(
             scheduler, runner, recorder, _pace(config, chunk_tokens, cpu), routing_log
@@ -263,6 +253,15 @@ def _build(
         grammars=grammars,
         resources=owned,
     )
+
+
+def _text(
+    file: ModelFile, model: Model, owned: ExitStack
+) -> tuple[Tokenizer, TemplateHolder, Grammars]:
+    tokenizer = _tokenizer(file, model)
+    source = file.metadata.get_str("tokenizer.chat_template", default="")
+    template = owned.enter_context(closing(TemplateHolder(source, tokenizer)))
+    return tokenizer, template, owned.enter_context(closing(Grammars(tokenizer)))
 
 
 def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
@@ -320,6 +319,46 @@ def _context(config: EngineConfig, context_length: int) -> int:
     return wanted
 
 
+def _lanes(
+    config: EngineConfig,
+    home: DeviceTrunk | SequenceCache,
+    kernels: Kernels,
+    recorder: Recorder,
+    owned: ExitStack,
+) -> list[LaneThread]:
+    """Return the CPU's lane, and behind it that of the trunk's device if it has one."""
+    slowdown = config.scheduler.decode_slowdown
+    timeline = kernels.timeline()
+    cpu = owned.enter_context(LaneThread(Lane.CPU, recorder, timeline=timeline, slowdown=slowdown))
+    if isinstance(home, SequenceCache):
+        return [cpu]
+    device = LaneThread(Lane.GPU_COMPUTE, recorder, slowdown=slowdown)
+    return [cpu, owned.enter_context(device)]
+
+
+def _trunk_stages(
+    home: DeviceTrunk | SequenceCache,
+    model: Model,
+    router: Callable[..., RouterStage],
+    lane: LaneThread,
+) -> dict[str, Stage[Any, Any]]:
+    """Return attention, routing and head, which compute on `lane`."""
+    if isinstance(home, SequenceCache):
+        return {
+            "attend": AttendStage(model, home, lane),
+            "router": router(routing_of(model), lane=lane),
+            "head": HeadStage(model, lane),
+        }
+
+    def attend_and_route(hidden: Hidden) -> Routed:
+        return home.attend_and_route(hidden.layer, hidden.chunk, hidden.x)
+
+    return {
+        "attend": router(attend_and_route, lane=lane, name=Name.ATTEND),
+        "head": HeadStage(home, lane),
+    }
+
+
 class _NumBlocks(NamedTuple):
     """Cache blocks of each layer that keeps all tokens, and of each with a sliding window."""
 
@@ -340,11 +379,23 @@ def _num_blocks(
     return _NumBlocks(most, min(most, windows + ceil_div(in_flight, memory.block_tokens)))
 
 
-def _cache(
-    config: EngineConfig, spec: ModelSpec, max_context_tokens: int, chunk_tokens: int
-) -> tuple[SequenceCache, _NumBlocks]:
+def _open_trunk(
+    config: EngineConfig, blocks: _NumBlocks, model: Model, kernels: Kernels, owned: ExitStack
+) -> DeviceTrunk | None:
     memory = config.memory
-    blocks = _num_blocks(config, spec, max_context_tokens, chunk_tokens)
+    wish = CacheWish(
+        _cache_type(memory.kv_type, model.spec.head_dim),
+        memory.block_tokens,
+        blocks.of_all_tokens,
+        blocks.of_all_tokens // memory.max_full_contexts,
+        blocks.of_windows,
+        config.scheduler.max_requests + memory.max_snapshots,
+    )
+    return open_device_trunk(config.placement.wanted_trunk, wish, model, kernels, owned)
+
+
+def _cache(config: EngineConfig, spec: ModelSpec, blocks: _NumBlocks) -> SequenceCache:
+    memory = config.memory
     pool = KVPool(
         spec.num_layers,
         blocks.of_all_tokens,
@@ -359,7 +410,7 @@ def _cache(
     if spec.delta is not None:
         num_slots = config.scheduler.max_requests + memory.max_snapshots
         states = StatePool(spec.recurrent_layers, num_slots, spec.delta)
-    return SequenceCache(pool, states), blocks
+    return SequenceCache(pool, states)
 
 
 def _request_states(config: EngineConfig, spec: ModelSpec) -> RequestStates | None:

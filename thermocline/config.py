@@ -11,6 +11,7 @@ from thermocline.errors import ConfigError
 
 HotDevice = Literal["none", "cpu", "simulated"]
 HotChoice = Literal["use", "even"]
+TrunkDevice = Literal["cpu", "auto", "cuda", "torch-cpu"]
 CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 PrefetchMode = Literal["auto", "on", "off"]
@@ -124,9 +125,20 @@ class PlacementConfig:
     cold: tuple[str, ...] = setting(
         (), "--cold", "Experts that stay on the CPU in any case, written as for --hot."
     )
-    cpu_moe: bool = setting(False, "--cpu-moe", "Keep every routed expert on the CPU.")
     n_cpu_moe: int = setting(
         0, "--n-cpu-moe", "Keep the routed experts of the first N layers on the CPU."
+    )
+    trunk_device: TrunkDevice = setting(
+        "cpu",
+        "--trunk-device",
+        "Where all but routed experts and embedding computes: cpu (the same kernels as experts), cuda (a GPU, "
+        "with its cache there), auto (a GPU that has room for it, else cpu), or torch-cpu (the GPU's code on "
+        "the CPU, slow, for checking).",
+    )
+    cpu_moe: bool = setting(
+        False,
+        "--cpu-moe",
+        "Keep every routed expert on the CPU, and the trunk on the GPU if one has room for it.",
     )
     simulated_memory_bytes: int = 4 << 30
     """Memory of the simulated device."""
@@ -149,6 +161,10 @@ class PlacementConfig:
         _require(
             self.hot_device in get_args(HotDevice),
             f"--hot-device is {self.hot_device!r}; choose one of {', '.join(get_args(HotDevice))}",
+        )
+        _require(
+            self.trunk_device in get_args(TrunkDevice),
+            f"--trunk-device is {self.trunk_device!r}; choose one of {', '.join(get_args(TrunkDevice))}",
         )
         _require(
             0.0 <= self.hot_fraction <= 1.0,
@@ -175,6 +191,11 @@ class PlacementConfig:
             self.simulated_memory_bytes >= 0 and self.simulated_copy_bytes_per_s > 0,
             "simulated_memory_bytes must not be negative, simulated_copy_bytes_per_s must be above 0",
         )
+
+    @property
+    def wanted_trunk(self) -> TrunkDevice:
+        """The trunk's device, after --cpu-moe has had its say."""
+        return "auto" if self.cpu_moe and self.trunk_device == "cpu" else self.trunk_device
 
 
 @dataclass(frozen=True, slots=True)

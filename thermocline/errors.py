@@ -119,14 +119,18 @@ class EngineClosedError(EngineError):
 
 
 class DeviceMemoryError(EngineError):
-    """A device's memory is used up; `missing_bytes` more were needed than are free."""
+    """A device's memory is used up; `missing_bytes` more were needed than are free (None where unknown)."""
 
-    def __init__(self, what: str, missing_bytes: int) -> None:
+    def __init__(
+        self,
+        what: str,
+        missing_bytes: int | None = None,
+        *,
+        fix: str = "give experts less of it (--expert-budget), or prompts smaller chunks (--prefill-chunk)",
+    ) -> None:
         self.missing_bytes = missing_bytes
-        super().__init__(
-            f"the device has no room for {what}: {missing_bytes} bytes are missing; give experts less of it "
-            "(--expert-budget), or prompts smaller chunks (--prefill-chunk)"
-        )
+        missing = "" if missing_bytes is None else f": {missing_bytes} bytes are missing"
+        super().__init__(f"the device has no room for {what}{missing}. Fix: {fix}")
 
 
 class StageError(EngineError):

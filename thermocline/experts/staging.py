@@ -30,7 +30,7 @@ class StagingRing:
     """
 
     def __init__(
-        self, device: SlotDevice, max_slots: int, make_room: Callable[[int], bool]
+        self, device: SlotDevice, max_slots: int, make_room: Callable[[int | None], bool]
     ) -> None:
         assert max_slots > 0, "a ring has slots"
         self.device = device

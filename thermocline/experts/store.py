@@ -195,13 +195,14 @@ class ExpertStore:
         with self._deciding:
             return self._resize(capacity_bytes)
 
-    def give_up(self, nbytes: int) -> bool:
-        """Free so many bytes for something else, for good; tell whether they are free now.
+    def give_up(self, nbytes: int | None) -> bool:
+        """Free so many bytes (None: all) for something else, for good; tell whether they are free now.
 
         What is leased is not free at once, so that more may have to go.
         """
         with self._deciding:
             capacity, freed = self._used_bytes, 0
+            nbytes = capacity if nbytes is None else nbytes
             while freed < nbytes and capacity:
                 capacity = max(0, capacity - (nbytes - freed))
                 freed += self._resize(capacity)

@@ -6,8 +6,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from thermocline.kernels.cache_format import CacheType
     from thermocline.kv.pool import KVPool
     from thermocline.kv.recurrent import StatePool
+
+
+@dataclass(frozen=True, slots=True)
+class CacheWish:
+    """What a cache should have; where memory is short there are fewer blocks.
+
+    num_blocks: of each layer that keeps all tokens, at most, and min_blocks at least; window_blocks: of each
+    with a sliding window, 0 where there is none. num_states: slots of recurrent state, if there is any.
+    """
+
+    type: CacheType
+    block_tokens: int
+    num_blocks: int
+    min_blocks: int
+    window_blocks: int
+    num_states: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +33,8 @@ class SequenceCache:
 
     kv: KVPool
     states: StatePool | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can be given to requests."""
+        return self.kv.num_blocks

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.kernels.weight import FloatArray, IntArray, Weight
+    from thermocline.kernels.whole_layer import LayerParts
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex, Routing
+    from thermocline.models.rope import RopeRule
     from thermocline.models.routing import Routed, RouterWeights
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import StackedExperts
 
 
-class Model(Protocol):
-    """One opened model. Every method blocks, and treats each token by itself."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TrunkParts:
+    """What every token takes, as it lies in the file. Layers bring their routed experts along.
+
+    ropes: by layer, None where nothing turns. output_norm: float32 [D]; output: [V, D].
+    """
+
+    layers: tuple[LayerParts, ...]
+    ropes: tuple[RopeRule | None, ...]
+    output_norm: FloatArray
+    output: Weight
+
+
+class Head(Protocol):
+    """The end of a model, wherever it is computed."""
 
     @property
     def spec(self) -> ModelSpec:
         """The model's dimensions."""
+        ...
+
+    def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
+        """Return logits float32 [rows, V] from the final residual stream [rows, D].
+
+        prompt: the rows are a prompt's.
+        """
+        ...
+
+
+class Model(Head, Protocol):
+    """One opened model. Every method blocks, and treats each token by itself."""
+
+    @property
+    def trunk(self) -> TrunkParts:
+        """What another device than the CPU computes all but experts and embedding from."""
         ...
 
     @property
@@ -58,11 +90,4 @@ class Model(Protocol):
 
     def router_weights(self, layer: LayerIndex) -> RouterWeights:
         """Return what `route` decides by, decoded to float32, new with each call."""
-        ...
-
-    def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
-        """Return logits float32 [rows, V] from the final residual stream [rows, D].
-
-        prompt: the rows are a prompt's.
-        """
         ...

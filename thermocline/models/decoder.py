@@ -18,6 +18,7 @@ from thermocline.kernels.whole_layer import (
     LayerParts,
 )
 from thermocline.messages import Routing
+from thermocline.models.contract import TrunkParts
 from thermocline.models.layers import (
     RotaryTable,
     apply_delta_rule,
@@ -87,6 +88,9 @@ class Decoder:
         for index in range(spec.num_layers, spec.num_layers + spec.num_predict_layers):
             weights.leave_out(f"blk.{index}.")
         weights.finish()
+        self.trunk = TrunkParts(
+            self._layers, tuple(layer.rope for layer in layers), self._output_norm, self._output
+        )
         rules = {layer.rope for layer in layers} - {None}
         tables = {rule: RotaryTable(kernels.dense, rule) for rule in rules if rule is not None}
         self._rotaries = tuple(

@@ -119,8 +119,10 @@ def moe_graph(
 ) -> Graph:
     """Return the ring of a mixture-of-experts model.
 
-    `stages` holds embed, attend, router, cold, combine and head, and may hold hot and prefetch.
+    `stages` holds embed, attend, router, cold, combine and head, and may hold hot and prefetch. Without a
+    router, attend routes too, on a device of its own.
     """
+    routed = "router" if "router" in stages else "attend"
 
     def next_layer(message: StageMessage) -> bool:
         return isinstance(message, Hidden) and message.layer < num_layers
@@ -130,19 +132,20 @@ def moe_graph(
 
     edges = [
         Edge("embed", "attend", _always),
-        Edge("attend", "router", _always),
-        Edge("router", "combine", _always),
+        Edge(routed, "combine", _always),
         Edge("combine", "attend", next_layer),
         Edge("combine", "head", last_layer),
         Edge("head", RESULTS, _always),
     ]
+    if routed == "router":
+        edges.insert(1, Edge("attend", "router", _always))
     # Hot before cold: a walk computes cold experts itself, and the hot tier's device should be at work then.
     if "hot" in stages:
-        edges += [Edge("router", "hot", _expects(Tier.HOT)), Edge("hot", "combine", _always)]
-    edges += [Edge("router", "cold", _expects(Tier.COLD)), Edge("cold", "combine", _always)]
+        edges += [Edge(routed, "hot", _expects(Tier.HOT)), Edge("hot", "combine", _always)]
+    edges += [Edge(routed, "cold", _expects(Tier.COLD)), Edge("cold", "combine", _always)]
     if "prefetch" in stages:
-        # First of the router's edges: the hint should leave before the compute starts.
-        edges.insert(2, Edge("router", "prefetch", _expects(Tier.COLD), lossy=True))
+        # First of its edges: the hint should leave before the compute starts.
+        edges.insert(1, Edge(routed, "prefetch", _expects(Tier.COLD), lossy=True))
         edges.insert(0, Edge("embed", "prefetch", _is_prompt, lossy=True))
     return Graph(
         stages,
@@ -152,7 +155,7 @@ def moe_graph(
         "embed",
         num_credits,
         shortcut,
-        is_line="hot" not in stages,
+        is_line="hot" not in stages and routed == "router",
         drops={"hot": _release},
     )
 

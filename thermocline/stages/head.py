@@ -13,13 +13,13 @@ from thermocline.traces.lanes import Name
 if TYPE_CHECKING:
     from thermocline.kernels.lane import JobLane
     from thermocline.messages import FloatArray, Hidden
-    from thermocline.models.contract import Model
+    from thermocline.models.contract import Head
 
 
 class HeadStage:
     """Hidden after the last layer -> StepResult."""
 
-    def __init__(self, model: Model, lane: JobLane) -> None:
+    def __init__(self, model: Head, lane: JobLane) -> None:
         self._model = model
         self._lane = lane
 

@@ -1,4 +1,7 @@
-"""Chooses each token's experts and groups tokens by tier and expert."""
+"""Chooses each token's experts and groups tokens by tier and expert.
+
+Who routes is given: a model from what attention left, or a device's trunk, which attends in the same job.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +12,38 @@ from thermocline.messages import LayerWork
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.experts.tiers import Tiers
     from thermocline.kernels.lane import JobLane
     from thermocline.messages import Hidden
     from thermocline.models.contract import Model
+    from thermocline.models.routing import Routed
+
+
+def routing_of(model: Model) -> Callable[[Hidden], Routed]:
+    """Return how a model routes what its attention left."""
+    return lambda hidden: model.route(hidden.layer, hidden.x, prompt=hidden.chunk.is_prompt)
 
 
 class RouterStage:
-    """Hidden inside a layer -> LayerWork."""
+    """Hidden inside a layer, or before it where `route` attends -> LayerWork."""
 
     def __init__(
         self,
-        model: Model,
+        route: Callable[[Hidden], Routed],
         tiers: Tiers,
         heat: ExpertHeat,
         routing_log: RoutingLog,
         lane: JobLane,
+        name: Name = Name.ROUTER,
     ) -> None:
-        self._model = model
+        """name: what the trace calls the job."""
+        self._route_tokens = route
         self._tiers = tiers
+        self._name = name
         self._heat = heat
         self._routing_log = routing_log
         self._lane = lane
@@ -37,11 +51,11 @@ class RouterStage:
     async def __call__(self, hidden: Hidden) -> LayerWork:
         """Route one chunk's tokens."""
         job = partial(self._route, hidden)
-        return await self._lane.run(Name.ROUTER, job, hidden.chunk, hidden.layer)
+        return await self._lane.run(self._name, job, hidden.chunk, hidden.layer)
 
     def _route(self, hidden: Hidden) -> LayerWork:
         chunk, layer = hidden.chunk, hidden.layer
-        residual, x, routing = self._model.route(layer, hidden.x, prompt=chunk.is_prompt)
+        residual, x, routing = self._route_tokens(hidden)
         self._heat.record(layer, routing)
         if chunk.wants_routing:
             self._routing_log.record(chunk, layer, routing)

@@ -1,6 +1,19 @@
-"""Asks the device how much memory it has. Owns nothing of it."""
+"""Asks the device how much memory it has, and says so when it runs out. Owns nothing of it."""
 
 from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from thermocline.errors import DeviceMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FIX = (
+    "choose a smaller context (--ctx), a smaller cache (--kv-type q8_0), smaller prompt chunks "
+    "(--prefill-chunk), or the CPU (--trunk-device cpu)"
+)
 
 
 def device_memory() -> tuple[int, int] | None:
@@ -16,3 +29,17 @@ def device_memory() -> tuple[int, int] | None:
         return None
     free, total = torch.cuda.mem_get_info()
     return total, free
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Let torch's running out of device memory be a DeviceMemoryError; unused memory goes back before."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        what = f"this step ({str(error).partition('. ')[0]})"
+        raise DeviceMemoryError(what, fix=_FIX) from error

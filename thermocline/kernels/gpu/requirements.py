@@ -9,8 +9,8 @@ from thermocline.errors import DeviceMissingError
 _PACKAGES = ("torch", "triton")
 
 
-def require_gpu() -> None:
-    """Raise DeviceMissingError unless torch, Triton and a CUDA device are there. Imports torch.
+def require_packages() -> None:
+    """Raise DeviceMissingError unless torch and Triton are there. Imports neither.
 
     To be called before anything else of this package that computes is imported.
     """
@@ -20,6 +20,11 @@ def require_gpu() -> None:
             f"computing on a GPU needs the Python packages {' and '.join(missing)}, which are not "
             "installed. Fix: pip install 'thermocline[gpu]', or compute on the CPU"
         )
+
+
+def require_gpu() -> None:
+    """Raise DeviceMissingError unless torch, Triton and a CUDA device are there. Imports torch."""
+    require_packages()
     import torch
 
     if not torch.cuda.is_available():

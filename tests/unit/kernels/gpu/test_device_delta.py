@@ -1,0 +1,139 @@
+"""The gated delta rule on a device against its NumPy twin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.compare import assert_within
+from tests.support.devices import DEVICES
+from thermocline.kernels import delta_reference
+from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaShape, DeltaStates
+from thermocline.kernels.gpu import delta as delta_module
+from thermocline.kernels.gpu.cache import DeviceStates
+from thermocline.kernels.gpu.delta import DeltaTokens, DeviceDeltaRule, delta_rule, key_heads
+from thermocline.kernels.gpu.step import DeltaSpan, SpanShape
+from thermocline.kernels.gpu.streams import DeviceStreams
+
+SHAPES = {
+    "shared": DeltaShape(2, 4, 16, 8, 4, tiled=False),
+    "tiled": DeltaShape(2, 6, 10, 10, 3, tiled=True),
+    "alone": DeltaShape(1, 1, 5, 7, 2, tiled=False),
+}
+NUM_SLOTS = 5
+
+
+@pytest.fixture(params=DEVICES)
+def streams(request):
+    """A device, closed at the end."""
+    with DeviceStreams.open(request.param) as opened, opened.computing():
+        yield opened
+
+
+class Case:
+    """A rule and states, the same on the host and on the device."""
+
+    def __init__(self, streams: DeviceStreams, shape: DeltaShape) -> None:
+        self._rng, self._streams = np.random.default_rng(8), streams
+        self.rule = DeltaRule(
+            shape,
+            self.normal(shape.conv_width, shape.channels),
+            self.normal(shape.value_heads) - 1,
+            -np.exp(self.normal(shape.value_heads)),
+            self.normal(shape.value_dim) * 0.1 + 1,
+            1e-6,
+        )
+        numbers = (self.rule.conv, self.rule.step_bias, self.rule.decay, self.rule.gain)
+        heads = torch.tensor(key_heads(shape), device=streams.device)
+        self.device_rule = DeviceDeltaRule(
+            shape, *(streams.upload(part) for part in numbers), heads, 1e-6
+        )
+        self.states = DeltaStates(
+            self.normal(NUM_SLOTS, shape.conv_width - 1, shape.channels),
+            self.normal(NUM_SLOTS, shape.value_heads, shape.key_dim, shape.value_dim),
+        )
+        self.device_states = DeviceStates(streams, NUM_SLOTS, shape)
+        self.device_states.conv.copy_(streams.upload(self.states.conv))
+        self.device_states.recurrent.copy_(streams.upload(self.states.recurrent))
+
+    def normal(self, *shape: int) -> np.ndarray:
+        return self._rng.standard_normal(shape).astype(np.float32)
+
+    def tokens(self, count: int) -> DeltaInput:
+        shape = self.rule.shape
+        widths = (shape.channels, shape.value_width, shape.value_heads, shape.value_heads)
+        return DeltaInput(*(self.normal(count, width) for width in widths))
+
+    def on_device(self, given: DeltaInput, spans: tuple[DeltaSpan, ...]) -> np.ndarray:
+        parts = (given.mixed, given.z, given.alpha, given.beta)
+        tokens = DeltaTokens(*(self._streams.upload(part) for part in parts))
+        return delta_rule(tokens, self.device_rule, spans, self.device_states).cpu().numpy()
+
+    def span(self, start: int, slots: list[int], length: int, saves=()) -> DeltaSpan:
+        at = torch.tensor(slots, device=self._streams.device)
+        return DeltaSpan(SpanShape(start, len(slots), length), at, saves)
+
+    def check_states(self) -> None:
+        for name in ("conv", "recurrent"):
+            found = getattr(self.device_states, name).cpu().numpy()
+            assert_within(found, getattr(self.states, name), "trunk/float32")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_step_of_several_sequences(streams, name):
+    """One token each, in slots out of order; the slot that nobody has stays as it was."""
+    case = Case(streams, SHAPES[name])
+    given, out = case.tokens(3), np.empty((3, SHAPES[name].value_width), np.float32)
+    runs = np.array([(0, 1, 4), (1, 1, 0), (2, 1, 2)], np.int32)
+    delta_reference.delta_rule(given, case.rule, runs, case.states, out)
+    found = case.on_device(given, (case.span(0, [4, 0, 2], 1),))
+    assert_within(found, out, "trunk/float32")
+    case.check_states()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("piece", [64, 4])
+def test_prompts_that_go_on_and_are_saved(streams, monkeypatch, name, piece):
+    """Runs of several lengths, shorter than the convolution too, with a copy of the state on the way.
+
+    In one piece or in several.
+    """
+    monkeypatch.setattr(delta_module, "_PIECE_TOKENS", piece)
+    case = Case(streams, SHAPES[name])
+    given, out = case.tokens(13), np.empty((13, SHAPES[name].value_width), np.float32)
+    for run in ((0, 9, 1), (9, 1, 1), (10, 3, 0)):
+        delta_reference.delta_rule(given, case.rule, np.int32([run]), case.states, out)
+        if run == (0, 9, 1):
+            case.states.conv[3], case.states.recurrent[3] = (
+                case.states.conv[1],
+                case.states.recurrent[1],
+            )
+    spans = (case.span(0, [1], 9, ((1, 3),)), case.span(9, [1], 1), case.span(10, [0], 3))
+    assert_within(case.on_device(given, spans), out, "trunk/float32")
+    case.check_states()
+
+
+@pytest.mark.parametrize("decay", [1e-4, 30.0])
+def test_long_prompts_stay_exact(streams, decay):
+    """300 tokens that hardly decay, and ones that forget all at once: nothing overflows or drifts."""
+    case = Case(streams, SHAPES["shared"])
+    case.rule.decay[:] = -decay
+    case.device_rule.decay.copy_(streams.upload(case.rule.decay))
+    given, out = case.tokens(300), np.empty((300, SHAPES["shared"].value_width), np.float32)
+    run = np.array([(0, 300, 2)], np.int32)
+    delta_reference.delta_rule(given, case.rule, run, case.states, out)
+    assert_within(case.on_device(given, (case.span(0, [2], 300),)), out, "trunk/float32")
+    case.check_states()
+
+
+def test_a_state_begins_with_nothing_or_with_a_snapshot(streams):
+    """A slot is cleared, or takes what another holds, in both of its parts."""
+    case = Case(streams, SHAPES["alone"])
+    states = case.device_states
+    states.begin(0, 2)
+    states.begin(1, None)
+    for part in (states.conv, states.recurrent):
+        assert torch.equal(part[0], part[2])
+        assert not part[1].any()
+        assert part[2].any()

@@ -1,0 +1,108 @@
+"""Weights on a device: which stay blocks, what each takes, and products with all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.compare import assert_within, nmse
+from tests.support.devices import DEVICES, HAS_CUDA, IS_INTERPRETED
+from tests.support.kernel_cases import FORMATS, exact_product, make_weight, tokens_of
+from thermocline.kernels.gpu import weights as weights_module
+from thermocline.kernels.gpu.formats import DEVICE_FORMATS
+from thermocline.kernels.gpu.product import block_product, naive_block_product
+from thermocline.kernels.gpu.slots import SlotMatrix
+from thermocline.kernels.gpu.streams import DeviceStreams
+from thermocline.kernels.gpu.weights import BlockMatrix, MatrixLoader, PlainMatrix, device_bytes
+from thermocline.kernels.reference import ReferenceKernels
+
+EXACT = {"F32", "F16", *DEVICE_FORMATS} - {"BF16"}
+
+
+@pytest.fixture(params=DEVICES)
+def streams(request):
+    """A device, closed at the end."""
+    with DeviceStreams.open(request.param) as opened, opened.computing():
+        yield opened
+
+
+def load(streams, weight, *, exact=False) -> PlainMatrix | BlockMatrix:
+    return MatrixLoader(streams, ReferenceKernels().decode_rows).matrix(weight, exact=exact)
+
+
+def product(streams, matrix, x, *, prompt) -> np.ndarray:
+    return matrix.multiply(streams.upload(x), prompt=prompt).cpu().numpy()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_of_every_format(streams, name, monkeypatch):
+    """Decoding is exact where the numbers of the file are; prompts and expanded formats round to bfloat16.
+
+    Loaded a few rows at a time, since large matrices are.
+    """
+    monkeypatch.setattr(weights_module, "_AT_A_TIME", 2000)
+    rng = np.random.default_rng(1)
+    weight, x = make_weight(rng, name, 37, 512), tokens_of(rng, 5, 512)
+    matrix, expected = load(streams, weight), exact_product(weight, x)
+    decoded, prompt = (product(streams, matrix, x, prompt=is_prompt) for is_prompt in (False, True))
+    assert_within(decoded, expected, "trunk/float32" if name in EXACT else "trunk/bfloat16")
+    assert_within(prompt, expected, "trunk/bfloat16")
+    assert decoded.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_matrix_takes_is_known_before(streams, name):
+    """The bytes that planning counts are those of the tensor."""
+    weight = make_weight(np.random.default_rng(2), name, 8, 512)
+    matrix = load(streams, weight)
+    held = matrix.blocks.raw if isinstance(matrix, BlockMatrix) else matrix.numbers
+    assert held.nbytes == device_bytes(weight)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "BF16", "F16", "IQ2_XXS"])
+def test_what_decides_between_experts_is_exact(streams, name):
+    """A router is float32 whatever its type, for prompts as for answers."""
+    rng = np.random.default_rng(3)
+    weight, x = make_weight(rng, name, 9, 256), tokens_of(rng, 3, 256)
+    matrix = load(streams, weight, exact=True)
+    for prompt in (False, True):
+        found = product(streams, matrix, x, prompt=prompt)
+        assert_within(found, exact_product(weight, x), "trunk/float32")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_INTERPRETED, reason="Triton does not interpret in this process")
+@pytest.mark.parametrize(("name", "cols"), [("Q4_K", 256), ("Q8_0", 96), ("F16", 40)])
+@pytest.mark.parametrize("tokens", [1, 3, 5])
+def test_the_kernel_is_its_twin_in_the_interpreter(name, cols, tokens):
+    """Tails of rows, columns and tokens, both arithmetics."""
+    rng = np.random.default_rng(5)
+    weight, x = make_weight(rng, name, 19, cols), torch.from_numpy(tokens_of(rng, tokens, cols))
+    matrix = SlotMatrix(weight.format, torch.from_numpy(np.array(weight.raw))[None], cols)
+    for prompt in (False, True):
+        found = block_product(matrix, x, prompt=prompt)
+        twin = naive_block_product(matrix, x, prompt=prompt)
+        # The interpreter takes all in float32.
+        entry = "trunk/bfloat16" if prompt and name != "F16" else "trunk/float32"
+        assert_within(twin.numpy(), found.numpy(), entry)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device can be used here")
+@pytest.mark.parametrize("name", sorted(DEVICE_FORMATS - {"BF16"}))
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 5, 17, 64, 130])
+@pytest.mark.parametrize("prompt", [False, True])
+def test_the_kernel_is_its_twin_on_a_gpu(name, tokens, prompt):
+    """Every format, any number of tokens, and a token's bits do not depend on how many there are."""
+    rng = np.random.default_rng(6)
+    weight, x = make_weight(rng, name, 300, 768), tokens_of(rng, tokens, 768)
+    with DeviceStreams.open("cuda") as streams, streams.computing():
+        matrix = load(streams, weight)
+        assert isinstance(matrix, BlockMatrix)
+        found = product(streams, matrix, x, prompt=prompt)
+        blocks = SlotMatrix(weight.format, matrix.blocks.raw.cpu(), weight.cols)
+        twin = naive_block_product(blocks, torch.from_numpy(x), prompt=prompt).numpy()
+        assert nmse(found, twin) <= (1e-6 if prompt else 1e-10)
+        alone = product(streams, matrix, x[-1:], prompt=prompt)
+        np.testing.assert_array_equal(alone, found[-1:])

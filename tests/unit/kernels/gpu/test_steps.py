@@ -1,0 +1,127 @@
+"""Steps of shapes that come again: captured once, replayed on the same buffers, and only so many kept."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.devices import DEVICES
+from thermocline.kernels.gpu.layer import LayerOutput
+from thermocline.kernels.gpu.step import SpanShape, StepShape
+from thermocline.kernels.gpu.steps import CapturedSteps, RowSizes, Step
+from thermocline.kernels.gpu.streams import DeviceStreams
+
+SIZES = RowSizes(hidden=6, chosen=3)
+
+
+class CapturingStreams(DeviceStreams):
+    """The CPU, on which work can be captured: what is recorded is called again."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.num_captured = 0
+
+    @property
+    def can_capture(self) -> bool:
+        return True
+
+    def capture(self, work):
+        self.num_captured += 1
+        return work
+
+
+@pytest.fixture(params=DEVICES)
+def streams(request):
+    """A device, closed at the end."""
+    with DeviceStreams.open(request.param) as opened, opened.computing():
+        yield opened
+
+
+def shape_of(tokens: int, width: int = 4) -> StepShape:
+    return StepShape(tokens, False, (0,), ((SpanShape(0, tokens, 1, width),),))
+
+
+def numbers_of(shape: StepShape, first: int = 0) -> np.ndarray:
+    return np.arange(first, first + shape.num_numbers, dtype=np.int64)
+
+
+def compute(x, inputs) -> LayerOutput:
+    """Something that shows what it was given, by row."""
+    places = inputs.positions[:, None]
+    ids = places + torch.arange(SIZES.chosen, device=x.device)
+    return LayerOutput(x + places, x * 2, ids, ids.float() / 10)
+
+
+def dense(x, inputs) -> LayerOutput:
+    return LayerOutput(x - 1, x + 1, None, None)
+
+
+def test_a_step_brings_everything_back(streams):
+    """Residual, x, ids and weights of a routed layer; of a dense one the first two."""
+    shape = shape_of(2)
+    step = Step(streams, shape, SIZES)
+    step.use(numbers_of(shape, 7))
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    step.run(0, compute, x)
+    routed = step.fetch(3, spin=True)
+    step.run(1, dense, x)
+    plain = step.fetch(0, spin=False)
+    np.testing.assert_array_equal(routed.residual, x + np.array([[7], [8]]))
+    np.testing.assert_array_equal(routed.x, x * 2)
+    assert routed.ids.tolist() == [[7, 8, 9], [8, 9, 10]]
+    assert routed.ids.dtype == np.int32
+    np.testing.assert_allclose(routed.weights, routed.ids / 10, rtol=1e-6)
+    np.testing.assert_array_equal(plain.residual, x - 1)
+    np.testing.assert_array_equal(plain.x, x + 1)
+    assert plain.ids.shape == plain.weights.shape == (2, 0)
+
+
+@pytest.mark.parametrize("device", [CapturingStreams, *DEVICES])
+def test_a_layer_is_computed_then_captured_then_replayed(device):
+    """Each time the same as without capturing, with other inputs and other numbers."""
+    with device() if device is CapturingStreams else DeviceStreams.open(device) as streams:
+        steps, shape = CapturedSteps(streams, SIZES, 2), shape_of(3)
+        for turn in range(5):
+            with streams.computing():
+                step = steps.step(shape)
+                step.use(numbers_of(shape, turn))
+                for layer in range(2):
+                    x = np.full((3, 6), turn + 10 * layer, np.float32)
+                    step.run(layer, compute, x)
+                    found = step.fetch(3, spin=True)
+                    expected = x + np.arange(turn, turn + 3)[:, None]
+                    np.testing.assert_array_equal(found.residual, expected)
+            if streams.can_capture:
+                assert step.num_captured == (2 if turn else 0)
+        if device is CapturingStreams:
+            assert streams.num_captured == 2
+
+
+def test_the_shape_that_was_not_used_for_longest_gives_way():
+    """No more than so many are kept, and one that is used again stays."""
+    with CapturingStreams() as streams:
+        steps = CapturedSteps(streams, SIZES, 2)
+        first, second = steps.step(shape_of(1)), steps.step(shape_of(2))
+        assert steps.step(shape_of(1)) is first
+        steps.step(shape_of(3))
+        assert len(steps) == 2
+        assert steps.step(shape_of(1)) is first
+        assert steps.step(shape_of(2)) is not second
+        assert repr(steps) == "CapturedSteps(2 shapes, 0 layers captured)"
+        steps.clear()
+        assert len(steps) == 0
+
+
+def test_shapes_of_other_widths_or_kinds_are_other_shapes():
+    """What differs in any size is not replayed for another."""
+    shapes = [
+        shape_of(2),
+        shape_of(2, width=8),
+        shape_of(3),
+        StepShape(2, True, (0,), ((SpanShape(0, 2, 1, 4),),)),
+    ]
+    assert len(set(shapes)) == 4
+    assert all(a != b for a, b in pairwise(shapes))

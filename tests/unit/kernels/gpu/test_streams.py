@@ -1,0 +1,150 @@
+"""Streams and events of a device: who computes where, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from tests.support.devices import DEVICES
+from thermocline.errors import DeviceMemoryError, DeviceMissingError, EngineClosedError
+from thermocline.kernels.gpu.streams import DeviceStreams
+
+
+@pytest.fixture(params=DEVICES)
+def streams(request):
+    """A device, closed at the end."""
+    with DeviceStreams.open(request.param) as opened:
+        yield opened
+
+
+class GatedEvent:
+    """Device work that is done when the test says so, or fails."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.gate = threading.Event()
+        self._failure = failure
+
+    def query(self) -> bool:
+        return self.gate.is_set()
+
+    def synchronize(self) -> None:
+        self.gate.wait()
+        if self._failure is not None:
+            raise self._failure
+
+
+def test_work_is_done_when_finished(streams):
+    """What was queued while computing can be read on the host after `finish`."""
+    with streams.computing():
+        x = streams.upload(torch.arange(6, dtype=torch.float32).numpy())
+        streams.check(x)
+        host = streams.host_empty(6, dtype=torch.float32)
+        host.copy_(x * 2, non_blocking=True)
+    for spin in (True, False):
+        streams.finish(spin=spin)
+    assert host.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+async def test_an_event_that_is_done_needs_no_waiting(streams):
+    """Recorded and finished: the coroutine returns at once, and no thread is made for it."""
+    event = streams.record()
+    streams.finish(spin=True)
+    await streams.device_done(event)
+    assert streams._waiter is None
+
+
+async def test_waiting_leaves_the_loop_free():
+    """While one event is pending the loop goes on; the wait ends with it, and a failure is handed over."""
+    with DeviceStreams.open("torch-cpu") as streams:
+        event, broken = GatedEvent(), GatedEvent(RuntimeError("device lost"))
+        waiting = asyncio.create_task(streams.device_done(event))
+        failing = asyncio.create_task(streams.device_done(broken))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        event.gate.set()
+        await waiting
+        broken.gate.set()
+        with pytest.raises(RuntimeError, match="device lost"):
+            await failing
+
+
+async def test_a_cancelled_wait_does_not_end_the_others():
+    """Who stops waiting is passed over; what came after is told all the same."""
+    with DeviceStreams.open("torch-cpu") as streams:
+        events = [GatedEvent() for _ in range(3)]
+        waits = [asyncio.create_task(streams.device_done(event)) for event in events]
+        await asyncio.sleep(0)
+        waits[1].cancel()
+        for event in events:
+            event.gate.set()
+        await asyncio.gather(waits[0], waits[2])
+        assert waits[1].cancelled()
+
+
+def test_a_thread_without_a_loop_gets_a_future():
+    """A walk drives stages itself: it is handed what to wait for."""
+    with DeviceStreams.open("torch-cpu") as streams:
+        event = GatedEvent()
+        coroutine = streams.device_done(event)
+        future = coroutine.send(None)
+        event.gate.set()
+        assert future.result(timeout=5) is None
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+
+
+async def test_a_closed_device_is_not_waited_for():
+    """After `close` there is nothing to wait with; closing again does nothing."""
+    streams = DeviceStreams.open("torch-cpu")
+    streams.close()
+    streams.close()
+    with pytest.raises(EngineClosedError, match="closed"):
+        await streams.device_done(GatedEvent())
+
+
+def test_memory_that_runs_out_is_a_typed_error_with_the_fix(streams):
+    """torch's error becomes ours, which names flags."""
+
+    def compute():
+        with streams.computing():
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB. GPU 0 has less")
+
+    with pytest.raises(DeviceMemoryError, match=r"9 GiB.*--ctx.*--trunk-device cpu") as caught:
+        compute()
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_a_tensor_of_another_device_is_our_bug(streams):
+    """The device of initialisation and that of compute are one."""
+    with pytest.raises(AssertionError, match="meta is not"):
+        streams.check(torch.empty(1, device="meta"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_the_error_says_what_to_do():
+    """Asking for one names the way out."""
+    with pytest.raises(DeviceMissingError, match=r"no CUDA device.*compute on the CPU"):
+        DeviceStreams.open("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device can be used here")
+def test_captured_work_runs_again_on_the_same_memory():
+    """Recording does nothing; each replay computes from what lies there then."""
+    with DeviceStreams.open("cuda") as streams, streams.computing():
+        x = torch.ones(4, device=streams.device)
+        out = torch.zeros(4, device=streams.device)
+        out.copy_(x * 3)  # warms up what may not be made while capturing
+        out.zero_()
+        replay = streams.capture(lambda: out.copy_(x * 3) and None)
+        streams.finish(spin=True)
+        assert out.tolist() == [0] * 4
+        for value in (1.0, 2.0):
+            x.fill_(value)
+            replay()
+            streams.finish(spin=True)
+            assert out.tolist() == [3 * value] * 4

@@ -1,0 +1,140 @@
+"""Keys, values and recurrent states on a device. Slots and blocks are those of the host's tables.
+
+A number lies where its slot says, head by head: unlike on the CPU, keys are not turned, since a gathered block is
+multiplied as a matrix. Knows no request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from thermocline.kernels.cache_format import CacheType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thermocline.kernels.cache_format import CacheShape
+    from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.kernels.gpu.streams import DeviceStreams
+
+_QUANT_BLOCK = 32
+_MAX_HALF = 65504.0
+_STORED = {
+    CacheType.F32: torch.float32,
+    CacheType.F16: torch.float16,
+    CacheType.BF16: torch.bfloat16,
+    CacheType.Q8_0: torch.int8,
+}
+
+
+class _Numbers:
+    """One layer's keys, or its values."""
+
+    def __init__(self, streams: DeviceStreams, shape: CacheShape) -> None:
+        self._type = shape.type
+        self._block_tokens = shape.block_tokens
+        rows = (shape.num_blocks * shape.block_tokens, shape.kv_heads)
+        self._stored = torch.zeros(
+            (*rows, shape.head_dim), dtype=_STORED[shape.type], device=streams.device
+        )
+        self._units: torch.Tensor | None = None
+        if shape.type is CacheType.Q8_0:
+            units = (*rows, shape.head_dim // _QUANT_BLOCK)
+            self._units = torch.zeros(units, dtype=torch.float16, device=streams.device)
+
+    def store(self, slots: torch.Tensor, x: torch.Tensor) -> None:
+        """Store x [tokens, kv_heads, head_dim] in `slots`; halves saturate."""
+        if self._units is not None:
+            blocks = x.view(*x.shape[:-1], -1, _QUANT_BLOCK)
+            units = (blocks.abs().amax(dim=-1) / 127.0).clamp_max(_MAX_HALF).half()
+            wide = units.float().unsqueeze(-1)
+            numbers = torch.where(wide > 0, blocks / wide, torch.zeros_like(blocks))
+            x = numbers.round().clamp(-127, 127).flatten(-2)
+            self._units[slots] = units
+        elif self._type is CacheType.F16:
+            x = x.clamp(-_MAX_HALF, _MAX_HALF)
+        self._stored[slots] = x.to(self._stored.dtype)
+
+    def gather(self, tables: torch.Tensor) -> torch.Tensor:
+        """Return [sequences, width * block_tokens, kv_heads, head_dim] of the blocks in tables."""
+        numbers = self._blocks(self._stored, tables)
+        if self._units is None:
+            return numbers
+        units = self._blocks(self._units, tables).unsqueeze(-1)
+        blocks = numbers.view(*numbers.shape[:-1], -1, _QUANT_BLOCK)
+        wide = (blocks * units.float()).clamp_(-_MAX_HALF, _MAX_HALF)
+        return wide.half().flatten(-2)
+
+    def _blocks(self, stored: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+        blocks = stored.view(-1, self._block_tokens, *stored.shape[1:])
+        return blocks[tables].flatten(1, 2)
+
+
+class DeviceLayerCache:
+    """One layer's keys and values."""
+
+    def __init__(self, streams: DeviceStreams, shape: CacheShape) -> None:
+        self._keys, self._values = (_Numbers(streams, shape) for _ in range(2))
+        self.block_tokens = shape.block_tokens
+
+    def append(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store k and v [tokens, kv_heads, head_dim] in `slots`, int64 [tokens]."""
+        self._keys.store(slots, k)
+        self._values.store(slots, v)
+
+    def gather(self, tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values [sequences, width * block_tokens, kv_heads, head_dim], new arrays."""
+        return self._keys.gather(tables), self._values.gather(tables)
+
+
+class DeviceKVPool:
+    """Owns the keys and values of all layers that have them."""
+
+    def __init__(
+        self, streams: DeviceStreams, shape: CacheShape, num_blocks: Mapping[int, int]
+    ) -> None:
+        """Take all memory at once. num_blocks: by layer, 0 where there are no keys and values.
+
+        Raises torch.OutOfMemoryError.
+        """
+        self.shape = shape
+        self._layers = {
+            layer: DeviceLayerCache(streams, replace(shape, num_blocks=own))
+            for layer, own in num_blocks.items()
+            if own
+        }
+
+    def __repr__(self) -> str:
+        return f"DeviceKVPool({len(self._layers)} layers, {self.shape.num_blocks} blocks)"
+
+    def layer(self, layer: int) -> DeviceLayerCache:
+        """Return one layer's."""
+        return self._layers[layer]
+
+
+class DeviceStates:
+    """One layer's recurrent states by slot, float32, of the shapes of `DeltaStates`."""
+
+    def __init__(self, streams: DeviceStreams, num_slots: int, shape: DeltaShape) -> None:
+        conv = (num_slots, shape.conv_width - 1, shape.channels)
+        recurrent = (num_slots, shape.value_heads, shape.key_dim, shape.value_dim)
+        self.conv, self.recurrent = (
+            torch.zeros(dims, dtype=torch.float32, device=streams.device)
+            for dims in (conv, recurrent)
+        )
+
+    def begin(self, slot: int, source: int | None) -> None:
+        """Let a slot hold what slot `source` holds, or what a sequence begins with."""
+        if source is not None:
+            self.copy(source, slot)
+            return
+        self.conv[slot].zero_()
+        self.recurrent[slot].zero_()
+
+    def copy(self, source: int, target: int) -> None:
+        """Let slot `target` hold what slot `source` holds."""
+        self.conv[target].copy_(self.conv[source])
+        self.recurrent[target].copy_(self.recurrent[source])

@@ -1,0 +1,134 @@
+"""The gated delta rule on a device, in float32: a piece of each sequence's tokens at a time, as matrices.
+
+The twin of `kernels.delta_reference`. Knows no request; waits for nothing, so that it can be captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.kernels.gpu.cache import DeviceStates
+    from thermocline.kernels.gpu.step import DeltaSpan
+
+_LENGTH_EPSILON = 1e-6
+# Tokens at a time: the work between them grows with the square, the steps shrink with their number.
+_PIECE_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceDeltaRule:
+    """A `DeltaRule` whose numbers lie on the device; heads: int64 [value_heads], the key head of each."""
+
+    shape: DeltaShape
+    conv: torch.Tensor
+    step_bias: torch.Tensor
+    decay: torch.Tensor
+    gain: torch.Tensor
+    heads: torch.Tensor
+    epsilon: float
+
+
+class DeltaTokens(NamedTuple):
+    """A chunk's tokens: mixed [T, channels], z [T, value_width], alpha and beta [T, value_heads]."""
+
+    mixed: torch.Tensor
+    z: torch.Tensor
+    alpha: torch.Tensor
+    beta: torch.Tensor
+
+
+def key_heads(shape: DeltaShape) -> list[int]:
+    """Return the key head that goes with each value head."""
+    group = shape.value_heads // shape.key_heads
+    return [h % shape.key_heads if shape.tiled else h // group for h in range(shape.value_heads)]
+
+
+def delta_rule(
+    given: DeltaTokens, rule: DeviceDeltaRule, spans: tuple[DeltaSpan, ...], states: DeviceStates
+) -> torch.Tensor:
+    """Return [T, value_width], span after span; the sequences' states move on, and are copied where asked."""
+    outs = []
+    for span in spans:
+        rows = span.shape.rows
+        sequences = span.shape.sequences
+        mine = DeltaTokens(*(part[rows].view(sequences, -1, part.shape[1]) for part in given))
+        outs.append(_run(mine, rule, span.slots, states).flatten(0, 1))
+        for source, target in span.saves:
+            states.copy(source, target)
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _run(
+    given: DeltaTokens, rule: DeviceDeltaRule, slots: torch.Tensor, states: DeviceStates
+) -> torch.Tensor:
+    """Return [sequences, length, value_width] of tokens [sequences, length, ...]."""
+    shape = rule.shape
+    before = torch.cat((states.conv[slots], given.mixed), dim=1)
+    length = given.mixed.shape[1]
+    states.conv[slots] = before[:, length:]
+    windows = before.unfold(1, shape.conv_width, 1)  # [sequences, length, channels, conv_width]
+    mixed = functional.silu((windows * rule.conv.t()).sum(dim=-1))
+    key_width = shape.key_heads * shape.key_dim
+    dims = (len(slots), length, -1)
+    q, k = (
+        _unit(part.reshape(*dims, shape.key_dim))[:, :, rule.heads]
+        for part in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
+    )  # [sequences, length, value_heads, key_dim]
+    v = mixed[..., 2 * key_width :].reshape(*dims, shape.value_dim)
+    log_decay = functional.softplus(given.alpha + rule.step_bias) * rule.decay
+    rate = torch.sigmoid(given.beta)
+    state = states.recurrent[slots]  # [sequences, value_heads, key_dim, value_dim]
+    reads = []
+    for start in range(0, length, _PIECE_TOKENS):
+        part = slice(start, start + _PIECE_TOKENS)
+        piece = _Piece(q[:, part], k[:, part], v[:, part], log_decay[:, part], rate[:, part])
+        read, state = _move_on(piece, state)
+        reads.append(read)
+    states.recurrent[slots] = state
+    read = torch.cat(reads, dim=1) * shape.key_dim**-0.5
+    power = read.square().mean(dim=-1, keepdim=True)
+    normed = read * torch.rsqrt(power + rule.epsilon) * rule.gain
+    out: torch.Tensor = normed.flatten(-2) * functional.silu(given.z)
+    return out
+
+
+class _Piece(NamedTuple):
+    """Some tokens, [sequences, tokens, value_heads, ...]: q, k, v with a last axis, the others without."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    rate: torch.Tensor
+
+
+def _move_on(piece: _Piece, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what a piece's tokens read, [sequences, tokens, value_heads, value_dim], and the state after them.
+
+    A token t changes the state by k_t u_t', where u_t = rate_t (v_t - what the state before it, decayed, holds
+    under k_t). The state holds the changes of earlier tokens, so the u of a piece solve one triangular system.
+    """
+    q, k, v, log_decay, rate = (part.transpose(1, 2) for part in piece)  # heads before tokens
+    gone = log_decay.cumsum(dim=-1)
+    tokens = gone.shape[-1]
+    later = torch.ones((tokens, tokens), dtype=torch.bool, device=gone.device).triu(1)
+    between = gone[..., :, None] - gone[..., None, :]
+    kept = between.masked_fill(later, -torch.inf).exp()  # [..., t, i]: of i's change when t reads
+    since = gone.exp().unsqueeze(-1)
+    change = rate.unsqueeze(-1) * (v - since * (k @ state))
+    if tokens > 1:
+        known = rate.unsqueeze(-1) * kept * (k @ k.transpose(-1, -2))
+        change = torch.linalg.solve_triangular(known, change, upper=False, unitriangular=True)
+    read = since * (q @ state) + (kept * (q @ k.transpose(-1, -2))) @ change
+    left = (k * kept[..., -1, :].unsqueeze(-1)).transpose(-1, -2) @ change
+    return read.transpose(1, 2), since[..., -1:, :] * state + left
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + _LENGTH_EPSILON)

@@ -1,0 +1,85 @@
+"""The parts of a layer that are not products with weights, on tensors: norms, rotary positions, gates, routing.
+
+Twins of `DenseKernels`, in float32, on any device. Nothing here waits for the device or asks it for a number, so
+that everything can be captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from thermocline.kernels.dense_contract import Activation, Gating
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceRope:
+    """Cosines and sines, float32 [tokens, rotary_dims / 2]; pairs: as in `RopeTable`."""
+
+    cosines: torch.Tensor
+    sines: torch.Tensor
+    pairs: bool = False
+
+    def at(self, positions: torch.Tensor) -> DeviceRope:
+        """Return the rows of these positions."""
+        return DeviceRope(self.cosines[positions], self.sines[positions], self.pairs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceRouting:
+    """A `RoutingRule` whose bias lies on the device."""
+
+    chosen: int
+    normalize: bool
+    min_sum: float
+    scale: float
+    gating: Gating
+    bias: torch.Tensor | None
+
+
+def rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis."""
+    scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon)
+    return x * scale * gain
+
+
+def rotate(x: torch.Tensor, rope: DeviceRope) -> torch.Tensor:
+    """Return x [tokens, heads, head_dim] with its first dimensions turned."""
+    half = rope.cosines.shape[1]
+    turning, rest = x[..., : 2 * half], x[..., 2 * half :]
+    cos, sin = rope.cosines[:, None, :], rope.sines[:, None, :]
+    if rope.pairs:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+    else:
+        a, b = turning[..., :half], turning[..., half:]
+    first, second = a * cos - b * sin, b * cos + a * sin
+    if rope.pairs:
+        turned = torch.stack((first, second), dim=-1).reshape(turning.shape)
+    else:
+        turned = torch.cat((first, second), dim=-1)
+    return torch.cat((turned, rest), dim=-1)
+
+
+def gate(x: torch.Tensor, gates: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return x [rows, width] times the activation of gates, which is [rows, width] or [rows, 1]."""
+    if activation is Activation.SIGMOID:
+        return x * torch.sigmoid(gates)
+    return x * functional.softplus(gates)
+
+
+def route(logits: torch.Tensor, rule: DeviceRouting) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (ids int64, weights float32), each [tokens, chosen]: best first, ties by lower id."""
+    if rule.gating is Gating.SIGMOID:
+        probabilities = torch.sigmoid(logits)
+        scores = probabilities if rule.bias is None else probabilities + rule.bias
+    else:
+        probabilities = torch.softmax(logits, dim=-1)
+        scores = logits
+    # Sorted, since a top-k does not say which of equals it takes.
+    ids = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, : rule.chosen]
+    weights = torch.gather(probabilities, 1, ids)
+    if rule.normalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(rule.min_sum)
+    return ids, weights * rule.scale

@@ -1,0 +1,245 @@
+"""A layer's share of the trunk on a device: attention or the delta rule, the shared expert, the router.
+
+What `models.layers` does out of kernels, on tensors and without a word to the host, so that it can be captured.
+Knows no architecture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from thermocline.kernels.dense_contract import Activation
+from thermocline.kernels.gpu.attention import attention
+from thermocline.kernels.gpu.cache import DeviceLayerCache, DeviceStates
+from thermocline.kernels.gpu.delta import DeltaTokens, DeviceDeltaRule, delta_rule, key_heads
+from thermocline.kernels.gpu.dense import DeviceRope, DeviceRouting, gate, rms_norm, rotate, route
+from thermocline.kernels.whole_layer import AttentionWeights, DeltaWeights
+
+if TYPE_CHECKING:
+    from thermocline.kernels.gpu.step import StepInputs
+    from thermocline.kernels.gpu.weights import DeviceMatrix, MatrixLoader
+    from thermocline.kernels.weight import Weight
+    from thermocline.kernels.whole_layer import LayerParts, OutputGate, RoutedExperts, SharedExpert
+
+
+class LayerOutput(NamedTuple):
+    """residual, x: float32 [T, D], as in `Routed`; ids int64 and weights float32 [T, chosen], None in a dense
+    layer.
+    """
+
+    residual: torch.Tensor
+    x: torch.Tensor
+    ids: torch.Tensor | None
+    weights: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gate:
+    activation: Activation
+    weight: DeviceMatrix | None
+
+    @classmethod
+    def load(cls, load: MatrixLoader, given: OutputGate) -> _Gate:
+        weight = None if given.weight is None else load.matrix(given.weight)
+        return cls(given.activation, weight)
+
+
+def trunk_weights(parts: LayerParts) -> tuple[Weight, ...]:
+    """Return the matrices of a layer that `DeviceLayer` loads."""
+    mixer, found = parts.mixer, []
+    match mixer:
+        case DeltaWeights():
+            found += [mixer.mixed, mixer.z, mixer.alpha, mixer.beta, mixer.output]
+        case AttentionWeights():
+            found += [mixer.q, mixer.k, mixer.v, mixer.output]
+            if mixer.gate is not None and mixer.gate.weight is not None:
+                found.append(mixer.gate.weight)
+    if parts.shared is not None:
+        expert = parts.shared.stack[0]
+        found += [expert.gate, expert.up, expert.down]
+    if parts.routed is not None:
+        found.append(parts.routed.router)
+    return tuple(found)
+
+
+class DeviceAttention:
+    """`AttentionWeights` on a device."""
+
+    def __init__(
+        self, load: MatrixLoader, given: AttentionWeights, rope: DeviceRope, head_dim: int
+    ) -> None:
+        self._norm = load.vector(given.norm)
+        self._products = tuple(load.matrix(weight) for weight in (given.q, given.k, given.v))
+        self._output = load.matrix(given.output)
+        gains = (given.head_norm.q_gain, given.head_norm.k_gain)
+        self._head_gains = tuple(None if gain is None else load.vector(gain) for gain in gains)
+        self._epsilon = given.head_norm.epsilon
+        self._biases = given.biases and tuple(load.vector(bias) for bias in given.biases)
+        self._wide_gains = given.wide_norm and tuple(load.vector(gain) for gain in given.wide_norm)
+        self._gate = None if given.gate is None else _Gate.load(load, given.gate)
+        self._rope, self._head_dim = rope, head_dim
+        self._scale, self._window = given.scale, given.window
+
+    def __call__(
+        self, x: torch.Tensor, inputs: StepInputs, cache: DeviceLayerCache
+    ) -> torch.Tensor:
+        """Return x plus attention over it; the chunk's keys and values are in the cache afterwards."""
+        normed = rms_norm(x, self._norm, self._epsilon)
+        q, k, v = (weight.multiply(normed, prompt=inputs.is_prompt) for weight in self._products)
+        gates = None
+        if self._gate is not None:
+            q, gates = self._split_gates(self._gate, q, normed, prompt=inputs.is_prompt)
+        q, k, v = self._heads(q, k, v)
+        rope = self._rope.at(inputs.positions)
+        slots, spans = inputs.attention[self._window]
+        cache.append(slots, rotate(k, rope), v)
+        attended = attention(rotate(q, rope), spans, cache, self._scale, self._window)
+        if self._gate is not None and gates is not None:
+            rows = attended.reshape(gates.shape[0], -1)
+            attended = gate(rows, gates, self._gate.activation)
+        attended = attended.reshape(len(x), -1)
+        return x + self._output.multiply(attended, prompt=inputs.is_prompt)
+
+    def _split_gates(
+        self, given: _Gate, q: torch.Tensor, normed: torch.Tensor, *, prompt: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return q without what belongs to the gate, and its numbers [T * heads, 1 or head_dim]."""
+        if given.weight is None:
+            pairs = q.view(-1, 2, self._head_dim)
+            return pairs[:, 0].reshape(len(q), -1), pairs[:, 1]
+        num_heads = q.shape[1] // self._head_dim
+        return q, given.weight.multiply(normed, prompt=prompt).view(len(q) * num_heads, -1)
+
+    def _heads(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return q, k and v [T, heads, head_dim], biased and normed where that is asked for."""
+        if self._biases is not None:
+            q, k, v = (part + bias for part, bias in zip((q, k, v), self._biases, strict=True))
+        if self._wide_gains is not None:
+            q, k = (
+                rms_norm(part, gain, self._epsilon)
+                for part, gain in zip((q, k), self._wide_gains, strict=True)
+            )
+        q, k, v = (part.reshape(len(part), -1, self._head_dim) for part in (q, k, v))
+        q, k = (
+            part if gain is None else rms_norm(part, gain, self._epsilon)
+            for part, gain in zip((q, k), self._head_gains, strict=True)
+        )
+        return q, k, v
+
+
+class DeviceDelta:
+    """`DeltaWeights` on a device."""
+
+    def __init__(self, load: MatrixLoader, given: DeltaWeights) -> None:
+        rule = given.rule
+        self._norm = load.vector(given.norm)
+        self._products = tuple(
+            load.matrix(weight) for weight in (given.mixed, given.z, given.alpha, given.beta)
+        )
+        self._output = load.matrix(given.output)
+        self._rule = DeviceDeltaRule(
+            rule.shape,
+            conv=load.vector(rule.conv),
+            step_bias=load.vector(rule.step_bias),
+            decay=load.vector(rule.decay),
+            gain=load.vector(rule.gain),
+            heads=torch.tensor(key_heads(rule.shape), device=self._norm.device),
+            epsilon=rule.epsilon,
+        )
+
+    def __call__(self, x: torch.Tensor, inputs: StepInputs, states: DeviceStates) -> torch.Tensor:
+        """Return x plus the delta rule over it; the sequences' states move on."""
+        normed = rms_norm(x, self._norm, self._rule.epsilon)
+        prompt = inputs.is_prompt
+        given = DeltaTokens(*(weight.multiply(normed, prompt=prompt) for weight in self._products))
+        out = delta_rule(given, self._rule, inputs.delta, states)
+        return x + self._output.multiply(out, prompt=prompt)
+
+
+class _Shared:
+    """`SharedExpert` on a device."""
+
+    def __init__(self, load: MatrixLoader, given: SharedExpert) -> None:
+        expert = given.stack[0]
+        self._gate, self._up, self._down = (
+            load.matrix(weight) for weight in (expert.gate, expert.up, expert.down)
+        )
+        self._weight = None if given.gate is None else load.matrix(given.gate, exact=True)
+
+    def __call__(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
+        inner = functional.silu(self._gate.multiply(x, prompt=prompt))
+        inner = inner * self._up.multiply(x, prompt=prompt)
+        out = self._down.multiply(inner, prompt=prompt)
+        if self._weight is None:
+            return out
+        return gate(out, self._weight.multiply(x, prompt=prompt), Activation.SIGMOID)
+
+
+class _Router:
+    """`RoutedExperts` without the experts, on a device."""
+
+    def __init__(self, load: MatrixLoader, given: RoutedExperts) -> None:
+        rule = given.rule
+        self._matrix = load.matrix(given.router, exact=True)
+        self.rule = DeviceRouting(
+            rule.chosen,
+            rule.normalize,
+            rule.min_sum,
+            rule.scale,
+            rule.gating,
+            None if rule.bias is None else load.vector(rule.bias),
+        )
+
+    def __call__(self, x: torch.Tensor, *, prompt: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(self._matrix.multiply(x, prompt=prompt), self.rule)
+
+
+class DeviceLayer:
+    """One layer's part of the trunk."""
+
+    def __init__(
+        self, load: MatrixLoader, parts: LayerParts, rope: DeviceRope | None, head_dim: int
+    ) -> None:
+        """rope: None where nothing turns."""
+        self._mixer: DeviceAttention | DeviceDelta
+        match parts.mixer:
+            case DeltaWeights():
+                self._mixer = DeviceDelta(load, parts.mixer)
+            case AttentionWeights():
+                assert rope is not None, "heads that attend turn"
+                self._mixer = DeviceAttention(load, parts.mixer, rope, head_dim)
+        self._norm = load.vector(parts.norm)
+        self._epsilon = parts.epsilon
+        self._shared = None if parts.shared is None else _Shared(load, parts.shared)
+        self._router = None if parts.routed is None else _Router(load, parts.routed)
+
+    @property
+    def num_chosen(self) -> int:
+        """Experts of each token; 0 in a dense layer."""
+        return 0 if self._router is None else self._router.rule.chosen
+
+    def __call__(
+        self, memory: DeviceLayerCache | DeviceStates, x: torch.Tensor, inputs: StepInputs
+    ) -> LayerOutput:
+        """Return where the tokens of x [T, D] go after attention, the shared expert added to them.
+
+        memory: the layer's cache, or its states.
+        """
+        if isinstance(self._mixer, DeviceDelta):
+            assert isinstance(memory, DeviceStates), "a recurrent layer has states"
+            x = self._mixer(x, inputs, memory)
+        else:
+            assert isinstance(memory, DeviceLayerCache), "a layer that attends has a cache"
+            x = self._mixer(x, inputs, memory)
+        normed = rms_norm(x, self._norm, self._epsilon)
+        prompt = inputs.is_prompt
+        residual = x if self._shared is None else x + self._shared(normed, prompt=prompt)
+        if self._router is None:
+            return LayerOutput(residual, normed, None, None)
+        return LayerOutput(residual, normed, *self._router(normed, prompt=prompt))

@@ -1,0 +1,132 @@
+"""What a chunk is on a device: positions, cache slots and block tables, all in one array of whole numbers.
+
+One array, so that one copy brings it there, and so that a captured step finds it where it was. Knows no chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SpanShape:
+    """Sequences of equally many rows: from row `start` on, `sequences` times `length` of them.
+
+    width: blocks of each one's table.
+    """
+
+    start: int
+    sequences: int
+    length: int
+    width: int = 0
+
+    @property
+    def rows(self) -> slice:
+        """Their rows in the chunk."""
+        return slice(self.start, self.start + self.sequences * self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """All sizes of a step; equal ones take the same kernels.
+
+    windows: each kind of attention by how far it looks back (0 is all the way), attention: its spans. delta:
+    the spans of recurrent layers, one after the other.
+    """
+
+    num_tokens: int
+    is_prompt: bool
+    windows: tuple[int, ...]
+    attention: tuple[tuple[SpanShape, ...], ...]
+    delta: tuple[SpanShape, ...] = ()
+
+    @property
+    def num_numbers(self) -> int:
+        """Length of the array."""
+        tables = sum(
+            span.sequences * (span.width + 1) for spans in self.attention for span in spans
+        )
+        states = sum(span.sequences for span in self.delta)
+        return (1 + len(self.windows)) * self.num_tokens + tables + states
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttendSpan:
+    """Some sequences' rows with the blocks that they may look at.
+
+    positions: int64 [sequences, length], ascending; tables: int64 [sequences, width]; first: int64
+    [sequences], the position of each table's first token.
+    """
+
+    shape: SpanShape
+    positions: torch.Tensor
+    tables: torch.Tensor
+    first: torch.Tensor
+
+
+class AttendInputs(NamedTuple):
+    """What layers with one window need. slots: int64 [T], where keys and values go."""
+
+    slots: torch.Tensor
+    spans: tuple[AttendSpan, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaSpan:
+    """Some sequences' rows, and the slots of their states, int64 [sequences], different from each other.
+
+    saves: slots that are copied afterwards, (from, to).
+    """
+
+    shape: SpanShape
+    slots: torch.Tensor
+    saves: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """The array, cut. positions: int64 [T]; attention: by window."""
+
+    is_prompt: bool
+    positions: torch.Tensor
+    attention: dict[int, AttendInputs]
+    delta: tuple[DeltaSpan, ...]
+
+
+def cut_inputs(
+    shape: StepShape, numbers: torch.Tensor, saves: tuple[tuple[tuple[int, int], ...], ...] = ()
+) -> StepInputs:
+    """Return views of `numbers`, int64 [shape.num_numbers]. saves: of each delta span, none if not given.
+
+    The order: positions; for every window slots, then of every span tables and first positions; state slots.
+    """
+    place = 0
+
+    def take(*dims: int) -> torch.Tensor:
+        nonlocal place
+        start, count = place, 1
+        for dim in dims:
+            count *= dim
+        place += count
+        return numbers[start:place].view(*dims)
+
+    positions = take(shape.num_tokens)
+
+    def attend_span(span: SpanShape) -> AttendSpan:
+        mine = positions[span.rows].view(span.sequences, span.length)
+        return AttendSpan(span, mine, take(span.sequences, span.width), take(span.sequences))
+
+    attention = {
+        window: AttendInputs(take(shape.num_tokens), tuple(map(attend_span, spans)))
+        for window, spans in zip(shape.windows, shape.attention, strict=True)
+    }
+    copies = saves or ((),) * len(shape.delta)
+    delta = tuple(
+        DeltaSpan(span, take(span.sequences), mine)
+        for span, mine in zip(shape.delta, copies, strict=True)
+    )
+    return StepInputs(shape.is_prompt, positions, attention, delta)

@@ -1,0 +1,165 @@
+"""Steps on a device: their buffers, and graphs of decode steps, captured per shape and used again.
+
+A step of a shape that comes again keeps its buffers where they were. Each layer of it is computed plainly the first
+time, captured the second, and replayed from then on; where nothing can be captured it is computed plainly every
+time, in the same buffers. Knows no chunk and no model.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from thermocline.kernels.gpu.step import cut_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from thermocline.kernels.gpu.layer import LayerOutput
+    from thermocline.kernels.gpu.step import StepInputs, StepShape
+    from thermocline.kernels.gpu.streams import DeviceStreams
+    from thermocline.kernels.weight import FloatArray, IntArray
+
+
+LayerCompute: TypeAlias = "Callable[[torch.Tensor, StepInputs], LayerOutput]"
+
+
+class HostOutput(NamedTuple):
+    """A layer's output on the host: residual and x float32 [T, D], ids int32 and weights float32 [T, chosen]."""
+
+    residual: FloatArray
+    x: FloatArray
+    ids: IntArray
+    weights: FloatArray
+
+
+class RowSizes(NamedTuple):
+    """Of a token: numbers of its hidden state, and experts that it chooses at most."""
+
+    hidden: int
+    chosen: int
+
+
+class Step:
+    """A chunk's buffers on the device, used layer after layer. One thread at a time, `computing`."""
+
+    def __init__(
+        self,
+        streams: DeviceStreams,
+        shape: StepShape,
+        sizes: RowSizes,
+        *,
+        saves: tuple[tuple[tuple[int, int], ...], ...] = (),
+        captures: bool = False,
+    ) -> None:
+        """saves: see `cut_inputs`. captures: the shape will come again."""
+        device, tokens = streams.device, shape.num_tokens
+        self._streams, self._sizes, self._tokens = streams, sizes, tokens
+        self._x = torch.empty((tokens, sizes.hidden), dtype=torch.float32, device=device)
+        self._staging = streams.host_empty(tokens, sizes.hidden, dtype=torch.float32)
+        self._numbers = torch.empty(shape.num_numbers, dtype=torch.int64, device=device)
+        # Residual, x, ids and weights in one array, so that one copy brings them to the host.
+        words = 2 * tokens * (sizes.hidden + sizes.chosen)
+        self._out = torch.empty(words, dtype=torch.float32, device=device)
+        self._inputs = cut_inputs(shape, self._numbers, saves)
+        self._captures = captures and streams.can_capture
+        self._host_numbers: NDArray[np.int64] | None = None
+        self._known: set[int] = set()
+        self._replays: dict[int, Callable[[], None]] = {}
+        streams.check(self._x, self._numbers, self._out)
+
+    @property
+    def num_captured(self) -> int:
+        """Layers that are replayed."""
+        return len(self._replays)
+
+    def use(self, numbers: NDArray[np.int64]) -> None:
+        """Let `numbers`, as `cut_inputs` orders them, be those of the step; the same array is copied once."""
+        if self._host_numbers is not numbers:
+            self._host_numbers = numbers
+            self._numbers.copy_(torch.from_numpy(numbers))
+
+    def run(self, index: int, compute: LayerCompute, x: FloatArray) -> None:
+        """Queue layer number `index`, which is `compute` every time, for x [T, D]."""
+        self._staging.copy_(torch.from_numpy(x))
+        self._x.copy_(self._staging, non_blocking=True)
+        work = partial(self._compute, compute)
+        if not self._captures:
+            work()
+            return
+        if index not in self._known:
+            self._known.add(index)
+            work()
+            return
+        if index not in self._replays:
+            self._replays[index] = self._streams.capture(work)
+        self._replays[index]()
+
+    def fetch(self, num_chosen: int, *, spin: bool) -> HostOutput:
+        """Wait for the layer that was queued last and return what it gave, in memory of its own.
+
+        spin: see `DeviceStreams.finish`.
+        """
+        host = self._streams.host_empty(len(self._out), dtype=torch.float32)
+        host.copy_(self._out, non_blocking=True)
+        self._streams.finish(spin=spin)
+        residual, x, ids, weights = self._parts(host, num_chosen)
+        return HostOutput(
+            residual.numpy(), x.numpy(), ids.view(torch.int32).numpy(), weights.numpy()
+        )
+
+    def _compute(self, compute: LayerCompute) -> None:
+        given = compute(self._x, self._inputs)
+        parts = self._parts(self._out, 0 if given.ids is None else given.ids.shape[1])
+        parts[0].copy_(given.residual)
+        parts[1].copy_(given.x)
+        if given.ids is not None and given.weights is not None:
+            parts[2].view(torch.int32).copy_(given.ids)
+            parts[3].copy_(given.weights)
+
+    def _parts(
+        self, words: torch.Tensor, num_chosen: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        wide, narrow = self._tokens * self._sizes.hidden, self._tokens * num_chosen
+        cuts = np.cumsum([0, wide, wide, narrow, narrow]).tolist()
+        residual, x, ids, weights = (
+            words[start:end].view(self._tokens, -1 if end > start else 0)
+            for start, end in pairwise(cuts)
+        )
+        return residual, x, ids, weights
+
+
+class CapturedSteps:
+    """Owns the steps of shapes that come again: the last `max_shapes` that were used."""
+
+    def __init__(self, streams: DeviceStreams, sizes: RowSizes, max_shapes: int) -> None:
+        self._streams, self._sizes, self._max_shapes = streams, sizes, max_shapes
+        self._steps: OrderedDict[StepShape, Step] = OrderedDict()
+
+    def __repr__(self) -> str:
+        captured = sum(step.num_captured for step in self._steps.values())
+        return f"CapturedSteps({len(self._steps)} shapes, {captured} layers captured)"
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def step(self, shape: StepShape) -> Step:
+        """Return the step of this shape; the one that was not used for longest gives way to a new one."""
+        step = self._steps.pop(shape, None)
+        if step is None:
+            while len(self._steps) >= self._max_shapes:
+                self._steps.popitem(last=False)
+            step = Step(self._streams, shape, self._sizes, captures=True)
+        self._steps[shape] = step
+        return step
+
+    def clear(self) -> None:
+        """Let go of everything, to make room."""
+        self._steps.clear()

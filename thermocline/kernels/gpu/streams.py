@@ -1,0 +1,199 @@
+"""The one owner of a device's streams and events: who computes there, and how one waits for it.
+
+On CUDA work is queued on one stream of its own; on the CPU, the test bed of everything here, it is done when
+the call returns, and events are done at birth. Knows nothing of what is computed.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from thermocline.errors import EngineClosedError
+from thermocline.kernels.gpu.memory import memory_errors
+from thermocline.kernels.gpu.requirements import require_gpu
+from thermocline.kernels.lane import result_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Self
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class DeviceEvent(Protocol):
+    """A mark in a queue of device work, as `torch.cuda.Event` is one."""
+
+    def query(self) -> bool:
+        """Whether everything before the mark is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until it is, without the interpreter's lock."""
+        ...
+
+
+class _DoneEvent:
+    """Of a device on which nothing is ever pending."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+
+class DeviceStreams:
+    """One device. Opened once; everything that lies or computes on it is given this very object.
+
+    Close it (or leave its context) when nothing is computed on it any more.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """device: "cpu", or a CUDA device with its index."""
+        self.device = device
+        self._is_cuda = device.type == "cuda"
+        self._compute = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call] # torch's own
+        self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
+        self._pending: SimpleQueue[tuple[DeviceEvent, Future[None]] | None] = SimpleQueue()
+        self._waiter: threading.Thread | None = None
+        self._closed = False
+
+    @classmethod
+    def open(cls, kind: str) -> Self:
+        """Return the streams of the present CUDA device ("cuda"), or of its stand-in ("torch-cpu").
+
+        Raises DeviceMissingError where there is no such device.
+        """
+        if kind == "torch-cpu":
+            return cls(torch.device("cpu"))
+        require_gpu()
+        return cls(torch.device("cuda", torch.cuda.current_device()))
+
+    def __repr__(self) -> str:
+        return f"DeviceStreams({self.device})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether work can be recorded once and run again as a whole."""
+        return self._is_cuda
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Let this thread compute on the device: its work is queued on the compute stream.
+
+        Raises DeviceMemoryError where the device has too little memory for it.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(memory_errors())
+            stack.enter_context(torch.inference_mode())
+            if self._compute is not None:
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.enter_context(torch.cuda.stream(self._compute))
+            yield
+
+    def check(self, *tensors: torch.Tensor) -> None:
+        """Assert that tensors lie on this device: the device of initialisation is the one that computes."""
+        for tensor in tensors:
+            assert tensor.device == self.device, f"{tensor.device} is not {self.device}"
+
+    def record(self) -> DeviceEvent:
+        """Return an event that is done when all that was queued so far is."""
+        if self._compute is None:
+            return _DoneEvent()
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch's own
+        event.record(self._compute)
+        return event
+
+    def finish(self, *, spin: bool) -> None:
+        """Block until all that was queued so far is done. spin: at the cost of a core, for what is short."""
+        if self._compute is None:
+            return
+        if spin:
+            self._compute.synchronize()
+        else:
+            self.record().synchronize()
+
+    async def device_done(self, event: DeviceEvent) -> None:
+        """Wait for an event: a thread does, so that neither a loop polls nor a lane is held.
+
+        On a thread without an event loop the coroutine yields a concurrent Future to whoever drives it. Raises
+        EngineClosedError after `close`.
+        """
+        if self._closed:
+            raise EngineClosedError(f"{self} is closed: open a new engine")
+        if event.query():
+            return
+        if self._waiter is None:
+            self._waiter = threading.Thread(
+                target=self._wait, name="thermocline device events", daemon=True
+            )
+            self._waiter.start()
+        done: Future[None] = Future()
+        self._pending.put((event, done))
+        await result_of(done)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record `work` without doing it, and return what does it again, on the same memory.
+
+        `can_capture` says whether this may be called; the caller is `computing`.
+        """
+        assert self._compute is not None, "nothing can be captured on this device"
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may go on asking the driver for memory meanwhile. One pool for all graphs: one runs
+        # at a time, and none leaves anything in the pool that is read after it.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
+        return graph.replay
+
+    def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return host memory that the device copies from and to without help: pinned, where it has its own."""
+        return torch.empty(shape, dtype=dtype, pin_memory=self._is_cuda)
+
+    def upload(self, array: NDArray[np.generic]) -> torch.Tensor:
+        """Return a copy of `array` on the device, ready when this returns."""
+        return torch.tensor(array, device=self.device)
+
+    def free_bytes(self) -> int | None:
+        """Return how much memory the device has left; None where it has none of its own."""
+        if not self._is_cuda:
+            return None
+        free, total = torch.cuda.mem_get_info(self.device)
+        return min(free, total)
+
+    def close(self) -> None:
+        """Finish what was queued and end the waiting thread. More calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.finish(spin=False)
+        if self._waiter is not None:
+            self._pending.put(None)
+            self._waiter.join()
+
+    def _wait(self) -> None:
+        while (pending := self._pending.get()) is not None:
+            event, done = pending
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                event.synchronize()
+            except Exception as error:  # noqa: BLE001 - handed to the waiter, whatever it is
+                done.set_exception(error)
+            else:
+                done.set_result(None)

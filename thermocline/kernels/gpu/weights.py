@@ -1,0 +1,110 @@
+"""A trunk's weight matrices on a device, and products with them. Knows no layer.
+
+Formats that the device's kernels read stay the blocks that they are in the file; F32 and BF16 stay plain numbers,
+and what is left is expanded to bfloat16 when it is loaded (docs/decisions/0013).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+
+from thermocline.kernels.gpu.formats import DEVICE_FORMATS
+from thermocline.kernels.gpu.product import block_product, naive_block_product
+from thermocline.kernels.gpu.slots import SlotMatrix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thermocline.kernels.gpu.streams import DeviceStreams
+    from thermocline.kernels.weight import FloatArray, IntArray, Weight
+
+# Numbers, or bytes, that go through the host at a time while a matrix is loaded.
+_AT_A_TIME = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainMatrix:
+    """numbers: float32 or bfloat16 [rows, cols]."""
+
+    numbers: torch.Tensor
+
+    def multiply(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
+        """Return float32 [tokens, rows]: x [tokens, cols] times the transposed matrix."""
+        return torch.mm(x.to(self.numbers.dtype), self.numbers.t()).float()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockMatrix:
+    """blocks: a slot of its own."""
+
+    blocks: SlotMatrix
+
+    def multiply(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
+        """Return float32 [tokens, rows]: x [tokens, cols] times the transposed matrix.
+
+        prompt: the tokens are a prompt's, whose arithmetic is another.
+        """
+        product = block_product if x.is_cuda else naive_block_product
+        return product(self.blocks, x, prompt=prompt)
+
+
+DeviceMatrix: TypeAlias = PlainMatrix | BlockMatrix
+
+
+def device_bytes(weight: Weight) -> int:
+    """Return what a matrix takes on the device."""
+    is_file_size = _stays_blocks(weight) or weight.format.name in ("F32", "BF16")
+    return weight.nbytes if is_file_size else 2 * weight.rows * weight.cols
+
+
+def _stays_blocks(weight: Weight) -> bool:
+    return weight.format.name in DEVICE_FORMATS and weight.format.name != "BF16"
+
+
+class MatrixLoader:
+    """Brings weights of the mapped file to one device."""
+
+    def __init__(
+        self, streams: DeviceStreams, decode_rows: Callable[[Weight, IntArray], FloatArray]
+    ) -> None:
+        """decode_rows: as `Kernels.decode_rows`."""
+        self._streams = streams
+        self._decode_rows = decode_rows
+
+    def matrix(self, weight: Weight, *, exact: bool = False) -> DeviceMatrix:
+        """Return the matrix. exact: in float32 whatever its type, for what decides between experts."""
+        if _stays_blocks(weight) and not exact:
+            return BlockMatrix(SlotMatrix(weight.format, self._blocks(weight)[None], weight.cols))
+        is_wide = exact or weight.format.name == "F32"
+        return PlainMatrix(self._numbers(weight, torch.float32 if is_wide else torch.bfloat16))
+
+    def vector(self, values: FloatArray) -> torch.Tensor:
+        """Return float32 numbers of any shape."""
+        return self._streams.upload(values)
+
+    def _blocks(self, weight: Weight) -> torch.Tensor:
+        blocks = torch.empty(weight.raw.shape, dtype=torch.uint8, device=self._streams.device)
+        for rows in _slices(weight.rows, weight.raw.shape[1]):
+            # Copied first: the mapped file can not be written to, and torch knows no such memory.
+            blocks[rows].copy_(torch.from_numpy(np.array(weight.raw[rows])))
+        self._streams.check(blocks)
+        return blocks
+
+    def _numbers(self, weight: Weight, kind: torch.dtype) -> torch.Tensor:
+        numbers = torch.empty((weight.rows, weight.cols), dtype=kind, device=self._streams.device)
+        for rows in _slices(weight.rows, weight.cols):
+            index = np.arange(rows.start, rows.stop, dtype=np.int32)
+            decoded = torch.from_numpy(self._decode_rows(weight, index))
+            # Rounded on the host: half of the bytes to copy.
+            numbers[rows].copy_(decoded.to(kind))
+        self._streams.check(numbers)
+        return numbers
+
+
+def _slices(num_rows: int, row_size: int) -> list[slice]:
+    step = max(_AT_A_TIME // row_size, 1)
+    return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]

@@ -1,0 +1,121 @@
+"""A chunk as a device's trunk takes it: sizes of the step, and its numbers in one array. Pure.
+
+Steps of answers come in few shapes, so that what was captured for one is of use again: tables are as wide as the next
+power of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.kernels.gpu.step import SpanShape, StepShape
+from thermocline.models.layers import cut_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from thermocline.kernels.weight import IntArray
+    from thermocline.messages import Chunk, Segment
+
+_MIN_WIDTH = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """numbers: int64 [shape.num_numbers], in the order of `cut_inputs`.
+
+    begins: the states' slots with what they begin with: a slot to copy from, or None for nothing at all. saves:
+    what is copied after each of the shape's delta spans, (from, to).
+    """
+
+    shape: StepShape
+    numbers: NDArray[np.int64]
+    comes_again: bool
+    begins: tuple[tuple[int, int | None], ...] = ()
+    saves: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """What all chunks of a model have in common.
+
+    windows: each kind of attention by how far it looks back, 0 for all the way.
+    """
+
+    windows: tuple[int, ...]
+    block_tokens: int
+    is_recurrent: bool
+
+
+def plan_step(chunk: Chunk, rules: StepRules) -> StepPlan:
+    """Return the step of a chunk. Answers' next tokens are one span; each sequence of a prompt is its own."""
+    together = not chunk.is_prompt and all(segment.length == 1 for segment in chunk.segments)
+    parts: list[NDArray[np.integer]] = [chunk.positions]
+    attention = []
+    for window in rules.windows:
+        slots, segments = chunk.places(window=window > 0)
+        parts.append(slots)
+        groups = [segments] if together else [(segment,) for segment in segments]
+        spans = []
+        for group in groups:
+            span, tables, first = _span(chunk, group, window, rules.block_tokens, wide=together)
+            spans.append(span)
+            parts += [tables.reshape(-1), first]
+        attention.append(tuple(spans))
+    delta: tuple[SpanShape, ...] = ()
+    saves: tuple[tuple[tuple[int, int], ...], ...] = ()
+    if rules.is_recurrent:
+        runs = cut_runs(chunk)
+        delta, saves = _delta_spans(runs, together=together)
+        parts.append(runs[:, 2])
+    shape = StepShape(chunk.num_tokens, chunk.is_prompt, rules.windows, tuple(attention), delta)
+    numbers = np.concatenate(parts).astype(np.int64)
+    begins = _begins(chunk) if rules.is_recurrent else ()
+    return StepPlan(shape, numbers, together, begins, saves)
+
+
+def _span(
+    chunk: Chunk, group: Sequence[Segment], window: int, block_tokens: int, *, wide: bool
+) -> tuple[SpanShape, IntArray, IntArray]:
+    """Return a span, its tables [sequences, width] and the positions of their first tokens."""
+    length = group[0].length
+    starts = np.array([segment.start for segment in group])
+    first_seen = chunk.positions[starts] - window + 1 if window else np.zeros_like(starts)
+    first_blocks = np.maximum(first_seen, 0) // block_tokens
+    ends = chunk.positions[starts + length - 1] // block_tokens + 1
+    needed = int((ends - first_blocks).max())
+    width = max(_MIN_WIDTH, 1 << (needed - 1).bit_length()) if wide else needed
+    tables = np.zeros((len(group), width), np.int32)
+    for row, segment, first, end in zip(
+        tables, group, first_blocks.tolist(), ends.tolist(), strict=True
+    ):
+        row[: end - first] = segment.block_table[first:end]
+    span = SpanShape(group[0].start, len(group), length, width)
+    return span, tables, (first_blocks * block_tokens).astype(np.int32)
+
+
+def _delta_spans(
+    runs: IntArray, *, together: bool
+) -> tuple[tuple[SpanShape, ...], tuple[tuple[tuple[int, int], ...], ...]]:
+    """Return the spans of runs [n, 4], as `cut_runs` gives them, and what is saved after each."""
+    saves = [((slot, target),) if target >= 0 else () for slot, target in runs[:, 2:].tolist()]
+    if together:
+        return (SpanShape(0, len(runs), 1),), (tuple(save for each in saves for save in each),)
+    spans = tuple(SpanShape(start, 1, length) for start, length in runs[:, :2].tolist())
+    return spans, tuple(saves)
+
+
+def _begins(chunk: Chunk) -> tuple[tuple[int, int | None], ...]:
+    begins: list[tuple[int, int | None]] = []
+    for segment in chunk.segments:
+        assert segment.state is not None, "a recurrent layer needs a state"
+        if segment.state.load is not None:
+            begins.append((segment.state.slot, segment.state.load))
+        elif chunk.positions[segment.start] == 0:
+            begins.append((segment.state.slot, None))
+    return tuple(begins)
