@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-.PHONY: demo test lint check install fuzz fuzz-api sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
+.PHONY: demo test lint check install fuzz fuzz-api fuzz-wire sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
 	bench-overhead bench-http bench-http-large bench-larger load
 
@@ -32,6 +32,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt scripts/install.sh $(NATI
 # 20,000 mutated model files; the test suite runs 2,000.
 fuzz: $(VENV)/.installed-dev
 	THERMOCLINE_FUZZ_FILES=20000 scripts/test.sh tests/unit/modelfile/test_fuzz.py --timeout 3000
+
+# 10,000 broken frames of the workers' protocol, and 100 killed workers; the test suite runs 1,000 and 2.
+fuzz-wire: $(VENV)/.installed-dev
+	THERMOCLINE_FUZZ_FRAMES=10000 THERMOCLINE_WORKER_KILLS=50 scripts/test.sh \
+		tests/unit/remote/test_wire.py tests/unit/remote/test_client.py --timeout 3000
 
 # 5,000 malformed bodies, and hundreds of requests made from /openapi.json for each of its operations.
 fuzz-api: $(VENV)/.installed-dev

@@ -25,6 +25,7 @@ from thermocline.cli.serve import serve
 from thermocline.cli.tokenize import tokenize
 from thermocline.cli.top import top
 from thermocline.cli.trace import trace
+from thermocline.cli.worker import worker
 
 __all__ = ["cli", "main"]
 
@@ -63,6 +64,7 @@ for command in (
     plan,
     tokenize,
     bench,
+    worker,
     trace,
     perplexity,
     logits,
