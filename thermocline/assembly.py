@@ -41,6 +41,8 @@ from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.opening import open_governor
+from thermocline.remote.runtime import OpenedModel, open_remote
+from thermocline.remote.shares import assign_experts
 from thermocline.sampling.matcher import Grammars
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.cold import ColdStage
@@ -50,6 +52,7 @@ from thermocline.stages.head import HeadStage
 from thermocline.stages.hot import HotStage
 from thermocline.stages.layer import LayerStage
 from thermocline.stages.prefetch import PrefetchStage
+from thermocline.stages.remote import RemoteStage
 from thermocline.stages.router import RouterStage
 from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.tokenizer import Tokenizer
@@ -72,6 +75,8 @@ if TYPE_CHECKING:
     from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
     from thermocline.prefetch.governor import PrefetchGovernor
+    from thermocline.remote.compute import RemoteExpertCompute
+    from thermocline.remote.shares import Assignment
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
 
@@ -104,6 +109,7 @@ class EngineParts:
     """Which experts are hot, [layers, experts]."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
+    remote: RemoteExpertCompute | None
     recorder: MemoryRecorder
     lanes: tuple[LaneThread, ...]
     runner: Runner
@@ -151,13 +157,7 @@ def _build(
     on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
     on_step(LoadStep.TOKENIZER)
-    tokenizer = _tokenizer(file, model)
-    template = TemplateHolder(
-        file.metadata.get_str("tokenizer.chat_template", default=""), tokenizer
-    )
-    grammars = Grammars(tokenizer)
-    owned.callback(template.close)
-    owned.callback(grammars.close)
+    tokenizer, template, grammars = _text(file, model, owned)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     cache, allocator = _cache(config, spec, max_context_tokens)
@@ -183,6 +183,9 @@ def _build(
     )
     lanes = [cpu]
     fingerprint = placement_fingerprint(spec, placement)
+    assignment = assign_experts(
+        hot_mask, len(config.remote.workers), config.remote.share, spec.num_dense_layers
+    )
 
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
         return CpuExpertCompute(tier, fingerprint, catalog, kernels, cpu)
@@ -190,7 +193,14 @@ def _build(
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "attend": AttendStage(model, cache, cpu),
-        "router": RouterStage(model, placement, heat, routing_log, cpu),
+        "router": RouterStage(
+            model,
+            placement,
+            heat,
+            routing_log,
+            cpu,
+            assignment.mask if config.remote.workers else None,
+        ),
         "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         "head": HeadStage(model, cpu),
@@ -201,13 +211,17 @@ def _build(
             if config.placement.hot_device == "cpu"
             else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
         )
-    governor = None
-    if config.prefetch.mode != "off":
-        probes = config.prefetch.mode == "auto"
-        governor = open_governor(file, model, catalog, hot_mask, recorder, probes=probes)
-        owned.callback(governor.close)
+    opened = OpenedModel(file, model, config.cpu.isa, fingerprint, cpu_experts(Tier.REMOTE))
+    remote = _remote(config, opened, assignment, recorder, owned)
+    if remote is not None:
+        stages["remote"] = RemoteStage(remote)
+    elsewhere = hot_mask | assignment.mask
+    governor = _governor(config, file, model, catalog, elsewhere, recorder, owned)
+    if governor is not None:
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    shortcut = None if is_split else _shortcut(model, cache, heat, routing_log, cpu, governor)
+    shortcut = (
+        None if is_split or remote else _shortcut(model, cache, heat, routing_log, cpu, governor)
+    )
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -231,6 +245,7 @@ def _build(
         hot_mask=hot_mask,
         heat=heat,
         governor=governor,
+        remote=remote,
         recorder=recorder,
         lanes=tuple(lanes),
         runner=runner,
@@ -246,6 +261,49 @@ def _build(
         grammars=grammars,
         resources=owned,
     )
+
+
+def _text(
+    file: ModelFile, model: Model, owned: ExitStack
+) -> tuple[Tokenizer, TemplateHolder, Grammars]:
+    tokenizer = _tokenizer(file, model)
+    source = file.metadata.get_str("tokenizer.chat_template", default="")
+    template, grammars = TemplateHolder(source, tokenizer), Grammars(tokenizer)
+    owned.callback(template.close)
+    owned.callback(grammars.close)
+    return tokenizer, template, grammars
+
+
+def _governor(
+    config: EngineConfig,
+    file: ModelFile,
+    model: Model,
+    catalog: ExpertCatalog,
+    elsewhere: NDArray[np.bool_],
+    recorder: Recorder,
+    owned: ExitStack,
+) -> PrefetchGovernor | None:
+    """elsewhere: bool [layers, experts], those that are not computed from this process's file."""
+    if config.prefetch.mode == "off":
+        return None
+    probes = config.prefetch.mode == "auto"
+    governor = open_governor(file, model, catalog, elsewhere, recorder, probes=probes)
+    owned.callback(governor.close)
+    return governor
+
+
+def _remote(
+    config: EngineConfig,
+    opened: OpenedModel,
+    assignment: Assignment,
+    recorder: Recorder,
+    owned: ExitStack,
+) -> RemoteExpertCompute | None:
+    if not config.remote.workers:
+        return None
+    remote = open_remote(config.remote, opened, assignment, recorder)
+    owned.callback(remote.close)
+    return remote
 
 
 def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from thermocline.pipeline.loop import StepLoop
     from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
+    from thermocline.remote.compute import RemoteStatistics
     from thermocline.sampling.constraint import Constraint
     from thermocline.sampling.matcher import Matcher
     from thermocline.text.tokenizer import Tokenizer
@@ -78,6 +79,8 @@ class EngineStatistics:
     """Times each expert was chosen, [layers, experts]."""
     placement: Placement
     prefetch: PrefetchStatistics | None
+    remote: RemoteStatistics | None = None
+    """What workers did; None without any."""
 
     @property
     def num_choices(self) -> int:
@@ -288,6 +291,7 @@ class Engine:
             parts.heat.counts(),
             parts.placement,
             None if governor is None else governor.statistics(),
+            None if parts.remote is None else parts.remote.statistics(),
         )
 
     def expert_figures(self) -> ExpertFigures:

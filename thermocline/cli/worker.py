@@ -24,7 +24,16 @@ def worker(
     cpu_isa: str,
     parent: tuple[int, int] | None,
 ) -> None:
-    """Hold experts of MODEL, and compute them on request."""
+    """Compute experts of MODEL for runs and servers that name this worker with --expert-worker.
+
+    \b
+    Examples:
+      thermocline worker model.gguf --listen unix:/tmp/experts
+      thermocline run model.gguf --chat "Hello" --expert-worker unix:/tmp/experts
+      thermocline worker model.gguf --listen tcp:127.0.0.1:7718 --secret-file secret.txt
+
+    It has its own copy of the file, and reads of it what it is asked for. It ends with Ctrl-C.
+    """
     from thermocline.remote.worker_process import WorkerOptions, run_worker
 
     run_worker(

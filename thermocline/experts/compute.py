@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         TierWork,
     )
 
-_SPAN_OF_TIER = {"hot": Name.HOT, "cold": Name.COLD}
+# Of the remote tier only what a worker did not answer comes here.
+_SPAN_OF_TIER = {"hot": Name.HOT, "cold": Name.COLD, "remote": Name.COLD}
 
 
 class ExpertCompute(Protocol):

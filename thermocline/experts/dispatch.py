@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from thermocline.messages import IntArray, Routing
 
 
-def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, TierWork]:
+def dispatch(
+    routing: Routing, hot_mask: NDArray[np.bool_], remote_mask: NDArray[np.bool_] | None = None
+) -> Mapping[Tier, TierWork]:
     """Return each tier's share of a layer. A tier without work has no entry.
 
-    hot_mask: bool [E], of at most 65,536 experts.
+    hot_mask, remote_mask: bool [E], of at most 65,536 experts; what is in neither is cold.
     """
     chosen = routing.expert_ids.reshape(-1)
     if not len(chosen):  # a layer without routed experts
@@ -36,19 +38,20 @@ def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, Tie
         experts = np.flatnonzero(all_counts).astype(np.int32)
         counts = all_counts[experts].astype(np.int32)
     hot = hot_mask[experts]
-    num_hot = int(np.count_nonzero(hot))
-    if 0 < num_hot < len(experts):
-        hot_pairs = np.repeat(hot, counts)
-        shares = {
-            tier: _share(routing, order[pairs], experts[mine], counts[mine])
-            for tier, mine, pairs in (
-                (Tier.HOT, hot, hot_pairs),
-                (Tier.COLD, ~hot, ~hot_pairs),
-            )
-        }
+    masks = {Tier.HOT: hot}
+    if remote_mask is not None:
+        masks[Tier.REMOTE] = remote_mask[experts]
+        masks[Tier.COLD] = ~(hot | masks[Tier.REMOTE])
     else:
-        tier = Tier.HOT if num_hot else Tier.COLD
-        shares = {tier: _share(routing, order, experts, counts)}
+        masks[Tier.COLD] = ~hot
+    shares = {}
+    for tier, mine in masks.items():
+        num_mine = int(np.count_nonzero(mine))
+        if num_mine == len(experts):
+            return MappingProxyType({tier: _share(routing, order, experts, counts)})
+        if num_mine:
+            pairs = order[np.repeat(mine, counts)]
+            shares[tier] = _share(routing, pairs, experts[mine], counts[mine])
     return MappingProxyType(shares)
 
 

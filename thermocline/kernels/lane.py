@@ -252,6 +252,15 @@ _PARTS: Mapping[Name, tuple[Name, ...]] = MappingProxyType(
 _FLOW_PHASES: Mapping[Name, FlowPhase] = MappingProxyType({Name.EMBED: "start", Name.HEAD: "end"})
 
 
+async def await_future(future: Future[R]) -> R:
+    """Return the Future's result, on an event loop or in a walk. Raises what it holds."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return await _Elsewhere(future)
+    return await asyncio.wrap_future(future)
+
+
 class _Elsewhere(Generic[R]):
     """Hands a concurrent Future to whoever drives the coroutine, and its result to the coroutine."""
 

@@ -107,7 +107,7 @@ def moe_graph(
 ) -> Graph:
     """Return the ring of a mixture-of-experts model.
 
-    `stages` holds embed, attend, router, cold, combine and head, and may hold hot and prefetch.
+    `stages` holds embed, attend, router, cold, combine and head, and may hold hot, remote and prefetch.
     """
 
     def next_layer(message: StageMessage) -> bool:
@@ -124,10 +124,10 @@ def moe_graph(
         Edge("combine", "head", last_layer),
         Edge("head", RESULTS, _always),
     ]
-    # Hot before cold: a walk computes cold experts itself, and the hot tier's device should be at work then.
-    if "hot" in stages:
-        edges += [Edge("router", "hot", _expects(Tier.HOT)), Edge("hot", "combine", _always)]
-    edges += [Edge("router", "cold", _expects(Tier.COLD)), Edge("cold", "combine", _always)]
+    # Cold last: a walk computes cold experts itself, and the others should be at work then.
+    for name, tier in (("remote", Tier.REMOTE), ("hot", Tier.HOT), ("cold", Tier.COLD)):
+        if name in stages:
+            edges += [Edge("router", name, _expects(tier)), Edge(name, "combine", _always)]
     if "prefetch" in stages:
         # First of the router's edges: the hint should leave before the compute starts.
         edges.insert(2, Edge("router", "prefetch", _expects(Tier.COLD), lossy=True))
@@ -140,7 +140,7 @@ def moe_graph(
         "embed",
         num_credits,
         shortcut,
-        is_line="hot" not in stages,
+        is_line=stages.keys().isdisjoint(("hot", "remote")),
     )
 
 

@@ -140,10 +140,19 @@ class WorkerClient:
         """Begin to connect."""
         self._thread.start()
 
-    def wait_ready(self, timeout_s: float) -> None:
-        """Block until the worker is ready. Raises what the last attempt raised, or WorkerLateError."""
+    def wait_ready(self, timeout_s: float, *, tries_again: bool = False) -> None:
+        """Block until the worker is ready, or cannot be reached. Raises why, or WorkerLateError.
+
+        tries_again: go on until the time is over, unless the worker refused.
+        """
+
+        def is_settled() -> bool:
+            error = self._last_error
+            ends = error is not None and not tries_again
+            return self._state == "ready" or ends or isinstance(error, WorkerRefusedError)
+
         with self._lock:
-            self._lock.wait_for(lambda: self._state == "ready" or self._is_refused(), timeout_s)
+            self._lock.wait_for(is_settled, timeout_s)
             if self._state == "ready":
                 return
             late = WorkerLateError(
@@ -211,9 +220,6 @@ class WorkerClient:
             if self._state != "closed":
                 self._cancelled.append(number)
                 os.eventfd_write(self._wake, 1)
-
-    def _is_refused(self) -> bool:
-        return isinstance(self._last_error, WorkerRefusedError)
 
     def _is_closed(self) -> bool:
         return self._state == "closed"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from thermocline.errors import RemoteError, WireError, WorkerLostError, WorkerRefusedError
@@ -58,7 +58,7 @@ class WorkerTarget:
     address: WorkerAddress
     model_path: str
     isa: str
-    secret: bytes | None
+    secret: bytes | None = field(repr=False)
     transport: Transport
     digest: bytes
     fingerprint: bytes

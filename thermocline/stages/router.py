@@ -10,6 +10,9 @@ from thermocline.messages import LayerIndex, LayerWork
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
     from thermocline.experts.routing_log import RoutingLog
@@ -28,11 +31,14 @@ class RouterStage:
         heat: ExpertHeat,
         routing_log: RoutingLog,
         lane: JobLane,
+        remote_mask: NDArray[np.bool_] | None = None,
     ) -> None:
+        """remote_mask: bool [layers, experts], those that workers compute."""
         self._model = model
         self._heat = heat
         self._routing_log = routing_log
         self._lane = lane
+        self._remote_mask = remote_mask
         num_layers = len(placement.hot)
         self._hot_masks = [placement.hot_mask(LayerIndex(n)) for n in range(num_layers)]
 
@@ -47,5 +53,6 @@ class RouterStage:
         self._heat.record(layer, routing)
         if chunk.wants_routing:
             self._routing_log.record(chunk, layer, routing)
-        shares = dispatch(routing, self._hot_masks[layer])
+        remote_mask = None if self._remote_mask is None else self._remote_mask[layer]
+        shares = dispatch(routing, self._hot_masks[layer], remote_mask)
         return LayerWork(chunk, layer, residual, x, routing, shares)
