@@ -46,6 +46,7 @@ _OPEN_S: Final = 20.0  # starting Python takes 0.3 s; a loaded machine may need 
 _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 2.0
 _PING_S: Final = 15.0
+_SHORT_PAIRS: Final = 64
 
 
 class Answer(NamedTuple):
@@ -112,6 +113,9 @@ class WorkerClient:
         self._lock = threading.Condition()
         self._state = "connecting"
         self._inbox: deque[_Call] = deque()
+        # Whoever holds it may write to the connection.
+        self._sending = threading.Lock()
+        self._connection: WorkerConnection | None = None
         self._cancelled: deque[int] = deque()
         self._in_flight: dict[int, _Call] = {}
         self._free_slots: list[int] = []
@@ -168,19 +172,38 @@ class WorkerClient:
         future: Future[Answer] = Future()
         now_ns = time.perf_counter_ns()
         with self._lock:
-            if self._state == "ready":
-                number, self._next_number = self._next_number, self._next_number + 1
+            is_ready = self._state == "ready"
+            number, self._next_number = self._next_number, self._next_number + 1
+            if is_ready:
                 end_s = time.monotonic() + self._timeout_s
                 self._inbox.append(_Call(number, request, future, end_s, now_ns))
-                os.eventfd_write(self._wake, 1)
-            else:
-                why = f": {self._last_error}" if self._last_error else ""
-                future.set_exception(
-                    WorkerLostError(f"worker {self._target.address} is {self._state}{why}")
-                )
-                return future
+        if not is_ready:
+            why = f": {self._last_error}" if self._last_error else ""
+            error = WorkerLostError(f"worker {self._target.address} is {self._state}{why}")
+            future.set_exception(error)
+            return future
         future.add_done_callback(lambda done: self._note_cancel(done, number))
+        if not self._send_at_once(request):
+            self._call_thread()
         return future
+
+    def _send_at_once(self, request: Request) -> bool:
+        """Send what is in the inbox from this thread, if it is one short request: waking another takes as long
+        as the worker's answer. Return whether nothing is left to do.
+        """
+        if len(request.rows) > _SHORT_PAIRS or len(self._inbox) > 1:
+            return False
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            if self._connection is None:
+                return False
+            self._give(self._connection)
+            return self._connection.frames.flush() and not self._inbox
+        except RemoteError:
+            return False  # the thread will see it, too, and end what is in flight
+        finally:
+            self._sending.release()
 
     def statistics(self) -> ClientStatistics:
         """Return the counters so far, from any thread."""
@@ -216,9 +239,12 @@ class WorkerClient:
     def _note_cancel(self, done: Future[Answer], number: int) -> None:
         if not done.cancelled():
             return
+        self._cancelled.append(number)
+        self._call_thread()
+
+    def _call_thread(self) -> None:
         with self._lock:
             if self._state != "closed":
-                self._cancelled.append(number)
                 os.eventfd_write(self._wake, 1)
 
     def _is_closed(self) -> bool:
@@ -264,7 +290,7 @@ class WorkerClient:
         self._kernels = connection.welcome.kernels
         self._transport = "stream" if connection.slots is None else "shared"
         with self._lock:
-            self._opening = None
+            self._opening, self._connection = None, connection
             self._num_connections += 1
             if not self._is_closed():
                 self._state = "ready"
@@ -272,7 +298,8 @@ class WorkerClient:
 
     def _end(self, error: RemoteError) -> None:
         """Let everything in flight fail; nothing more is accepted until there is a connection again."""
-        with self._lock:
+        with self._sending, self._lock:
+            self._connection = None
             if not self._is_closed():
                 self._state = "connecting"
             calls = [*self._in_flight.values(), *self._inbox]
@@ -290,12 +317,15 @@ class WorkerClient:
         wants_room = False
         idle_since_s = time.monotonic()
         while not self._is_closed():
-            self._give(connection)
-            if frames.flush() is wants_room:
+            with self._sending:
+                self._give(connection)
+                is_all_sent = frames.flush()
+            if is_all_sent is wants_room:
                 wants_room = not wants_room
                 events = select.POLLIN | (select.POLLOUT if wants_room else 0)
                 poller.modify(frames.fileno(), events)
-            left_s = min(self._due_s() - time.monotonic(), _PING_S)
+            # A request that another thread sends meanwhile is late by a quarter of its time at most.
+            left_s = min(self._due_s() - time.monotonic(), _PING_S, self._timeout_s / 4)
             ready = dict(poller.poll(max(left_s, 0.0) * 1e3 + 1.0))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
@@ -308,7 +338,8 @@ class WorkerClient:
             if ready:
                 idle_since_s = now_s
             elif now_s - idle_since_s >= _PING_S:
-                frames.queue(Kind.PING, 0)
+                with self._sending:
+                    frames.queue(Kind.PING, 0)
                 idle_since_s, self._pong_by_s = now_s, now_s + self._timeout_s
             if self._due_s() <= now_s:
                 raise WorkerLateError(
@@ -320,8 +351,8 @@ class WorkerClient:
         if self._pong_by_s is not None:
             return self._pong_by_s
         # Calls are in the order of sending, which is that of their deadlines.
-        first = next(iter(self._in_flight.values()), None)
-        return math.inf if first is None else first.deadline_s
+        calls = list(self._in_flight.values())
+        return calls[0].deadline_s if calls else math.inf
 
     def _give(self, connection: WorkerConnection) -> None:
         """Send what has waited, as far as credits go, and tell the worker what nobody wants any more."""

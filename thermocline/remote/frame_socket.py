@@ -81,17 +81,18 @@ class FrameSocket:
 
     def flush(self) -> bool:
         """Send what the socket takes now; return whether that was all."""
-        while self._unsent:
-            try:
-                if len(self._unsent) == 1:
-                    sent = self._socket.send(self._unsent[0])
+        unsent = self._unsent
+        try:
+            while unsent:
+                if len(unsent) == 1:
+                    sent = self._socket.send(unsent[0])
                 else:
-                    sent = self._socket.sendmsg(list(islice(self._unsent, _MAX_BUFFERS)))
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                raise _lost(error) from error
-            self._mark_sent(sent)
+                    sent = self._socket.sendmsg(list(islice(unsent, _MAX_BUFFERS)))
+                self._mark_sent(sent)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise _lost(error) from error
         return True
 
     def flush_until(self, deadline_s: float) -> None:
@@ -126,8 +127,11 @@ class FrameSocket:
         return frame
 
     def _receive_some(self) -> None:
+        target = self._reader.writable()
         try:
-            num_bytes = self._read(self._reader.writable())
+            num_bytes = (
+                self._receive_with_fd(target) if self._takes_fd else self._socket.recv_into(target)
+            )
         except BlockingIOError:
             return
         except OSError as error:
@@ -151,9 +155,7 @@ class FrameSocket:
         if fd is not None:
             os.close(fd)
 
-    def _read(self, target: memoryview) -> int:
-        if not self._takes_fd:
-            return self._socket.recv_into(target)
+    def _receive_with_fd(self, target: memoryview) -> int:
         num_bytes, ancillary, flags, _ = self._socket.recvmsg_into(
             [target], socket.CMSG_SPACE(_FD_BYTES), socket.MSG_CMSG_CLOEXEC
         )

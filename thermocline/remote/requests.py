@@ -150,11 +150,11 @@ def read_request(memory: memoryview, head: RequestHead, shape: WireShape, num_he
 
     memory may be shared with the peer: what is checked is copied first, and only x is a view.
     """
-    num_experts, num_pairs = head.num_experts, head.num_pairs
-    start, num_bytes = shape.request_layout(head.num_rows, num_experts, num_pairs)
-    require(len(memory) == num_bytes, "a request's arrays have another length")
-    if not num_bytes:
+    _, _, num_rows, num_experts, num_pairs, _ = head
+    if not (num_rows or num_experts or num_pairs or len(memory)):
         return Request(head.layer, head.is_prompt, *_NOTHING)
+    start, num_bytes = shape.request_layout(num_rows, num_experts, num_pairs)
+    require(len(memory) == num_bytes, "a request's arrays have another length")
     tables = np.frombuffer(memory, _INT, 2 * (num_experts + num_pairs)).astype(np.int32)
     experts, counts = tables[:num_experts], tables[num_experts : 2 * num_experts]
     pairs = tables[2 * num_experts :]
@@ -197,6 +197,8 @@ def decode_outputs_head(body: memoryview, num_pairs: int, slot: int) -> tuple[in
 
 def read_values(memory: memoryview, num_pairs: int, shape: WireShape) -> FloatArray:
     """Return an answer's values as float32 [pairs, hidden], a view where they travel so. Raises WireError."""
+    if not (num_pairs or len(memory)):
+        return np.empty((0, shape.hidden), np.float32)
     require(len(memory) == shape.outputs_bytes(num_pairs), "an answer's values have another length")
     packed: NDArray[Any] = np.frombuffer(memory, shape.payload.storage)
     return unpack_floats(packed, shape.payload).reshape(num_pairs, shape.hidden)

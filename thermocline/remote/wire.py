@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 _MAGIC: Final = b"TCxw"
 _HEADER: Final = struct.Struct("<4sHBBIQ")
+_UNPACK: Final = _HEADER.unpack_from
 HEADER_BYTES: Final = _HEADER.size
 MAX_TEXT_BYTES: Final = 2000
 _BUFFER_BYTES: Final = 4096
@@ -96,27 +97,40 @@ class FrameReader:
 
         Raises WireError for a header that breaks the format; the stream can not be read on then.
         """
-        body = self._body
-        if body is not None:
-            if self._filled < len(body):
-                return None
-            self._body = None
-            return Frame(self._kind, self._request, body)
+        if self._body is not None:
+            return self._next_long()
         start = self._begin + HEADER_BYTES
-        if start > self._end:
-            self._compact()
+        end = self._end
+        if start > end:
+            if self._begin:
+                self._compact()
             return None
-        length = self._read_header()
-        available = min(self._end - start, length)
-        body = memoryview(bytearray(self._buffer[start : start + available]))
-        self._begin = start + available
-        if self._begin == self._end:
+        magic, version, number, zero, length, request = _UNPACK(self._buffer, self._begin)
+        limit = self._max_body_bytes.get(number)
+        if magic != _MAGIC or version != VERSION or limit is None or zero or length > limit:
+            raise _refusal(magic, version, number, length, limit)
+        stop = start + length
+        if stop > end:
+            self._kind, self._request = _KINDS[number], request
+            body = self._body = memoryview(bytearray(length))
+            self._filled = end - start
+            body[: self._filled] = self._buffer[start:end]
             self._begin = self._end = 0
-        if available == length:
-            return Frame(self._kind, self._request, body)
-        self._body, self._filled = memoryview(bytearray(length)), available
-        self._body[:available] = body
-        return None
+            return None
+        frame = Frame(_KINDS[number], request, memoryview(bytes(self._buffer[start:stop])))
+        if stop == end:
+            self._begin = self._end = 0
+        else:
+            self._begin = stop
+        return frame
+
+    def _next_long(self) -> Frame | None:
+        body = self._body
+        assert body is not None, "asked for while a long body is on its way"
+        if self._filled < len(body):
+            return None
+        self._body = None
+        return Frame(self._kind, self._request, body)
 
     def _compact(self) -> None:
         """Move an incomplete header to the front."""
@@ -124,28 +138,21 @@ class FrameReader:
         self._buffer[: len(rest)] = rest
         self._begin, self._end = 0, len(rest)
 
-    def _read_header(self) -> int:
-        magic, version, number, zero, length, self._request = _HEADER.unpack_from(
-            self._buffer, self._begin
+
+def _refusal(magic: bytes, version: int, number: int, length: int, limit: int | None) -> WireError:
+    if magic != _MAGIC:
+        return WireError("this is no thermocline worker's protocol: check the address")
+    if version != VERSION:
+        return WireError(
+            f"the peer speaks version {version} of the protocol, this is version {VERSION}: "
+            "run the same thermocline on both sides"
         )
-        if magic != _MAGIC:
-            raise WireError("this is no thermocline worker's protocol: check the address")
-        if version != VERSION:
-            raise WireError(
-                f"the peer speaks version {version} of the protocol, this is version {VERSION}: "
-                "run the same thermocline on both sides"
-            )
-        kind = _KINDS.get(number)
-        limit = None if kind is None else self._max_body_bytes.get(kind)
-        if kind is None or limit is None or zero:
-            raise WireError(f"a frame of kind {number} is out of place: the peer is broken")
-        if length > limit:
-            raise WireError(
-                f"a {kind.name} frame of {length} bytes is longer than the {limit} that were agreed on: "
-                "the peer is broken"
-            )
-        self._kind = kind
-        return int(length)
+    if limit is None or length <= limit:
+        return WireError(f"a frame of kind {number} is out of place: the peer is broken")
+    return WireError(
+        f"a {_KINDS[number].name} frame of {length} bytes is longer than the {limit} that were agreed on: "
+        "the peer is broken"
+    )
 
 
 def encode_text(text: str) -> bytes:

@@ -66,6 +66,7 @@ IDLE_S: Final = 60.0
 
 _CREDITS: Final = 4
 _MAX_CONNECTIONS: Final = 16
+_SMALL_PAIRS: Final = 16
 _SEND_S: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -140,19 +141,20 @@ class _Session:
                 if self._waiting
                 else self._frames.receive_until(time.monotonic() + IDLE_S)
             )
-            if frame is not None:
-                self._take(frame, hello)
+            if frame is not None and not self._take(frame, hello):
                 continue
             request, head, body = self._waiting.popleft()
             self._answer(request, head, body, hello, held)
 
-    def _take(self, frame: Frame, hello: Hello) -> None:
+    def _take(self, frame: Frame, hello: Hello) -> bool:
+        """Return whether a request came that is answered before one looks for more: cancelling it saves nothing."""
         match frame.kind:
             case Kind.COMPUTE:
                 if len(self._waiting) >= _CREDITS:
                     raise WireError("more requests came than there are credits")
                 head = decode_request_head(frame.body, hello.shape, len(hello.held))
                 self._waiting.append((frame.request, head, frame.body[HEAD_BYTES:]))
+                return len(self._waiting) == 1 and head.num_pairs <= _SMALL_PAIRS
             case Kind.CANCEL:
                 known = [entry for entry in self._waiting if entry[0] == frame.request]
                 for entry in known:  # what is under way is answered
@@ -160,6 +162,7 @@ class _Session:
                     self._send(Kind.FAILED, frame.request, encode_text("cancelled"))
             case _:
                 self._send(Kind.PONG, frame.request)
+        return False
 
     def _answer(
         self, number: int, head: RequestHead, body: memoryview, hello: Hello, held: Held
@@ -182,6 +185,8 @@ class _Session:
         self, values: FloatArray, number: int, head: RequestHead, hello: Hello
     ) -> bytes | memoryview:
         """Return the values as they go in the frame: nothing where they are in the slot."""
+        if not head.num_pairs and self._slots is None:
+            return b""
         num_bytes = hello.shape.outputs_bytes(head.num_pairs)
         if self._slots is None:
             memory = memoryview(bytearray(num_bytes))

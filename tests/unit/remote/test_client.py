@@ -196,7 +196,7 @@ def test_a_cancelled_request_is_not_computed(tmp_path, model_path):
         target = target_of(model, tmp_path / "socket")
         connection = Opening(target, TIMEOUT_S).run()
         frames, end_s = connection.frames, time.monotonic() + TIMEOUT_S
-        for number, num_tokens in enumerate((1, 2, 3)):
+        for number, num_tokens in enumerate((10, 20, 30)):
             request = some_request(target, num_tokens)
             sizes = len(request.tokens), len(request.experts), len(request.rows)
             num_bytes = target.shape.request_layout(*sizes)[1]
@@ -210,7 +210,7 @@ def test_a_cancelled_request_is_not_computed(tmp_path, model_path):
         connection.close()
     kinds = {frame.request: frame.kind for frame in answers}
     assert kinds == {0: Kind.OUTPUTS, 1: Kind.FAILED, 2: Kind.OUTPUTS}
-    assert computed == [2, 6]
+    assert computed == [20, 60]
 
 
 @pytest.mark.slow
