@@ -238,20 +238,27 @@ def open_listener(address: UnixAddress | TcpAddress) -> socket.socket:
     try:
         match address:
             case UnixAddress(path):
-                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                _remove_dead_socket(path)
-                before = os.umask(0o177)
-                try:
-                    listener.bind(path)
-                finally:
-                    os.umask(before)
-                listener.listen(_MAX_CONNECTIONS)
-                return listener
+                return _listen_for_user(path)
             case TcpAddress(host, port):
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 return socket.create_server((host, port), family=family)
     except OSError as error:
         raise ConfigError(f"{address} can not be listened on ({error}): choose another") from error
+
+
+def _listen_for_user(path: str) -> socket.socket:
+    _remove_dead_socket(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+        listener.listen(_MAX_CONNECTIONS)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener
 
 
 def end_with_parent(parent: int) -> None:
