@@ -41,6 +41,7 @@ from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.opening import open_governor
+from thermocline.remote.balance import Balance
 from thermocline.remote.runtime import OpenedModel, open_remote
 from thermocline.remote.shares import assign_experts
 from thermocline.sampling.matcher import Grammars
@@ -187,8 +188,11 @@ def _build(
         hot_mask, len(config.remote.workers), config.remote.share, spec.num_dense_layers
     )
 
+    balance = _balance(config)
+
     def cpu_experts(tier: Tier) -> CpuExpertCompute:
-        return CpuExpertCompute(tier, fingerprint, catalog, kernels, cpu)
+        told = None if balance is None else balance.observe_here
+        return CpuExpertCompute(tier, fingerprint, catalog, kernels, cpu, told)
 
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
@@ -211,12 +215,13 @@ def _build(
             if config.placement.hot_device == "cpu"
             else _simulated(config, catalog, placement, fingerprint, recorder, owned, lanes)
         )
-    opened = OpenedModel(file, model, config.cpu.isa, fingerprint, cpu_experts(Tier.REMOTE))
+    opened = OpenedModel(
+        file, model, config.cpu.isa, fingerprint, cpu_experts(Tier.REMOTE), balance
+    )
     remote = _remote(config, opened, assignment, recorder, owned)
     if remote is not None:
         stages["remote"] = RemoteStage(remote)
-    elsewhere = hot_mask | assignment.mask
-    governor = _governor(config, file, model, catalog, elsewhere, recorder, owned)
+    governor = _governor(config, file, model, catalog, hot_mask | assignment.mask, recorder, owned)
     if governor is not None:
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = (
@@ -290,6 +295,11 @@ def _governor(
     governor = open_governor(file, model, catalog, elsewhere, recorder, probes=probes)
     owned.callback(governor.close)
     return governor
+
+
+def _balance(config: EngineConfig) -> Balance | None:
+    is_wanted = config.remote.workers and config.remote.mode == "auto"
+    return Balance(len(config.remote.workers)) if is_wanted else None
 
 
 def _remote(

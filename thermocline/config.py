@@ -14,6 +14,7 @@ CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 PrefetchMode = Literal["auto", "on", "off"]
 WorkerPayload = Literal["f32", "f16", "bf16"]
+WorkerMode = Literal["auto", "batched", "stream"]
 WorkerTransport = Literal["auto", "shared", "stream"]
 OnWorkerFailure = Literal["cpu", "error"]
 
@@ -207,6 +208,12 @@ class RemoteConfig:
         "--worker-share",
         "Share of each layer's experts that workers compute, of those that are not hot, 0 to 1.",
     )
+    mode: WorkerMode = setting(
+        "auto",
+        "--worker-mode",
+        "How work is given to workers: batched (all of a chunk's layer in one request), stream (small requests), "
+        "or auto (batched, and of it so much that worker and this process finish together).",
+    )
     payload: WorkerPayload = setting(
         "f32",
         "--worker-payload",
@@ -245,6 +252,7 @@ class RemoteConfig:
         _require(0.0 <= self.share <= 1.0, f"--worker-share is {self.share}; choose 0 to 1")
         for value, choices, flag in (
             (self.payload, WorkerPayload, "--worker-payload"),
+            (self.mode, WorkerMode, "--worker-mode"),
             (self.transport, WorkerTransport, "--worker-transport"),
             (self.on_failure, OnWorkerFailure, "--on-worker-failure"),
         ):

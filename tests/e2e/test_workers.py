@@ -57,20 +57,22 @@ async def tokens_and_logits(path, settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_workers", "transport", "hot", "capacity", "share"),
+    ("num_workers", "mode", "transport", "hot", "capacity", "share"),
     [
-        (1, "shared", "none", 4096, 0.5),
-        (1, "stream", "cpu", 5, 1.0),
-        (2, "shared", "simulated", 7, 0.5),
-        (2, "stream", "none", 4096, 1.0),
+        (1, "batched", "shared", "none", 4096, 0.5),
+        (1, "batched", "stream", "cpu", 5, 1.0),
+        (1, "auto", "shared", "none", 4096, 1.0),
+        (2, "auto", "shared", "simulated", 7, 0.5),
+        (2, "stream", "stream", "none", 4096, 1.0),
     ],
 )
-async def test_workers_change_no_bit(path, num_workers, transport, hot, capacity, share):
-    """Workers x transport x placement x batch capacity: tokens equal and logits bit-identical."""
+async def test_workers_change_no_bit(path, num_workers, mode, transport, hot, capacity, share):
+    """Workers x mode x transport x placement x capacity: tokens equal and logits bit-identical."""
     expected = await tokens_and_logits(path, config())
     assert len(set(expected[0])) > 3, "a model that repeats one token proves nothing"
     remote = RemoteConfig(
         workers=("local:1",) * num_workers,
+        mode=mode,
         transport=transport,
         batch_capacity=capacity,
         share=share,
@@ -81,7 +83,7 @@ async def test_workers_change_no_bit(path, num_workers, transport, hot, capacity
     assert tokens == expected[0]
     np.testing.assert_array_equal(logits, expected[1])
     assert figures.total_fallbacks == 0
-    assert all(worker.total_calls > 10 for worker in figures.workers)
+    assert all(worker.total_calls > 0 for worker in figures.workers)
     spans = [event for event in events if isinstance(event, SpanEvent)]
     shown = {event.index for event in spans if event.lane is Lane.REMOTE}
     assert shown == set(range(num_workers))
@@ -93,7 +95,9 @@ async def test_half_width_payloads_are_close(path, payload):
     """Logits with half-width payloads are within a stated distance of the exact ones."""
     async with Engine.open(path, config()) as engine:
         expected = await prompt_logits(engine, PROMPT)
-    async with Engine.open(path, config(RemoteConfig(("local:1",), payload=payload))) as engine:
+    async with Engine.open(
+        path, config(RemoteConfig(("local:1",), payload=payload, mode="batched"))
+    ) as engine:
         logits = await prompt_logits(engine, PROMPT)
     error = np.square(logits - expected).mean() / np.square(expected).mean()
     assert 0 < error < {"f16": 1e-4, "bf16": 1e-3}[payload]
@@ -111,7 +115,7 @@ async def test_a_lost_worker_changes_no_token(path, blow, caplog):
     """Killed or stopped in the middle of an answer: right tokens by the local path, counted and logged once."""
     before = children()
     expected = (await tokens_and_logits(path, config()))[0]
-    remote = RemoteConfig(("local:1",), timeout_s=0.3)
+    remote = RemoteConfig(("local:1",), timeout_s=0.3, mode="batched")
     async with Engine.open(path, config(remote)) as engine:
         (pid,) = children() - before
         tokens = []
@@ -135,7 +139,7 @@ async def test_a_lost_worker_is_one_clean_error_where_that_was_asked_for(path):
     """--on-worker-failure error: the request fails with its cause, and one after the restart works."""
     before = children()
     expected = (await tokens_and_logits(path, config()))[0]
-    remote = RemoteConfig(("local:1",), on_failure="error")
+    remote = RemoteConfig(("local:1",), on_failure="error", mode="batched")
     async with Engine.open(path, config(remote)) as engine:
         (pid,) = children() - before
         os.kill(pid, signal.SIGKILL)
@@ -168,6 +172,7 @@ async def test_a_worker_that_is_not_there(path, tmp_path):
         ({"workers": ("nowhere",)}, "names no worker"),
         ({"workers": ("tcp:127.0.0.1:9",)}, "--worker-secret-file"),
         ({"share": 1.5}, "--worker-share"),
+        ({"mode": "slow"}, "--worker-mode"),
         ({"payload": "f8"}, "--worker-payload"),
         ({"batch_capacity": 0}, "--worker-batch-capacity"),
         ({"timeout_s": 0}, "--worker-timeout"),

@@ -130,6 +130,7 @@ _ONE_REQUEST_FLAGS: Final = (
     "--hot-fraction",
     "--expert-worker",
     "--worker-share",
+    "--worker-mode",
     "--worker-payload",
     "--worker-transport",
     "--worker-batch-capacity",

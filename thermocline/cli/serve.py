@@ -40,6 +40,7 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--hot-fraction",
     "--expert-worker",
     "--worker-share",
+    "--worker-mode",
     "--worker-payload",
     "--worker-transport",
     "--worker-batch-capacity",

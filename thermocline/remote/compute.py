@@ -16,15 +16,16 @@ from thermocline.errors import RemoteError
 from thermocline.kernels.lane import await_future
 from thermocline.messages import PartialSum, Tier
 from thermocline.remote.requests import Request
-from thermocline.remote.shares import split_share
+from thermocline.remote.shares import cut_part, split_share
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
     from thermocline.experts.compute import ExpertCompute
     from thermocline.messages import LayerWork, TierResult, TierWork
+    from thermocline.remote.balance import Balance
     from thermocline.remote.client import Answer, ClientStatistics, WorkerClient
     from thermocline.remote.shares import Assignment, Part
     from thermocline.traces.recorder import Recorder
@@ -42,6 +43,17 @@ class RemoteStatistics:
     workers: tuple[ClientStatistics, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """How work is given. max_pairs: of one request; replaces: whether what a worker does not answer is computed
+    here, and no error; balance: decides how much workers get; None gives them all that they hold.
+    """
+
+    max_pairs: int
+    replaces: bool
+    balance: Balance | None
+
+
 class RemoteExpertCompute:
     """Experts computed by workers."""
 
@@ -50,17 +62,19 @@ class RemoteExpertCompute:
         fingerprint: str,
         assignment: Assignment,
         clients: Sequence[WorkerClient],
-        local: ExpertCompute | None,
-        max_pairs: int,
+        local: ExpertCompute,
+        settings: RemoteSettings,
         recorder: Recorder,
     ) -> None:
-        """local: computes what a worker fails to; None lets the request fail instead."""
+        """local: computes what workers do not."""
         self.tier = Tier.REMOTE
         self.fingerprint = fingerprint
         self._assignment = assignment
         self._clients = tuple(clients)
         self._local = local
-        self._max_pairs = max_pairs
+        self._max_pairs = settings.max_pairs
+        self._replaces = settings.replaces
+        self._balance = settings.balance
         self._recorder = recorder
         self._num_fallbacks = 0
         self._silent = [False] * len(clients)  # whose failure was logged
@@ -72,13 +86,15 @@ class RemoteExpertCompute:
     async def compute_share(self, work: LayerWork, share: TierWork) -> TierResult:
         """See `ExpertCompute.compute_share`. Raises RemoteError where that was asked for."""
         owner, place = self._assignment.owner[work.layer], self._assignment.place[work.layer]
-        parts = list(split_share(share, owner, place, self._max_pairs))
-        futures = [self._clients[part.worker].submit(_request(work, part)) for part in parts]
+        parts = split_share(share, owner, place, self._max_pairs)
+        given, kept = self._balance_parts(work, parts)
+        futures = [self._clients[part.worker].submit(_request(work, part)) for part in given]
         try:
-            # Together all workers have begun; one after the other they are waited for.
-            results = [
+            # Workers have begun all together; meanwhile the rest is computed here.
+            results = [await self._local.compute_share(work, part.work) for part in kept]
+            results += [
                 await self._finish(work, part, future)
-                for part, future in zip(parts, futures, strict=True)
+                for part, future in zip(given, futures, strict=True)
             ]
         finally:
             for future in futures:
@@ -86,15 +102,36 @@ class RemoteExpertCompute:
         if len(results) == 1:
             return results[0]
         values = np.empty((len(share.rows), work.x.shape[1]), np.float32)
-        for part, result in zip(parts, results, strict=True):
+        for part, result in zip([*kept, *given], results, strict=True):
             assert isinstance(result, PartialSum), "one of several parts is not the whole layer"
             values[part.pairs] = result.values
         return PartialSum(work.chunk, work.layer, self.tier, share.rows, share.slots, values)
 
+    def _balance_parts(
+        self, work: LayerWork, parts: Iterable[Part]
+    ) -> tuple[list[Part], list[Part]]:
+        """Return what workers compute, and what is computed here."""
+        if self._balance is None:
+            return list(parts), []
+        given, kept = [], []
+        cold = work.shares.get(Tier.COLD)
+        num_here = 0 if cold is None else len(cold.rows)
+        for part in parts:
+            number = self._balance.pairs_for(
+                part.worker, len(part.pairs), num_here, is_prompt=work.chunk.is_prompt
+            )
+            first, rest = cut_part(part, number)
+            if first is not None:
+                given.append(first)
+            if rest is not None:
+                kept.append(rest)
+                num_here += len(rest.pairs)
+        return given, kept
+
     def statistics(self) -> RemoteStatistics:
         """Return the counters so far, from any thread."""
         return RemoteStatistics(
-            "error" if self._local is None else "cpu",
+            "cpu" if self._replaces else "error",
             int(self._assignment.mask.sum()),
             self._num_fallbacks,
             tuple(client.statistics() for client in self._clients),
@@ -111,6 +148,7 @@ class RemoteExpertCompute:
         except RemoteError as error:
             return await self._replace(work, part, error)
         self._silent[part.worker] = False
+        self._measure(work, part, answer)
         self._show(work, part, answer)
         return PartialSum(
             work.chunk, work.layer, self.tier, part.work.rows, part.work.slots, answer.values
@@ -120,12 +158,20 @@ class RemoteExpertCompute:
         """Compute a part here. Raises the error if there is nothing to do it."""
         if not self._silent[part.worker]:  # once, until the worker answers again
             self._silent[part.worker] = True
-            what = "requests fail" if self._local is None else "its experts are computed here"
+            what = "its experts are computed here" if self._replaces else "requests fail"
             _LOG.warning("expert worker %d: %s; %s until it is back", part.worker, error, what)
-        if self._local is None:
+        if not self._replaces:
             raise error
         self._num_fallbacks += 1
         return await self._local.compute_share(work, part.work)
+
+    def _measure(self, work: LayerWork, part: Part, answer: Answer) -> None:
+        if self._balance is not None:
+            compute_s = (answer.end_ns - answer.begin_ns) * 1e-9
+            call_s = (answer.taken_ns - answer.given_ns) * 1e-9
+            self._balance.observe_worker(
+                part.worker, len(part.pairs), compute_s, call_s, is_prompt=work.chunk.is_prompt
+            )
 
     def _show(self, work: LayerWork, part: Part, answer: Answer) -> None:
         """Draw the call, and what the worker did of it by its own clock, where that fits ours."""

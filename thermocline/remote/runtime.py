@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from thermocline.errors import ConfigError, RemoteError
 from thermocline.remote.address import TcpAddress, parse_worker
 from thermocline.remote.client import WorkerClient
-from thermocline.remote.compute import RemoteExpertCompute
+from thermocline.remote.compute import RemoteExpertCompute, RemoteSettings
 from thermocline.remote.connection import WorkerTarget
 from thermocline.remote.holdings import held_fingerprint, model_digest
 from thermocline.remote.payload import PayloadType
@@ -27,21 +27,28 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.remote.address import WorkerAddress
+    from thermocline.remote.balance import Balance
     from thermocline.remote.shares import Assignment
     from thermocline.traces.recorder import Recorder
+
+STREAM_PAIRS: Final = 32
+"""Pairs of a request that is sent as small as the pipeline may make it: four tokens with eight experts each."""
 
 _READY_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """What workers must agree with, and what stands in for them. isa: the kernels' instruction set."""
+    """What workers must agree with, and what stands in for them. isa: the kernels' instruction set; balance:
+    decides how much workers are given, None for all that they hold.
+    """
 
     file: ModelFile
     model: Model
     isa: str
     fingerprint: str
     local: ExpertCompute
+    balance: Balance | None
 
 
 def open_remote(
@@ -51,6 +58,9 @@ def open_remote(
 
     Raises ConfigError, and RemoteError when a worker is not ready and a failure is to be an error.
     """
+    max_pairs = config.batch_capacity
+    if config.mode == "stream":
+        max_pairs = min(max_pairs, STREAM_PAIRS)
     addresses = [parse_worker(text) for text in config.workers]
     secret = None if config.secret_file is None else read_secret(config.secret_file)
     for address in addresses:
@@ -75,8 +85,8 @@ def open_remote(
             opened.fingerprint,
             assignment,
             clients,
-            opened.local if config.on_failure == "cpu" else None,
-            config.batch_capacity,
+            opened.local,
+            RemoteSettings(max_pairs, config.on_failure == "cpu", opened.balance),
             recorder,
         )
 

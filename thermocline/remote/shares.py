@@ -101,3 +101,32 @@ def split_share(
                 experts, sizes, share.rows[pairs], share.slots[pairs], share.weights[pairs]
             )
             yield Part(int(worker), pairs, work, place[experts])
+
+
+def cut_part(part: Part, num_pairs: int) -> tuple[Part | None, Part | None]:
+    """Return the first experts of a part, with at most `num_pairs` pairs but at least one expert if it is not 0,
+    and the rest.
+    """
+    if num_pairs >= len(part.pairs):
+        return part, None
+    if not num_pairs:
+        return None, part
+    ends = np.cumsum(part.work.counts)
+    number = max(int(np.searchsorted(ends, num_pairs, side="right")), 1)
+    if number == len(ends):
+        return part, None
+    return _piece(part, slice(None, number), slice(None, ends[number - 1])), _piece(
+        part, slice(number, None), slice(ends[number - 1], None)
+    )
+
+
+def _piece(part: Part, experts: slice, pairs: slice) -> Part:
+    work = part.work
+    piece = TierWork(
+        work.experts[experts],
+        work.counts[experts],
+        work.rows[pairs],
+        work.slots[pairs],
+        work.weights[pairs],
+    )
+    return Part(part.worker, part.pairs[pairs], piece, part.experts[experts])
