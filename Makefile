@@ -7,7 +7,7 @@ export VENV
 
 .PHONY: demo test lint check install fuzz fuzz-api fuzz-wire sanitize check-neon oracle clients golden stub demo-model sample-trace clean \
 	bench bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap \
-	bench-overhead bench-http bench-http-large bench-larger load
+	bench-overhead bench-round-trip bench-workers bench-http bench-http-large bench-larger load
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -78,7 +78,7 @@ sample-trace: $(VENV)/.installed-run
 # (3.5 GB, and 18.6 GB for bench-memory). bench-llama builds llama.cpp the first time.
 bench: bench-layer bench-types bench-lag bench-llama
 
-bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap bench-overhead bench-http bench-http-large bench-larger: bench-%: $(VENV)/.installed-dev
+bench-quick bench-llama bench-layer bench-types bench-lag bench-memory bench-requests bench-overlap bench-overhead bench-round-trip bench-workers bench-http bench-http-large bench-larger: bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
 
 # The server with 64 streams for three minutes; the test suite runs 16 for 20 s.

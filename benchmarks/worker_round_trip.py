@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from benchmarks.measure import (
+    RESULTS,
     ForeignLoad,
     Row,
     describe_machine,
@@ -191,19 +192,19 @@ def run(path: str, num_rounds: int, num_calls: int) -> dict[str, tuple[float, ..
         return measure(calls, num_rounds, num_calls)
 
 
-def main(arguments: list[str]) -> int:
-    """Measure, print, append to the CSV; return 1 where an empty request takes too long."""
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, append to the CSV; the status is 1 where an empty request takes too long."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default=str(DEMO_MODEL_PATH))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--calls", type=int, default=300, help="in each round")
     parser.add_argument("--quick", action="store_true", help="one short round, to try it out")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/worker-round-trip.csv"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "worker-round-trip.csv")
     options = parser.parse_args(arguments)
     num_rounds, num_calls = (1, 20) if options.quick else (options.rounds, options.calls)
     with ForeignLoad() as load:
         figures = run(options.model, num_rounds, num_calls)
-    note = f"{num_calls} calls a round; {load}"
+    note = f"{num_calls} calls a round"
     rows = [
         Row(_NAME, case, "thermocline", "round trip", "us", values, note)
         for case, values in figures.items()
@@ -212,9 +213,11 @@ def main(arguments: list[str]) -> int:
     print(table(("round trip, p50", "us: median of rounds (range)"), cells))
     passed = statistics.median(figures["shared, empty"]) <= _MAX_EMPTY_US
     print(f"empty over shared memory, at most {_MAX_EMPTY_US:g} us: {verdict(passed)}; {load}")
-    write_rows(options.out, rows, describe_machine(1))
+    facts = describe_machine(1)
+    facts["foreign_cores"] = f"{load.cores:.2f}"
+    write_rows(options.out, rows, facts)
     return 0 if passed or options.quick else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large | larger [ARGUMENTS of the benchmark...]
+# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | round-trip | workers | http | http-large | larger [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
 #                                 which builds it where it is missing)
@@ -24,7 +24,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead; do
+    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead worker_round_trip expert_workers; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -51,6 +51,11 @@ case $what in
     path=$(model 8)
     "$python" -m benchmarks.overlap "$path" "$@"
     ;;
+  round-trip) "$python" -m benchmarks.worker_round_trip "$@" ;;
+  workers)
+    path=$(model 8)
+    "$python" -m benchmarks.expert_workers "$path" "$@"
+    ;;
   overhead) "$python" -m benchmarks.pipeline_overhead "$@" ;;
   http) "$python" -m benchmarks.http_overhead "$@" ;;
   http-large)
@@ -68,7 +73,7 @@ case $what in
     "$python" -m benchmarks.larger_than_ram "$path" "$@"
     ;;
   *)
-    echo "no benchmark $what: choose quick, llama, layer, types, lag, memory, requests, overlap, overhead or larger" >&2
+    echo "no benchmark $what: choose quick, llama, layer, types, lag, memory, requests, overlap, overhead, round-trip, workers or larger" >&2
     exit 2
     ;;
 esac

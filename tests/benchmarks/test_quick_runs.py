@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import (
     against_llama,
+    expert_workers,
     loop_lag,
     many_requests,
     memory,
@@ -18,6 +19,7 @@ from benchmarks import (
     pipeline_overhead,
     synthetic_model,
     type_table,
+    worker_round_trip,
 )
 from benchmarks.bandwidth import BandwidthProbe
 from benchmarks.kernel_calls import available_sets, supported_formats
@@ -181,3 +183,18 @@ def test_the_pipeline_s_benchmarks_run(benchmark, tmp_path, capsys):
     assert all(float(row["median"]) > 0 for row in rows_of(out))
     text = capsys.readouterr().out
     assert text.count("pass  ") + text.count("FAIL  ") in (2, 3)
+
+
+@pytest.mark.slow
+def test_workers_are_measured(tmp_path, capsys):
+    """Round trips of each case, and every side of workers with both speeds; requirements get a verdict."""
+    out = tmp_path / "trips.csv"
+    assert worker_round_trip.main(["--quick", "--out", str(out)]) == 0
+    cases = {row["case"] for row in rows_of(out)}
+    assert {"echo", "shared, empty", "stream, one token", "shared, empty, client"} <= cases
+    out = tmp_path / "workers.csv"
+    assert expert_workers.main(["--quick", "--out", str(out)]) == 0
+    assert {row["side"] for row in rows_of(out)} == set(expert_workers.sides_of("local"))
+    text = capsys.readouterr().out
+    assert "empty over shared memory" in text
+    assert "best of the fixed ones" in text
