@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-BENCHMARKS := quick llama layer types lag memory requests overlap overhead http http-large larger predictions experts gpu
+BENCHMARKS := quick llama layer types lag memory requests overlap overhead http http-large larger predictions experts round-trip workers gpu
 
-.PHONY: demo test lint check install fuzz fuzz-api schedules sanitize check-neon oracle clients golden stub demo-model \
+.PHONY: demo test lint check install fuzz fuzz-api fuzz-wire schedules sanitize check-neon oracle clients golden stub demo-model \
 	sample-trace load clean bench $(BENCHMARKS:%=bench-%)
 
 demo: $(VENV)/.installed-run
@@ -33,6 +33,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt scripts/install.sh $(NATI
 # 20,000 mutated model files; the test suite runs 2,000.
 fuzz: $(VENV)/.installed-dev
 	THERMOCLINE_FUZZ_FILES=20000 scripts/test.sh tests/unit/modelfile/test_fuzz.py --timeout 3000
+
+# 10,000 broken frames of the workers' protocol, and 100 killed workers; the test suite runs 1,000 and 2.
+fuzz-wire: $(VENV)/.installed-dev
+	THERMOCLINE_FUZZ_FRAMES=10000 THERMOCLINE_WORKER_KILLS=50 scripts/test.sh \
+		tests/unit/remote/test_wire.py tests/unit/remote/test_client.py --timeout 3000
 
 # 5,000 malformed bodies, and hundreds of requests made from /openapi.json for each of its operations.
 fuzz-api: $(VENV)/.installed-dev

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
 # usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large
-#                         | larger | predictions | experts | gpu [ARGUMENTS of the benchmark...]
+#                         | larger | predictions | experts | round-trip | workers | gpu [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 9 GB more for predictions
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
@@ -27,7 +27,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions expert_cache; do
+    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions expert_cache worker_round_trip expert_workers; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -65,6 +65,11 @@ case $what in
     "$python" -m benchmarks.memory "$path" "$@"
     ;;
   experts) "$python" -m benchmarks.expert_cache "$@" ;;
+  round-trip) "$python" -m benchmarks.worker_round_trip "$@" ;;
+  workers)
+    path=$(model 8)
+    "$python" -m benchmarks.expert_workers "$path" "$@"
+    ;;
   gpu) "$python" -m benchmarks.gpu_experts "$@" ;;
   larger) # as root: it makes a memory group
     THERMOCLINE_LLAMA_PYTHON=${THERMOCLINE_LLAMA_PYTHON:-$(scripts/oracle_env.sh)}

@@ -16,6 +16,7 @@ _HOMES = {
     "MemoryConfig": "thermocline.config",
     "PlacementConfig": "thermocline.config",
     "PrefetchConfig": "thermocline.config",
+    "RemoteConfig": "thermocline.config",
     "SchedulerConfig": "thermocline.config",
     "TraceConfig": "thermocline.config",
     "SamplingParams": "thermocline.sampling.params",
@@ -29,6 +30,7 @@ __all__ = [
     "MemoryConfig",
     "PlacementConfig",
     "PrefetchConfig",
+    "RemoteConfig",
     "SamplingParams",
     "SchedulerConfig",
     "ThermoclineError",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         MemoryConfig,
         PlacementConfig,
         PrefetchConfig,
+        RemoteConfig,
         SchedulerConfig,
         TraceConfig,
     )

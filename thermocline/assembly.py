@@ -11,26 +11,17 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from thermocline.errors import ConfigError, ModelFileError
-from thermocline.experts.catalog import ExpertCatalog
-from thermocline.experts.compute import CpuExpertCompute
-from thermocline.experts.device_opening import RoutedExperts, open_simulated
+from thermocline.expert_assembly import ExpertBranches, Ground, make_kernels, open_branches
 from thermocline.experts.opening import ExpertStart
-from thermocline.experts.placement import placement_fingerprint
 from thermocline.experts.routing_log import RoutingLog
-from thermocline.experts.tiers import FixedTiers
 from thermocline.kernels.cache_format import CacheType
-from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.lane import LaneThread
-from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.blocks import BlockAllocator, window_blocks
 from thermocline.kv.cache import CacheWish, SequenceCache
 from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
 from thermocline.kv.state_slots import StateSlots
-from thermocline.messages import LayerIndex, Tier
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.device_opening import open_device_trunk
 from thermocline.models.footprint import measure_footprint, trunk_tensors
@@ -44,16 +35,12 @@ from thermocline.pipeline.request_windows import RequestWindows
 from thermocline.pipeline.runner import Runner
 from thermocline.pipeline.scheduler import Scheduler
 from thermocline.prefetch.memory import page_cache_room_bytes
-from thermocline.prefetch.opening import open_governor
 from thermocline.sampling.matcher import Grammars
 from thermocline.stages.attend import AttendStage
-from thermocline.stages.cold import ColdStage
 from thermocline.stages.combine import CombineStage
 from thermocline.stages.embed import EmbedStage
 from thermocline.stages.head import HeadStage
-from thermocline.stages.hot import HotStage
 from thermocline.stages.layer import LayerStage
-from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.router import RouterStage, routing_of
 from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.tokenizer import Tokenizer
@@ -67,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
@@ -74,7 +62,7 @@ if TYPE_CHECKING:
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
     from thermocline.kernels.contract import Kernels
-    from thermocline.messages import Chunk, Hidden
+    from thermocline.messages import Hidden
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.device_trunk import DeviceTrunk
@@ -82,6 +70,7 @@ if TYPE_CHECKING:
     from thermocline.models.routing import Routed
     from thermocline.models.spec import ModelSpec
     from thermocline.prefetch.governor import PrefetchGovernor
+    from thermocline.remote.compute import RemoteExpertCompute
     from thermocline.stages.contract import Stage
     from thermocline.traces.recorder import Recorder
 
@@ -117,6 +106,7 @@ class EngineParts:
     """Where hot experts compute, unless it is the CPU."""
     heat: ExpertHeat
     governor: PrefetchGovernor | None
+    remote: RemoteExpertCompute | None
     recorder: MemoryRecorder
     lanes: tuple[LaneThread, ...]
     runner: Runner
@@ -160,7 +150,7 @@ def _build(
     resources.callback(owned.close)
     file = owned.enter_context(open_model_file(path))
     recorder = MemoryRecorder(config.trace.max_records, enabled=config.trace.enabled)
-    kernels = _kernels(config)
+    kernels = make_kernels(config)
     on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
     on_step(LoadStep.TOKENIZER)
@@ -172,47 +162,23 @@ def _build(
     # What holds the cache attends: a device's trunk, or the CPU over a cache of its own.
     home = _open_trunk(config, blocks, model, kernels, owned) or _cache(config, spec, blocks)
     on_step(LoadStep.EXPERTS)
-    catalog = ExpertCatalog(model.expert_layers)
     start = owned.enter_context(closing(ExpertStart(file, spec, config)))
-    placement = start.placement
-    hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     routing_log = RoutingLog()
     cpu, *more_lanes = _lanes(config, home, kernels, recorder, owned)
-    experts = RoutedExperts(
-        catalog,
-        placement,
-        spec.router.num_experts_used,
-        kernels,
-        placement_fingerprint(spec, placement),
-    )
-
-    def cpu_experts(tier: Tier) -> CpuExpertCompute:
-        return CpuExpertCompute(tier, experts.fingerprint, catalog, kernels, cpu)
-
-    hot_device = _hot_device(config, experts, recorder, owned)
-    tiers = FixedTiers(placement) if hot_device is None else hot_device.tiers
+    ground = Ground(config, file, model, kernels, recorder, owned)
+    branches = open_branches(ground, start.placement, cpu)
+    tiers = branches.tiers
     router = partial(RouterStage, tiers=tiers, heat=start.heat, routing_log=routing_log)
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
-        "cold": ColdStage(cpu_experts(Tier.COLD)),
         "combine": CombineStage(kernels.dense, cpu),
         **_trunk_stages(home, model, router, more_lanes[0] if more_lanes else cpu),
+        **branches.stages,
     }
-    if config.placement.has_hot_tier:
-        stages["hot"] = HotStage(
-            cpu_experts(Tier.HOT) if hot_device is None else hot_device.compute
-        )
-    governor = None
-    if config.prefetch.mode != "off":
-        probes = config.prefetch.mode == "auto"
-        governor = owned.enter_context(
-            closing(open_governor(file, model, catalog, hot_mask, recorder, probes=probes))
-        )
-        stages["prefetch"] = PrefetchStage(governor, spec.router)
     shortcut = None
     if isinstance(home, SequenceCache):
         layer = LayerStage(model, home, tiers, start.heat, routing_log, cpu)
-        shortcut = _shortcut(config, model, layer, hot_device, governor)
+        shortcut = _shortcut(config, model, layer, branches)
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -232,14 +198,15 @@ def _build(
         model=model,
         kernels=kernels,
         tokenizer=tokenizer,
-        placement=placement,
+        placement=start.placement,
         placement_reasons=start.reasons,
-        hot_mask=hot_mask,
-        hot_device=hot_device,
+        hot_mask=branches.hot_mask,
+        hot_device=branches.hot_device,
         heat=start.heat,
-        governor=governor,
+        governor=branches.governor,
+        remote=branches.remote,
         recorder=recorder,
-        lanes=(cpu, *more_lanes, *(() if hot_device is None else hot_device.lanes)),
+        lanes=(cpu, *more_lanes, *branches.lanes),
         runner=runner,
         step_loop=StepLoop(
             scheduler, runner, recorder, _pace(config, chunk_tokens, cpu), routing_log
@@ -268,39 +235,16 @@ def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
     return Pace(ChunkSizer(chunk_tokens, config.scheduler.decode_slowdown), cpu.take_times)
 
 
-def _hot_device(
-    config: EngineConfig, experts: RoutedExperts, recorder: Recorder, owned: ExitStack
-) -> HotDevice | None:
-    wanted = config.placement
-    if wanted.hot_device != "simulated" or wanted.expert_cache == "off":
-        return None
-    # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.
-    return open_simulated(wanted, experts, _kernels(config, threads=1), recorder, owned)
-
-
 def _shortcut(
-    config: EngineConfig,
-    model: Model,
-    stage: LayerStage,
-    hot_device: HotDevice | None,
-    governor: PrefetchGovernor | None,
+    config: EngineConfig, model: Model, stage: LayerStage, branches: ExpertBranches
 ) -> Shortcut | None:
-    if not model.has_whole_layers or (config.placement.has_hot_tier and hot_device is None):
+    is_cpu_hot = config.placement.has_hot_tier and branches.hot_device is None
+    if is_cpu_hot or branches.remote is not None or not model.has_whole_layers:
         return None
-
-    def is_cpu_alone(chunk: Chunk) -> bool:  # and no hints are made, between a layer's parts
-        return (hot_device is None or hot_device.tiers.leave_to_cpu(chunk.num_tokens)) and (
-            governor is None or governor.is_quiet
-        )
-
-    return Shortcut(stage, model.spec.num_layers, is_cpu_alone)
-
-
-def _kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
-    if config.kernels == "reference":
-        return ReferenceKernels()
-    cpu = config.cpu
-    return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
+    # Hints, too, are made between a layer's parts.
+    return Shortcut(
+        stage, model.spec.num_layers, lambda chunk: branches.leave_to_cpu(chunk.num_tokens)
+    )
 
 
 def _chunk_tokens(file: ModelFile) -> int:

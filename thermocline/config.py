@@ -18,6 +18,10 @@ PrefetchMode = Literal["auto", "on", "off"]
 ExpertCacheMode = Literal["auto", "static", "off"]
 
 HALF_LIFE_TOKENS: Final = 65536
+WorkerPayload = Literal["f32", "f16", "bf16"]
+WorkerMode = Literal["auto", "batched", "stream"]
+WorkerTransport = Literal["auto", "shared", "stream"]
+OnWorkerFailure = Literal["cpu", "error"]
 
 
 def setting(default: Any, flag: str, help_text: str) -> Any:  # noqa: ANN401 - dataclasses.field is Any
@@ -298,6 +302,83 @@ class PrefetchConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteConfig:
+    """Workers that compute some of the experts, in other processes or machines."""
+
+    workers: tuple[str, ...] = setting(
+        (),
+        "--expert-worker",
+        "A worker that computes experts: local (started here; local:N with N threads), unix:PATH or "
+        "tcp:HOST:PORT (see thermocline worker). May be given several times.",
+    )
+    share: float = setting(
+        0.5,
+        "--worker-share",
+        "Share of each layer's experts that workers compute, of those that are not hot, 0 to 1.",
+    )
+    mode: WorkerMode = setting(
+        "auto",
+        "--worker-mode",
+        "How work is given to workers: batched (all of a chunk's layer in one request), stream (small requests), "
+        "or auto (batched, and of it so much that worker and this process finish together).",
+    )
+    payload: WorkerPayload = setting(
+        "f32",
+        "--worker-payload",
+        "Numbers on their way to and from workers: f32, or f16 or bf16 (half the bytes, less exact).",
+    )
+    transport: WorkerTransport = setting(
+        "auto",
+        "--worker-transport",
+        "How they travel: shared (memory of both), stream (the socket), or auto (shared where it can be).",
+    )
+    batch_capacity: int = setting(
+        4096,
+        "--worker-batch-capacity",
+        "Most (token, expert) pairs of one request to a worker; a chunk's layer with more takes several.",
+    )
+    on_failure: OnWorkerFailure = setting(
+        "cpu",
+        "--on-worker-failure",
+        "What a worker does not answer is computed here (cpu), or fails its request (error).",
+    )
+    timeout_s: float = setting(
+        10.0,
+        "--worker-timeout",
+        "Seconds that a request to a worker may take; one that is later is given up and connected anew.",
+    )
+    secret_file: str | None = setting(
+        None, "--worker-secret-file", "File with the secret that workers on tcp ask for."
+    )
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError; whether workers are there is seen at open."""
+        _require(
+            len(self.workers) <= 64,
+            f"--expert-worker is given {len(self.workers)} times: at most 64",
+        )
+        _require(0.0 <= self.share <= 1.0, f"--worker-share is {self.share}; choose 0 to 1")
+        for value, choices, flag in (
+            (self.payload, WorkerPayload, "--worker-payload"),
+            (self.mode, WorkerMode, "--worker-mode"),
+            (self.transport, WorkerTransport, "--worker-transport"),
+            (self.on_failure, OnWorkerFailure, "--on-worker-failure"),
+        ):
+            _require(
+                value in get_args(choices),
+                f"{flag} is {value!r}; choose one of {', '.join(get_args(choices))}",
+            )
+        _require(
+            1 <= self.batch_capacity <= 65536,
+            f"--worker-batch-capacity is {self.batch_capacity}; choose 1 to 65536",
+        )
+        _require(
+            0.0 < self.timeout_s <= 3600.0,
+            f"--worker-timeout is {self.timeout_s}; choose above 0, up to 3600 seconds",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CpuConfig:
     """What the compiled kernels run on."""
 
@@ -337,6 +418,7 @@ class EngineConfig:
     heat: HeatConfig = field(default_factory=HeatConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     kernels: KernelChoice = setting(
@@ -348,4 +430,8 @@ class EngineConfig:
         _require(
             self.kernels in get_args(KernelChoice),
             f"--kernels is {self.kernels!r}; choose one of {', '.join(get_args(KernelChoice))}",
+        )
+        _require(
+            self.kernels == "native" or not self.remote.workers,
+            "--expert-worker goes with --kernels native: workers compute with those",
         )

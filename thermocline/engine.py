@@ -257,6 +257,7 @@ class Engine:
             None if governor is None else governor.statistics(),
             parts.placement_reasons,
             None if device is None else device.store.statistics(),
+            None if parts.remote is None else parts.remote.statistics(),
         )
 
     def expert_figures(self) -> ExpertFigures:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from thermocline.experts.store import StoreStatistics
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.prefetch.governor import PrefetchStatistics
+    from thermocline.remote.compute import RemoteStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class EngineStatistics:
     """Why the hot experts are hot."""
     store: StoreStatistics | None = None
     """Of the device with hot experts, where there is one."""
+    remote: RemoteStatistics | None = None
+    """What workers did; None without any."""
 
     @property
     def num_choices(self) -> int:

@@ -102,6 +102,30 @@ class ReaderTooSlowError(ThermoclineError):
     """What reads an answer fell further behind than it may; the answer was ended."""
 
 
+class RemoteError(ThermoclineError):
+    """Experts can not be computed by a worker."""
+
+
+class WireError(RemoteError):
+    """A peer's bytes break the protocol, or are of another version; the connection is over."""
+
+
+class WorkerRefusedError(RemoteError):
+    """Worker and parent do not fit: another model, a wrong secret, or limits that exclude each other."""
+
+
+class WorkerLostError(RemoteError):
+    """The connection to a worker, or its process, ended."""
+
+
+class WorkerLateError(RemoteError):
+    """A worker did not answer within the deadline."""
+
+
+class WorkerFailedError(RemoteError):
+    """A worker could not compute one request; its connection goes on."""
+
+
 class NativeModuleError(ThermoclineError, ImportError):
     """The compiled core is missing or of another version; the message names the build command."""
 

@@ -41,6 +41,7 @@ class Tier(StrEnum):
 
     HOT = "hot"
     COLD = "cold"
+    REMOTE = "remote"
 
 
 class SegmentKind(StrEnum):

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import (
     against_llama,
     expert_cache,
+    expert_workers,
     loop_lag,
     many_requests,
     memory,
@@ -20,6 +21,7 @@ from benchmarks import (
     predictions,
     synthetic_model,
     type_table,
+    worker_round_trip,
 )
 from benchmarks.bandwidth import BandwidthProbe
 from benchmarks.kernel_calls import available_sets, supported_formats
@@ -205,3 +207,17 @@ def test_the_expert_cache_is_replayed(tmp_path, capsys):
     text = capsys.readouterr().out
     assert (text.count("pass  "), text.count("FAIL  ")) == (5, 0)
     assert "0 experts, and says: nothing is copied" in text
+
+
+def test_workers_are_measured(tmp_path, capsys):
+    """Round trips of each case, and every side of workers with both speeds; requirements get a verdict."""
+    out = tmp_path / "trips.csv"
+    assert worker_round_trip.main(["--quick", "--out", str(out)]) == 0
+    cases = {row["case"] for row in rows_of(out)}
+    assert {"echo", "shared, empty", "stream, one token", "shared, empty, client"} <= cases
+    out = tmp_path / "workers.csv"
+    assert expert_workers.main(["--quick", "--out", str(out)]) == 0
+    assert {row["side"] for row in rows_of(out)} == set(expert_workers.sides_of("local"))
+    text = capsys.readouterr().out
+    assert "empty over shared memory" in text
+    assert "best of the fixed ones" in text

@@ -305,7 +305,7 @@ class FailingKernels(NativeKernels):
 async def test_a_failing_stage_fails_its_request_and_the_next_one_runs(toy, monkeypatch, fail_on):
     """The error names stage, layer and cause; the engine stays usable and clean."""
     monkeypatch.setattr(
-        "thermocline.assembly.NativeKernels", lambda *_, **__: FailingKernels(fail_on)
+        "thermocline.expert_assembly.NativeKernels", lambda *_, **__: FailingKernels(fail_on)
     )
     async with Engine.open(toy) as engine:
         with pytest.raises(StageError, match=r"(cold|layer).*MemoryError: no room") as caught:

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.live import CARD, CHAT, HELLO, TEXT, live, until
-from thermocline import EngineConfig, PlacementConfig, engine_thread
+from thermocline import EngineConfig, PlacementConfig, RemoteConfig, engine_thread
 from thermocline.server.app import running_server
 from thermocline.server.settings import ServerConfig
 from thermocline.server.telemetry import TELEMETRY
@@ -183,3 +183,23 @@ async def test_a_server_without_requests_has_all_families(toy):
     async with live(toy) as server:
         found = await scrape(server.client)
         assert found["time_to_first_token_seconds_count",] == 0
+
+
+@pytest.mark.slow
+async def test_workers_are_counted_and_shown(toy):
+    """Calls, bytes and state of a worker are in /metrics and /props; without workers /props says so."""
+    config = EngineConfig(remote=RemoteConfig(("local:1",)))
+    async with live(toy, config) as server:
+        await server.chat(max_tokens=4)
+        samples = await scrape(server.client)
+        assert samples["worker_ready", "0"] == 1
+        assert samples["worker_calls_total", "0"] > 0
+        assert samples["worker_received_bytes_total", "0"] > 0
+        assert samples["worker_fallbacks_total",] == 0
+        assert samples["expert_resident", "remote"] > 0
+        async with server.client.get("/props") as response:
+            shown = (await response.json())["expert_workers"]
+        assert (shown["on_failure"], shown["fallbacks"]) == ("cpu", 0)
+        assert [worker["state"] for worker in shown["workers"]] == ["ready"]
+    async with live(toy) as server, server.client.get("/props") as response:
+        assert (await response.json())["expert_workers"] is None

@@ -27,6 +27,7 @@ from thermocline.cli.serve import serve
 from thermocline.cli.tokenize import tokenize
 from thermocline.cli.top import top
 from thermocline.cli.trace import trace
+from thermocline.cli.worker import worker
 
 __all__ = ["cli", "main"]
 
@@ -68,6 +69,7 @@ for command in (
     heat,
     tokenize,
     bench,
+    worker,
     trace,
     perplexity,
     logits,

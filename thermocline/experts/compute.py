@@ -6,6 +6,7 @@ its own. Knows no stage and no schedule.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,8 @@ from thermocline.messages import LayerSum, PartialSum
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import JobLane
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
         TierWork,
     )
 
-_SPAN_OF_TIER = {"hot": Name.HOT, "cold": Name.COLD}
+# Of the remote tier only what a worker did not answer comes here.
+_SPAN_OF_TIER = {"hot": Name.HOT, "cold": Name.COLD, "remote": Name.COLD}
 
 
 class ExpertCompute(Protocol):
@@ -61,7 +65,10 @@ class CpuExpertCompute:
         catalog: ExpertCatalog,
         kernels: Kernels,
         lane: JobLane,
+        on_time: Callable[[bool, int, float], None] | None = None,
     ) -> None:
+        """on_time: told of each job whether it is a prompt's, its pairs and its seconds, on the lane."""
+        self._on_time = on_time
         self.tier = tier
         self.fingerprint = fingerprint
         self._catalog = catalog
@@ -83,7 +90,12 @@ class CpuExpertCompute:
 
     def _outputs(self, work: LayerWork, share: TierWork) -> FloatArray:
         expert_work = self._expert_work(work, share)
-        return self._kernels.expert_outputs(expert_work, prompt=work.chunk.is_prompt)
+        start_s = time.perf_counter()
+        values = self._kernels.expert_outputs(expert_work, prompt=work.chunk.is_prompt)
+        if self._on_time is not None:
+            seconds = time.perf_counter() - start_s
+            self._on_time(work.chunk.is_prompt, len(share.rows), seconds)
+        return values
 
     def _sum(self, work: LayerWork, share: TierWork) -> FloatArray:
         pair_of = np.empty(work.routing.expert_ids.shape, np.int32)

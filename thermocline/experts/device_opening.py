@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import ExitStack
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from thermocline.config import PlacementConfig
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.experts.expert_costs import ExpertCosts
@@ -42,7 +45,8 @@ _STAGED_EXPERTS: Final = 16
 class RoutedExperts:
     """The experts to place: where they are, which are hot at first, how many a token uses.
 
-    kernels: what computes them on the CPU. fingerprint: see `ExpertCompute`.
+    kernels: what computes them on the CPU. fingerprint: see `ExpertCompute`. remote_mask: bool [layers, experts],
+    what workers compute; None without any.
     """
 
     catalog: ExpertCatalog
@@ -50,6 +54,7 @@ class RoutedExperts:
     num_used: int
     kernels: Kernels
     fingerprint: str
+    remote_mask: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,9 @@ def open_simulated(
         min_upload_tokens = split.min_upload_tokens(catalog.num_experts, experts.num_used)
         owned.enter_context(PromotionThread(store))
     last_layer = max((n for n, nbytes in enumerate(sizes) if nbytes), default=0)
-    tiers = DeviceTiers(store, choose, LayerIndex(last_layer), min_upload_tokens)
+    tiers = DeviceTiers(
+        store, choose, LayerIndex(last_layer), min_upload_tokens, experts.remote_mask
+    )
     compute = DeviceExpertCompute(experts.fingerprint, store, device, ring)
     return HotDevice(device, store, ring, tiers, compute, (copies, lane))
 

@@ -32,10 +32,13 @@ class Groups:
     order: NDArray[np.intp]
 
 
-def dispatch(routing: Routing, hot_mask: NDArray[np.bool_]) -> Mapping[Tier, TierWork]:
-    """Return each tier's share of a layer. hot_mask: bool [E]."""
+def dispatch(
+    routing: Routing, hot_mask: NDArray[np.bool_], remote_mask: NDArray[np.bool_] | None = None
+) -> Mapping[Tier, TierWork]:
+    """Return each tier's share of a layer. hot_mask, remote_mask: bool [E]; what is both is hot."""
     groups = group(routing, len(hot_mask))
-    return split(routing, groups, hot_mask[groups.experts])
+    remote = None if remote_mask is None else remote_mask[groups.experts]
+    return split(routing, groups, hot_mask[groups.experts], remote)
 
 
 def group(routing: Routing, num_experts: int) -> Groups:
@@ -51,27 +54,31 @@ def group(routing: Routing, num_experts: int) -> Groups:
     return Groups(experts, all_counts[experts].astype(np.int32), order)
 
 
-def split(routing: Routing, groups: Groups, hot: NDArray[np.bool_]) -> Mapping[Tier, TierWork]:
+def split(
+    routing: Routing,
+    groups: Groups,
+    hot: NDArray[np.bool_],
+    remote: NDArray[np.bool_] | None = None,
+) -> Mapping[Tier, TierWork]:
     """Return each tier's share of a layer. A tier without work has no entry.
 
-    hot: bool [n], which of the groups' experts are.
+    hot, remote: bool [n], which of the groups' experts are; what is both is hot.
     """
     experts, counts, order = groups.experts, groups.counts, groups.order
     if not len(experts):  # a layer without routed experts
         return MappingProxyType({})
-    num_hot = int(np.count_nonzero(hot))
-    if 0 < num_hot < len(experts):
-        hot_pairs = np.repeat(hot, counts)
-        shares = {
-            tier: _share(routing, order[pairs], experts[mine], counts[mine])
-            for tier, mine, pairs in (
-                (Tier.HOT, hot, hot_pairs),
-                (Tier.COLD, ~hot, ~hot_pairs),
-            )
-        }
-    else:
-        tier = Tier.HOT if num_hot else Tier.COLD
-        shares = {tier: _share(routing, order, experts, counts)}
+    masks = {Tier.HOT: hot}
+    if remote is not None:
+        masks[Tier.REMOTE] = remote & ~hot
+    masks[Tier.COLD] = ~(hot if remote is None else hot | remote)
+    shares = {}
+    for tier, mine in masks.items():
+        num_mine = int(np.count_nonzero(mine))
+        if num_mine == len(experts):
+            return MappingProxyType({tier: _share(routing, order, experts, counts)})
+        if num_mine:
+            pairs = order[np.repeat(mine, counts)]
+            shares[tier] = _share(routing, pairs, experts[mine], counts[mine])
     return MappingProxyType(shares)
 
 

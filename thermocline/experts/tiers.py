@@ -48,14 +48,16 @@ class Tiers(Protocol):
 
 
 class FixedTiers:
-    """`Tiers` of a placement that never changes."""
+    """`Tiers` of a placement that never changes. remote_mask: bool [layers, experts], what workers compute."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, remote_mask: NDArray[np.bool_] | None = None) -> None:
         self._masks = [placement.hot_mask(LayerIndex(n)) for n in range(len(placement.hot))]
+        self._remote_mask = remote_mask
 
     def dispatch(self, layer: LayerIndex, routing: Routing) -> tuple[Shares, Lease | None]:
         """See `Tiers.dispatch`."""
-        return dispatch(routing, self._masks[layer]), None
+        remote_mask = None if self._remote_mask is None else self._remote_mask[layer]
+        return dispatch(routing, self._masks[layer], remote_mask), None
 
     def observe(self, layer: LayerIndex, routing: Routing) -> None:
         """See `Tiers.observe`."""
@@ -65,7 +67,8 @@ class DeviceTiers:
     """`Tiers` of what is on a device now.
 
     choose: decides what the device computes. last_layer: the last one with routed experts. min_upload_tokens:
-    a chunk of fewer tokens copies nothing for itself.
+    a chunk of fewer tokens copies nothing for itself. remote_mask: bool [layers, experts], what workers compute
+    while it is not on the device.
     """
 
     def __init__(
@@ -74,11 +77,13 @@ class DeviceTiers:
         choose: Chooser,
         last_layer: LayerIndex,
         min_upload_tokens: float = inf,
+        remote_mask: NDArray[np.bool_] | None = None,
     ) -> None:
         self._store = store
         self._choose = choose
         self._last_layer = last_layer
         self._min_upload_tokens = min_upload_tokens
+        self._remote_mask = remote_mask
 
     def leave_to_cpu(self, num_tokens: int) -> bool:
         """Whether a chunk of so many tokens has nothing for the device to do."""
@@ -92,7 +97,8 @@ class DeviceTiers:
         experts, counts = groups.experts, groups.counts
         hits, uploads = self._choose(layer, slots[experts] >= 0, counts)
         hot, lease = self._store.lease(layer, experts, counts, hits, uploads)
-        return split(routing, groups, hot), lease
+        remote = None if self._remote_mask is None else self._remote_mask[layer][experts]
+        return split(routing, groups, hot, remote), lease
 
     def observe(self, layer: LayerIndex, routing: Routing) -> None:
         """See `Tiers.observe`."""

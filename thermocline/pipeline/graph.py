@@ -119,8 +119,8 @@ def moe_graph(
 ) -> Graph:
     """Return the ring of a mixture-of-experts model.
 
-    `stages` holds embed, attend, router, cold, combine and head, and may hold hot and prefetch. Without a
-    router, attend routes too, on a device of its own.
+    `stages` holds embed, attend, router, cold, combine and head, and may hold hot, remote and prefetch. Without
+    a router, attend routes too, on a device of its own.
     """
     routed = "router" if "router" in stages else "attend"
 
@@ -139,10 +139,10 @@ def moe_graph(
     ]
     if routed == "router":
         edges.insert(1, Edge("attend", "router", _always))
-    # Hot before cold: a walk computes cold experts itself, and the hot tier's device should be at work then.
-    if "hot" in stages:
-        edges += [Edge(routed, "hot", _expects(Tier.HOT)), Edge("hot", "combine", _always)]
-    edges += [Edge(routed, "cold", _expects(Tier.COLD)), Edge("cold", "combine", _always)]
+    # Cold last: a walk computes cold experts itself, and the others should be at work then.
+    for name, tier in (("remote", Tier.REMOTE), ("hot", Tier.HOT), ("cold", Tier.COLD)):
+        if name in stages:
+            edges += [Edge(routed, name, _expects(tier)), Edge(name, "combine", _always)]
     if "prefetch" in stages:
         # First of its edges: the hint should leave before the compute starts.
         edges.insert(1, Edge(routed, "prefetch", _expects(Tier.COLD), lossy=True))
@@ -155,7 +155,7 @@ def moe_graph(
         "embed",
         num_credits,
         shortcut,
-        is_line="hot" not in stages and routed == "router",
+        is_line=stages.keys().isdisjoint(("hot", "remote")) and routed == "router",
         drops={"hot": _release},
     )
 

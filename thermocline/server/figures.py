@@ -11,11 +11,16 @@ from thermocline import __version__
 from thermocline.server.exposition import Family, Sample, counter, gauge, labelled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thermocline.engine_statistics import EngineStatistics
     from thermocline.experts.store import StoreStatistics
     from thermocline.pipeline.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
+    from thermocline.remote.client import ClientStatistics
+    from thermocline.remote.compute import RemoteStatistics
     from thermocline.server.connection import ConnectionCounts
+    from thermocline.server.exposition import Kind
 
 
 def scheduler_families(snapshot: SchedulerSnapshot) -> list[Family]:
@@ -65,6 +70,7 @@ def scheduler_families(snapshot: SchedulerSnapshot) -> list[Family]:
 def expert_families(statistics: EngineStatistics) -> list[Family]:
     """Return how experts were chosen and found. No figure of a single one: those are in /experts."""
     placement, hot_choices = statistics.placement, statistics.num_hot_choices
+    num_remote = 0 if statistics.remote is None else statistics.remote.num_experts
     families = [
         labelled(
             "expert_selected_total",
@@ -78,7 +84,11 @@ def expert_families(statistics: EngineStatistics) -> list[Family]:
             "gauge",
             "Experts by where they are computed.",
             "tier",
-            {"hot": placement.num_hot, "cold": placement.num_cold},
+            {
+                "hot": placement.num_hot,
+                "cold": placement.num_cold - num_remote,
+                "remote": num_remote,
+            },
         ),
     ]
     hits, misses = {}, {}
@@ -108,7 +118,62 @@ def expert_families(statistics: EngineStatistics) -> list[Family]:
                 misses,
             ),
         ]
+    if statistics.remote is not None:
+        families += _worker_families(statistics.remote)
     return families
+
+
+def _worker_families(remote: RemoteStatistics) -> list[Family]:
+    """By worker, by its place among the flags: an address may tell more than a metric should."""
+    workers = {str(number): worker for number, worker in enumerate(remote.workers)}
+
+    def by_worker(
+        name: str, kind: Kind, text: str, value: Callable[[ClientStatistics], float]
+    ) -> Family:
+        values = {number: value(worker) for number, worker in workers.items()}
+        return labelled(name, kind, text, "worker", values)
+
+    return [
+        by_worker(
+            "worker_ready", "gauge", "Whether a worker answers.", lambda w: w.state == "ready"
+        ),
+        by_worker("worker_calls_total", "counter", "Answered requests.", lambda w: w.total_calls),
+        by_worker(
+            "worker_sent_bytes_total", "counter", "Bytes to it.", lambda w: w.total_sent_bytes
+        ),
+        by_worker(
+            "worker_received_bytes_total",
+            "counter",
+            "Bytes from it.",
+            lambda w: w.total_received_bytes,
+        ),
+        by_worker(
+            "worker_wait_seconds_total",
+            "counter",
+            "Time from sending to answer, summed over requests.",
+            lambda w: w.total_wait_ns * 1e-9,
+        ),
+        by_worker(
+            "worker_failures_total",
+            "counter",
+            "Requests without an answer.",
+            lambda w: w.total_failures,
+        ),
+        by_worker(
+            "worker_connections_total",
+            "counter",
+            "Times that it was connected, the first included.",
+            lambda w: w.total_connections,
+        ),
+        by_worker(
+            "worker_queue", "gauge", "Requests that wait to be sent.", lambda w: w.current_queued
+        ),
+        counter(
+            "worker_fallbacks_total",
+            "Parts of a layer computed here, since a worker did not answer.",
+            remote.total_fallbacks,
+        ),
+    ]
 
 
 def _store_families(store: StoreStatistics) -> list[Family]:

@@ -56,9 +56,15 @@ class Recorder(Protocol):
         ...
 
     def span(
-        self, lane: Lane, name: Name, start_ns: int, end_ns: int, args: Args | None = None
+        self,
+        lane: Lane,
+        name: Name,
+        start_ns: int,
+        end_ns: int,
+        args: Args | None = None,
+        index: int = 0,
     ) -> None:
-        """Record, after the fact, that `lane` was busy in [start_ns, end_ns)."""
+        """Record, after the fact, that `lane` was busy in [start_ns, end_ns); `index` says which of it."""
         ...
 
     def pool_job(
@@ -118,7 +124,13 @@ class NullRecorder:
         return 0
 
     def span(
-        self, lane: Lane, name: Name, start_ns: int, end_ns: int, args: Args | None = None
+        self,
+        lane: Lane,
+        name: Name,
+        start_ns: int,
+        end_ns: int,
+        args: Args | None = None,
+        index: int = 0,
     ) -> None:
         """Do nothing."""
 
@@ -221,7 +233,13 @@ class MemoryRecorder:
         return self._dropped(self._kept())
 
     def span(
-        self, lane: Lane, name: Name, start_ns: int, end_ns: int, args: Args | None = None
+        self,
+        lane: Lane,
+        name: Name,
+        start_ns: int,
+        end_ns: int,
+        args: Args | None = None,
+        index: int = 0,
     ) -> None:
         """Record, after the fact, that `lane` was busy in [start_ns, end_ns)."""
         if not self.enabled:
@@ -232,7 +250,7 @@ class MemoryRecorder:
             raise _ends_early(lane, name, start_ns, end_ns)
         number, ring = self._next_number(), self._ring
         ring[number % len(ring)] = (
-            number, _SPAN, _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name], start_ns, end_ns, args,
+            number, _SPAN, _NUMBER_OF_LANE[lane], _NUMBER_OF_NAME[name], start_ns, end_ns, args, index,
         )  # fmt: skip
 
     def pool_job(

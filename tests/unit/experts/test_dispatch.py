@@ -47,7 +47,8 @@ def test_every_pair_is_dispatched_once(seed, tokens, experts, data):
 
 
 @pytest.mark.parametrize(
-    ("mask", "tiers"), [([1, 1], {Tier.HOT}), ([0, 0], {Tier.COLD}), ([1, 0], set(Tier))]
+    ("mask", "tiers"),
+    [([1, 1], {Tier.HOT}), ([0, 0], {Tier.COLD}), ([1, 0], {Tier.HOT, Tier.COLD})],
 )
 def test_a_tier_without_work_has_no_entry(mask, tiers):
     """The combine waits only for tiers that are there."""

@@ -10,6 +10,7 @@ from thermocline import __version__
 from thermocline.server.exchange import BACKEND, check_model, send_json
 
 if TYPE_CHECKING:
+    from thermocline.engine import Engine
     from thermocline.text.tokenizer import Tokenizer
 
 
@@ -56,6 +57,7 @@ async def props(request: web.Request) -> web.Response:
             "eos_token": _text(tokenizer, tokenizer.eos_id),
             "modalities": {"vision": False, "audio": False},
             "is_sleeping": False,
+            "expert_workers": _workers(engine),
             "default_generation_settings": {"n_ctx": engine.max_context_tokens},
         }
     )
@@ -91,6 +93,28 @@ async def slots(request: web.Request) -> web.Response:
             for number in range(engine.max_requests)
         ]
     )
+
+
+def _workers(engine: Engine) -> dict[str, object] | None:
+    remote = engine.statistics().remote
+    if remote is None:
+        return None
+    return {
+        "on_failure": remote.on_failure,
+        "experts": remote.num_experts,
+        "fallbacks": remote.total_fallbacks,
+        "workers": [
+            {
+                "address": worker.worker,
+                "state": worker.state,
+                "kernels": worker.kernels,
+                "transport": worker.transport,
+                "failures": worker.total_failures,
+                "last_error": worker.last_error or None,
+            }
+            for worker in remote.workers
+        ],
+    }
 
 
 def _text(tokenizer: Tokenizer, token_id: int | None) -> str:

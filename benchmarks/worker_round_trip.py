@@ -1,0 +1,223 @@
+"""How long does a worker take to answer, beside what it computes? Usage
+`python -m benchmarks.worker_round_trip [MODEL.gguf]`.
+
+An empty request (no token) goes to a worker process and back, through shared memory and through the socket; a
+request of one token shows what its rows cost. "echo" is a byte through a socket pair to another Python process
+and back: what this machine gives at best. "client" is the way that the pipeline takes: a request handed to the
+client's thread, and its Future waited for. All cases take turns, and a round is the median of its calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import socket
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from benchmarks.measure import (
+    RESULTS,
+    ForeignLoad,
+    Row,
+    describe_machine,
+    spread,
+    table,
+    verdict,
+    write_rows,
+)
+from thermocline.demo import DEMO_MODEL_PATH
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.remote.address import LocalWorker
+from thermocline.remote.client import WorkerClient
+from thermocline.remote.connection import Opening, WorkerTarget
+from thermocline.remote.holdings import HeldModel, held_fingerprint
+from thermocline.remote.payload import PayloadType
+from thermocline.remote.requests import (
+    HEAD_BYTES,
+    INLINE,
+    Request,
+    WireShape,
+    decode_outputs_head,
+    read_values,
+    request_head,
+    write_request,
+)
+from thermocline.remote.wire import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from thermocline.remote.connection import Transport, WorkerConnection
+
+_NAME: Final = "worker_round_trip"
+_MAX_EMPTY_US: Final = 40.0
+_DEADLINE_S: Final = 30.0
+
+
+def target_of(path: str, transport: Transport) -> WorkerTarget:
+    """Return a worker process with one thread that holds the first half of each layer's experts."""
+    with HeldModel(path, NativeKernels(threads=1)) as model:
+        spec = model.spec
+        half = np.arange(spec.router.num_experts // 2, dtype=np.int32)
+        nothing = half[:0]
+        layers = range(spec.num_layers)
+        held = tuple(nothing if layer < spec.num_dense_layers else half for layer in layers)
+        return WorkerTarget(
+            address=LocalWorker(1),
+            model_path=path,
+            isa="auto",
+            secret=None,
+            transport=transport,
+            digest=model.digest,
+            fingerprint=held_fingerprint(spec, held),
+            num_experts=spec.router.num_experts,
+            shape=WireShape(spec.hidden_size, 256, PayloadType.F32),
+            held=held,
+        )
+
+
+def request_of(target: WorkerTarget, num_tokens: int) -> Request:
+    """Return a request of so many tokens for the last layer, each of which chose the first held expert."""
+    experts = np.zeros(min(num_tokens, 1), np.int32)
+    return Request(
+        len(target.held) - 1,
+        False,
+        np.ones((num_tokens, target.shape.hidden), np.float32),
+        np.arange(num_tokens),
+        experts,
+        np.full(len(experts), num_tokens, np.int32),
+        np.arange(num_tokens, dtype=np.int32),
+        np.ones(num_tokens, np.float32),
+    )
+
+
+def direct(
+    connection: WorkerConnection, target: WorkerTarget, num_tokens: int
+) -> Callable[[int], object]:
+    """Return a call that sends a request over this connection and waits for its answer."""
+    request, shape = request_of(target, num_tokens), target.shape
+    sizes = len(request.tokens), len(request.experts), len(request.rows)
+    num_bytes, num_pairs = shape.request_layout(*sizes)[1], len(request.rows)
+    frames, slots = connection.frames, connection.slots
+
+    def call(number: int) -> object:
+        slot = INLINE if slots is None else 0
+        if slots is None:
+            memory = memoryview(bytearray(num_bytes))
+            write_request(memory, request, shape)
+            frames.queue(Kind.COMPUTE, number, request_head(request, slot), memory)
+        else:
+            write_request(slots.begin(slot, number, num_bytes), request, shape)
+            frames.queue(Kind.COMPUTE, number, request_head(request, slot))
+        frames.flush_until(time.monotonic() + _DEADLINE_S)
+        frame = frames.receive_until(time.monotonic() + _DEADLINE_S)
+        decode_outputs_head(frame.body, num_pairs, slot)
+        outputs = frame.body[HEAD_BYTES:] if slots is None else slots.read(slot, number)
+        return read_values(outputs, num_pairs, shape)
+
+    return call
+
+
+def through_client(client: WorkerClient, request: Request) -> Callable[[int], object]:
+    """Return a call that hands a request to the client's thread and waits for its Future."""
+    return lambda number: client.submit(request).result(_DEADLINE_S)
+
+
+def echo(owned: ExitStack) -> Callable[[int], object]:
+    """Return a call that sends a byte to a child process and waits for it to come back."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        poller = select.poll()
+        poller.register(theirs, select.POLLIN)
+        while poller.poll() and (data := theirs.recv(1)):
+            theirs.send(data)
+        os._exit(0)
+    theirs.close()
+    owned.callback(os.waitpid, child, 0)
+    owned.callback(ours.close)
+    poller = select.poll()
+    poller.register(ours, select.POLLIN)
+
+    def call(number: int) -> object:
+        ours.send(b"x")
+        poller.poll()
+        return ours.recv(1)
+
+    return call
+
+
+def measure(
+    calls: Mapping[str, Callable[[int], object]], num_rounds: int, num_calls: int
+) -> dict[str, tuple[float, ...]]:
+    """Return each case's median microseconds, round by round; the first round does not count."""
+    medians: dict[str, list[float]] = {name: [] for name in calls}
+    number = 0
+    for _ in range(num_rounds + 1):
+        for name, call in calls.items():
+            times_ns = []
+            for _ in range(num_calls):
+                number += 1
+                start_ns = time.perf_counter_ns()
+                call(number)
+                times_ns.append(time.perf_counter_ns() - start_ns)
+            medians[name].append(statistics.median(times_ns) / 1e3)
+    return {name: tuple(values[1:]) for name, values in medians.items()}
+
+
+def run(path: str, num_rounds: int, num_calls: int) -> dict[str, tuple[float, ...]]:
+    """Measure all cases; workers and clients live only meanwhile."""
+    with ExitStack() as owned:
+        calls = {"echo": echo(owned)}
+        transports: tuple[Transport, ...] = ("shared", "stream")
+        for transport in transports:
+            target = target_of(path, transport)
+            connection = Opening(target, _DEADLINE_S).run()
+            owned.callback(connection.close)
+            for num_tokens, what in ((0, "empty"), (1, "one token")):
+                calls[f"{transport}, {what}"] = direct(connection, target, num_tokens)
+            client = WorkerClient(target, _DEADLINE_S)
+            owned.callback(client.close)
+            client.start()
+            client.wait_ready(_DEADLINE_S)
+            calls[f"{transport}, empty, client"] = through_client(client, request_of(target, 0))
+        return measure(calls, num_rounds, num_calls)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, append to the CSV; the status is 1 where an empty request takes too long."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default=str(DEMO_MODEL_PATH))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=300, help="in each round")
+    parser.add_argument("--quick", action="store_true", help="one short round, to try it out")
+    parser.add_argument("--out", type=Path, default=RESULTS / "worker-round-trip.csv")
+    options = parser.parse_args(arguments)
+    num_rounds, num_calls = (1, 20) if options.quick else (options.rounds, options.calls)
+    with ForeignLoad() as load:
+        figures = run(options.model, num_rounds, num_calls)
+    note = f"{num_calls} calls a round"
+    rows = [
+        Row(_NAME, case, "thermocline", "round trip", "us", values, note)
+        for case, values in figures.items()
+    ]
+    cells = ([case, spread(values)] for case, values in figures.items())
+    print(table(("round trip, p50", "us: median of rounds (range)"), cells))
+    passed = statistics.median(figures["shared, empty"]) <= _MAX_EMPTY_US
+    print(f"empty over shared memory, at most {_MAX_EMPTY_US:g} us: {verdict(passed)}; {load}")
+    facts = describe_machine(1)
+    facts["foreign_cores"] = f"{load.cores:.2f}"
+    write_rows(options.out, rows, facts)
+    return 0 if passed or options.quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

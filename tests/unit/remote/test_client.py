@@ -1,0 +1,348 @@
+"""A client and a worker together: right answers, one clean error for each failure, and nothing left behind.
+
+THERMOCLINE_WORKER_KILLS sets how often a worker is killed (once by default).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import wait
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.remote_bodies import broken_frames
+from tests.support.remote_cases import running_worker, some_request, target_of
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline.errors import (
+    RemoteError,
+    WorkerFailedError,
+    WorkerLateError,
+    WorkerLostError,
+    WorkerRefusedError,
+)
+from thermocline.remote.address import LocalWorker, TcpAddress
+from thermocline.remote.client import WorkerClient
+from thermocline.remote.connection import Opening
+from thermocline.remote.holdings import Held
+from thermocline.remote.payload import PayloadType
+from thermocline.remote.requests import request_head, write_request
+from thermocline.remote.wire import Kind
+
+SECRET = b"a secret of some length"
+TIMEOUT_S = 20.0
+NUM_KILLS = int(os.environ.get("THERMOCLINE_WORKER_KILLS", "1"))
+
+
+@pytest.fixture
+def model_path(tmp_path):
+    """A small model."""
+    return write_toy_model(tmp_path / "toy.gguf")
+
+
+@pytest.fixture
+def worker(tmp_path, model_path):
+    """A worker on threads of this process."""
+    with running_worker(model_path, tmp_path / "socket") as model:
+        yield model
+
+
+@pytest.fixture
+def connect(tmp_path):
+    """Make clients that are ready, and close them."""
+    clients = []
+
+    def ready(target, timeout_s=TIMEOUT_S):
+        clients.append(WorkerClient(target, timeout_s))
+        clients[-1].start()
+        clients[-1].wait_ready(TIMEOUT_S)
+        return clients[-1]
+
+    yield ready
+    for client in clients:
+        client.close()
+
+
+def expected(worker, target, request):
+    """What the model itself computes for a request."""
+    return worker.compute(Held(target.held, 0, 0), request)
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_answers_equal_local_ones_to_the_bit(tmp_path, worker, connect, transport):
+    """Requests of 0 to 100 tokens and of all layers, many in flight: each gets its own bits."""
+    target = target_of(worker, tmp_path / "socket", transport=transport)
+    client = connect(target)
+    requests = [
+        some_request(target, num_tokens, seed, layer=seed % 2)
+        for seed, num_tokens in enumerate((1, 0, 3, 100, 7, 64, 2, 0, 11))
+    ]
+    answers = [client.submit(request) for request in requests]
+    for request, answer in zip(requests, answers, strict=True):
+        got = answer.result(TIMEOUT_S)
+        np.testing.assert_array_equal(got.values, expected(worker, target, request))
+        assert got.given_ns <= got.sent_ns <= got.begin_ns <= got.end_ns <= got.taken_ns
+    figures = client.statistics()
+    assert (figures.state, figures.transport) == ("ready", transport)
+    assert (figures.total_calls, figures.total_failures) == (len(requests), 0)
+    assert figures.current_in_flight == figures.current_queued == 0
+
+
+@pytest.mark.parametrize("payload", [PayloadType.F16, PayloadType.BF16])
+def test_half_width_payloads_stay_close(tmp_path, worker, connect, payload):
+    """Half the bytes, and outputs within a few roundings of the exact ones."""
+    exact = target_of(worker, tmp_path / "socket")
+    target = replace(exact, shape=replace(exact.shape, payload=payload))
+    request = some_request(target, 50)
+    client = connect(target)
+    values = client.submit(request).result(TIMEOUT_S).values
+    wanted = expected(worker, target, request)
+    error = np.square(values - wanted).mean() / np.square(wanted).mean()
+    assert error < {PayloadType.F16: 1e-6, PayloadType.BF16: 1e-4}[payload]
+    full = connect(exact)
+    full.submit(request).result(TIMEOUT_S)
+    few, all_ = client.statistics(), full.statistics()
+    assert few.total_received_bytes < 0.55 * all_.total_received_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"digest": b"x" * 16}, "another model"),
+        ({"fingerprint": b"x" * 16}, "fingerprint"),
+        ({"num_experts": 9}, "another model"),
+    ],
+)
+def test_a_worker_that_does_not_fit_refuses(tmp_path, worker, changes, reason):
+    """Another model, dims or placement: WorkerRefusedError with the reason, soon."""
+    client = WorkerClient(target_of(worker, tmp_path / "socket", **changes), TIMEOUT_S)
+    client.start()
+    with pytest.raises(WorkerRefusedError, match=reason):
+        client.wait_ready(TIMEOUT_S)
+    with pytest.raises(WorkerLostError, match="connecting"):
+        client.submit(some_request(target_of(worker, tmp_path), 1)).result(TIMEOUT_S)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("of_worker", "of_client", "reason"),
+    [
+        (SECRET, None, "asks for a secret"),
+        (SECRET, b"another secret than that", "secret is another"),
+        (None, SECRET, "does not know the secret"),
+        (SECRET, SECRET, None),
+    ],
+)
+def test_both_sides_must_know_the_secret(tmp_path, model_path, of_worker, of_client, reason):
+    """A client without it, with another one, or a worker without it: refused; with it: ready."""
+    with running_worker(model_path, tmp_path / "socket", of_worker) as model:
+        client = WorkerClient(target_of(model, tmp_path / "socket", secret=of_client), TIMEOUT_S)
+        client.start()
+        if reason is None:
+            client.wait_ready(TIMEOUT_S)
+        else:
+            with pytest.raises(WorkerRefusedError, match=reason):
+                client.wait_ready(TIMEOUT_S)
+        client.close()
+
+
+def test_a_missing_worker_is_reported_and_found_when_it_comes(tmp_path, model_path, worker):
+    """A client of nobody fails requests at once; when the worker comes it is found."""
+    other = tmp_path / "other"
+    client = WorkerClient(target_of(worker, other), TIMEOUT_S)
+    client.start()
+    with pytest.raises(RemoteError):
+        client.wait_ready(TIMEOUT_S)
+    with running_worker(model_path, other):
+        client.wait_ready(TIMEOUT_S, tries_again=True)
+        client.close()
+
+
+def test_a_shrunken_file_is_an_answer(tmp_path, model_path, connect):
+    """The worker says what happened to its file, and the connection goes on."""
+    with running_worker(model_path, tmp_path / "socket") as model:
+        target = target_of(model, tmp_path / "socket")
+        client = connect(target)
+        size = model_path.stat().st_size
+        os.truncate(model_path, size - 1)
+        with pytest.raises(WorkerFailedError, match="has shrunk"):
+            client.submit(some_request(target, 2)).result(TIMEOUT_S)
+        os.truncate(model_path, size)
+        assert len(client.submit(some_request(target, 2)).result(TIMEOUT_S).values) == 4
+        assert client.statistics().total_connections == 1
+        client.close()
+
+
+def test_a_cancelled_request_is_not_computed(tmp_path, model_path):
+    """What waits at a busy worker and is cancelled gets no compute; what follows is answered."""
+    computed, gate = [], threading.Event()
+    with running_worker(model_path, tmp_path / "socket") as model:
+        compute = model.compute
+
+        def slow(held, request):
+            computed.append(len(request.rows))
+            gate.wait(TIMEOUT_S)
+            return compute(held, request)
+
+        model.compute = slow
+        target = target_of(model, tmp_path / "socket")
+        connection = Opening(target, TIMEOUT_S).run()
+        frames, end_s = connection.frames, time.monotonic() + TIMEOUT_S
+        for number, num_tokens in enumerate((10, 20, 30)):
+            request = some_request(target, num_tokens)
+            sizes = len(request.tokens), len(request.experts), len(request.rows)
+            num_bytes = target.shape.request_layout(*sizes)[1]
+            memory = connection.slots.begin(number, number, num_bytes)
+            write_request(memory, request, target.shape)
+            frames.queue(Kind.COMPUTE, number, request_head(request, number))
+        frames.queue(Kind.CANCEL, 1)
+        frames.flush_until(end_s)
+        gate.set()
+        answers = [frames.receive_until(end_s) for _ in range(3)]
+        connection.close()
+    kinds = {frame.request: frame.kind for frame in answers}
+    assert kinds == {0: Kind.OUTPUTS, 1: Kind.FAILED, 2: Kind.OUTPUTS}
+    assert computed == [20, 60]
+
+
+@pytest.mark.slow
+def test_a_worker_survives_broken_frames(tmp_path, worker, connect):
+    """Hundreds of connections that say nonsense: each is ended, and the next client is served."""
+    for data in broken_frames(99, 200):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as raw:
+            raw.settimeout(TIMEOUT_S)
+            raw.connect(str(tmp_path / "socket"))
+            try:
+                raw.sendall(data)
+                raw.shutdown(socket.SHUT_WR)
+                while raw.recv(4096):
+                    pass
+            except OSError:  # it was ended while we still spoke
+                continue
+    target = target_of(worker, tmp_path / "socket")
+    request = some_request(target, 3)
+    answer = connect(target).submit(request).result(TIMEOUT_S)
+    np.testing.assert_array_equal(answer.values, expected(worker, target, request))
+
+
+def start_local(model_path, worker, timeout_s=TIMEOUT_S, **changes):
+    """Return a client of a process of its own."""
+    target = target_of(worker, LocalWorker(1), model_path=str(model_path), **changes)
+    client = WorkerClient(target, timeout_s)
+    client.start()
+    client.wait_ready(TIMEOUT_S)
+    return client, target
+
+
+def children():
+    """The processes that this one has."""
+    path = Path("/proc/self/task")
+    return {int(pid) for task in path.iterdir() for pid in (task / "children").read_text().split()}
+
+
+def memory_and_sockets():
+    """The memory files and sockets that this process has open."""
+    gc.collect()
+    names = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the directory that is being read
+            names.add(str(entry.readlink()))
+    return {name for name in names if "memfd" in name or "socket" in name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_a_killed_worker_is_one_error_and_comes_back(model_path, worker, transport):
+    """kill -9 with requests in flight: each ends, the next connection answers, nothing is left."""
+    before, open_before = children(), memory_and_sockets()
+    client, target = start_local(model_path, worker, transport=transport)
+    for seed in range(NUM_KILLS):
+        (pid,) = children() - before
+        futures = [client.submit(some_request(target, 100, seed)) for _ in range(6)]
+        os.kill(pid, signal.SIGKILL)
+        assert not wait(futures, TIMEOUT_S).not_done
+        for future in futures:
+            assert future.exception() is None or isinstance(future.exception(), RemoteError)
+        while client.is_ready and (children() - before) == {pid}:
+            with pytest.raises(RemoteError):  # until the loss is noticed
+                client.submit(some_request(target, 1)).result(TIMEOUT_S)
+        client.wait_ready(TIMEOUT_S, tries_again=True)
+        request = some_request(target, 5, seed)
+        answer = client.submit(request).result(TIMEOUT_S)
+        np.testing.assert_array_equal(answer.values, expected(worker, target, request))
+    assert client.statistics().total_connections == NUM_KILLS + 1
+    client.close()
+    assert children() == before
+    assert memory_and_sockets() <= open_before
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_given_up(model_path, worker):
+    """SIGSTOP: requests end with WorkerLateError at their deadline, and another worker takes over."""
+    before = children()
+    client, target = start_local(model_path, worker, timeout_s=0.3)
+    (pid,) = children() - before
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WorkerLateError, match=r"within 0\.3 s"):
+        client.submit(some_request(target, 3)).result(TIMEOUT_S)
+    client.wait_ready(TIMEOUT_S, tries_again=True)
+    (other,) = children() - before
+    assert other != pid
+    client.close()
+    assert children() == before
+
+
+@pytest.mark.slow
+def test_closing_while_a_worker_starts_leaves_nothing(model_path, worker):
+    """`close` in the middle of opening ends thread and process at once."""
+    before = children()
+    target = target_of(worker, LocalWorker(1), model_path=str(model_path))
+    client = WorkerClient(target, TIMEOUT_S)
+    client.start()
+    client.close()
+    assert children() == before
+
+
+@pytest.mark.slow
+def test_a_worker_whose_file_does_not_fit_says_so(tmp_path, worker):
+    """A started worker that can not open its file tells why."""
+    target = target_of(worker, LocalWorker(1), model_path=str(tmp_path / "none.gguf"))
+    client = WorkerClient(target, TIMEOUT_S)
+    client.start()
+    with pytest.raises(WorkerRefusedError, match=r"none\.gguf"):
+        client.wait_ready(TIMEOUT_S)
+    client.close()
+
+
+def test_another_file_of_the_same_shape_is_refused(tmp_path, worker):
+    """Same dims, other weights: the digest tells them apart."""
+    other = write_toy_model(tmp_path / "other.gguf", ToyShape(seed=8))
+    with running_worker(other, tmp_path / "other") as model:
+        assert model.digest != worker.digest
+        client = WorkerClient(target_of(worker, tmp_path / "other"), TIMEOUT_S)
+        client.start()
+        with pytest.raises(WorkerRefusedError, match="another model"):
+            client.wait_ready(TIMEOUT_S)
+        client.close()
+
+
+def test_tcp_serves_whoever_knows_the_secret(tmp_path, model_path):
+    """Over a port of this machine: the same bits, through the socket."""
+    with running_worker(model_path, TcpAddress("127.0.0.1", 0), SECRET) as model:
+        target = target_of(model, model.address, secret=SECRET)
+        client = WorkerClient(target, TIMEOUT_S)
+        client.start()
+        client.wait_ready(TIMEOUT_S)
+        request = some_request(target, 9)
+        answer = client.submit(request).result(TIMEOUT_S)
+        np.testing.assert_array_equal(answer.values, expected(model, target, request))
+        assert client.statistics().transport == "stream"
+        client.close()

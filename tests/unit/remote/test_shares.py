@@ -1,0 +1,97 @@
+"""Workers' shares cover each pair once, by ids that lead back to the same experts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thermocline.experts.dispatch import dispatch
+from thermocline.messages import Routing, Tier
+from thermocline.remote.shares import assign_experts, split_share
+
+NUM_LAYERS, NUM_EXPERTS = 4, 12
+
+
+def some_hot(seed):
+    """A random hot mask."""
+    return np.random.default_rng(seed).random((NUM_LAYERS, NUM_EXPERTS)) < 0.3
+
+
+def some_routing(seed, num_tokens, num_used):
+    """Each token's distinct experts, and weights that tell every pair apart."""
+    rng = np.random.default_rng(seed)
+    ids = np.array([rng.permutation(NUM_EXPERTS)[:num_used] for _ in range(num_tokens)], np.int32)
+    return Routing(ids, np.arange(ids.size, dtype=np.float32).reshape(ids.shape))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 4), st.floats(0, 1), st.integers(0, 2))
+def test_an_assignment_gives_each_free_expert_to_one_worker(seed, num_workers, share, num_dense):
+    """The share of what is not hot is given, in lists whose places are right; dense layers give none."""
+    hot = some_hot(seed)
+    assignment = assign_experts(hot, num_workers, share, num_dense)
+    assert not (assignment.mask & hot).any()
+    for layer in range(NUM_LAYERS):
+        free = 0 if layer < num_dense else int((~hot[layer]).sum())
+        assert assignment.mask[layer].sum() == round(free * share)
+        sizes = [len(assignment.held[worker][layer]) for worker in range(num_workers)]
+        assert max(sizes) - min(sizes) <= 1
+        for worker in range(num_workers):
+            held = assignment.held[worker][layer]
+            assert (assignment.owner[layer, held] == worker).all()
+            assert (assignment.place[layer, held] == np.arange(len(held))).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 99),
+    st.integers(1, 3),
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.integers(1, 40),
+)
+def test_parts_cover_every_pair_once(seed, num_workers, num_tokens, num_used, max_pairs):
+    """Any routing, workers and capacity: parts are within it, and together are the share, pair by pair."""
+    assignment = assign_experts(some_hot(seed), num_workers, 0.7, 0)
+    routing = some_routing(seed, num_tokens, num_used)
+    shares = dispatch(routing, some_hot(seed)[1], assignment.mask[1])
+    share = shares.get(Tier.REMOTE)
+    if share is None:
+        return
+    owner, place = assignment.owner[1], assignment.place[1]
+    parts = list(split_share(share, owner, place, max_pairs))
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([part.pairs for part in parts])), np.arange(len(share.rows))
+    )
+    experts_of_pairs = np.repeat(share.experts, share.counts)
+    for part in parts:
+        work = part.work
+        assert 0 < len(part.pairs) <= max_pairs
+        assert work.counts.sum() == len(part.pairs)
+        np.testing.assert_array_equal(work.rows, share.rows[part.pairs])
+        np.testing.assert_array_equal(work.slots, share.slots[part.pairs])
+        np.testing.assert_array_equal(work.weights, share.weights[part.pairs])
+        np.testing.assert_array_equal(
+            np.repeat(work.experts, work.counts), experts_of_pairs[part.pairs]
+        )
+        held = assignment.held[part.worker][1]
+        np.testing.assert_array_equal(held[part.experts], work.experts)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_dispatch_to_three_tiers_covers_every_pair_once(num_tokens):
+    """Hot, remote and cold shares are disjoint, complete, and each of its own experts."""
+    hot = some_hot(5)
+    remote = assign_experts(hot, 2, 0.5, 0).mask
+    routing = some_routing(5, num_tokens, 6)
+    shares = dispatch(routing, hot[2], remote[2])
+    masks = {Tier.HOT: hot[2], Tier.REMOTE: remote[2], Tier.COLD: ~(hot[2] | remote[2])}
+    seen = []
+    for tier, share in shares.items():
+        assert masks[tier][share.experts].all()
+        seen += list(zip(share.rows.tolist(), share.slots.tolist(), strict=True))
+        chosen = routing.expert_ids[share.rows, share.slots]
+        np.testing.assert_array_equal(chosen, np.repeat(share.experts, share.counts))
+    assert sorted(seen) == [(row, slot) for row in range(num_tokens) for slot in range(6)]

@@ -1,0 +1,201 @@
+"""Sockets and shared memory: what is sent arrives, deadlines hold, and what a peer sends along is checked."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from thermocline.errors import ConfigError, WireError, WorkerLateError, WorkerLostError
+from thermocline.remote.address import (
+    LocalWorker,
+    TcpAddress,
+    UnixAddress,
+    parse_listen,
+    parse_worker,
+)
+from thermocline.remote.frame_socket import FrameSocket
+from thermocline.remote.slots import SlotMemory
+from thermocline.remote.wire import Kind
+
+KINDS = {Kind.PING: 0, Kind.COMPUTE: 1 << 22}
+
+
+@pytest.fixture
+def pair():
+    """Two ends of a connection."""
+    ends = [FrameSocket(end, KINDS, takes_fd=True) for end in socket.socketpair()]
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def soon():
+    """A deadline that only a broken test reaches."""
+    return time.monotonic() + 30
+
+
+def test_long_frames_go_in_both_directions_at_once(pair):
+    """Frames larger than the socket's buffers arrive whole while both sides send first and read later."""
+    bodies = [os.urandom(1 << 22), os.urandom(1 << 21)]
+    for end, body in zip(pair, bodies, strict=True):
+        end.queue(Kind.COMPUTE, len(body), b"head", memoryview(body)[4:])
+    frames = [None, None]
+    while None in frames or any(end.has_unsent for end in pair):
+        for number, end in enumerate(pair):
+            end.flush()
+            frames[number] = frames[number] or end.receive()
+    assert [frame.request for frame in frames] == [1 << 21, 1 << 22]
+    assert frames[1].body == b"head" + bodies[0][4:]
+    assert frames[0].body == b"head" + bodies[1][4:]
+    assert pair[0].total_sent_bytes == pair[1].total_received_bytes
+
+
+def test_nothing_waits_beyond_its_deadline(pair):
+    """A silent peer, and one that does not read, are a WorkerLateError at the deadline."""
+    with pytest.raises(WorkerLateError):
+        pair[0].receive_until(time.monotonic() + 0.01)
+    pair[0].queue(Kind.COMPUTE, 1, bytes(1 << 22))
+    with pytest.raises(WorkerLateError):
+        pair[0].flush_until(time.monotonic() + 0.01)
+
+
+def test_half_a_frame_is_late_too(pair):
+    """A frame that began and does not end does not hold its reader."""
+    raw, end = socket.socketpair()
+    with raw:
+        frames = FrameSocket(end, KINDS)
+        raw.send(b"TCxw")
+        with pytest.raises(WorkerLateError):
+            frames.receive_until(time.monotonic() + 0.01)
+        frames.close()
+
+
+def test_a_closed_peer_is_lost(pair):
+    """Reading after the peer has closed is a WorkerLostError; so is writing."""
+    pair[1].close()
+    with pytest.raises(WorkerLostError):
+        pair[0].receive_until(soon())
+    pair[0].queue(Kind.PING, 0)
+    with pytest.raises(WorkerLostError):
+        pair[0].flush_until(soon())
+
+
+def test_memory_travels_with_a_frame(pair):
+    """What one side writes into a slot is what the other reads, under the same request."""
+    ours = SlotMemory.create(2, 4096)
+    pair[0].queue(Kind.PING, 0)
+    pair[0].send_with_fd(ours.fd, soon())
+    pair[1].receive_until(soon())
+    theirs = SlotMemory.attach(pair[1].take_fd(), 2, 4096)
+    ours.begin(1, 77, 5)[:] = b"hello"
+    assert bytes(theirs.read(1, 77)) == b"hello"
+    for slot, request in ((1, 76), (0, 77), (2, 77)):
+        with pytest.raises(WireError):
+            theirs.read(slot, request)
+    ours.begin(1, 78, 4096)
+    with pytest.raises(WireError):
+        theirs.read(1, 78)  # it would reach beyond the slot
+    ours.close()
+    theirs.close()
+
+
+def memory_file(size, seals):
+    """A memory file of `size` bytes with these seals."""
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+@pytest.mark.parametrize(
+    ("size", "seals"),
+    [
+        (8192, 0),
+        (8192, fcntl.F_SEAL_GROW),
+        (4096, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW),
+    ],
+)
+def test_memory_that_could_shrink_or_is_too_small_is_refused(size, seals):
+    """Reading it could end the process: a WireError, and its descriptor is closed."""
+    fd = memory_file(size, seals)
+    with pytest.raises(WireError):
+        SlotMemory.attach(fd, 2, 4096)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+def test_anything_else_than_memory_is_refused():
+    """A pipe in place of a memory file is a WireError, and it is closed."""
+    read, write = os.pipe()
+    os.close(write)
+    with pytest.raises(WireError):
+        SlotMemory.attach(read, 2, 4096)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(read)
+
+
+def test_more_than_one_descriptor_is_refused_and_closed():
+    """A peer can not fill the table of descriptors."""
+    raw, end = socket.socketpair()
+    with raw:
+        frames = FrameSocket(end, KINDS, takes_fd=True)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        null = os.open(os.devnull, os.O_RDONLY)
+        socket.send_fds(raw, [b"x"], [null, null, null])
+        os.close(null)
+        with pytest.raises(WireError):
+            frames.receive_until(soon())
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        frames.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("local", LocalWorker()),
+        ("local:3", LocalWorker(3)),
+        ("unix:/run/a:b", UnixAddress("/run/a:b")),
+        ("tcp:127.0.0.1:80", TcpAddress("127.0.0.1", 80)),
+        ("tcp:[::1]:0", TcpAddress("::1", 0)),
+    ],
+)
+def test_addresses_are_read_as_they_are_written(text, address):
+    """Each kind of address is understood, and shown as it was written."""
+    assert parse_worker(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "unix:", "tcp:host", "tcp::80", "tcp:h:65536", "tcp:h:-1", "local:0", "local:x", "x:1"],
+)
+def test_a_bad_address_is_a_config_error(text):
+    """What names no worker is refused with the forms that do."""
+    with pytest.raises(ConfigError, match="unix:PATH"):
+        parse_worker(text)
+
+
+def test_local_is_no_place_to_listen():
+    """Only sockets can be listened on."""
+    with pytest.raises(ConfigError, match="no place to listen"):
+        parse_listen("local")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("a.example", False),
+    ],
+)
+def test_loopback_is_told_from_the_rest(host, is_loopback):
+    """Only addresses of this machine count as such; unknown names do not."""
+    assert TcpAddress(host, 1).is_loopback is is_loopback

@@ -1,0 +1,82 @@
+"""What a worker is started with: safe places to listen, secrets that are secrets, and its command line."""
+
+from __future__ import annotations
+
+import socket
+import stat
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support.toy_model import write_toy_model
+from thermocline.cli import cli
+from thermocline.errors import ConfigError
+from thermocline.remote.address import TcpAddress, UnixAddress
+from thermocline.remote.worker import open_listener
+from thermocline.remote.worker_process import WorkerOptions, read_secret, run_worker
+
+
+def options(listen, secret_file=None, *, any_host=False):
+    """What the command line would say."""
+    return WorkerOptions("model.gguf", listen, secret_file, any_host, 1, "auto", None)
+
+
+@pytest.fixture
+def secret_file(tmp_path):
+    """A file with a long secret and a line's end."""
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123\n")
+    return str(path)
+
+
+def test_tcp_needs_a_secret_and_a_reason_to_leave_loopback(secret_file):
+    """Without a secret, or beyond this machine without --any-host: refused before the model is opened."""
+    with pytest.raises(ConfigError, match="--secret-file"):
+        run_worker(options("tcp:127.0.0.1:0"), print)
+    with pytest.raises(ConfigError, match="--any-host"):
+        run_worker(options("tcp:0.0.0.0:0", secret_file), print)
+
+
+def test_a_worker_must_be_told_where_to_listen():
+    """No --listen is a ConfigError that shows both forms."""
+    with pytest.raises(ConfigError, match="unix:PATH"):
+        run_worker(options(None), print)
+
+
+def test_secrets_are_read_without_the_lines_end(tmp_path, secret_file):
+    """A secret's file may end its line; a short one and a missing file are refused."""
+    assert read_secret(secret_file) == b"0123456789abcdef0123"
+    short = tmp_path / "short"
+    short.write_text("abc\n")
+    with pytest.raises(ConfigError, match="at least 16"):
+        read_secret(str(short))
+    with pytest.raises(ConfigError, match="can not be read"):
+        read_secret(str(tmp_path / "none"))
+
+
+def test_a_unix_socket_is_for_its_user_alone(tmp_path):
+    """Nobody else may connect; a dead worker's socket is taken over, a living one's is not."""
+    address = UnixAddress(str(tmp_path / "socket"))
+    with open_listener(address):
+        mode = stat.S_IMODE((tmp_path / "socket").stat().st_mode)
+        assert mode & 0o077 == 0
+        with pytest.raises(ConfigError, match="can not be listened on"):
+            open_listener(address)
+    with open_listener(address):
+        pass
+
+
+def test_a_taken_port_is_a_config_error():
+    """The message names the address."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = TcpAddress("127.0.0.1", other.getsockname()[1])
+        with pytest.raises(ConfigError, match=str(address.port)):
+            open_listener(address)
+
+
+def test_the_command_says_what_is_wrong(tmp_path):
+    """A bad address is one line of error."""
+    model = write_toy_model(tmp_path / "toy.gguf")
+    result = CliRunner().invoke(cli, ["worker", str(model), "--listen", "nowhere"])
+    assert result.exit_code == 1
+    assert "names no worker" in result.output

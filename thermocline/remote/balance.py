@@ -1,0 +1,84 @@
+"""How much of a layer's work goes to a worker: so much that worker and this process finish together. Pure.
+
+Keeps running means of what was measured: the time of a pair here and there, and what a call costs beside its
+compute. Prompts and decode steps differ in all of them and are kept apart. Knows no clock and no worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+_NEWEST_SHARE: Final = 0.1
+"""What the newest measurement counts; the rest is what was known."""
+
+_PROBE_EVERY: Final = 64
+"""A worker that is given nothing is tried again after so many layers: it may have become faster."""
+
+
+@dataclass(slots=True)
+class _Mean:
+    value: float = 0.0
+    is_known: bool = False
+
+    def add(self, value: float) -> None:
+        self.value += (value - self.value) * (_NEWEST_SHARE if self.is_known else 1.0)
+        self.is_known = True
+
+
+@dataclass(slots=True)
+class _Paces:
+    """Of one kind of chunk. Seconds: of a pair here, by worker of a pair there, and of a call itself."""
+
+    here: _Mean = field(default_factory=_Mean)
+    there: list[_Mean] = field(default_factory=list)
+    call: list[_Mean] = field(default_factory=list)
+    num_skipped: list[int] = field(default_factory=list)
+
+
+class Balance:
+    """Owns what was measured. One thread at a time may ask; any may tell, since telling is a few stores."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._paces = {
+            is_prompt: _Paces(
+                there=[_Mean() for _ in range(num_workers)],
+                call=[_Mean() for _ in range(num_workers)],
+                num_skipped=[0] * num_workers,
+            )
+            for is_prompt in (False, True)
+        }
+
+    def observe_here(self, is_prompt: bool, num_pairs: int, seconds: float) -> None:
+        """Take in how long this process computed so many pairs."""
+        if num_pairs:
+            self._paces[is_prompt].here.add(seconds / num_pairs)
+
+    def observe_worker(
+        self, worker: int, num_pairs: int, compute_s: float, call_s: float, *, is_prompt: bool
+    ) -> None:
+        """Take in how long a worker computed so many pairs, and how long the call took in all."""
+        paces = self._paces[is_prompt]
+        paces.there[worker].add(compute_s / num_pairs)
+        paces.call[worker].add(max(call_s - compute_s, 0.0))
+
+    def pairs_for(self, worker: int, num_given: int, num_here: int, *, is_prompt: bool) -> int:
+        """Return how many of `num_given` pairs the worker should compute beside `num_here` pairs here.
+
+        All of them while something has not been measured.
+        """
+        paces = self._paces[is_prompt]
+        here, there, call = paces.here, paces.there[worker], paces.call[worker]
+        if not (here.is_known and there.is_known):
+            return num_given
+        # call + n * there = (num_here + num_given - n) * here
+        all_here_s = (num_here + num_given) * here.value
+        number = (all_here_s - call.value) / max(here.value + there.value, 1e-12)
+        if number >= 1.0:
+            paces.num_skipped[worker] = 0
+            return min(int(number), num_given)
+        paces.num_skipped[worker] += 1
+        if paces.num_skipped[worker] < _PROBE_EVERY:
+            return 0
+        paces.num_skipped[worker] = 0
+        return 1

@@ -1,0 +1,435 @@
+"""One worker's client: a thread that sends requests, takes answers, and connects again when the worker is lost.
+
+Owns the connection and what is in flight. Whoever asks gets a Future: an event loop awaits it, and so does a
+walk on a lane's thread, which has no loop. Knows no layer's work and no fallback.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from thermocline.errors import (
+    RemoteError,
+    WireError,
+    WorkerFailedError,
+    WorkerLateError,
+    WorkerLostError,
+    WorkerRefusedError,
+)
+from thermocline.remote.connection import Opening, WorkerConnection
+from thermocline.remote.requests import (
+    HEAD_BYTES,
+    INLINE,
+    decode_outputs_head,
+    read_values,
+    request_head,
+    write_request,
+)
+from thermocline.remote.wire import Kind, decode_text
+
+if TYPE_CHECKING:
+    from thermocline.messages import FloatArray
+    from thermocline.remote.connection import WorkerTarget
+    from thermocline.remote.requests import Request
+    from thermocline.remote.wire import Frame
+
+_OPEN_S: Final = 20.0  # starting Python takes 0.3 s; a loaded machine may need far longer
+_FIRST_PAUSE_S: Final = 0.05
+_MAX_PAUSE_S: Final = 2.0
+_PING_S: Final = 15.0
+_SHORT_PAIRS: Final = 64
+
+
+class Answer(NamedTuple):
+    """What a worker computed, and when, in nanoseconds: begin and end by the worker's clock, the rest by ours.
+
+    values: float32 [pairs, hidden]. On one machine both clocks are one.
+    """
+
+    values: FloatArray
+    given_ns: int
+    sent_ns: int
+    begin_ns: int
+    end_ns: int
+    came_ns: int
+    taken_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatistics:
+    """Counters of one worker since its client was started."""
+
+    worker: str
+    state: str
+    """"ready", "connecting" or "closed"."""
+    kernels: str
+    """What computes there; empty while it is unknown."""
+    transport: str
+    total_calls: int
+    total_sent_bytes: int
+    """Through socket and shared memory together."""
+    total_received_bytes: int
+    total_wait_ns: int
+    """From sending to answer, summed over calls."""
+    total_failures: int
+    total_connections: int
+    current_in_flight: int
+    current_queued: int
+    last_error: str
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request on its way."""
+
+    number: int
+    request: Request
+    future: Future[Answer]
+    deadline_s: float
+    given_ns: int
+    sent_ns: int = 0
+    slot: int = INLINE
+    """Its place among those in flight: a number, or INLINE without shared memory."""
+
+
+class WorkerClient:
+    """Sends requests to one worker. `start` it, `close` it; any thread may `submit`.
+
+    timeout_s: how long a request may take from `submit` to its answer; a worker that is later is given up.
+    """
+
+    def __init__(self, target: WorkerTarget, timeout_s: float) -> None:
+        self._target = target
+        self._timeout_s = timeout_s
+        self._lock = threading.Condition()
+        self._state = "connecting"
+        self._inbox: deque[_Call] = deque()
+        # Whoever holds it may write to the connection.
+        self._sending = threading.Lock()
+        self._connection: WorkerConnection | None = None
+        self._cancelled: deque[int] = deque()
+        self._in_flight: dict[int, _Call] = {}
+        self._free_slots: list[int] = []
+        self._pong_by_s: float | None = None
+        self._opening: Opening | None = None
+        self._next_number = 1
+        self._last_error: RemoteError | None = None
+        self._kernels = self._transport = ""
+        self._num_calls = self._num_failures = self._num_connections = 0
+        self._sent_bytes = self._received_bytes = self._wait_ns = 0
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        name = f"thermocline client of {target.address}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __repr__(self) -> str:
+        return (
+            f"WorkerClient({self._target.address}, {self._state}, {len(self._in_flight)} in flight)"
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be sent."""
+        return self._state == "ready"
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def wait_ready(self, timeout_s: float, *, tries_again: bool = False) -> None:
+        """Block until the worker is ready, or cannot be reached. Raises why, or WorkerLateError.
+
+        tries_again: go on until the time is over, unless the worker refused.
+        """
+
+        def is_settled() -> bool:
+            error = self._last_error
+            ends = error is not None and not tries_again
+            return self._state == "ready" or ends or isinstance(error, WorkerRefusedError)
+
+        with self._lock:
+            self._lock.wait_for(is_settled, timeout_s)
+            if self._state == "ready":
+                return
+            late = WorkerLateError(
+                f"worker {self._target.address} was not ready after {timeout_s:g} s"
+            )
+            raise self._last_error or late
+
+    def submit(self, request: Request) -> Future[Answer]:
+        """Ask the worker; the Future ends with an Answer or a RemoteError, in time. Never waits.
+
+        The request's arrays must not change until then. Cancelling the Future tells the worker.
+        """
+        future: Future[Answer] = Future()
+        now_ns = time.perf_counter_ns()
+        with self._lock:
+            is_ready = self._state == "ready"
+            number, self._next_number = self._next_number, self._next_number + 1
+            if is_ready:
+                end_s = time.monotonic() + self._timeout_s
+                self._inbox.append(_Call(number, request, future, end_s, now_ns))
+        if not is_ready:
+            why = f": {self._last_error}" if self._last_error else ""
+            error = WorkerLostError(f"worker {self._target.address} is {self._state}{why}")
+            future.set_exception(error)
+            return future
+        future.add_done_callback(lambda done: self._note_cancel(done, number))
+        if not self._send_at_once(request):
+            self._call_thread()
+        return future
+
+    def _send_at_once(self, request: Request) -> bool:
+        """Send what is in the inbox from this thread, if it is one short request: waking another takes as long
+        as the worker's answer. Return whether nothing is left to do.
+        """
+        if len(request.rows) > _SHORT_PAIRS or len(self._inbox) > 1:
+            return False
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            if self._connection is None:
+                return False
+            self._give(self._connection)
+            return self._connection.frames.flush() and not self._inbox
+        except RemoteError:
+            return False  # the thread will see it, too, and end what is in flight
+        finally:
+            self._sending.release()
+
+    def statistics(self) -> ClientStatistics:
+        """Return the counters so far, from any thread."""
+        return ClientStatistics(
+            str(self._target.address),
+            self._state,
+            self._kernels,
+            self._transport,
+            self._num_calls,
+            self._sent_bytes,
+            self._received_bytes,
+            self._wait_ns,
+            self._num_failures,
+            self._num_connections,
+            len(self._in_flight),
+            len(self._inbox),
+            str(self._last_error or ""),
+        )
+
+    def close(self) -> None:
+        """End the connection and the thread; what is in flight fails. Blocks shortly; more calls do nothing."""
+        with self._lock:
+            if self._state == "closed":
+                return
+            self._state = "closed"
+            os.eventfd_write(self._wake, 1)
+            if self._opening is not None:
+                self._opening.stop()
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._wake)
+
+    def _note_cancel(self, done: Future[Answer], number: int) -> None:
+        if not done.cancelled():
+            return
+        self._cancelled.append(number)
+        self._call_thread()
+
+    def _call_thread(self) -> None:
+        with self._lock:
+            if self._state != "closed":
+                os.eventfd_write(self._wake, 1)
+
+    def _is_closed(self) -> bool:
+        return self._state == "closed"
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._is_closed():
+            num_calls = self._num_calls
+            try:
+                self._connect_and_serve()
+            except RemoteError as error:
+                with self._lock:
+                    self._last_error = error
+                    self._lock.notify_all()
+            if self._num_calls > num_calls:
+                pause_s = _FIRST_PAUSE_S
+            self._pause(pause_s)
+            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+
+    def _connect_and_serve(self) -> None:
+        with self._lock:
+            if self._is_closed():
+                return
+            opening = self._opening = Opening(self._target, _OPEN_S)
+        connection = opening.run()
+        try:
+            self._begin(connection)
+            self._serve(connection)
+        except RemoteError as error:
+            self._end(error)
+            raise
+        finally:
+            self._end(WorkerLostError("the connection to the worker was closed"))
+            connection.close()
+
+    def _begin(self, connection: WorkerConnection) -> None:
+        num_credits = connection.welcome.credits
+        self._free_slots = (
+            [INLINE] * num_credits if connection.slots is None else list(range(num_credits))
+        )
+        self._pong_by_s = None
+        self._kernels = connection.welcome.kernels
+        self._transport = "stream" if connection.slots is None else "shared"
+        with self._lock:
+            self._opening, self._connection = None, connection
+            self._num_connections += 1
+            if not self._is_closed():
+                self._state = "ready"
+            self._lock.notify_all()
+
+    def _end(self, error: RemoteError) -> None:
+        """Let everything in flight fail; nothing more is accepted until there is a connection again."""
+        with self._sending, self._lock:
+            self._connection = None
+            if not self._is_closed():
+                self._state = "connecting"
+            calls = [*self._in_flight.values(), *self._inbox]
+            self._in_flight.clear()
+            self._inbox.clear()
+            self._cancelled.clear()
+        for call in calls:
+            self._num_failures += 1
+            _fail(call.future, error)
+
+    def _serve(self, connection: WorkerConnection) -> None:
+        frames, poller = connection.frames, select.poll()
+        poller.register(self._wake, select.POLLIN)
+        poller.register(frames.fileno(), select.POLLIN)
+        wants_room = False
+        idle_since_s = time.monotonic()
+        while not self._is_closed():
+            with self._sending:
+                self._give(connection)
+                is_all_sent = frames.flush()
+            if is_all_sent is wants_room:
+                wants_room = not wants_room
+                events = select.POLLIN | (select.POLLOUT if wants_room else 0)
+                poller.modify(frames.fileno(), events)
+            # A request that another thread sends meanwhile is late by a quarter of its time at most.
+            left_s = min(self._due_s() - time.monotonic(), _PING_S, self._timeout_s / 4)
+            ready = dict(poller.poll(max(left_s, 0.0) * 1e3 + 1.0))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if ready.get(frames.fileno(), 0) & ~select.POLLOUT:
+                is_ready = True
+                while (frame := frames.receive(is_ready=is_ready)) is not None:
+                    is_ready = False
+                    self._take(connection, frame)
+            now_s = time.monotonic()
+            if ready:
+                idle_since_s = now_s
+            elif now_s - idle_since_s >= _PING_S:
+                with self._sending:
+                    frames.queue(Kind.PING, 0)
+                idle_since_s, self._pong_by_s = now_s, now_s + self._timeout_s
+            if self._due_s() <= now_s:
+                raise WorkerLateError(
+                    f"worker {self._target.address} did not answer within {self._timeout_s:g} s"
+                )
+
+    def _due_s(self) -> float:
+        """When the worker must have said something."""
+        if self._pong_by_s is not None:
+            return self._pong_by_s
+        # Calls are in the order of sending, which is that of their deadlines.
+        calls = list(self._in_flight.values())
+        return calls[0].deadline_s if calls else math.inf
+
+    def _give(self, connection: WorkerConnection) -> None:
+        """Send what has waited, as far as credits go, and tell the worker what nobody wants any more."""
+        while self._cancelled:
+            number = self._cancelled.popleft()
+            if number in self._in_flight:
+                connection.frames.queue(Kind.CANCEL, number)
+        while self._inbox and self._free_slots:
+            call = self._inbox.popleft()
+            if call.future.cancelled():
+                continue
+            call.slot = self._free_slots.pop()
+            self._in_flight[call.number] = call
+            self._send(connection, call)
+
+    def _send(self, connection: WorkerConnection, call: _Call) -> None:
+        request, shape = call.request, self._target.shape
+        sizes = len(request.tokens), len(request.experts), len(request.rows)
+        _, num_bytes = shape.request_layout(*sizes)
+        call.sent_ns = time.perf_counter_ns()
+        head = request_head(request, call.slot)
+        if connection.slots is None:
+            memory = memoryview(bytearray(num_bytes))
+            write_request(memory, request, shape)
+            connection.frames.queue(Kind.COMPUTE, call.number, head, memory)
+        else:
+            memory = connection.slots.begin(call.slot, call.number, num_bytes)
+            write_request(memory, request, shape)
+            connection.frames.queue(Kind.COMPUTE, call.number, head)
+        self._sent_bytes += num_bytes + HEAD_BYTES
+
+    def _take(self, connection: WorkerConnection, frame: Frame) -> None:
+        came_ns = time.perf_counter_ns()
+        self._pong_by_s = None
+        if frame.kind is Kind.PONG:
+            return
+        if frame.kind is Kind.REFUSED:
+            raise WorkerRefusedError(f"the worker refused: {decode_text(frame.body)}")
+        call = self._in_flight.get(frame.request)
+        if call is None:
+            raise WireError("an answer came that nobody asked for: the worker is broken")
+        if frame.kind is Kind.FAILED:
+            self._num_failures += 1
+            _fail(call.future, WorkerFailedError(f"the worker: {decode_text(frame.body)}"))
+        else:
+            self._finish(connection, call, frame, came_ns)
+        del self._in_flight[call.number]  # not before: what is in flight fails with its connection
+        self._free_slots.append(call.slot)
+        self._num_calls += 1
+        self._wait_ns += came_ns - call.sent_ns
+
+    def _finish(
+        self, connection: WorkerConnection, call: _Call, frame: Frame, came_ns: int
+    ) -> None:
+        shape, num_pairs = self._target.shape, len(call.request.rows)
+        begin_ns, end_ns = decode_outputs_head(frame.body, num_pairs, call.slot)
+        if connection.slots is None:
+            values = read_values(frame.body[HEAD_BYTES:], num_pairs, shape)
+        else:
+            memory = connection.slots.read(call.slot, call.number)
+            # The slot is the next request's as soon as this one is answered.
+            values = read_values(memory, num_pairs, shape).copy()
+        self._received_bytes += HEAD_BYTES + shape.outputs_bytes(num_pairs)
+        taken_ns = time.perf_counter_ns()
+        answer = Answer(values, call.given_ns, call.sent_ns, begin_ns, end_ns, came_ns, taken_ns)
+        with suppress(InvalidStateError):  # cancelled
+            call.future.set_result(answer)
+
+    def _pause(self, seconds: float) -> None:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        end_s = time.monotonic() + seconds
+        while not self._is_closed() and (left_s := end_s - time.monotonic()) > 0:
+            if poller.poll(left_s * 1e3):
+                os.eventfd_read(self._wake)
+
+
+def _fail(future: Future[Answer], error: RemoteError) -> None:
+    with suppress(InvalidStateError):  # cancelled
+        future.set_exception(error)

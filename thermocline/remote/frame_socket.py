@@ -1,0 +1,189 @@
+"""A socket that carries frames: nothing waits without a deadline, and nothing is copied to be sent.
+
+Owns the socket, what is not sent yet, and a descriptor that came along. Knows no frame's meaning.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import time
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from thermocline.errors import WireError, WorkerLateError, WorkerLostError
+from thermocline.remote.wire import FrameReader, frame_header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thermocline.remote.wire import Frame, Kind
+
+_MAX_BUFFERS: Final = 64  # of one call; the system takes 1024
+_SMALL_BYTES: Final = 1024  # parts of less are put together: one buffer is sent faster than several
+_FD_BYTES: Final = array.array("i").itemsize
+
+
+class FrameSocket:
+    """Sends and receives frames over a connected stream socket, which it owns.
+
+    Raises WorkerLostError when the peer has gone, WireError when what came breaks the format.
+    takes_fd: accept one descriptor beside the bytes, until `take_fd`.
+    """
+
+    def __init__(
+        self, sock: socket.socket, expects: Mapping[Kind, int], *, takes_fd: bool = False
+    ) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._reader = FrameReader(expects)
+        self._unsent: deque[memoryview] = deque()
+        self._takes_fd = takes_fd
+        self._fd: int | None = None
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._writable.register(sock, select.POLLOUT)
+        self.total_sent_bytes = 0
+        self.total_received_bytes = 0
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, -1 after `close`."""
+        return self._socket.fileno()
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether descriptors can be passed."""
+        return self._socket.family == socket.AF_UNIX
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has something left to do."""
+        return bool(self._unsent)
+
+    def expect(self, expects: Mapping[Kind, int]) -> None:
+        """Change which kinds may come, and how long each may be."""
+        self._reader.expect(expects)
+
+    def queue(self, kind: Kind, request: int, *parts: bytes | memoryview) -> None:
+        """Let a frame go out with the next `flush`; its memory must not change until it has gone."""
+        length = sum(map(len, parts))
+        header = frame_header(kind, request, length)
+        if length <= _SMALL_BYTES:
+            self._unsent.append(memoryview(b"".join((header, *parts))))
+        else:
+            self._unsent.append(memoryview(header))
+            self._unsent.extend(memoryview(part) for part in parts if len(part))
+
+    def flush(self) -> bool:
+        """Send what the socket takes now; return whether that was all."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                if len(unsent) == 1:
+                    sent = self._socket.send(unsent[0])
+                else:
+                    sent = self._socket.sendmsg(list(islice(unsent, _MAX_BUFFERS)))
+                self._mark_sent(sent)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise _lost(error) from error
+        return True
+
+    def flush_until(self, deadline_s: float) -> None:
+        """Send everything, by time.monotonic() == deadline_s. Raises WorkerLateError."""
+        while not self.flush():
+            _wait(self._writable, deadline_s)
+
+    def send_with_fd(self, fd: int, deadline_s: float) -> None:
+        """Send everything, and the descriptor beside its first byte. Raises WorkerLateError."""
+        first = self._unsent[0]
+        try:
+            self._mark_sent(socket.send_fds(self._socket, [first], [fd]))
+        except OSError as error:
+            raise _lost(error) from error
+        self.flush_until(deadline_s)
+
+    def receive(self, *, is_ready: bool = False) -> Frame | None:
+        """Return the next frame, None while it is not complete. is_ready: there is something to read."""
+        while (frame := self._reader.next_frame()) is None:
+            # Looking first is cheaper than an exception.
+            if not (is_ready or self._readable.poll(0)):
+                return None
+            is_ready = False
+            self._receive_some()
+        return frame
+
+    def receive_until(self, deadline_s: float) -> Frame:
+        """Return the next frame, complete by time.monotonic() == deadline_s. Raises WorkerLateError."""
+        while (frame := self._reader.next_frame()) is None:
+            _wait(self._readable, deadline_s)
+            self._receive_some()
+        return frame
+
+    def _receive_some(self) -> None:
+        target = self._reader.writable()
+        try:
+            num_bytes = (
+                self._receive_with_fd(target) if self._takes_fd else self._socket.recv_into(target)
+            )
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise _lost(error) from error
+        if not num_bytes:
+            raise WorkerLostError("the peer has closed the connection, or its process ended")
+        self.total_received_bytes += num_bytes
+        self._reader.wrote(num_bytes)
+
+    def take_fd(self) -> int | None:
+        """Return the descriptor that came, if one did, and accept no other."""
+        self._takes_fd = False
+        fd, self._fd = self._fd, None
+        return fd
+
+    def close(self) -> None:
+        """Close the socket and what came with it; more calls do nothing."""
+        self._socket.close()
+        self._unsent.clear()
+        fd = self.take_fd()
+        if fd is not None:
+            os.close(fd)
+
+    def _receive_with_fd(self, target: memoryview) -> int:
+        num_bytes, ancillary, flags, _ = self._socket.recvmsg_into(
+            [target], socket.CMSG_SPACE(_FD_BYTES), socket.MSG_CMSG_CLOEXEC
+        )
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
+        if self._fd is None and len(fds) == 1:
+            self._fd = fds.pop()
+        for fd in fds:
+            os.close(fd)
+        if fds or flags & socket.MSG_CTRUNC:
+            raise WireError("more came along with a hello than one piece of shared memory")
+        return num_bytes
+
+    def _mark_sent(self, num_bytes: int) -> None:
+        self.total_sent_bytes += num_bytes
+        while self._unsent and num_bytes >= len(self._unsent[0]):
+            num_bytes -= len(self._unsent.popleft())
+        if num_bytes:
+            self._unsent[0] = self._unsent[0][num_bytes:]
+
+
+def _wait(poller: select.poll, deadline_s: float) -> None:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0 or not poller.poll(left_s * 1e3):
+        raise WorkerLateError("the peer was not in time")
+
+
+def _lost(error: OSError) -> WorkerLostError:
+    return WorkerLostError(f"the connection broke ({error.strerror or error})")

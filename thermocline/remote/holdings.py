@@ -1,0 +1,153 @@
+"""What a worker computes from: the experts of its own copy of the model file, and nothing else of it.
+
+Owns the open file. Every tensor of the experts is checked against the metadata; bytes are only mapped, so that
+those of experts which nobody asks for are never read. Knows no connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from thermocline.errors import WorkerFailedError, WorkerRefusedError
+from thermocline.experts.catalog import ExpertCatalog
+from thermocline.experts.placement import Placement, placement_fingerprint
+from thermocline.kernels.contract import ExpertWork
+from thermocline.messages import LayerIndex
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import read_spec
+from thermocline.models.weights import WeightMap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from thermocline.kernels.contract import Kernels
+    from thermocline.messages import FloatArray, IntArray
+    from thermocline.modelfile.layout import TensorInfo
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.spec import ModelSpec
+    from thermocline.remote.handshake import Hello
+    from thermocline.remote.requests import Request
+
+_SAMPLE_BYTES: Final = 512
+
+
+def model_digest(file: ModelFile, tensors: Iterable[TensorInfo]) -> bytes:
+    """Return 16 bytes that tell a model's experts from others': shapes, types, and a sample of each tensor."""
+    digest = hashlib.blake2b(file.architecture.encode(), digest_size=16)
+    for info in tensors:
+        digest.update(f"|{info.name}:{info.format.name}:{info.shape}:".encode())
+        content = file.mapping(info.shard)[info.offset : info.offset + info.nbytes]
+        digest.update(bytes(content[:_SAMPLE_BYTES]))
+        digest.update(bytes(content[-_SAMPLE_BYTES:]))
+    return digest.digest()
+
+
+def held_fingerprint(spec: ModelSpec, held: Sequence[Sequence[int] | IntArray]) -> bytes:
+    """Return 16 bytes that change with any dimension of the experts, and any held id or its order."""
+    layers = tuple(tuple(int(expert) for expert in layer) for layer in held)
+    placement = Placement(spec.router.num_experts, layers, spec.num_dense_layers)
+    return bytes.fromhex(placement_fingerprint(spec, placement))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The experts that one parent asked for: by layer int32, the model's id at each place."""
+
+    layers: tuple[IntArray, ...]
+    num_experts: int
+    nbytes: int
+
+
+class HeldModel:
+    """A model file of which only experts are used. Close it (or leave its context)."""
+
+    def __init__(self, path: str, kernels: Kernels) -> None:
+        """Open and check. Raises ModelError."""
+        self._file = open_model_file(path)
+        self.spec = read_spec(self._file)
+        self.kernels = kernels
+        weights, spec = WeightMap(self._file), self.spec
+        shape = spec.router.num_experts, spec.expert_intermediate_size, spec.hidden_size
+        layers = [
+            None if index < spec.num_dense_layers else weights.experts(f"blk.{index}.", *shape)
+            for index in range(spec.num_layers)
+        ]
+        self._catalog = ExpertCatalog(layers)
+        self.total_bytes = self._catalog.total_bytes
+        self.num_experts = sum(layer is not None for layer in layers) * spec.router.num_experts
+        tensors = [info for layer in layers if layer is not None for info in layer.tensors]
+        self.digest = model_digest(self._file, tensors)
+        self._on_disk = {path: os.stat(path) for path in {info.path for info in tensors}}  # noqa: PTH116 - kept as given
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def hold(self, hello: Hello) -> Held:
+        """Return what the parent asks for. Raises WorkerRefusedError when it means another model."""
+        spec = self.spec
+        own = spec.num_layers, spec.router.num_experts, spec.hidden_size
+        asked = len(hello.held), hello.num_experts, hello.shape.hidden
+        if hello.model != self.digest or own != asked:
+            raise WorkerRefusedError(
+                f"the worker has another model ({spec.name}: {own[0]} layers, {own[1]} experts of width "
+                f"{own[2]}): start it with the file that the parent has"
+            )
+        if any(len(layer) for layer in hello.held[: spec.num_dense_layers]):
+            raise WorkerRefusedError("the placement has experts in a layer without any")
+        if hello.fingerprint != held_fingerprint(spec, hello.held):
+            raise WorkerRefusedError(
+                "the placement's fingerprint is another: run the same thermocline on both sides"
+            )
+        nbytes = sum(
+            len(experts) * self._catalog.expert_bytes(LayerIndex(layer))
+            for layer, experts in enumerate(hello.held)
+        )
+        return Held(hello.held, sum(map(len, hello.held)), nbytes)
+
+    def compute(self, held: Held, request: Request) -> FloatArray:
+        """Return float32 [pairs, hidden], the weighted output of each pair. Raises WorkerFailedError."""
+        if not len(request.rows):
+            return np.empty((0, self.spec.hidden_size), np.float32)
+        self._require_file()
+        work = ExpertWork(
+            self._catalog.stack(LayerIndex(request.layer)),
+            held.layers[request.layer][request.experts],
+            request.counts,
+            request.x,
+            request.rows,
+            request.weights,
+        )
+        return self.kernels.expert_outputs(work, prompt=request.is_prompt)
+
+    def close(self) -> None:
+        """Let the file go."""
+        self._file.close()
+
+    def _require_file(self) -> None:
+        """Refuse before mapped bytes are gone: reading them would end the process."""
+        for path, known in self._on_disk.items():
+            try:
+                now = os.stat(path)  # noqa: PTH116 - kept as given
+            except FileNotFoundError:
+                continue  # the map keeps what it was
+            if (now.st_ino, now.st_dev) == (known.st_ino, known.st_dev) and (
+                now.st_size < known.st_size
+            ):
+                raise WorkerFailedError(
+                    f"{path} has shrunk to {now.st_size} bytes: restore it, and start the worker again"
+                )

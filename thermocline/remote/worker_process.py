@@ -1,0 +1,123 @@
+"""A worker as a process of its own: what it was started with, and its life. Knows no request."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from thermocline.errors import ConfigError, RemoteError, ThermoclineError
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.remote.address import TcpAddress, UnixAddress, parse_listen
+from thermocline.remote.frame_socket import FrameSocket
+from thermocline.remote.holdings import HeldModel
+from thermocline.remote.wire import Kind, encode_text
+from thermocline.remote.worker import (
+    end_with_parent,
+    open_listener,
+    serve_connection,
+    serve_listener,
+)
+from thermocline.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIN_SECRET_BYTES: Final = 16
+_MAX_SECRET_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What the command line says. parent: a connected socket, and the process that started this one."""
+
+    model: str
+    listen: str | None
+    secret_file: str | None
+    any_host: bool
+    threads: int | None
+    isa: str
+    parent: tuple[int, int] | None
+
+
+def read_secret(path: str) -> bytes:
+    """Return a shared secret without the line's end. Raises ConfigError."""
+    try:
+        with Path(path).open("rb") as file:
+            secret = file.read(_MAX_SECRET_BYTES).strip()
+    except OSError as error:
+        raise ConfigError(f"the secret in {path} can not be read ({error}): check it") from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"the secret in {path} has {len(secret)} bytes: use at least {MIN_SECRET_BYTES}"
+        )
+    return secret
+
+
+def run_worker(options: WorkerOptions, say: Callable[[str], object]) -> None:
+    """Serve until the parent has gone, or forever. Raises ConfigError or ModelError."""
+    if options.parent is not None:
+        _serve_parent(options, *options.parent)
+        return
+    if options.listen is None:
+        raise ConfigError(
+            "a worker must be told where to listen: --listen unix:PATH or tcp:HOST:PORT"
+        )
+    address = parse_listen(options.listen)
+    secret = None if options.secret_file is None else read_secret(options.secret_file)
+    _require_safe(address, secret, any_host=options.any_host)
+    with _open(options) as model, open_listener(address) as listener:
+        if isinstance(address, TcpAddress):
+            address = TcpAddress(address.host, listener.getsockname()[1])
+        say(f"{_describe(model)}; listens on {address}")
+        try:
+            serve_listener(listener, model, secret)
+        finally:
+            if isinstance(address, UnixAddress):
+                Path(address.path).unlink(missing_ok=True)
+
+
+def _serve_parent(options: WorkerOptions, fd: int, parent: int) -> None:
+    end_with_parent(parent)
+    sock = socket.socket(fileno=fd)
+    try:
+        model = _open(options)
+    except ThermoclineError as error:
+        frames = FrameSocket(sock, {})
+        frames.queue(Kind.REFUSED, 0, encode_text(str(error)))
+        with suppress(RemoteError):
+            frames.flush()
+        frames.close()
+        return
+    with model:
+        gc.freeze()  # what was loaded is never garbage: collections need not look at it
+        serve_connection(sock, model)
+
+
+def _open(options: WorkerOptions) -> HeldModel:
+    return HeldModel(options.model, NativeKernels(options.isa, options.threads))
+
+
+def _describe(model: HeldModel) -> str:
+    spec = model.spec
+    return (
+        f"{spec.name}: {model.num_experts} experts, {format_bytes(model.total_bytes)}, on "
+        f"{model.kernels.name}"
+    )
+
+
+def _require_safe(
+    address: UnixAddress | TcpAddress, secret: bytes | None, *, any_host: bool
+) -> None:
+    if isinstance(address, UnixAddress):
+        return
+    if secret is None:
+        raise ConfigError("a worker on tcp needs --secret-file: who knows it may use the worker")
+    if not address.is_loopback and not any_host:
+        raise ConfigError(
+            f"{address} can be reached by other machines, and what is sent is not encrypted: use "
+            "127.0.0.1, or --any-host on a network that you trust"
+        )
