@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from thermocline.stages.contract import AnyStage
     from thermocline.traces.recorder import Recorder
 
-# Failed chunks whose late messages may still be on their way; far more than can be in flight.
-_MAX_REMEMBERED_FAILURES = 256
-
 
 class WalkLane(Protocol):
     """Where chunks walk: the lane on which most of their jobs run."""
@@ -70,6 +67,8 @@ class _Node:
     input: Channel[StageMessage]
     join: Join | None
     is_ordered: bool
+    is_counted: bool
+    """Whether a chunk's messages to it are waited for; nobody waits for hints."""
     outgoing: tuple[tuple[Edge, Channel[StageMessage]], ...]
 
     @classmethod
@@ -80,6 +79,7 @@ class _Node:
             inputs[name],
             Join() if name in graph.joins else None,
             name in graph.ordered,
+            not any(edge.lossy for edge in graph.edges if edge.target == name),
             tuple(
                 (edge, inputs[edge.target])
                 for edge in graph.outgoing(name)
@@ -122,7 +122,10 @@ class Runner:
         # Whether prompts walk, all of them: one in the ring would be overtaken by a later one that walks.
         self._prompts_walk = graph.is_line
         self._num_prompts = 0
-        self._failed: deque[ChunkId] = deque(maxlen=_MAX_REMEMBERED_FAILURES)
+        # Messages of each chunk that are in a channel or at a stage. One that failed keeps its credit until they are gone:
+        # no channel ever has to hold those of more chunks than there are credits.
+        self._num_messages: Counter[ChunkId] = Counter()
+        self._failed: dict[ChunkId, ChunkFailed] = {}
         self._in_flight: set[ChunkId] = set()
         self._num_in_flight: Counter[RequestId] = Counter()  # chunks with tokens of a request
         self._abandoned: set[RequestId] = set()
@@ -169,8 +172,7 @@ class Runner:
             else:
                 self._group.create_task(walk, name="walk")
             return
-        accepted = self._nodes[self._graph.source].input.send_nowait(chunk)
-        assert accepted, "the first channel has room for every credit"
+        self._put(self._nodes[self._graph.source], chunk)
 
     async def receive(self) -> StepResult | ChunkFailed:
         """Return the next chunk's end, and its credit. Raises ChannelClosed after `close`."""
@@ -216,6 +218,7 @@ class Runner:
             assert not self._num_in_flight, "a request's chunks were not all counted back"
             assert not self._latest, "the order of an ended request is remembered"
             assert not self._abandoned, "an abandoned request is remembered"
+            assert not self._failed, "a failed chunk is remembered"
             assert not self._order, "a walk that ended is still in line"
 
     async def _walk_chunk(self, chunk: Chunk, lane: WalkLane, *, in_parts: bool) -> None:
@@ -254,21 +257,25 @@ class Runner:
         try:
             while True:
                 message = await node.input.receive()
-                if message.chunk.id in self._failed:
-                    self._graph.drop(node.name, message)
-                    continue
-                if not self._is_wanted(message.chunk):
-                    self._graph.drop(node.name, message)
-                    self._fail(node.name, message, message.chunk, AbandonedError())
-                    continue
-                if node.join is None or isinstance(message, Joined):
-                    await self._run_message(node, message)
-                    continue
-                assert isinstance(message, LayerWork | PartialSum | LayerSum)
-                for complete in node.join.add(message):
-                    await self._run_message(node, complete)
+                await self._take(node, message)
+                if node.is_counted:
+                    self._num_messages[message.chunk.id] -= 1
+                    self._end_if_gone(message.chunk.id)
         except ChannelClosed:
             return
+
+    async def _take(self, node: _Node, message: StageMessage) -> None:
+        if message.chunk.id in self._failed:
+            self._graph.drop(node.name, message)
+        elif not self._is_wanted(message.chunk):
+            self._graph.drop(node.name, message)
+            self._fail(node.name, message, message.chunk, AbandonedError())
+        elif node.join is None or isinstance(message, Joined):
+            await self._run_message(node, message)
+        else:
+            assert isinstance(message, LayerWork | PartialSum | LayerSum)
+            for complete in node.join.add(message):
+                await self._run_message(node, complete)
 
     async def _run_message(self, node: _Node, message: StageMessage) -> None:
         if node.is_ordered:
@@ -296,8 +303,12 @@ class Runner:
                 continue
             if not is_wanted:
                 self._graph.drop(edge.target, output)
-            elif not target.send_nowait(output) and not edge.lossy:
-                await target.send(output)
+            elif edge.lossy:
+                target.send_nowait(output)
+            else:
+                self._num_messages[output.chunk.id] += 1
+                if not target.send_nowait(output):
+                    await target.send(output)
 
     def _check_order(self, hidden: Hidden) -> None:
         """Assert that a request's chunks come in order: each reads what the one before it writes."""
@@ -310,11 +321,6 @@ class Runner:
     def _fail(self, name: str, message: StageMessage, chunk: Chunk, error: Exception) -> None:
         if chunk.id in self._failed:
             return
-        self._failed.append(chunk.id)
-        for node in self._nodes.values():
-            for released in node.join.discard(chunk.id) if node.join else ():
-                accepted = node.input.send_nowait(released)
-                assert accepted, "its parts have left the channel"
         wrapped = StageError(
             name,
             layer=layer_of(message),
@@ -323,8 +329,27 @@ class Runner:
             why=f"{type(error).__name__}: {error}",
         )
         wrapped.__cause__ = error
-        accepted = self._results.send_nowait(ChunkFailed(chunk, wrapped))
-        assert accepted, "there is room for one result per credit"
+        self._failed[chunk.id] = ChunkFailed(chunk, wrapped)
+        for node in self._nodes.values():
+            for released in node.join.discard(chunk.id) if node.join else ():
+                self._put(node, released)
+        self._end_if_gone(chunk.id)
+
+    def _put(self, node: _Node, message: StageMessage) -> None:
+        """Send what its channel has room for: the first of a chunk, or what left it before."""
+        self._num_messages[message.chunk.id] += 1
+        accepted = node.input.send_nowait(message)
+        assert accepted, "a channel has room for every credit"
+
+    def _end_if_gone(self, chunk: ChunkId) -> None:
+        """Give the credit of a failed chunk back if nothing of it is on its way any more."""
+        if self._num_messages[chunk]:
+            return
+        del self._num_messages[chunk]
+        failed = self._failed.pop(chunk, None)
+        if failed is not None:
+            accepted = self._results.send_nowait(failed)
+            assert accepted, "there is room for one result per credit"
 
 
 def layer_of(message: StageMessage) -> LayerIndex | None:

@@ -151,6 +151,30 @@ async def test_both_branches_failing_is_one_failure():
     assert all(isinstance(result, ChunkFailed) for result in results)
 
 
+async def test_a_failed_chunk_keeps_its_credit_while_a_message_of_it_waits():
+    """However slow the other branch is: its channel never has to hold more chunks than there are credits."""
+    fakes, gate = FakeStages(fail_at=("cold", 0)), asyncio.Event()
+
+    async def slow(work):
+        await gate.wait()
+        return partial_sum(work, Tier.HOT)
+
+    fakes.hot = slow
+    runner = Runner(fakes.graph(), NullRecorder())
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(runner.run())
+        runner.inject(make_chunk(0))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert ("cold", 0, 0) in fakes.visits
+        assert not runner.has_credit
+        gate.set()
+        assert isinstance(await runner.receive(), ChunkFailed)
+        assert runner.has_credit
+        runner.check_integrity()
+        runner.close()
+
+
 def test_the_graph_prints_and_validates():
     """The ring reads as text, and a graph with loose ends is refused."""
     graph = FakeStages().graph(2)
