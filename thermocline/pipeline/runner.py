@@ -127,6 +127,7 @@ class Runner:
         self._num_messages: Counter[ChunkId] = Counter()
         self._failed: dict[ChunkId, ChunkFailed] = {}
         self._in_flight: set[ChunkId] = set()
+        self._without_result: set[ChunkId] = set()  # those of them whose end is not known yet
         self._num_in_flight: Counter[RequestId] = Counter()  # chunks with tokens of a request
         self._abandoned: set[RequestId] = set()
         # The last of them that reached each layer.
@@ -159,6 +160,7 @@ class Runner:
         """
         assert self.has_credit, "no credit left for one more chunk"
         self._in_flight.add(chunk.id)
+        self._without_result.add(chunk.id)
         self._num_in_flight.update(chunk.requests)
         if chunk.is_prompt:
             if not self._num_prompts:
@@ -227,7 +229,7 @@ class Runner:
         except WalkError as error:
             self._fail(error.stage, error.message, chunk, error.failure)
         else:
-            await self._results.send(result)
+            await self._succeed(result)
 
     def _turns(self, chunk: Chunk, *, in_parts: bool) -> Generator[None, None, StepResult]:
         """On the lane's thread: the chunk's walk, as far as somebody waits for it, behind the one in front."""
@@ -291,8 +293,7 @@ class Runner:
             self._fail(node.name, message, message.chunk, error)
             return
         if isinstance(output, StepResult):
-            if output.chunk.id not in self._failed:
-                await self._results.send(output)
+            await self._succeed(output)
         elif output is not None:
             await self._pass_on(node, output)
 
@@ -318,9 +319,15 @@ class Runner:
             assert last is None or last < chunk.id, f"chunk {chunk.id} came after {last}"
             self._latest[request][hidden.layer] = chunk.id
 
+    async def _succeed(self, result: StepResult) -> None:
+        if result.chunk.id in self._without_result:
+            self._without_result.discard(result.chunk.id)
+            await self._results.send(result)
+
     def _fail(self, name: str, message: StageMessage, chunk: Chunk, error: Exception) -> None:
-        if chunk.id in self._failed:
-            return
+        if chunk.id not in self._without_result:
+            return  # it has failed already, or only a hint of it was left
+        self._without_result.discard(chunk.id)
         wrapped = StageError(
             name,
             layer=layer_of(message),
