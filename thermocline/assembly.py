@@ -166,7 +166,7 @@ def _build(
     routing_log = RoutingLog()
     cpu, *more_lanes = _lanes(config, home, kernels, recorder, owned)
     ground = Ground(config, file, model, kernels, recorder, owned)
-    branches = open_branches(ground, start.placement, cpu)
+    branches = open_branches(ground, start, cpu)
     tiers = branches.tiers
     router = partial(RouterStage, tiers=tiers, heat=start.heat, routing_log=routing_log)
     stages: dict[str, Stage[Any, Any]] = {

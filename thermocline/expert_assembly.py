@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.experts.device_opening import HotDevice
-    from thermocline.experts.placement import Placement
+    from thermocline.experts.opening import ExpertStart
     from thermocline.experts.tiers import Tiers
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import LaneThread
@@ -92,9 +92,9 @@ def make_kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
 
 
-def open_branches(ground: Ground, placement: Placement, cpu: LaneThread) -> ExpertBranches:
-    """Open what computes the experts of `placement`. Raises ConfigError or RemoteError."""
-    config, spec = ground.config, ground.model.spec
+def open_branches(ground: Ground, start: ExpertStart, cpu: LaneThread) -> ExpertBranches:
+    """Open what computes the experts, placed as `start` says. Raises ConfigError or RemoteError."""
+    config, spec, placement = ground.config, ground.model.spec, start.placement
     catalog = ExpertCatalog(ground.model.expert_layers)
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     workers = config.remote.workers
@@ -106,6 +106,7 @@ def open_branches(ground: Ground, placement: Placement, cpu: LaneThread) -> Expe
         ground.kernels,
         placement_fingerprint(spec, placement),
         assignment.mask if workers else None,
+        start.kept_away,
     )
     balance = Balance(len(workers)) if workers and config.remote.mode == "auto" else None
 

@@ -274,6 +274,8 @@ async def test_schedules_do_not_change_constrained_answers(toy):
         EngineConfig(memory=tight),
     ):
         async with Engine.open(toy, config) as engine:
+            for form in (fields, tool_fields):  # compiled now, so that all answers start together
+                await tokens(engine, form, 9)
             assert await asyncio.gather(*(tokens(engine, *one) for one in asked)) == expected
             if config.memory is tight:
                 assert (await engine.snapshot()).total_preemptions > 0

@@ -42,7 +42,7 @@ async def test_experts_are_placed_by_what_runs_before_used(toy):
     assert np.allclose(kept["heat"], statistics.heat, rtol=1e-3)
     assert kept["num_tokens"] == len(PROMPT) + 8 - 1
     for device in ("cpu", "simulated"):
-        hot = PlacementConfig(hot_device=device, hot_fraction=0.5)
+        hot = PlacementConfig(hot_device=device, hot_fraction=0.5, expert_cache="static")
         again, split = await answer(toy, placement=hot, heat=HeatConfig(saved=False))
         assert again == tokens
         assert split.placement.num_hot == 12
@@ -53,7 +53,7 @@ async def test_experts_are_placed_by_what_runs_before_used(toy):
         above = np.concatenate([np.sort(row)[:-2] for row in chosen])
         assert above.min() >= np.concatenate(rest).max()
         assert split.hot_share > 0.5
-        evenly = PlacementConfig(hot_device=device, hot_choice="even")
+        evenly = PlacementConfig(hot_device=device, hot_choice="even", expert_cache="static")
         again, even = await answer(toy, placement=evenly, heat=HeatConfig(saved=False))
         assert again == tokens
         assert even.placement.hot == ((0, 2, 4, 6),) * 3
@@ -61,7 +61,8 @@ async def test_experts_are_placed_by_what_runs_before_used(toy):
 
 
 @pytest.mark.slow
-async def test_wishes_hold_for_a_run_as_for_a_plan(toy):
+@pytest.mark.parametrize("expert_cache", ["static", "auto"])
+async def test_wishes_hold_for_a_run_as_for_a_plan(toy, expert_cache):
     """Layers and experts that stay away, and ones that must be there; the tokens are the same."""
     plain, _ = await answer(toy, heat=HeatConfig(enabled=False))
     wishes = PlacementConfig(
@@ -70,6 +71,8 @@ async def test_wishes_hold_for_a_run_as_for_a_plan(toy):
         hot=("1:7", "2:0-1"),
         cold=("1:0-3",),
         hot_fraction=0.25,
+        expert_cache=expert_cache,
+        simulated_copy_bytes_per_s=1e12,
     )
     tokens, statistics = await answer(toy, placement=wishes)
     first, second, third = statistics.placement.hot
@@ -77,7 +80,7 @@ async def test_wishes_hold_for_a_run_as_for_a_plan(toy):
     assert 7 in second
     assert not {0, 1, 2, 3} & set(second)
     assert {0, 1} <= set(third)
-    none = PlacementConfig(hot_device="simulated", cpu_moe=True)
+    none = PlacementConfig(hot_device="simulated", cpu_moe=True, expert_cache=expert_cache)
     tokens, statistics = await answer(toy, placement=none)
     assert (tokens, statistics.placement.num_hot) == (plain, 0)
 
@@ -86,7 +89,9 @@ async def test_wishes_hold_for_a_run_as_for_a_plan(toy):
 async def test_a_device_that_is_too_small_gives_way(toy):
     """What does not fit computes on the CPU, with a reason."""
     expert = 3 * 64 * 32 * 4
-    small = PlacementConfig(hot_device="simulated", simulated_memory_bytes=4 * expert + 1)
+    small = PlacementConfig(
+        hot_device="simulated", expert_budget_bytes=4 * expert + 1, expert_cache="static"
+    )
     plain, _ = await answer(toy)
     tokens, statistics = await answer(toy, placement=small)
     assert (tokens, statistics.placement.num_hot) == (plain, 4)

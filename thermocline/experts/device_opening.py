@@ -55,6 +55,8 @@ class RoutedExperts:
     kernels: Kernels
     fingerprint: str
     remote_mask: NDArray[np.bool_] | None = None
+    kept_away: NDArray[np.bool_] | None = None
+    """bool [layers, experts], what the user keeps on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,10 @@ def open_simulated(
     ring = StagingRing(device, _STAGED_EXPERTS, store.give_up)
     choose: Chooser = whatever_is_there
     min_upload_tokens = inf
-    store.install(_by_rank(experts.placement))
+    first = tuple(_by_rank(experts.placement))
+    if experts.kept_away is not None:
+        store.bind(first, experts.kept_away)
+    store.install(first)
     if not is_static:
         choose = split = FastestSplit(costs, lambda: ring.num_taken)
         min_upload_tokens = split.min_upload_tokens(catalog.num_experts, experts.num_used)

@@ -44,7 +44,9 @@ class ExpertStart:
                 remarks = (f"the use of experts so far is not known: {error}",)
         # What the cache holds does not matter to experts.
         sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
-        choice = _choose(sizes, config.placement, self.known)
+        wishes = _wishes(sizes, config.placement)
+        choice = _choose(sizes, config.placement, wishes, self.known)
+        self.kept_away = wishes.kept_away(spec.num_layers, spec.router.num_experts)
         self.placement = choice.placement
         self.reasons = (*remarks, *choice.reasons)
         self.heat = ExpertHeat(
@@ -61,14 +63,21 @@ class ExpertStart:
             keep_heat(self._home, fresh)
 
 
-def _choose(sizes: ModelSizes, config: PlacementConfig, known: HeatRecord | None) -> ExpertChoice:
+def _wishes(sizes: ModelSizes, config: PlacementConfig) -> Wishes:
     if not config.has_hot_tier:
-        return split_experts(sizes, 0.0, 0, Wishes(), None)
-    wishes = Wishes(
+        return Wishes()
+    return Wishes(
         cpu_layers=len(sizes.layers) if config.cpu_moe else config.n_cpu_moe,
         hot=parse_experts("--hot", config.hot, sizes),
         cold=parse_experts("--cold", config.cold, sizes),
     )
+
+
+def _choose(
+    sizes: ModelSizes, config: PlacementConfig, wishes: Wishes, known: HeatRecord | None
+) -> ExpertChoice:
+    if not config.has_hot_tier:
+        return split_experts(sizes, 0.0, 0, wishes, None)
     room = config.simulated_memory_bytes if config.hot_device == "simulated" else sizes.routed
     if config.expert_budget_bytes is not None:
         room = min(room, config.expert_budget_bytes)

@@ -21,7 +21,7 @@ from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex, Lease
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -102,6 +102,8 @@ class ExpertStore:
         # Given up while it was leased: freed when it is given back.
         self._doomed: dict[ExpertKey, int] = {}
         self._ended: deque[tuple[ExpertKey, bool]] = deque()
+        self._pinned: frozenset[ExpertKey] = frozenset()
+        self._kept_away = np.zeros((len(self._expert_bytes), num_experts), bool)
         self._capacity_bytes = capacity_bytes
         self._used_bytes = self._num_resident = 0
         self._choices = self._hits = self._staged = 0
@@ -163,6 +165,19 @@ class ExpertStore:
             self._untold.append((layer, routing.expert_ids))
             if is_step_end:
                 self._wake()
+
+    def bind(self, pinned: Collection[ExpertKey], kept_away: NDArray[np.bool_]) -> None:
+        """Take what the user decided, before the first copy.
+
+        pinned: experts that the policy does not evict; they go when memory must be given up. kept_away: bool
+        [layers, experts], those that never come.
+        """
+        self._pinned, self._kept_away = frozenset(pinned), kept_away
+
+    def may_come(self, layer: LayerIndex, experts: IntArray) -> NDArray[np.bool_]:
+        """Return bool [n], which of a layer's experts [n] the device may hold."""
+        allowed: NDArray[np.bool_] = ~self._kept_away[layer, experts]
+        return allowed
 
     def install(self, keys: Iterable[ExpertKey]) -> None:
         """Copy experts to the device, as many as fit, and wait for them; for the start. Blocks."""
@@ -259,7 +274,7 @@ class ExpertStore:
     def _in_use(self) -> frozenset[ExpertKey]:
         with self._lock:
             leased = [_key(*pair) for pair in np.argwhere(self._leases).tolist()]
-            return frozenset((*leased, *self._copying, *self._doomed))
+            return self._pinned.union(leased, self._copying, self._doomed)
 
     def _tell(self) -> None:
         """Tell the policy what was chosen and which copies ended."""
@@ -272,6 +287,7 @@ class ExpertStore:
         while self._untold:
             layer, chosen_ids = self._untold.popleft()
             counts = np.bincount(chosen_ids.reshape(-1), minlength=self._num_experts)
+            counts[self._kept_away[layer]] = 0
             experts = np.flatnonzero(counts).astype(np.int32)
             chosen = counts[experts].astype(np.int32)
             self._policy.observe(layer, experts, chosen, len(chosen_ids))

@@ -96,6 +96,7 @@ class DeviceTiers:
         groups = group(routing, len(slots))
         experts, counts = groups.experts, groups.counts
         hits, uploads = self._choose(layer, slots[experts] >= 0, counts)
+        uploads = uploads & self._store.may_come(layer, experts)
         hot, lease = self._store.lease(layer, experts, counts, hits, uploads)
         remote = None if self._remote_mask is None else self._remote_mask[layer][experts]
         return split(routing, groups, hot, remote), lease

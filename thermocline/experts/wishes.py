@@ -9,10 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from numpy.typing import NDArray
 
     from thermocline.models.sizes import ModelSizes
 
@@ -34,6 +38,14 @@ class Wishes:
     hot: frozenset[tuple[int, int]] = frozenset()
     cold: frozenset[tuple[int, int]] = frozenset()
     only_hot: bool = False
+
+    def kept_away(self, num_layers: int, num_experts: int) -> NDArray[np.bool_]:
+        """Return bool [layers, experts], those that must not be on the device."""
+        mask = np.zeros((num_layers, num_experts), bool)
+        mask[: self.cpu_layers] = True
+        for key in self.cold:
+            mask[key] = True
+        return mask
 
 
 def parse_experts(flag: str, texts: Iterable[str], sizes: ModelSizes) -> frozenset[tuple[int, int]]:
