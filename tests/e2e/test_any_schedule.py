@@ -187,7 +187,7 @@ def test_any_schedule_gives_each_request_its_own_answer(toy, alone, config, want
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alone", ["reference"], indirect=True)
-@examples(5)
+@examples(3)
 @given(config=SCHEDULES, wanted=REQUESTS)
 def test_the_same_holds_for_reference_compute(toy, alone, config, wanted):
     """The slow twins give bit-identical logits under any schedule."""

@@ -15,12 +15,11 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """A wheel built from the working tree."""
+    """A wheel built from the working tree, of the objects that its installation left in build/."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    build_dir = f"--config-settings=build-dir={folder / 'build'}"
     run = subprocess.run(
-        [*command, build_dir, "-w", str(folder), str(ROOT)],
+        [*command, "-w", str(folder), str(ROOT)],
         capture_output=True,
         text=True,
         timeout=280,
