@@ -132,10 +132,7 @@ def engine_options(*flags: str) -> Callable[[Command], Command]:
     )
 
 
-_ONE_REQUEST_FLAGS: Final = (
-    "--ctx",
-    "--kv-type",
-    "--prefill-chunk",
+PLACE_FLAGS: Final = (
     "--trunk-device",
     "--cpu-moe",
     "--hot-device",
@@ -161,6 +158,14 @@ _ONE_REQUEST_FLAGS: Final = (
     "--cpu-isa",
     "--threads",
     "--pin-threads",
+)
+"""What computes where, and by which kernels: the same for one request and for a server."""
+
+_ONE_REQUEST_FLAGS: Final = (
+    "--ctx",
+    "--kv-type",
+    "--prefill-chunk",
+    *PLACE_FLAGS,
 )
 
 

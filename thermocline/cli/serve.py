@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thermocline.cli.options import engine_options, model_argument
+from thermocline.cli.options import PLACE_FLAGS, engine_options, model_argument
 from thermocline.cli.server_options import server_options
 from thermocline.cli.session import model_path
 from thermocline.server.settings import ModelCard
@@ -36,31 +36,7 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--prompt-chunks",
     "--decode-slowdown",
     "--prefix-cache/--no-prefix-cache",
-    "--trunk-device",
-    "--cpu-moe",
-    "--hot-device",
-    "--hot-fraction",
-    "--expert-cache",
-    "--expert-budget",
-    "--hot-choice",
-    "--hot",
-    "--cold",
-    "--n-cpu-moe",
-    "--heat/--no-heat",
-    "--expert-worker",
-    "--worker-share",
-    "--worker-mode",
-    "--worker-payload",
-    "--worker-transport",
-    "--worker-batch-capacity",
-    "--on-worker-failure",
-    "--worker-timeout",
-    "--worker-secret-file",
-    "--prefetch",
-    "--kernels",
-    "--cpu-isa",
-    "--threads",
-    "--pin-threads",
+    *PLACE_FLAGS,
 )
 def serve(model: str | None, listen: Callable[[], ServerConfig], config: EngineConfig) -> None:
     """Serve a model to OpenAI, Anthropic and Ollama clients.

@@ -6,7 +6,6 @@ The place is beside the model; where that folder can not be written, the user's 
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from thermocline.config import HALF_LIFE_TOKENS
 from thermocline.errors import ConfigError
 from thermocline.experts.heat import HeatRecord
+from thermocline.machine import user_cache_folder
 from thermocline.models.footprint import Role, tensor_role
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def heat_places(model: Path, identity: ModelIdentity) -> tuple[Path, ...]:
 
     Nothing is kept inside of this package, so that the built-in model's heat is the user's own.
     """
-    beside, folder = model.with_name(model.name + _SUFFIX), _cache_folder()
+    beside, folder = model.with_name(model.name + _SUFFIX), user_cache_folder()
     places = () if _PACKAGE in beside.resolve().parents else (beside,)
     if folder is None:
         return places
@@ -206,14 +206,3 @@ def reset_heat(home: HeatHome) -> tuple[Path, ...]:
 
 def _shape(identity: ModelIdentity) -> tuple[int, int]:
     return identity.num_layers, identity.num_experts
-
-
-def _cache_folder() -> Path | None:
-    given = os.environ.get("THERMOCLINE_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "thermocline"
-    except RuntimeError:  # a user without a home
-        return None

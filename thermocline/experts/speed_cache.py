@@ -6,19 +6,18 @@ Knows neither how speeds are measured nor what they are for.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thermocline import __version__
 from thermocline.errors import ConfigError
 from thermocline.experts.machine_speeds import parse_speeds
-from thermocline.machine import machine_facts
+from thermocline.machine import machine_facts, user_cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from thermocline.experts.machine_speeds import MachineSpeeds
 
@@ -56,7 +55,7 @@ def keep_speeds(paths: Sequence[Path], settings: str, speeds: MachineSpeeds) -> 
 
 def speeds_place(paths: Sequence[Path], settings: str) -> Path | None:
     """Return the file for these speeds; None for a user without a home."""
-    folder = _cache_folder()
+    folder = user_cache_folder()
     if folder is None:
         return None
     facts = machine_facts()
@@ -67,14 +66,3 @@ def speeds_place(paths: Sequence[Path], settings: str) -> Path | None:
         status = path.stat()
         digest.update(f"|{path.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode())
     return folder / "speeds" / f"{paths[0].stem}-{digest.hexdigest()}.json"
-
-
-def _cache_folder() -> Path | None:
-    given = os.environ.get("THERMOCLINE_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "thermocline"
-    except RuntimeError:
-        return None

@@ -29,7 +29,7 @@ _REPEATS: Final = 3
 _NUM_HOPS: Final = 16
 # To the device, its compute, and back.
 _HOPS_PER_VISIT: Final = 3
-# Layers in parts instead of as one job cost Python so much more, measured on the demo model.
+# An estimate of what a layer in parts costs Python beyond one in a single job.
 _PARTS_S: Final = 150e-6
 _FLOAT_BYTES: Final = 4
 
