@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.build_folder import build_folder_to_oneself
+
 NATIVE = Path(__file__).parents[2] / "native"
 # Each file of a set exports one table, named after the source that it includes.
 FILES = sorted(path.stem for path in (NATIVE / "src" / "sets").glob("*.cpp"))
@@ -61,7 +63,8 @@ def objects_of_the_sets(empty: Path) -> list[Path]:
     built = sorted(NATIVE.parent.glob(f"build/{tag}-*/CMakeCache.txt"))
     if built:
         folder = built[0].parent
-        subprocess.run([tool, "--build", str(folder)], check=True, capture_output=True)
+        with build_folder_to_oneself():
+            subprocess.run([tool, "--build", str(folder)], check=True, capture_output=True)
     else:
         folder = empty
         _compile_sets(tool, folder)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.build_folder import build_folder_to_oneself
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,13 +20,14 @@ def wheel(tmp_path_factory) -> Path:
     """A wheel built from the working tree, of the objects that its installation left in build/."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    run = subprocess.run(
-        [*command, "-w", str(folder), str(ROOT)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=folder,
-    )
+    with build_folder_to_oneself():
+        run = subprocess.run(
+            [*command, "-w", str(folder), str(ROOT)],
+            capture_output=True,
+            text=True,
+            timeout=280,
+            cwd=folder,
+        )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     (path,) = folder.glob("thermocline-*.whl")
     return path
