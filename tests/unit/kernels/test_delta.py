@@ -75,7 +75,9 @@ def test_every_set_gives_what_the_reference_gives(isa, shape):
     assert np.array_equal(found_states.recurrent[1], states_of(shape, 3).recurrent[1])
 
 
-@pytest.mark.parametrize("dense", [NativeKernels(threads=2).dense, ReferenceDense()], ids=repr)
+@pytest.mark.parametrize(
+    "dense", [NativeKernels(threads=2).dense, ReferenceDense()], ids=["native", "reference"]
+)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("cuts", [[1] * 13, [1, 12], [5, 8], [3, 3, 3, 3, 1]], ids=str)
 def test_no_cut_changes_a_bit(dense, shape, cuts):
