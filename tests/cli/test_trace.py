@@ -90,7 +90,7 @@ def test_html_writes_a_page_beside_the_file(trace_file, name):
         b'{"traceEvents":[{"ph":"X"',
         b'{"events":[]}',
         b'{"traceEvents":[{"ph":"X","name":"hot","tid":1}]}',
-        gzip.compress(b'{"traceEvents":[]}')[:-6],
+        gzip.compress(b'{"traceEvents":[]}', mtime=0)[:-6],
         None,
     ],
 )
