@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, model: Path) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
-    parser = model_parser(_NAME, __doc__, "expert_link.csv")
+    parser = model_parser(_NAME, __doc__, "expert-link.csv")
     parser.add_argument("--prompt", type=int, default=384, metavar="TOKENS")
     parser.add_argument("--answer", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=9)

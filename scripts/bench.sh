@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
 # usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large
-#                         | larger | predictions | experts | round-trip | workers | gpu [ARGUMENTS of the benchmark...]
+#                         | larger | predictions | experts | link | round-trip | workers | gpu [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 9 GB more for predictions
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
@@ -64,6 +64,7 @@ case $what in
     path=$(model 48)
     "$python" -m benchmarks.memory "$path" "$@"
     ;;
+  link) "$python" -m benchmarks.expert_link thermocline/demo/demo-moe.gguf "$@" ;;
   experts) "$python" -m benchmarks.expert_cache "$@" ;;
   round-trip) "$python" -m benchmarks.worker_round_trip "$@" ;;
   workers)

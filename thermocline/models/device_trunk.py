@@ -2,7 +2,7 @@
 
 Owns the weights, cache and states there. One thread at a time computes. The residual stream comes from the host
 and goes back to it each layer, with the experts' input, in one copy: wherever experts are computed, what is added
-in which order is as on the CPU (docs/decisions/0014).
+in which order is as on the CPU (docs/decisions/0015).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A trunk's weight matrices on a device, and products with them. Knows no layer.
 
 Formats that the device's kernels read stay the blocks that they are in the file; F32 and BF16 stay plain numbers,
-and what is left is expanded to bfloat16 when it is loaded (docs/decisions/0013).
+and what is left is expanded to bfloat16 when it is loaded (docs/decisions/0014).
 """
 
 from __future__ import annotations
