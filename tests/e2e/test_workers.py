@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.engine_runs import greedy_tokens, prompt_logits
+from tests.support.processes import child_pids
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import (
     Engine,
@@ -103,21 +103,15 @@ async def test_half_width_payloads_are_close(path, payload):
     assert 0 < error < {"f16": 1e-4, "bf16": 1e-3}[payload]
 
 
-def children():
-    """The processes that this one has."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lost_worker_changes_no_token(path, blow, caplog):
     """Killed or stopped in the middle of an answer: right tokens by the local path, counted and logged once."""
-    before = children()
+    before = child_pids()
     expected = (await tokens_and_logits(path, config()))[0]
     remote = RemoteConfig(("local:1",), timeout_s=0.3, mode="batched")
     async with Engine.open(path, config(remote)) as engine:
-        (pid,) = children() - before
+        (pid,) = child_pids() - before
         tokens = []
         async for event in engine.generate(PROMPT, SamplingParams(max_tokens=12, ignore_eos=True)):
             tokens += event.token_ids
@@ -131,17 +125,17 @@ async def test_a_lost_worker_changes_no_token(path, blow, caplog):
         await engine.check_integrity()
     lines = [record for record in caplog.records if record.name == "thermocline.remote"]
     assert 1 <= len(lines) <= 2
-    assert children() == before
+    assert child_pids() == before
 
 
 @pytest.mark.slow
 async def test_a_lost_worker_is_one_clean_error_where_that_was_asked_for(path):
     """--on-worker-failure error: the request fails with its cause, and one after the restart works."""
-    before = children()
+    before = child_pids()
     expected = (await tokens_and_logits(path, config()))[0]
     remote = RemoteConfig(("local:1",), on_failure="error", mode="batched")
     async with Engine.open(path, config(remote)) as engine:
-        (pid,) = children() - before
+        (pid,) = child_pids() - before
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(StageError, match="remote") as caught:
             await greedy_tokens(engine, PROMPT, 12)
@@ -150,7 +144,7 @@ async def test_a_lost_worker_is_one_clean_error_where_that_was_asked_for(path):
             await asyncio.sleep(0)
         assert await greedy_tokens(engine, PROMPT, 12) == expected
         await engine.check_integrity()
-    assert children() == before
+    assert child_pids() == before
 
 
 @pytest.mark.slow

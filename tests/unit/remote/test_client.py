@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.processes import child_pids
 from tests.support.remote_bodies import broken_frames
 from tests.support.remote_cases import running_worker, some_request, target_of
 from tests.support.toy_model import ToyShape, write_toy_model
@@ -242,12 +243,6 @@ def start_local(model_path, worker, timeout_s=TIMEOUT_S, **changes):
     return client, target
 
 
-def children():
-    """The processes that this one has."""
-    path = Path("/proc/self/task")
-    return {int(pid) for task in path.iterdir() for pid in (task / "children").read_text().split()}
-
-
 def memory_and_sockets():
     """The memory files and sockets that this process has open."""
     gc.collect()
@@ -262,16 +257,16 @@ def memory_and_sockets():
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 def test_a_killed_worker_is_one_error_and_comes_back(model_path, worker, transport):
     """kill -9 with requests in flight: each ends, the next connection answers, nothing is left."""
-    before, open_before = children(), memory_and_sockets()
+    before, open_before = child_pids(), memory_and_sockets()
     client, target = start_local(model_path, worker, transport=transport)
     for seed in range(NUM_KILLS):
-        (pid,) = children() - before
+        (pid,) = child_pids() - before
         futures = [client.submit(some_request(target, 100, seed)) for _ in range(6)]
         os.kill(pid, signal.SIGKILL)
         assert not wait(futures, TIMEOUT_S).not_done
         for future in futures:
             assert future.exception() is None or isinstance(future.exception(), RemoteError)
-        while client.is_ready and (children() - before) == {pid}:
+        while client.is_ready and (child_pids() - before) == {pid}:
             with pytest.raises(RemoteError):  # until the loss is noticed
                 client.submit(some_request(target, 1)).result(TIMEOUT_S)
         client.wait_ready(TIMEOUT_S, tries_again=True)
@@ -280,35 +275,35 @@ def test_a_killed_worker_is_one_error_and_comes_back(model_path, worker, transpo
         np.testing.assert_array_equal(answer.values, expected(worker, target, request))
     assert client.statistics().total_connections == NUM_KILLS + 1
     client.close()
-    assert children() == before
+    assert child_pids() == before
     assert memory_and_sockets() <= open_before
 
 
 @pytest.mark.slow
 def test_a_stopped_worker_is_given_up(model_path, worker):
     """SIGSTOP: requests end with WorkerLateError at their deadline, and another worker takes over."""
-    before = children()
+    before = child_pids()
     client, target = start_local(model_path, worker, timeout_s=0.3)
-    (pid,) = children() - before
+    (pid,) = child_pids() - before
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(WorkerLateError, match=r"within 0\.3 s"):
         client.submit(some_request(target, 3)).result(TIMEOUT_S)
     client.wait_ready(TIMEOUT_S, tries_again=True)
-    (other,) = children() - before
+    (other,) = child_pids() - before
     assert other != pid
     client.close()
-    assert children() == before
+    assert child_pids() == before
 
 
 @pytest.mark.slow
 def test_closing_while_a_worker_starts_leaves_nothing(model_path, worker):
     """`close` in the middle of opening ends thread and process at once."""
-    before = children()
+    before = child_pids()
     target = target_of(worker, LocalWorker(1), model_path=str(model_path))
     client = WorkerClient(target, TIMEOUT_S)
     client.start()
     client.close()
-    assert children() == before
+    assert child_pids() == before
 
 
 @pytest.mark.slow

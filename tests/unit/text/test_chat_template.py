@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.support.processes import child_pids
 from thermocline.errors import ChatTemplateError, RequestError
 from thermocline.text.chat_template import ChatTemplate, PromptPart
 from thermocline.text.template_process import WorkerLimits
@@ -267,15 +267,10 @@ def test_collected_template_leaves_no_process():
 
 def test_failed_construction_leaves_no_process():
     """A template that could not be made has no child left."""
-    before = _children()
+    before = child_pids()
     with pytest.raises(ChatTemplateError):
         ChatTemplate("{% if %}")
-    assert _children() <= before
-
-
-def _children() -> set[str]:
-    """Process ids of this process's children, zombies included."""
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+    assert child_pids() <= before
 
 
 def test_killed_child_is_replaced():
