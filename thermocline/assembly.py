@@ -11,9 +11,9 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from thermocline.device_assembly import open_devices
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.expert_assembly import ExpertBranches, Ground, make_kernels, open_branches
-from thermocline.experts.opening import ExpertStart
 from thermocline.experts.routing_log import RoutingLog
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.lane import LaneThread
@@ -23,7 +23,6 @@ from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
 from thermocline.kv.state_slots import StateSlots
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.device_opening import open_device_trunk
 from thermocline.models.footprint import measure_footprint, trunk_tensors
 from thermocline.models.registry import open_model
 from thermocline.pipeline.chunk_size import ChunkSizer
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from thermocline.config import EngineConfig
+    from thermocline.config import EngineConfig, PlacementConfig
     from thermocline.experts.device_opening import HotDevice
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
@@ -99,7 +98,11 @@ class EngineParts:
     kernels: Kernels
     tokenizer: Tokenizer
     placement: Placement
+    placement_config: PlacementConfig
+    """What was asked for, with what was decided in place of each "auto"."""
     placement_reasons: tuple[str, ...]
+    device_reasons: tuple[str, ...]
+    """Why not more of it is on a GPU."""
     hot_mask: NDArray[np.bool_]
     """Which experts are hot from the start on, [layers, experts]."""
     hot_device: HotDevice | None
@@ -159,26 +162,30 @@ def _build(
     max_context_tokens = _context(config, spec.context_length)
     chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
     blocks = _num_blocks(config, spec, max_context_tokens, chunk_tokens)
+    wish = _cache_wish(config, spec, blocks)
+    devices = open_devices(config, wish, model, kernels, recorder, owned)
     # What holds the cache attends: a device's trunk, or the CPU over a cache of its own.
-    home = _open_trunk(config, blocks, model, kernels, owned) or _cache(config, spec, blocks)
+    home = devices.trunk or _cache(config, spec, blocks)
     on_step(LoadStep.EXPERTS)
-    start = owned.enter_context(closing(ExpertStart(file, spec, config)))
+    kept = owned.enter_context(ExitStack())  # closed after the lanes
+    cpu = _cpu_lane(config, kernels, recorder, owned)
+    gpu_lanes = () if devices.gpu is None else (devices.gpu.lane,)
+    trunk_lane = cpu if devices.trunk is None or devices.gpu is None else devices.gpu.lane
+    ground = Ground(config, devices, file, model, kernels, recorder, owned, kept)
+    branches = open_branches(ground, cpu)
+    start, tiers = branches.start, branches.tiers
     routing_log = RoutingLog()
-    cpu, *more_lanes = _lanes(config, home, kernels, recorder, owned)
-    ground = Ground(config, file, model, kernels, recorder, owned)
-    branches = open_branches(ground, start, cpu)
-    tiers = branches.tiers
     router = partial(RouterStage, tiers=tiers, heat=start.heat, routing_log=routing_log)
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "combine": CombineStage(kernels.dense, cpu),
-        **_trunk_stages(home, model, router, more_lanes[0] if more_lanes else cpu),
+        **_trunk_stages(home, model, router, trunk_lane),
         **branches.stages,
     }
     shortcut = None
     if isinstance(home, SequenceCache):
         layer = LayerStage(model, home, tiers, start.heat, routing_log, cpu)
-        shortcut = _shortcut(config, model, layer, branches)
+        shortcut = _shortcut(model, layer, branches)
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),
@@ -199,14 +206,16 @@ def _build(
         kernels=kernels,
         tokenizer=tokenizer,
         placement=start.placement,
+        placement_config=branches.devices.placement,
         placement_reasons=start.reasons,
+        device_reasons=branches.devices.reasons,
         hot_mask=branches.hot_mask,
         hot_device=branches.hot_device,
         heat=start.heat,
         governor=branches.governor,
         remote=branches.remote,
         recorder=recorder,
-        lanes=(cpu, *more_lanes, *branches.lanes),
+        lanes=(cpu, *gpu_lanes, *branches.lanes),
         runner=runner,
         step_loop=StepLoop(
             scheduler, runner, recorder, _pace(config, chunk_tokens, cpu), routing_log
@@ -235,10 +244,8 @@ def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
     return Pace(ChunkSizer(chunk_tokens, config.scheduler.decode_slowdown), cpu.take_times)
 
 
-def _shortcut(
-    config: EngineConfig, model: Model, stage: LayerStage, branches: ExpertBranches
-) -> Shortcut | None:
-    is_cpu_hot = config.placement.has_hot_tier and branches.hot_device is None
+def _shortcut(model: Model, stage: LayerStage, branches: ExpertBranches) -> Shortcut | None:
+    is_cpu_hot = "hot" in branches.stages and branches.hot_device is None
     if is_cpu_hot or branches.remote is not None or not model.has_whole_layers:
         return None
     # Hints, too, are made between a layer's parts.
@@ -263,21 +270,11 @@ def _context(config: EngineConfig, context_length: int) -> int:
     return wanted
 
 
-def _lanes(
-    config: EngineConfig,
-    home: DeviceTrunk | SequenceCache,
-    kernels: Kernels,
-    recorder: Recorder,
-    owned: ExitStack,
-) -> list[LaneThread]:
-    """Return the CPU's lane, and behind it that of the trunk's device if it has one."""
-    slowdown = config.scheduler.decode_slowdown
-    timeline = kernels.timeline()
-    cpu = owned.enter_context(LaneThread(Lane.CPU, recorder, timeline=timeline, slowdown=slowdown))
-    if isinstance(home, SequenceCache):
-        return [cpu]
-    device = LaneThread(Lane.GPU_COMPUTE, recorder, slowdown=slowdown)
-    return [cpu, owned.enter_context(device)]
+def _cpu_lane(
+    config: EngineConfig, kernels: Kernels, recorder: Recorder, owned: ExitStack
+) -> LaneThread:
+    slowdown, timeline = config.scheduler.decode_slowdown, kernels.timeline()
+    return owned.enter_context(LaneThread(Lane.CPU, recorder, timeline=timeline, slowdown=slowdown))
 
 
 def _trunk_stages(
@@ -323,19 +320,16 @@ def _num_blocks(
     return _NumBlocks(most, min(most, windows + ceil_div(in_flight, memory.block_tokens)))
 
 
-def _open_trunk(
-    config: EngineConfig, blocks: _NumBlocks, model: Model, kernels: Kernels, owned: ExitStack
-) -> DeviceTrunk | None:
+def _cache_wish(config: EngineConfig, spec: ModelSpec, blocks: _NumBlocks) -> CacheWish:
     memory = config.memory
-    wish = CacheWish(
-        _cache_type(memory.kv_type, model.spec.head_dim),
+    return CacheWish(
+        _cache_type(memory.kv_type, spec.head_dim),
         memory.block_tokens,
         blocks.of_all_tokens,
         blocks.of_all_tokens // memory.max_full_contexts,
         blocks.of_windows,
         config.scheduler.max_requests + memory.max_snapshots,
     )
-    return open_device_trunk(config.placement.wanted_trunk, wish, model, kernels, owned)
 
 
 def _cache(config: EngineConfig, spec: ModelSpec, blocks: _NumBlocks) -> SequenceCache:

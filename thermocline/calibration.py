@@ -7,6 +7,7 @@ Knows what to measure and in which order, not what follows from it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import statistics
 from contextlib import aclosing, contextmanager, suppress
@@ -24,6 +25,7 @@ from thermocline.experts.machine_speeds import MachineSpeeds
 from thermocline.experts.speed_cache import cached_speeds, keep_speeds
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels, checked_threads
+from thermocline.kernels.gpu.requirements import why_no_gpu
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
 from thermocline.models.sizes import measure_sizes
@@ -34,12 +36,15 @@ from thermocline.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from thermocline.experts.machine_speeds import DeviceSpeeds
     from thermocline.kernels.weight import ByteArray
     from thermocline.messages import LayerIndex
     from thermocline.modelfile.layout import TensorInfo
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.sizes import ModelSizes
+
+_LOG: Final = logging.getLogger("thermocline.calibration")
 
 _ROUNDS: Final = 5
 # The built-in model's steps, of which what its kernels do not take is the engine's own.
@@ -93,13 +98,14 @@ class _Opened:
     threads: int
 
     def measure(self, rounds: int, step_s: float, *, with_disk: bool = True) -> MachineSpeeds:
-        """Time the kernels, then the disk, which lets go of pages."""
+        """Time the kernels, then a GPU if there is one, then the disk, which lets go of pages."""
         timed = self._touch(timed_layers(self.sizes))
         limits = self.kernels.measure_limits(timed)
         found = measure_kernels(self.model, self.kernels, self.sizes, self.cache_type, rounds)
-        disk = None
+        disk = device = None
         if with_disk:
             catalog = ExpertCatalog(self.model.expert_layers)
+            device = self._measure_gpu(catalog)
             disk = measure_disk(self.file, catalog, self.sizes.num_used, self.threads)
         return MachineSpeeds(
             threads=self.threads,
@@ -111,7 +117,20 @@ class _Opened:
             attention=found.attention,
             step_s=step_s,
             disk=disk,
+            device=device,
         )
+
+    def _measure_gpu(self, catalog: ExpertCatalog) -> DeviceSpeeds | None:
+        """None where there is no GPU, or none that computes what the CPU does, which is logged."""
+        if why_no_gpu() is not None:
+            return None
+        from thermocline.experts.gpu_speeds import measure_gpu
+
+        try:
+            return measure_gpu("cuda", catalog, self.kernels, self.threads)
+        except Exception as error:  # noqa: BLE001 - whatever a driver says: the rest is measured all the same
+            _LOG.warning("the GPU was not measured: %s", error)
+            return None
 
     def _touch(self, layers: tuple[LayerIndex, ...]) -> list[ByteArray]:
         """Bring what is timed into memory, and into this process's view of it; returns those tensors."""
@@ -177,4 +196,5 @@ def _paths(file: ModelFile) -> list[Path]:
 
 
 def _settings(cpu: CpuConfig, kv_type: str) -> str:
-    return f"{cpu.isa}, {checked_threads(cpu.threads)} threads, pinned: {cpu.pin}, {kv_type}"
+    gpu = "a GPU" if why_no_gpu() is None else "no GPU"
+    return f"{cpu.isa}, {checked_threads(cpu.threads)} threads, pinned: {cpu.pin}, {kv_type}, {gpu}"

@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, get_args
 
 from thermocline.errors import ConfigError
 
-HotDevice = Literal["none", "cpu", "simulated"]
+HotDevice = Literal["auto", "none", "cpu", "simulated", "cuda", "torch-cpu"]
 HotChoice = Literal["use", "even"]
-TrunkDevice = Literal["cpu", "auto", "cuda", "torch-cpu"]
+TrunkDevice = Literal["auto", "cpu", "cuda", "torch-cpu"]
 CacheChoice = Literal["f16", "bf16", "q8_0", "f32"]
 KernelChoice = Literal["native", "reference"]
 PrefetchMode = Literal["auto", "on", "off"]
@@ -93,10 +93,12 @@ class PlacementConfig:
     """Which experts are hot, and where hot experts compute."""
 
     hot_device: HotDevice = setting(
-        "none",
+        "auto",
         "--hot-device",
-        "Where hot experts compute: none (all experts are cold), cpu (beside the cold ones), or simulated "
-        "(a device with a thread, a memory and a copy engine of its own, for studying schedules).",
+        "Where hot experts compute: auto (a GPU, if there is one that computes what the CPU does), none (all experts "
+        "are cold), cuda (a GPU), cpu (beside the cold ones), simulated (a device with a thread, a memory and a "
+        "copy engine of its own, for studying schedules), or torch-cpu (the GPU's code on the CPU, slow, for "
+        "checking).",
     )
     hot_fraction: float = setting(
         0.5,
@@ -133,19 +135,19 @@ class PlacementConfig:
         0, "--n-cpu-moe", "Keep the routed experts of the first N layers on the CPU."
     )
     trunk_device: TrunkDevice = setting(
-        "cpu",
+        "auto",
         "--trunk-device",
-        "Where all but routed experts and embedding computes: cpu (the same kernels as experts), cuda (a GPU, "
-        "with its cache there), auto (a GPU that has room for it, else cpu), or torch-cpu (the GPU's code on "
-        "the CPU, slow, for checking).",
+        "Where all but routed experts and embedding computes: auto (a GPU, if there is one that has room for it and "
+        "computes what the CPU does, else cpu), cpu (the same kernels as experts), cuda (a GPU, with its cache "
+        "there), or torch-cpu (the GPU's code on the CPU, slow, for checking).",
     )
     cpu_moe: bool = setting(
         False,
         "--cpu-moe",
-        "Keep every routed expert on the CPU, and the trunk on the GPU if one has room for it.",
+        "Keep every routed expert on the CPU; the trunk goes to the GPU if there is one that has room for it.",
     )
     simulated_memory_bytes: int = 4 << 30
-    """Memory of the simulated device."""
+    """Memory of the simulated device, and what experts have of torch-cpu's."""
     simulated_copy_bytes_per_s: float = 12e9
     """Speed of its copies, in each direction; about that of a GPU behind PCIe 4.0 x8."""
 
@@ -155,9 +157,14 @@ class PlacementConfig:
         return self.hot_device != "none" and self.expert_cache != "off"
 
     @property
+    def is_gpu_hot(self) -> bool:
+        """Whether hot experts are to compute on a GPU, or on its stand-in."""
+        return self.hot_device in ("cuda", "torch-cpu") and self.has_hot_tier
+
+    @property
     def fixed_fraction(self) -> float:
         """The share of each layer's experts that is hot for good; a cache begins with none."""
-        is_cache = self.hot_device == "simulated" and self.expert_cache == "auto"
+        is_cache = self.hot_device != "cpu" and self.expert_cache == "auto"
         return self.hot_fraction if self.has_hot_tier and not is_cache else 0.0
 
     def __post_init__(self) -> None:
@@ -195,11 +202,6 @@ class PlacementConfig:
             self.simulated_memory_bytes >= 0 and self.simulated_copy_bytes_per_s > 0,
             "simulated_memory_bytes must not be negative, simulated_copy_bytes_per_s must be above 0",
         )
-
-    @property
-    def wanted_trunk(self) -> TrunkDevice:
-        """The trunk's device, after --cpu-moe has had its say."""
-        return "auto" if self.cpu_moe and self.trunk_device == "cpu" else self.trunk_device
 
 
 @dataclass(frozen=True, slots=True)

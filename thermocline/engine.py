@@ -12,7 +12,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from thermocline.config import EngineConfig
+from thermocline.config import EngineConfig, PlacementConfig
 from thermocline.engine_statistics import EngineStatistics
 from thermocline.engine_thread import EngineThread
 from thermocline.errors import RequestError
@@ -118,6 +118,11 @@ class Engine:
         """Which experts are hot now."""
         parts = self._parts
         return parts.placement if parts.hot_device is None else parts.hot_device.store.placement()
+
+    @property
+    def placement_config(self) -> PlacementConfig:
+        """What was asked for, with the device that was chosen in place of each "auto"."""
+        return self._parts.placement_config
 
     @property
     def footprint(self) -> Footprint:
@@ -258,6 +263,7 @@ class Engine:
             parts.placement_reasons,
             None if device is None else device.store.statistics(),
             None if parts.remote is None else parts.remote.statistics(),
+            parts.device_reasons,
         )
 
     def expert_figures(self) -> ExpertFigures:
@@ -265,20 +271,20 @@ class Engine:
         parts = self._parts
         counts = parts.heat.counts()
         total, hot = int(counts.sum()), int(counts[parts.hot_mask].sum())
-        upload_bytes = 0
-        if parts.hot_device is not None:
-            store = parts.hot_device.store.statistics()
+        upload_bytes, device, remote = 0, parts.hot_device, parts.remote
+        if device is not None:
+            store = device.store.statistics()
             hot, upload_bytes = store.total_hits + store.total_staged, store.total_upload_bytes
         governor, busy = parts.governor, self.busy_ns()
         return ExpertFigures(
             hits=hot,
-            misses=total - hot if parts.hot_device is not None or parts.hot_mask.any() else 0,
+            misses=total - hot if device is not None or parts.hot_mask.any() else 0,
             prefetched=0 if governor is None else governor.statistics().total_experts,
-            cpu=total - hot,
+            cpu=total - hot - (0 if remote is None else remote.statistics().total_choices),
             bytes_h2d=upload_bytes,
             bytes_disk=bytes_read_from_storage(),
             cpu_ns=max((ns for track, ns in busy.items() if track.lane is Lane.CPU), default=0),
-            device_ns=busy.get(Track(Lane.HOT), 0),
+            device_ns=0 if device is None else busy.get(Track(device.lane.lane), 0),
             at_ns=time.perf_counter_ns(),
         )
 

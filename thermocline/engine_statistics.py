@@ -32,6 +32,8 @@ class EngineStatistics:
     """Of the device with hot experts, where there is one."""
     remote: RemoteStatistics | None = None
     """What workers did; None without any."""
+    device_reasons: tuple[str, ...] = ()
+    """Why not more of the model is on a GPU."""
 
     @property
     def num_choices(self) -> int:

@@ -157,6 +157,10 @@ class DeviceMemoryError(EngineError):
         super().__init__(f"the device has no room for {what}{missing}. Fix: {fix}")
 
 
+class DeviceFaultError(EngineError):
+    """A device computes something else than the CPU does."""
+
+
 class StageError(EngineError):
     """A pipeline stage failed; the original exception is the cause (`__cause__`)."""
 

@@ -5,18 +5,20 @@ A part of the assembly. Knows neither trunk nor pipeline.
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.device_assembly import refuse_hot
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
-from thermocline.experts.device_opening import RoutedExperts, open_simulated
+from thermocline.experts.device_opening import RoutedExperts, open_gpu, open_simulated
+from thermocline.experts.opening import ExpertStart
 from thermocline.experts.placement import placement_fingerprint
 from thermocline.experts.tiers import FixedTiers
-from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.cpu import NativeKernels, checked_threads
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import LayerIndex, Tier
 from thermocline.prefetch.opening import open_governor
@@ -29,14 +31,13 @@ from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.remote import RemoteStage
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
     from typing import Any
 
     from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig
+    from thermocline.device_assembly import Devices
     from thermocline.experts.device_opening import HotDevice
-    from thermocline.experts.opening import ExpertStart
     from thermocline.experts.tiers import Tiers
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import LaneThread
@@ -50,24 +51,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What all parts of an engine are built on. owned: closes what is opened, the last first."""
+    """What all parts of an engine are built on.
+
+    owned: closes what is opened, the last first; kept: closes what must see the last job.
+    """
 
     config: EngineConfig
+    devices: Devices
     file: ModelFile
     model: Model
     kernels: Kernels
     recorder: Recorder
     owned: ExitStack
+    kept: ExitStack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertBranches:
     """Who computes which experts.
 
-    stages: cold, and as wanted hot, remote and prefetch. hot_mask: bool [layers, experts], the hot ones at
+    start: what is known of them. devices: in the end. stages: cold, and as wanted hot, remote and prefetch. hot_mask: bool [layers, experts], the hot ones at
     first. hot_device: where hot experts compute, unless it is the CPU.
     """
 
+    start: ExpertStart
+    devices: Devices
     stages: dict[str, Stage[Any, Any]]
     tiers: Tiers
     hot_mask: NDArray[np.bool_]
@@ -92,9 +100,29 @@ def make_kernels(config: EngineConfig, threads: int | None = None) -> Kernels:
     return NativeKernels(cpu.isa, threads or cpu.threads, pin=cpu.pin)
 
 
-def open_branches(ground: Ground, start: ExpertStart, cpu: LaneThread) -> ExpertBranches:
-    """Open what computes the experts, placed as `start` says. Raises ConfigError or RemoteError."""
-    config, spec, placement = ground.config, ground.model.spec, start.placement
+def open_branches(ground: Ground, cpu: LaneThread) -> ExpertBranches:
+    """Open what computes the experts. Raises ConfigError, RemoteError, and what `open_gpu` does if it was asked for."""
+    try:
+        return _open_branches(ground, cpu)
+    except _HotRefusedError as refused:
+        ground = replace(ground, devices=refuse_hot(ground.devices, refused.why))
+    return _open_branches(ground, cpu)
+
+
+class _HotRefusedError(Exception):
+    """A GPU that nobody asked for can not have experts."""
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+        super().__init__(str(why))
+
+
+def _open_branches(ground: Ground, cpu: LaneThread) -> ExpertBranches:
+    config, spec, wanted = ground.config, ground.model.spec, ground.devices.placement
+    start = ground.kept.enter_context(
+        closing(ExpertStart(ground.file, spec, replace(config, placement=wanted), _room(ground)))
+    )
+    placement = start.placement
     catalog = ExpertCatalog(ground.model.expert_layers)
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     workers = config.remote.workers
@@ -104,6 +132,7 @@ def open_branches(ground: Ground, start: ExpertStart, cpu: LaneThread) -> Expert
         placement,
         spec.router.num_experts_used,
         ground.kernels,
+        checked_threads(config.cpu.threads),
         placement_fingerprint(spec, placement),
         assignment.mask if workers else None,
         start.kept_away,
@@ -116,8 +145,10 @@ def open_branches(ground: Ground, start: ExpertStart, cpu: LaneThread) -> Expert
 
     stages: dict[str, Stage[Any, Any]] = {"cold": ColdStage(cpu_experts(Tier.COLD))}
     device = _hot_device(ground, experts)
-    if config.placement.has_hot_tier:
-        stages["hot"] = HotStage(cpu_experts(Tier.HOT) if device is None else device.compute)
+    if device is not None:
+        stages["hot"] = HotStage(device.compute)
+    elif wanted.hot_device == "cpu" and wanted.has_hot_tier:
+        stages["hot"] = HotStage(cpu_experts(Tier.HOT))
     remote = None
     if workers:
         here = cpu_experts(Tier.REMOTE)
@@ -133,11 +164,34 @@ def open_branches(ground: Ground, start: ExpertStart, cpu: LaneThread) -> Expert
         stages["prefetch"] = PrefetchStage(governor, spec.router)
     tiers = FixedTiers(placement, experts.remote_mask) if device is None else device.tiers
     lanes = () if device is None else device.lanes
-    return ExpertBranches(stages, tiers, hot_mask, device, remote, governor, lanes)
+    return ExpertBranches(
+        start, ground.devices, stages, tiers, hot_mask, device, remote, governor, lanes
+    )
+
+
+def _room(ground: Ground) -> int | None:
+    """Return how many bytes of hot experts there is room for, None for all."""
+    wanted = ground.devices.placement
+    if wanted.is_gpu_hot:
+        assert ground.devices.gpu is not None, "a GPU that is hot is open"
+        return ground.devices.gpu.room_bytes
+    return wanted.simulated_memory_bytes if wanted.hot_device == "simulated" else None
 
 
 def _hot_device(ground: Ground, experts: RoutedExperts) -> HotDevice | None:
-    wanted = ground.config.placement
+    wanted = ground.devices.placement
+    if wanted.is_gpu_hot:
+        gpu = ground.devices.gpu
+        assert gpu is not None, "a GPU that is hot is open"
+        try:
+            with ExitStack() as opened:
+                device = open_gpu(wanted, experts, gpu, ground.recorder, opened)
+                ground.owned.push(opened.pop_all())
+                return device
+        except Exception as error:
+            if ground.config.placement.hot_device == "auto":
+                raise _HotRefusedError(error) from error
+            raise
     if wanted.hot_device != "simulated" or wanted.expert_cache == "off":
         return None
     # The hot tier's arithmetic is the cold one's: the same kernels, on a thread of the device's own.

@@ -10,10 +10,11 @@ from thermocline.experts.expert_costs import ExpertCosts
 from thermocline.messages import LayerIndex
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from contextlib import AbstractContextManager
 
     from thermocline.experts.catalog import ExpertCatalog
-    from thermocline.experts.trial import TrialDevice
+    from thermocline.experts.trial import Trial
 
 FAST_LINK = 12e9
 SLOW_LINK = 1e8
@@ -27,9 +28,13 @@ def eager_device() -> AbstractContextManager[object]:
     return mock.patch.object(device_opening, "measure_costs", _eager_costs)
 
 
-def _eager_costs(catalog: ExpertCatalog, kernels: object, device: TrialDevice):
-    copy_s = 2e-4 if device.copy_bytes_per_s > SLOW_LINK else 2e-3
-    sizes = [catalog.expert_bytes(LayerIndex(n)) for n in range(catalog.num_layers)]
+def _eager_costs(
+    catalog: ExpertCatalog, layers: Collection[LayerIndex], kernels: object, trial: Trial
+):
+    # A GPU, or its stand-in, has no set speed.
+    copy_s = 2e-4 if getattr(trial, "copy_bytes_per_s", SLOW_LINK) > SLOW_LINK else 2e-3
+    every = map(LayerIndex, range(catalog.num_layers))
+    sizes = [catalog.expert_bytes(n) if n in layers else 0 for n in every]
     return tuple(
         ExpertCosts(nbytes, f"of {nbytes} bytes", (1, 256), (1e-3, 0.256), (1e-6, 1e-6), copy_s)
         if nbytes

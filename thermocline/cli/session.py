@@ -104,7 +104,8 @@ async def open_engine(
         with Progress() as progress:
             progress.say(f"opening {Path(path).name}")
             engine = await stack.enter_async_context(Engine.open(path, config))
-        for reason in engine.statistics().placement_reasons:
+        statistics = engine.statistics()
+        for reason in (*statistics.device_reasons, *statistics.placement_reasons):
             hint(f"[{reason}]")
         if trace is not None:
             stack.callback(_save_and_say, trace, engine)

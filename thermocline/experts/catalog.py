@@ -55,6 +55,12 @@ class ExpertCatalog:
         """Return the bytes of one expert of a layer; 0 where it has none."""
         return sum(info.nbytes // info.shape[0] for info in _tensors(self._layers[layer]))
 
+    def layout(self, layer: LayerIndex) -> str:
+        """Return formats and shapes of an expert of a layer; experts of one layout fit the same slots."""
+        stack = self.stack(layer)
+        parts = (stack.gate, stack.up, stack.down)
+        return ",".join(f"{part.format.name} {part.raw.shape[1]}x{part.cols}" for part in parts)
+
     def layer_spans(self, layer: LayerIndex) -> tuple[ByteSpan, ...]:
         """Return gate, up and down of all experts of a layer as ranges of the file."""
         infos = _tensors(self._layers[layer])

@@ -1,26 +1,31 @@
 """Makes the hot tier's device with all that belongs to it: store, staging, promotion, compute.
 
-Puts the first experts there. Knows no stage.
+Puts the first experts there. Loads torch only for a GPU. Knows no stage.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from thermocline.errors import ConfigError, DeviceMemoryError
 from thermocline.experts.cache_policy import SegmentedLruPolicy
 from thermocline.experts.device_compute import DeviceExpertCompute
 from thermocline.experts.promotion import PromotionThread
 from thermocline.experts.simulated import CopyEngine, SimulatedDevice
+from thermocline.experts.slot_memory import UNIT_BYTES, SlotMemory, plan_slots
 from thermocline.experts.staging import StagingRing
 from thermocline.experts.static_cache import StaticCache
 from thermocline.experts.store import ExpertStore
 from thermocline.experts.tiers import DeviceTiers, FastestSplit, whatever_is_there
-from thermocline.experts.trial import TrialDevice, measure_costs
+from thermocline.experts.trial import SimulatedTrial, measure_costs
+from thermocline.kernels.gpu.formats import DEVICE_FORMATS
 from thermocline.kernels.lane import LaneThread
 from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex
 from thermocline.traces.lanes import Lane
+from thermocline.units import align_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,11 +37,15 @@ if TYPE_CHECKING:
     from thermocline.config import PlacementConfig
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.experts.expert_costs import ExpertCosts
+    from thermocline.experts.gpu_device import GpuDevice
     from thermocline.experts.placement import Placement
     from thermocline.experts.tiers import Chooser
+    from thermocline.experts.trial import Trial
     from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.gpu.streams import DeviceStreams
     from thermocline.traces.recorder import Recorder
 
+_ROOM_FIX: Final = "a smaller context (--ctx) or another --hot-device"
 # Experts on their way for single layers of single chunks, as the planner counts them.
 _STAGED_EXPERTS: Final = 16
 
@@ -45,7 +54,7 @@ _STAGED_EXPERTS: Final = 16
 class RoutedExperts:
     """The experts to place: where they are, which are hot at first, how many a token uses.
 
-    kernels: what computes them on the CPU. fingerprint: see `ExpertCompute`. remote_mask: bool [layers, experts],
+    kernels: what computes them on the CPU, with so many threads. fingerprint: see `ExpertCompute`. remote_mask: bool [layers, experts],
     what workers compute; None without any.
     """
 
@@ -53,6 +62,7 @@ class RoutedExperts:
     placement: Placement
     num_used: int
     kernels: Kernels
+    threads: int
     fingerprint: str
     remote_mask: NDArray[np.bool_] | None = None
     kept_away: NDArray[np.bool_] | None = None
@@ -61,14 +71,24 @@ class RoutedExperts:
 
 @dataclass(frozen=True, slots=True)
 class HotDevice:
-    """A device and those who use it."""
+    """A device and those who use it. lane: where it computes; lanes: what was opened for it."""
 
-    device: SimulatedDevice
+    device: SimulatedDevice | GpuDevice
     store: ExpertStore
     ring: StagingRing
     tiers: DeviceTiers
     compute: DeviceExpertCompute
+    lane: LaneThread
     lanes: tuple[LaneThread, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGround:
+    """A GPU that is open: its streams, the lane of all that computes there, and bytes of it that experts may take."""
+
+    streams: DeviceStreams
+    lane: LaneThread
+    room_bytes: int
 
 
 def open_simulated(
@@ -80,29 +100,129 @@ def open_simulated(
 ) -> HotDevice:
     """Return a simulated device that computes with `kernels`; `owned` closes it."""
     catalog = experts.catalog
-    sizes = [catalog.expert_bytes(LayerIndex(n)) for n in range(catalog.num_layers)]
+    layers = [layer for layer in _layers(catalog) if catalog.expert_bytes(layer)]
     copies = owned.enter_context(LaneThread(Lane.GPU_H2D, recorder))
     lane = owned.enter_context(LaneThread(Lane.HOT, recorder))
     engine = CopyEngine(copies, config.simulated_copy_bytes_per_s, recorder)
     device = SimulatedDevice(catalog, config.simulated_memory_bytes, kernels, lane, engine)
-    is_static = config.expert_cache == "static"
-    capacity = _capacity(config, 0 if is_static else _STAGED_EXPERTS * max(sizes))
-    costs: tuple[ExpertCosts | None, ...] = ()
-    if not is_static:
-        trial = TrialDevice(kernels, lane, config.simulated_copy_bytes_per_s)
-        costs = measure_costs(catalog, experts.kernels, trial)
-    policy = (
-        StaticCache(sizes)
-        if is_static
-        else SegmentedLruPolicy(
-            _with_visits(costs, experts.num_used), catalog.num_experts, capacity
+    staging = 0
+    if config.expert_cache != "static":
+        staging = _STAGED_EXPERTS * max(map(catalog.expert_bytes, layers), default=0)
+    capacity = _capacity(config, staging)
+    trial = SimulatedTrial(catalog, kernels, lane, config.simulated_copy_bytes_per_s)
+    opened = _Opened(device, layers, capacity, _STAGED_EXPERTS, trial, lane, (copies, lane))
+    return _open_store(config, experts, opened, recorder, owned)
+
+
+def open_gpu(
+    config: PlacementConfig,
+    experts: RoutedExperts,
+    ground: GpuGround,
+    recorder: Recorder,
+    owned: ExitStack,
+) -> HotDevice:
+    """Return experts on a GPU; `owned` closes them.
+
+    Raises DeviceMemoryError where there is no room for one, ConfigError where no layer's are of a format that it
+    reads, DeviceFaultError where it does not compute what the CPU does.
+    """
+    from thermocline.experts.gpu_device import ExpertCopies, GpuDevice, slot_bytes
+    from thermocline.experts.gpu_trial import GpuTrial
+
+    catalog = experts.catalog
+    layers = device_layers(catalog)
+    if not layers:
+        raise ConfigError(
+            "no layer's experts are of formats that a GPU computes with "
+            f"({', '.join(sorted(DEVICE_FORMATS))}): leave them to the CPU (--hot-device none)"
         )
+    sizes = {catalog.layout(layer): slot_bytes(catalog.stack(layer)) for layer in layers}
+    first = Counter(
+        catalog.layout(key.layer) for key in _by_rank(experts.placement) if key.layer in layers
     )
-    store = ExpertStore(sizes, catalog.num_experts, device, policy, capacity, recorder)
-    ring = StagingRing(device, _STAGED_EXPERTS, store.give_up)
+    num_experts = Counter[str]()
+    for layer in layers:
+        num_experts[catalog.layout(layer)] += catalog.num_experts
+    # As many slots beside those of the cache as experts may be on their way for a single chunk, in half of it.
+    largest = align_up(max(sizes.values()), UNIT_BYTES)
+    if ground.room_bytes < largest:
+        raise DeviceMemoryError("an expert", largest - ground.room_bytes, fix=_ROOM_FIX)
+    num_staged = min(max(ground.room_bytes // 2 // largest, 1), _STAGED_EXPERTS)
+    budget = ground.room_bytes - num_staged * largest
+    if config.expert_cache == "static":
+        budget = min(budget, sum(sizes[name] * count for name, count in first.items()))
+    first = _within(first, sizes, budget)
+    memory = SlotMemory(plan_slots(sizes, num_experts, first, budget), num_staged)
+    copies = owned.enter_context(LaneThread(Lane.GPU_H2D, recorder))
+    mover = ExpertCopies(ground.streams, copies, max(sizes.values()), recorder)
+    device = GpuDevice(catalog, tuple(layers), memory, ground.streams, ground.lane, mover)
+    trial = GpuTrial(device, catalog, experts.kernels, experts.threads, ground.lane)
+    if config.expert_cache == "static":
+        trial.times(layers[0])  # whether it computes what the CPU does
+    opened = _Opened(
+        device, layers, memory.resident_bytes, num_staged, trial, ground.lane, (copies,)
+    )
+    return _open_store(config, experts, opened, recorder, owned)
+
+
+def _within(first: Counter[str], sizes: dict[str, int], budget: int) -> Counter[str]:
+    """Return how many of each layout's first experts fit: they were chosen by their bytes alone, without staging."""
+    wanted = sum(align_up(sizes[name], UNIT_BYTES) * count for name, count in first.items())
+    if wanted <= budget:
+        return first
+    return Counter({name: count * budget // wanted for name, count in first.items()})
+
+
+def device_layers(catalog: ExpertCatalog) -> list[LayerIndex]:
+    """Return the layers whose experts are of formats that a GPU's kernels read."""
+    found = []
+    for layer in _layers(catalog):
+        if catalog.expert_bytes(layer):
+            stack = catalog.stack(layer)
+            names = {part.format.name for part in (stack.gate, stack.up, stack.down)}
+            if names <= DEVICE_FORMATS:
+                found.append(layer)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A device before anything is on it. layers: whose experts may come; capacity: bytes of them that stay;
+    num_staged: how many may be there besides.
+    """
+
+    device: SimulatedDevice | GpuDevice
+    layers: Sequence[LayerIndex]
+    capacity: int
+    num_staged: int
+    trial: Trial
+    lane: LaneThread
+    lanes: tuple[LaneThread, ...]
+
+
+def _open_store(
+    config: PlacementConfig,
+    experts: RoutedExperts,
+    opened: _Opened,
+    recorder: Recorder,
+    owned: ExitStack,
+) -> HotDevice:
+    catalog, device, allowed = experts.catalog, opened.device, frozenset(opened.layers)
+    sizes = [catalog.expert_bytes(n) if n in allowed else 0 for n in _layers(catalog)]
+    is_static = config.expert_cache == "static"
+    costs: tuple[ExpertCosts | None, ...] = ()
+    policy: StaticCache | SegmentedLruPolicy
+    if is_static:
+        policy = StaticCache(sizes)
+    else:
+        costs = measure_costs(catalog, allowed, experts.kernels, opened.trial)
+        visits = _with_visits(costs, experts.num_used)
+        policy = SegmentedLruPolicy(visits, catalog.num_experts, opened.capacity)
+    store = ExpertStore(sizes, catalog.num_experts, device, policy, opened.capacity, recorder)
+    ring = StagingRing(device, opened.num_staged, store.give_up)
     choose: Chooser = whatever_is_there
     min_upload_tokens = inf
-    first = tuple(_by_rank(experts.placement))
+    first = tuple(key for key in _by_rank(experts.placement) if key.layer in allowed)
     if experts.kept_away is not None:
         store.bind(first, experts.kept_away)
     store.install(first)
@@ -115,7 +235,11 @@ def open_simulated(
         store, choose, LayerIndex(last_layer), min_upload_tokens, experts.remote_mask
     )
     compute = DeviceExpertCompute(experts.fingerprint, store, device, ring)
-    return HotDevice(device, store, ring, tiers, compute, (copies, lane))
+    return HotDevice(device, store, ring, tiers, compute, opened.lane, opened.lanes)
+
+
+def _layers(catalog: ExpertCatalog) -> list[LayerIndex]:
+    return [LayerIndex(n) for n in range(catalog.num_layers)]
 
 
 def _capacity(config: PlacementConfig, staging_bytes: int) -> int:

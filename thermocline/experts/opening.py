@@ -31,8 +31,14 @@ class ExpertStart:
     Close it after the last count.
     """
 
-    def __init__(self, file: ModelFile, spec: ModelSpec, config: EngineConfig) -> None:
-        """Raises ConfigError for --hot or --cold that the model does not have."""
+    def __init__(
+        self,
+        file: ModelFile,
+        spec: ModelSpec,
+        config: EngineConfig,
+        room_bytes: int | None = None,
+    ) -> None:
+        """room_bytes: of hot experts, None for all. Raises ConfigError for --hot or --cold that the model does not have."""
         self._home = heat_home(file, spec)
         self._is_kept = config.heat.enabled and config.heat.saved
         remarks: tuple[str, ...] = ()
@@ -45,7 +51,7 @@ class ExpertStart:
         # What the cache holds does not matter to experts.
         sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
         wishes = _wishes(sizes, config.placement)
-        choice = _choose(sizes, config.placement, wishes, self.known)
+        choice = _choose(sizes, config.placement, wishes, self.known, room_bytes)
         self.kept_away = wishes.kept_away(spec.num_layers, spec.router.num_experts)
         self.placement = choice.placement
         self.reasons = (*remarks, *choice.reasons)
@@ -74,11 +80,15 @@ def _wishes(sizes: ModelSizes, config: PlacementConfig) -> Wishes:
 
 
 def _choose(
-    sizes: ModelSizes, config: PlacementConfig, wishes: Wishes, known: HeatRecord | None
+    sizes: ModelSizes,
+    config: PlacementConfig,
+    wishes: Wishes,
+    known: HeatRecord | None,
+    room_bytes: int | None,
 ) -> ExpertChoice:
     if not config.has_hot_tier:
         return split_experts(sizes, 0.0, 0, wishes, None)
-    room = config.simulated_memory_bytes if config.hot_device == "simulated" else sizes.routed
+    room = sizes.routed if room_bytes is None else room_bytes
     if config.expert_budget_bytes is not None:
         room = min(room, config.expert_budget_bytes)
     heat = None if known is None or config.hot_choice == "even" else known.warmth.tolist()

@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -39,8 +39,6 @@ _PIECE_S: Final = 0.5e-3
 # A sleep ends late; what it overslept is given to what follows at once, and what is too short for one is added.
 _MAX_DEBT_S: Final = 1e-3
 _MIN_SLEEP_S: Final = 50e-6
-
-_Layout: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(slots=True)
@@ -126,7 +124,6 @@ class SimulatedDevice:
         self._engine = engine
         self._lock = threading.Lock()
         self._used_bytes = 0
-        self._pools: dict[_Layout, _Pool] = {}
         self._pool_of: dict[LayerIndex, _Pool] = {}
         self._make_pools()
 
@@ -205,11 +202,11 @@ class SimulatedDevice:
         self._used_bytes += nbytes
 
     def _make_pools(self) -> None:
-        layers: dict[_Layout, list[LayerIndex]] = {}
+        layers: dict[str, list[LayerIndex]] = {}
         for number in range(self._catalog.num_layers):
             layer = LayerIndex(number)
             if self._catalog.expert_bytes(layer):
-                layers.setdefault(_layout(self._catalog.stack(layer)), []).append(layer)
+                layers.setdefault(self._catalog.layout(layer), []).append(layer)
         for of_layout in layers.values():
             stack, nbytes = (
                 self._catalog.stack(of_layout[0]),
@@ -224,10 +221,6 @@ class SimulatedDevice:
 
 def _parts(stack: ExpertStack) -> tuple[WeightStack, WeightStack, WeightStack]:
     return stack.gate, stack.up, stack.down
-
-
-def _layout(stack: ExpertStack) -> _Layout:
-    return tuple((part.format.name, part.raw.shape[1:]) for part in _parts(stack))
 
 
 def _empty(like: ExpertStack, num_slots: int) -> ExpertStack:

@@ -1,4 +1,4 @@
-"""Measures what experts cost the CPU and a simulated device, by computing some of them. Blocks; for the start.
+"""Measures what experts cost the CPU and a device, by computing some of them. Blocks; for the start.
 
 Tenths of a second, and a few experts' bytes read. Knows no policy.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -16,16 +16,17 @@ from thermocline.kernels.contract import ExpertWork
 from thermocline.messages import LayerIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Collection, Generator
 
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import LaneThread
     from thermocline.kernels.weight import ExpertStack
 
-# Tokens per expert, and how many experts are computed at once with so many.
-_ROWS: Final = {1: 8, 4: 4, 16: 2, 64: 1, 256: 1}
-_REPEATS: Final = 3
+TRIAL_ROWS: Final = {1: 8, 4: 4, 16: 2, 64: 1, 256: 1}
+"""Tokens per expert, and how many experts are computed at once with so many."""
+
+REPEATS: Final = 3
 _NUM_HOPS: Final = 16
 # To the device, its compute, and back.
 _HOPS_PER_VISIT: Final = 3
@@ -35,18 +36,54 @@ _FLOAT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class TrialDevice:
-    """Who computes on the device, on which lane, and how fast its link is, in bytes per second."""
+class TrialTimes:
+    """What one layer's experts cost a device, in seconds.
 
+    device: of one expert, by `TRIAL_ROWS`, the activations' way there and back included. copy: to bring one there.
+    visit: of a layer, however few experts are computed. copy_slowdown: see `ExpertCosts`.
+    """
+
+    device: tuple[float, ...]
+    copy: float
+    visit: float
+    copy_slowdown: float = 0.0
+
+
+class Trial(Protocol):
+    """A device to be tried."""
+
+    def times(self, layer: LayerIndex) -> TrialTimes:
+        """Compute some of the layer's experts, and return what it took."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedTrial:
+    """`Trial` of a simulated device: who computes there, on which lane, and how fast its link is, in bytes per
+    second.
+    """
+
+    catalog: ExpertCatalog
     kernels: Kernels
     lane: LaneThread
     copy_bytes_per_s: float
 
+    def times(self, layer: LayerIndex) -> TrialTimes:
+        """See `Trial.times`."""
+        stack = self.catalog.stack(layer)
+        # Of a row, there and back.
+        link_s = 2 * _FLOAT_BYTES * stack.gate.cols / self.copy_bytes_per_s
+        return TrialTimes(
+            tuple(cpu_seconds(stack, self.kernels, rows) + rows * link_s for rows in TRIAL_ROWS),
+            self.catalog.expert_bytes(layer) / self.copy_bytes_per_s,
+            visit_seconds(self.lane),
+        )
+
 
 def measure_costs(
-    catalog: ExpertCatalog, kernels: Kernels, device: TrialDevice
+    catalog: ExpertCatalog, layers: Collection[LayerIndex], kernels: Kernels, trial: Trial
 ) -> tuple[ExpertCosts | None, ...]:
-    """Return the costs of an expert by layer, None where a layer has none.
+    """Return the costs of an expert by layer, None where it is not one of `layers`.
 
     Layers of one layout cost alike: the first of them is measured.
     """
@@ -54,64 +91,57 @@ def measure_costs(
     costs: list[ExpertCosts | None] = []
     for number in range(catalog.num_layers):
         layer = LayerIndex(number)
-        nbytes = catalog.expert_bytes(layer)
-        if not nbytes:
+        if layer not in layers:
             costs.append(None)
             continue
-        layout = _layout(catalog.stack(layer))
+        layout = catalog.layout(layer)
         if layout not in known:
-            known[layout] = _measure(catalog.stack(layer), nbytes, layout, kernels, device)
+            known[layout] = _measure(catalog, layer, kernels, trial.times(layer))
         costs.append(known[layout])
     return tuple(costs)
 
 
 def _measure(
-    stack: ExpertStack, nbytes: int, layout: str, kernels: Kernels, device: TrialDevice
+    catalog: ExpertCatalog, layer: LayerIndex, kernels: Kernels, found: TrialTimes
 ) -> ExpertCosts:
-    hidden = stack.gate.cols
-    link_s = 2 * _FLOAT_BYTES * hidden / device.copy_bytes_per_s  # of a row, there and back
-    on_device = [_seconds(stack, device.kernels, rows) + rows * link_s for rows in _ROWS]
+    stack = catalog.stack(layer)
     return ExpertCosts(
-        nbytes=nbytes,
-        layout=layout,
-        rows=tuple(_ROWS),
-        cpu=tuple(_seconds(stack, kernels, rows) for rows in _ROWS),
-        device=tuple(on_device),
-        copy=nbytes / device.copy_bytes_per_s,
-        visit=_PARTS_S + _HOPS_PER_VISIT * _hop_seconds(device.lane),
+        nbytes=catalog.expert_bytes(layer),
+        layout=catalog.layout(layer),
+        rows=tuple(TRIAL_ROWS),
+        cpu=tuple(cpu_seconds(stack, kernels, rows) for rows in TRIAL_ROWS),
+        device=found.device,
+        copy=found.copy,
+        visit=found.visit,
+        copy_slowdown=found.copy_slowdown,
     )
 
 
-def _seconds(stack: ExpertStack, kernels: Kernels, rows: int) -> float:
+def cpu_seconds(stack: ExpertStack, kernels: Kernels, rows: int) -> float:
     """Return what one expert takes with so many tokens: the least of some tries."""
-    experts = np.arange(min(_ROWS[rows], len(stack)), dtype=np.int32)
+    experts = np.arange(min(TRIAL_ROWS[rows], len(stack)), dtype=np.int32)
     counts = np.full(len(experts), rows, np.int32)
     pairs = np.tile(np.arange(rows, dtype=np.int32), len(experts))
     x = np.ones((rows, stack.gate.cols), np.float32)
     work = ExpertWork(stack, experts, counts, x, pairs, np.ones(len(pairs), np.float32))
     tries = []
-    for _ in range(_REPEATS):
+    for _ in range(REPEATS):
         start_s = time.perf_counter()
         kernels.expert_outputs(work, prompt=rows > 1)
         tries.append(time.perf_counter() - start_s)
     return min(tries) / len(experts)
 
 
-def _hop_seconds(lane: LaneThread) -> float:
-    """Return what it takes to have another thread do nothing: the median of some tries."""
+def visit_seconds(lane: LaneThread) -> float:
+    """Return what a layer costs whose work a lane shares: hops to it and back, and a layer in parts."""
     tries = []
     for _ in range(_NUM_HOPS):
         start_s = time.perf_counter()
         lane.spare(_nothing()).result()
         tries.append(time.perf_counter() - start_s)
-    return float(np.median(tries))
+    return _PARTS_S + _HOPS_PER_VISIT * float(np.median(tries))
 
 
 def _nothing() -> Generator[None, None, None]:
     return
     yield
-
-
-def _layout(stack: ExpertStack) -> str:
-    parts = (stack.gate, stack.up, stack.down)
-    return ",".join(f"{part.format.name} {part.raw.shape[1]}x{part.cols}" for part in parts)

@@ -59,6 +59,8 @@ class DeviceTrunk:
         self.spec = model.spec
         self._streams = streams
         spec, parts = model.spec, model.trunk
+        # Before gigabytes are loaded, which torch would not give back at once.
+        _require_room(model, streams.free_bytes(), wish)
         with streams.computing():
             load = MatrixLoader(streams, kernels.decode_rows)
             ropes = _rope_tables(kernels, load, parts, wish.min_blocks * wish.block_tokens)
@@ -165,19 +167,15 @@ def _rope_tables(
     return tables
 
 
-def has_room(model: Model, free_bytes: int | None, wish: CacheWish) -> bool:
-    """Return whether the trunk and a cache of at least `wish.min_blocks` fit a device."""
+def _require_room(model: Model, free_bytes: int | None, wish: CacheWish) -> None:
+    """Raise DeviceMemoryError unless the trunk and a cache of at least `wish.min_blocks` fit a device."""
     if free_bytes is None:
-        return True
+        return
     spec, parts = model.spec, model.trunk
     weights = [parts.output, *(weight for layer in parts.layers for weight in trunk_weights(layer))]
     states = spec.delta.state_bytes * len(spec.recurrent_layers) if spec.delta else 0
     needed = sum(map(device_bytes, weights)) + wish.num_states * states
-    try:
-        blocks_that_fit(spec, free_bytes - needed, wish)
-    except DeviceMemoryError:
-        return False
-    return True
+    blocks_that_fit(spec, max(free_bytes - needed, 0), wish)
 
 
 def blocks_that_fit(spec: ModelSpec, free_bytes: int | None, wish: CacheWish) -> int:

@@ -97,6 +97,7 @@ class PrefetchGovernor:
         self._recorder = recorder
         self._cold = cold
         self._room_bytes = room_bytes
+        self._trunk_is_due = True
         self._probe = probe
         self._hints: deque[PrefetchHint] = deque()
         self._changed = threading.Condition()
@@ -200,6 +201,7 @@ class PrefetchGovernor:
             return False
         if is_resident:
             self._quiet_until_s = self._look_at_s
+            self._trunk_is_due = True
         return is_resident
 
     def _plan(self, hint: PrefetchHint, *, is_stale: bool) -> None:
@@ -222,6 +224,9 @@ class PrefetchGovernor:
             return
         self._readers.read(pending.intersection(_keys(layer, selected)), 0)
         self._fetch(layer, selected[~held], urgency=0)
+        if self._trunk_is_due:  # once; what every token uses stays in memory
+            self._trunk_is_due = False
+            self._readers.read_trunk()
         self._cache.use(layer, selected)
         if hint.streams:
             self._stream(hint)

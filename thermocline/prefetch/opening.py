@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from thermocline.experts.catalog import ByteSpan
 from thermocline.messages import LayerIndex
 from thermocline.prefetch.advice import PageAdvisor
 from thermocline.prefetch.cache_model import CacheModel
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.traces.recorder import Recorder
+
+_LAYER: Final = re.compile(r"blk\.(\d+)\.")
 
 SPARE_BYTES = 256 << 20
 """Memory that is left to others when experts are read ahead: activations, the kernel's own, other programs."""
@@ -59,9 +63,27 @@ def open_governor(
     return PrefetchGovernor(
         CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
         Predictor(model.router_weights, catalog.num_layers, catalog.num_experts),
-        ReaderThreads(catalog, advisor, recorder),
+        ReaderThreads(catalog, advisor, recorder, trunk=_trunk_spans(file, catalog)),
         recorder,
         cold=cold & (np.array(expert_bytes) > 0)[:, None],  # a dense layer has nothing to read
         room_bytes=room_bytes,
         probe=ResidencyProbe(file, catalog) if probes else None,
     )
+
+
+def _trunk_spans(file: ModelFile, catalog: ExpertCatalog) -> list[tuple[int, ByteSpan]]:
+    """Return what every token reads besides its experts, with the layer, in the order of reading."""
+    experts = {
+        span for n in range(catalog.num_layers) for span in catalog.layer_spans(LayerIndex(n))
+    }
+    has_output = "output.weight" in file.tensors
+    found = []
+    for info in file.tensors.values():
+        span = ByteSpan(info.shard, info.offset, info.offset + info.nbytes)
+        is_table = info.name.startswith("token_embd") and has_output  # a row of it per token
+        match = _LAYER.match(info.name)
+        layer = catalog.num_layers if match is None else int(match[1])
+        is_extra = match is not None and layer >= catalog.num_layers  # blocks that guess tokens
+        if not (span in experts or is_table or is_extra):
+            found.append((layer, span))
+    return sorted(found, key=lambda each: each[0])

@@ -1,6 +1,6 @@
 """Owns the threads that read experts into memory, and what waits for them, most urgent first.
 
-Each expert is read in pieces and waits at most once. What is on its way is bounded by threads x piece.
+What every token needs (the trunk) is read when no expert is wanted for this layer or the next. Each expert is read in pieces and waits at most once. What is on its way is bounded by threads x piece.
 Draws the page cache's lane: busy from the start of a read to the end of the last one beside it. Knows
 neither why an expert is wanted nor what else is in memory.
 """
@@ -19,7 +19,7 @@ from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Protocol
 
     from thermocline.experts.catalog import ExpertCatalog
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # Measured on a virtual disk (docs/LOG.md): four reads of 1 MiB reach what the disk gives.
 PIECE_BYTES = 1 << 20
 NUM_THREADS = 4
+# Experts that are wanted for this layer or the next go before the trunk.
+_URGENT = 1
 
 
 @dataclass(slots=True)
@@ -71,7 +73,11 @@ class ReaderThreads:
         advisor: Advisor,
         recorder: Recorder,
         num_threads: int = NUM_THREADS,
+        *,
+        trunk: Iterable[tuple[int, ByteSpan]] = (),
     ) -> None:
+        """trunk: what every token reads, in this order, each with its layer."""
+        self._all_trunk = tuple(trunk)
         self._catalog = catalog
         self._advisor = advisor
         self._recorder = recorder
@@ -81,6 +87,8 @@ class ReaderThreads:
         self._waiting: dict[ExpertKey, deque[ByteSpan]] = {}
         self._reading: Counter[ExpertKey] = Counter()
         self._releases: deque[ByteSpan] = deque()
+        self._trunk: deque[tuple[int, ByteSpan]] = deque()
+        self._num_reading = 0
         self._bytes_in_flight = 0
         self._busy: _Busy | None = None
         self._busy_time = BusyTime()
@@ -109,9 +117,17 @@ class ReaderThreads:
         with self._changed:
             for key in keys:
                 if key not in self._waiting:
-                    self._waiting[key] = deque(self._pieces(key))
+                    spans = self._catalog.spans(key)
+                    self._waiting[key] = deque(itertools.chain.from_iterable(map(_pieces, spans)))
                     self._total_experts += 1
                 heapq.heappush(self._order, (urgency, next(self._numbers), key))
+            self._changed.notify_all()
+
+    def read_trunk(self) -> None:
+        """Read what every token needs, beside experts."""
+        pieces = [(layer, piece) for layer, span in self._all_trunk for piece in _pieces(span)]
+        with self._changed:
+            self._trunk = deque(pieces)
             self._changed.notify_all()
 
     def release(self, keys: Iterable[ExpertKey]) -> None:
@@ -140,56 +156,73 @@ class ReaderThreads:
 
     def _work(self) -> None:
         while True:
+            key: ExpertKey | None = None
             with self._changed:
-                while not (self._closed or self._waiting or self._releases):
+                while not (self._closed or self._waiting or self._releases or self._trunk):
                     self._changed.wait()
                 if self._closed:
                     return
-                if self._releases:
-                    key, span = None, self._releases.popleft()
+                is_release = bool(self._releases)
+                if is_release:
+                    span = self._releases.popleft()
+                elif self._trunk and not (self._waiting and self._first()[0] <= _URGENT):
+                    layer, span = self._trunk.popleft()
+                    self._begin(layer, span)
                 else:
                     key, span = self._take()
-            nbytes = self._move(key, span)
-            if key is not None:
+            nbytes = self._move(span, is_release=is_release)
+            if not is_release:
                 self._finish(key, span, nbytes)
 
-    def _take(self) -> tuple[ExpertKey, ByteSpan]:
-        """Return the next piece; something waits, and whatever waits is in the order."""
-        while (key := self._order[0][2]) not in self._waiting:
+    def _first(self) -> tuple[int, int, ExpertKey]:
+        """Return the most urgent of what waits; something does, and whatever waits is in the order."""
+        while self._order[0][2] not in self._waiting:
             heapq.heappop(self._order)
+        return self._order[0]
+
+    def _take(self) -> tuple[ExpertKey, ByteSpan]:
+        """Return the next piece of an expert."""
+        key = self._first()[2]
         pieces = self._waiting[key]
         span = pieces.popleft()
         if not pieces:
             del self._waiting[key]
             heapq.heappop(self._order)
         self._reading[key] += 1
-        if self._busy is not None and self._busy.layer != key.layer:
-            self._draw()
-        if self._busy is None:
-            self._busy = _Busy(key.layer, self._recorder.now_ns(), set())
-            self._busy_time.begin(self._busy.start_ns)
-        self._busy.keys.add(key)
-        self._busy.nbytes += span.end - span.start
-        self._count(span.end - span.start)
+        self._begin(key.layer, span).keys.add(key)
         return key, span
 
-    def _move(self, key: ExpertKey | None, span: ByteSpan) -> int:
+    def _begin(self, layer: int, span: ByteSpan) -> _Busy:
+        """Note that a piece is on its way, and return the span in which it is drawn."""
+        if self._busy is not None and self._busy.layer != layer:
+            self._draw()
+        if self._busy is None:
+            self._busy = _Busy(layer, self._recorder.now_ns(), set())
+            self._busy_time.begin(self._busy.start_ns)
+        self._busy.nbytes += span.end - span.start
+        self._num_reading += 1
+        self._count(span.end - span.start)
+        return self._busy
+
+    def _move(self, span: ByteSpan, *, is_release: bool) -> int:
         try:
-            return self._advisor.release(span) if key is None else self._advisor.fetch(span)
+            return self._advisor.release(span) if is_release else self._advisor.fetch(span)
         except OSError:
             # Advice only: compute reads these bytes itself, and says what is wrong with them.
             with self._changed:
                 self._total_refused += 1
             return 0
 
-    def _finish(self, key: ExpertKey, span: ByteSpan, nbytes: int) -> None:
+    def _finish(self, key: ExpertKey | None, span: ByteSpan, nbytes: int) -> None:
         with self._changed:
             self._total_bytes += nbytes
             self._count(span.start - span.end)
-            self._reading[key] -= 1
-            if not self._reading[key]:
-                del self._reading[key]
-            if not self._reading:
+            if key is not None:
+                self._reading[key] -= 1
+                if not self._reading[key]:
+                    del self._reading[key]
+            self._num_reading -= 1
+            if not self._num_reading:
                 self._draw()
 
     def _count(self, more_bytes: int) -> None:
@@ -206,7 +239,7 @@ class ReaderThreads:
             self._busy_time.end(end_ns)
             self._recorder.span(Lane.PAGECACHE, Name.PREFETCH, busy.start_ns, end_ns, args)
 
-    def _pieces(self, key: ExpertKey) -> Iterable[ByteSpan]:
-        for span in self._catalog.spans(key):
-            for start in range(span.start, span.end, PIECE_BYTES):
-                yield ByteSpan(span.shard, start, min(start + PIECE_BYTES, span.end))
+
+def _pieces(span: ByteSpan) -> Iterator[ByteSpan]:
+    for start in range(span.start, span.end, PIECE_BYTES):
+        yield ByteSpan(span.shard, start, min(start + PIECE_BYTES, span.end))

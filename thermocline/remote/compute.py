@@ -35,12 +35,20 @@ _LOG: Final = logging.getLogger("thermocline.remote")
 
 @dataclass(frozen=True, slots=True)
 class RemoteStatistics:
-    """Counters of the remote tier. total_fallbacks: parts of a layer that were computed here instead."""
+    """Counters of the remote tier. num_experts: by layer; total_choices: those that workers computed;
+    total_fallbacks: parts of a layer that were computed here instead.
+    """
 
     on_failure: str
-    num_experts: int
+    num_experts: tuple[int, ...]
+    total_choices: int
     total_fallbacks: int
     workers: tuple[ClientStatistics, ...]
+
+    @property
+    def failure_means(self) -> str:
+        """What becomes of what workers do not answer."""
+        return "computed here" if self.on_failure == "cpu" else "an error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ class RemoteExpertCompute:
         self._replaces = settings.replaces
         self._balance = settings.balance
         self._recorder = recorder
-        self._num_fallbacks = 0
+        self._num_choices = self._num_fallbacks = 0
         self._silent = [False] * len(clients)  # whose failure was logged
         self._shown_ns = [0] * len(clients)  # until when each worker's track is drawn
 
@@ -132,7 +140,8 @@ class RemoteExpertCompute:
         """Return the counters so far, from any thread."""
         return RemoteStatistics(
             "cpu" if self._replaces else "error",
-            int(self._assignment.mask.sum()),
+            tuple(self._assignment.mask.sum(axis=1).tolist()),
+            self._num_choices,
             self._num_fallbacks,
             tuple(client.statistics() for client in self._clients),
         )
@@ -148,6 +157,7 @@ class RemoteExpertCompute:
         except RemoteError as error:
             return await self._replace(work, part, error)
         self._silent[part.worker] = False
+        self._num_choices += len(part.pairs)
         self._measure(work, part, answer)
         self._show(work, part, answer)
         return PartialSum(

@@ -70,14 +70,21 @@ def scheduler_families(snapshot: SchedulerSnapshot) -> list[Family]:
 def expert_families(statistics: EngineStatistics) -> list[Family]:
     """Return how experts were chosen and found. No figure of a single one: those are in /experts."""
     placement, hot_choices = statistics.placement, statistics.num_hot_choices
-    num_remote = 0 if statistics.remote is None else statistics.remote.num_experts
+    remote = statistics.remote
+    num_remote, remote_choices = 0, 0
+    if remote is not None:
+        num_remote, remote_choices = sum(remote.num_experts), remote.total_choices
     families = [
         labelled(
             "expert_selected_total",
             "counter",
             "Times an expert was chosen for a token.",
             "tier",
-            {"hot": hot_choices, "cold": statistics.num_choices - hot_choices},
+            {
+                "hot": hot_choices,
+                "cold": statistics.num_choices - hot_choices - remote_choices,
+                "remote": remote_choices,
+            },
         ),
         labelled(
             "expert_resident",
@@ -118,8 +125,8 @@ def expert_families(statistics: EngineStatistics) -> list[Family]:
                 misses,
             ),
         ]
-    if statistics.remote is not None:
-        families += _worker_families(statistics.remote)
+    if remote is not None:
+        families += _worker_families(remote)
     return families
 
 

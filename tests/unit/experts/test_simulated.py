@@ -32,6 +32,9 @@ class Experts:
     def stack(self, layer: int) -> ExpertStack:
         return self._stacks[layer]
 
+    def layout(self, layer: int) -> str:
+        return str(self._stacks[layer].gate.raw.shape)
+
     def expert_bytes(self, layer: int) -> int:
         stack = self._stacks[layer]
         return 0 if stack is None else stack[0].nbytes

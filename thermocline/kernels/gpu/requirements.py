@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 from thermocline.errors import DeviceMissingError
 
 _PACKAGES = ("torch", "triton")
+
+NO_DRIVER = "no GPU's driver is on this machine"
+"""What `why_no_gpu` says of most machines, where nobody wonders."""
 
 
 def require_packages() -> None:
@@ -32,3 +38,30 @@ def require_gpu() -> None:
             f"torch {torch.__version__} finds no CUDA device on this machine. Fix: install the GPU's "
             "driver and a torch that is built for it (pip install 'thermocline[gpu]'), or compute on the CPU"
         )
+
+
+def why_no_gpu() -> str | None:
+    """Return why nothing can be computed on a GPU; None where it may be tried. Imports neither torch nor Triton."""
+    if not _has_driver():
+        return NO_DRIVER
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        return (
+            f"a GPU's driver is there, but not the Python packages {' and '.join(missing)}: "
+            "pip install 'thermocline[gpu]'"
+        )
+    return None
+
+
+def _has_driver() -> bool:
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+    except OSError:
+        return Path("/dev/kfd").exists()  # AMD's, of which torch speaks as of CUDA
+    count = ctypes.c_int(0)
+    return (
+        driver.cuInit(0) == 0
+        and not driver.cuDeviceGetCount(ctypes.byref(count))
+        and count.value > 0
+    )

@@ -1,7 +1,7 @@
 """The one owner of a device's streams and events: who computes there, and how one waits for it.
 
-On CUDA work is queued on one stream of its own; on the CPU, the test bed of everything here, it is done when
-the call returns, and events are done at birth. Knows nothing of what is computed.
+On CUDA compute is queued on one stream of its own, and copies beside it on another; on the CPU, the test bed of
+everything here, all is done when the call returns, and events are done at birth. Knows nothing of what is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from thermocline.errors import EngineClosedError
 from thermocline.kernels.gpu.memory import memory_errors
 from thermocline.kernels.gpu.requirements import require_gpu
-from thermocline.kernels.lane import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,9 +59,11 @@ class DeviceStreams:
         self.device = device
         self._is_cuda = device.type == "cuda"
         self._compute = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call] # torch's own
+        self._copies = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call] # torch's own
         self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
         self._pending: SimpleQueue[tuple[DeviceEvent, Future[None]] | None] = SimpleQueue()
         self._waiter: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._closed = False
 
     @classmethod
@@ -96,12 +97,16 @@ class DeviceStreams:
 
         Raises DeviceMemoryError where the device has too little memory for it.
         """
-        with ExitStack() as stack:
-            stack.enter_context(memory_errors())
-            stack.enter_context(torch.inference_mode())
-            if self._compute is not None:
-                stack.enter_context(torch.cuda.device(self.device))
-                stack.enter_context(torch.cuda.stream(self._compute))
+        with self._queueing(self._compute):
+            yield
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Let this thread copy to or from the device beside what is computed there.
+
+        Raises DeviceMemoryError as `computing`.
+        """
+        with self._queueing(self._copies):
             yield
 
     def check(self, *tensors: torch.Tensor) -> None:
@@ -109,12 +114,13 @@ class DeviceStreams:
         for tensor in tensors:
             assert tensor.device == self.device, f"{tensor.device} is not {self.device}"
 
-    def record(self) -> DeviceEvent:
-        """Return an event that is done when all that was queued so far is."""
-        if self._compute is None:
+    def record(self, *, copies: bool = False) -> DeviceEvent:
+        """Return an event that is done when all compute (or all `copies`) that was queued so far is."""
+        stream = self._copies if copies else self._compute
+        if stream is None:
             return _DoneEvent()
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch's own
-        event.record(self._compute)
+        event.record(stream)
         return event
 
     def finish(self, *, spin: bool) -> None:
@@ -126,24 +132,26 @@ class DeviceStreams:
         else:
             self.record().synchronize()
 
-    async def device_done(self, event: DeviceEvent) -> None:
-        """Wait for an event: a thread does, so that neither a loop polls nor a lane is held.
+    def when_done(self, event: DeviceEvent) -> Future[None]:
+        """Return what ends when the event does: a thread waits, so that neither a loop polls nor a lane is held.
 
-        On a thread without an event loop the coroutine yields a concurrent Future to whoever drives it. Raises
-        EngineClosedError after `close`.
+        From any thread; never waits.
+        Raises EngineClosedError after `close`.
         """
+        done: Future[None] = Future()
         if self._closed:
             raise EngineClosedError(f"{self} is closed: open a new engine")
         if event.query():
-            return
-        if self._waiter is None:
-            self._waiter = threading.Thread(
-                target=self._wait, name="thermocline device events", daemon=True
-            )
-            self._waiter.start()
-        done: Future[None] = Future()
+            done.set_result(None)
+            return done
+        with self._starting:
+            if self._waiter is None:
+                self._waiter = threading.Thread(
+                    target=self._wait, name="thermocline device events", daemon=True
+                )
+                self._waiter.start()
         self._pending.put((event, done))
-        await result_of(done)
+        return done
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record `work` without doing it, and return what does it again, on the same memory.
@@ -185,6 +193,16 @@ class DeviceStreams:
         if self._waiter is not None:
             self._pending.put(None)
             self._waiter.join()
+
+    @contextmanager
+    def _queueing(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(memory_errors())
+            stack.enter_context(torch.inference_mode())
+            if stream is not None:
+                stack.enter_context(torch.cuda.device(self.device))
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
 
     def _wait(self) -> None:
         while (pending := self._pending.get()) is not None:

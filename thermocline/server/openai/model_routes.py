@@ -101,7 +101,7 @@ def _workers(engine: Engine) -> dict[str, object] | None:
         return None
     return {
         "on_failure": remote.on_failure,
-        "experts": remote.num_experts,
+        "experts": sum(remote.num_experts),
         "fallbacks": remote.total_fallbacks,
         "workers": [
             {

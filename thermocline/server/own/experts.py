@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import mul
 from typing import TYPE_CHECKING, Any, Final
 
 from thermocline.messages import Tier
@@ -63,10 +64,10 @@ def placement_body(
     tiers: list[Body] = [
         {
             "tier": "trunk",
-            "device": "cpu",
+            "device": config.trunk_device,
             "bytes": footprint.trunk_bytes,
             "budget_bytes": None,
-            "why": "every token needs it",
+            "why": "; ".join(("every token needs it", *statistics.device_reasons)),
         }
     ]
     store = statistics.store
@@ -82,12 +83,30 @@ def placement_body(
             }
             | ({} if store is None else {"cache": _cache(store)})
         )
+    remote, num_remote, remote_bytes = statistics.remote, 0, 0
+    if remote is not None:
+        num_remote = sum(remote.num_experts)
+        remote_bytes = sum(map(mul, remote.num_experts, footprint.expert_bytes))
+        tiers.append(
+            {
+                "tier": Tier.REMOTE,
+                "device": ", ".join(worker.worker for worker in remote.workers),
+                "experts": num_remote,
+                "bytes": remote_bytes,
+                "budget_bytes": None,
+                "why": f"--worker-share of each layer's experts; what fails is {remote.failure_means}",
+                "workers": [
+                    {"worker": worker.worker, "state": worker.state, "kernels": worker.kernels}
+                    for worker in remote.workers
+                ],
+            }
+        )
     tiers.append(
         {
             "tier": Tier.COLD,
             "device": "cpu",
-            "experts": placement.num_cold,
-            "bytes": footprint.experts_bytes - hot_bytes,
+            "experts": placement.num_cold - num_remote,
+            "bytes": footprint.experts_bytes - hot_bytes - remote_bytes,
             "budget_bytes": None,
             "why": "computed from the mapped file; its pages are in memory as long as there is room",
         }
@@ -105,7 +124,7 @@ def placement_body(
 
 
 def _why_hot(config: PlacementConfig) -> str:
-    if config.hot_device == "simulated" and config.expert_cache == "auto":
+    if config.hot_device != "cpu" and config.expert_cache == "auto":
         return f"--hot-device {config.hot_device} --expert-cache auto: what saves most time there"
     return f"--hot-device {config.hot_device} --hot-fraction {config.hot_fraction:g}"
 

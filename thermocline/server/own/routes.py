@@ -72,7 +72,7 @@ async def placement(request: web.Request) -> web.Response:
     process_bytes = request.app[VIEWS].live.memory().process_bytes
     statistics = engine.statistics()
     return send_json(
-        placement_body(statistics, engine.footprint, engine.config.placement, process_bytes)
+        placement_body(statistics, engine.footprint, engine.placement_config, process_bytes)
     )
 
 

@@ -1,0 +1,240 @@
+"""Hot experts on a GPU or its stand-in: the same answers as the CPU's, whatever moves, fails, or is not there."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.compare import assert_within
+from tests.support.devices import DEVICES
+from tests.support.eager_device import eager_device
+from tests.support.engine_runs import greedy_tokens, prompt_logits
+from tests.support.settled import settled
+from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline import (
+    Engine,
+    EngineConfig,
+    PlacementConfig,
+    RemoteConfig,
+    SchedulerConfig,
+    TraceConfig,
+)
+from thermocline import device_assembly as assembly
+from thermocline.config import MemoryConfig
+from thermocline.errors import ConfigError, DeviceFaultError, DeviceMemoryError, DeviceMissingError
+from thermocline.experts import gpu_device
+from thermocline.kernels.gpu.streams import DeviceStreams
+from thermocline.traces.events import SpanEvent
+from thermocline.traces.lanes import Lane, Name
+
+PROMPT = [int(t) for t in np.random.default_rng(3).integers(0, 256, 75)]
+MIX = {"embed": "Q8_0", "attn": "Q5_K", "gate_up": "Q4_K", "down": "Q6_K", "output": "Q6_K"}
+SHAPE = ToyShape(layers=2, hidden=256, heads=4, head_dim=64, intermediate=256, used=3, formats=MIX)
+ON_CPU = {"trunk_device": "cpu", "hot_device": "none"}
+PLACEMENTS = {
+    "half": {"expert_cache": "static", "hot_fraction": 0.5},
+    "all": {"expert_cache": "static", "hot_fraction": 1.0},
+    "moving": {},
+    "small": {"expert_budget_bytes": 700_000},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A model of quantised experts."""
+    return write_toy_model(tmp_path_factory.mktemp("gpu") / "toy.gguf", SHAPE)
+
+
+def settings(*, kernels="reference", trace=False, remote=None, **placement) -> EngineConfig:
+    """Reference kernels compute in float32, as the stand-in does."""
+    return EngineConfig(
+        placement=PlacementConfig(**placement),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=32, prefix_cache=False),
+        memory=MemoryConfig(kv_type="f32", max_context_tokens=128),
+        trace=TraceConfig(enabled=trace),
+        remote=remote or RemoteConfig(),
+        kernels=kernels,
+    )
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """A machine whose GPU is torch's CPU."""
+    monkeypatch.setattr(assembly, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(
+        DeviceStreams, "open", classmethod(lambda cls, kind: cls(torch.device("cpu")))
+    )
+
+
+async def answers(path, config: EngineConfig):
+    """Return tokens, logits, statistics and the timeline."""
+    async with Engine.open(path, config) as engine:
+        tokens = await greedy_tokens(engine, PROMPT[:30], 8)
+        logits = await prompt_logits(engine, PROMPT)
+        assert await greedy_tokens(engine, PROMPT[:30], 8) == tokens
+        await settled(engine)
+        if engine._parts.hot_device is not None:
+            engine._parts.hot_device.ring.check_idle()
+            engine._parts.hot_device.store.check_integrity(idle=True)
+        return tokens, logits, engine.statistics(), engine.trace_events()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("trunk", ["cpu", "device"])
+async def test_answers_are_those_of_the_cpu(path, device, placement, trunk):
+    """Half or all experts there, or as many as come by use, beside the trunk or without it."""
+    expected = await answers(path, settings(**ON_CPU))
+    config = settings(
+        trace=True,
+        hot_device=device,
+        trunk_device=device if trunk == "device" else "cpu",
+        **PLACEMENTS[placement],
+    )
+    with eager_device():
+        tokens, logits, statistics, events = await answers(path, config)
+    assert tokens == expected[0]
+    assert_within(logits, expected[1], "trunk/whole models")
+    store = statistics.store
+    assert store.total_hits > 0
+    if placement == "all":
+        assert store.total_misses == 0
+    if placement == "small":
+        assert store.resident_bytes <= store.capacity_bytes <= 700_000
+    spans = [event for event in events if isinstance(event, SpanEvent)]
+    assert any(event.lane is Lane.GPU_COMPUTE and event.name is Name.HOT for event in spans)
+    copies = [event for event in spans if event.lane is Lane.GPU_H2D]
+    assert {event.name for event in copies} == {Name.LOAD}
+    copies.sort(key=lambda event: event.start_ns)
+    for one, other in pairwise(copies):
+        assert one.end_ns <= other.start_ns, "copies of one lane overlap"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+async def test_a_worker_computes_beside_it(path, device):
+    """Three tiers at once: a worker's experts are to the bit those that the CPU would have computed."""
+    hot = {
+        "hot_device": device,
+        "trunk_device": "cpu",
+        "expert_cache": "static",
+        "hot_fraction": 0.3,
+    }
+    worker = RemoteConfig(("local:1",), mode="batched")
+    expected = await answers(path, settings(kernels="native", **hot))
+    tokens, logits, statistics, _ = await answers(
+        path, settings(kernels="native", remote=worker, **hot)
+    )
+    assert tokens == expected[0]
+    np.testing.assert_array_equal(logits, expected[1])
+    assert statistics.store.total_hits > 0 < statistics.remote.total_choices
+
+
+@pytest.mark.slow
+async def test_experts_of_other_formats_stay_on_the_cpu(tmp_path, stand_in):
+    """F32 experts are none that a GPU's kernels read: a reason where nobody asked, an error where somebody did."""
+    plain = write_toy_model(tmp_path / "plain.gguf", ToyShape(layers=2, used=3))
+    async with Engine.open(plain, settings(kernels="native", trunk_device="cpu")) as engine:
+        assert len(await greedy_tokens(engine, PROMPT[:5], 3)) == 3
+        assert engine.placement_config.hot_device == "none"
+        assert "no layer's experts" in engine.statistics().device_reasons[0]
+    with pytest.raises(ConfigError, match="--hot-device none"):
+        async with Engine.open(plain, settings(hot_device="torch-cpu", trunk_device="cpu")):
+            pass
+
+
+@pytest.mark.slow
+async def test_no_room_for_one_expert_is_an_error(path):
+    """A budget of a few bytes, asked for, says what is missing."""
+    config = settings(hot_device="torch-cpu", trunk_device="cpu", expert_budget_bytes=1000)
+    with pytest.raises(DeviceMemoryError, match="no room for an expert"):
+        async with Engine.open(path, config):
+            pass
+
+
+@pytest.mark.slow
+async def test_a_gpu_that_is_there_is_used_without_being_asked_for(path, stand_in):
+    """By default trunk and experts go there."""
+    async with Engine.open(path, settings(kernels="native")) as engine:
+        chosen = engine.placement_config
+        assert (chosen.hot_device, chosen.trunk_device) == ("cuda", "cuda")
+        assert len(await greedy_tokens(engine, PROMPT[:30], 8)) == 8
+        assert engine.statistics().device_reasons == ()
+
+
+@pytest.mark.slow
+async def test_cpu_moe_keeps_experts_and_moves_the_trunk(path, stand_in):
+    """The trunk alone goes to a GPU; where there is none, that is said."""
+    async with Engine.open(path, settings(kernels="native", cpu_moe=True)) as engine:
+        chosen = engine.placement_config
+        assert (chosen.hot_device, chosen.trunk_device) == ("none", "cuda")
+        assert len(await greedy_tokens(engine, PROMPT[:30], 8)) == 8
+
+
+async def test_cpu_moe_without_a_gpu_says_so(path, monkeypatch):
+    """Nobody asked for a GPU in so many words, but for what it would be used for."""
+    monkeypatch.setattr(assembly, "why_no_gpu", lambda: assembly.NO_DRIVER)
+    async with Engine.open(path, settings(cpu_moe=True)) as engine:
+        assert engine.placement_config.trunk_device == "cpu"
+        assert "no GPU's driver" in engine.statistics().device_reasons[0]
+    with pytest.raises(ConfigError, match="--hot needs a device"):
+        async with Engine.open(path, settings(hot=("0:1",))):
+            pass
+    async with Engine.open(path, settings()) as engine:
+        assert engine.statistics().device_reasons == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["trunk", "experts"])
+async def test_a_broken_gpu_that_nobody_asked_for_is_left_alone(
+    path, stand_in, monkeypatch, caplog, what
+):
+    """It computes nonsense, or fails: the CPU answers, and log and statistics say why."""
+    expected = await answers(path, settings(kernels="native", **ON_CPU))
+    if what == "experts":
+        monkeypatch.setattr(
+            gpu_device, "naive_expert_outputs", lambda work: torch.zeros(len(work.rows), 256)
+        )
+    else:
+        monkeypatch.setattr(
+            assembly, "_open_trunk", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("boom"))
+        )
+    with caplog.at_level(logging.WARNING):
+        async with Engine.open(path, settings(kernels="native")) as engine:
+            chosen = engine.placement_config
+            reasons = engine.statistics().device_reasons
+            if what == "experts":
+                assert (chosen.hot_device, chosen.trunk_device) == ("none", "cuda")
+                assert "come out differently" in reasons[0]
+                assert len(await greedy_tokens(engine, PROMPT[:30], 8)) == 8
+            else:
+                assert chosen.trunk_device == "cpu"
+                assert "boom" in reasons[0]
+                assert await greedy_tokens(engine, PROMPT[:30], 8) == expected[0]
+    assert any("on the CPU: the GPU can not be used" in line for line in caplog.messages)
+
+
+@pytest.mark.slow
+async def test_what_was_asked_for_and_is_broken_is_an_error(path, monkeypatch):
+    """No silent other device: experts that come out differently, two devices, or none."""
+    monkeypatch.setattr(
+        gpu_device, "naive_expert_outputs", lambda work: torch.full((len(work.rows), 256), np.nan)
+    )
+    for placement in ({}, {"expert_cache": "static"}):
+        config = settings(hot_device="torch-cpu", trunk_device="cpu", **placement)
+        with pytest.raises(DeviceFaultError, match="--hot-device none"):
+            async with Engine.open(path, config):
+                pass
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceMissingError):
+            async with Engine.open(path, settings(hot_device="cuda", trunk_device="cpu")):
+                pass
+    config = settings(hot_device="cuda", trunk_device="torch-cpu")
+    with pytest.raises(ConfigError, match="two devices"):
+        async with Engine.open(path, config):
+            pass

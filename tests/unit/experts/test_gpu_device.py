@@ -1,0 +1,175 @@
+"""A GPU's experts, on torch's CPU: bytes arrive, work is the CPU's, what fails is told, and speeds are measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.compare import assert_within
+from tests.support.devices import DEVICES
+from tests.support.kernel_cases import expert_work, make_expert, make_weight
+from thermocline.errors import DeviceFaultError, EngineClosedError
+from thermocline.experts import gpu_device
+from thermocline.experts.gpu_device import ExpertCopies, GpuDevice, slot_bytes
+from thermocline.experts.gpu_speeds import measure_gpu
+from thermocline.experts.gpu_trial import GpuTrial
+from thermocline.experts.slot_memory import UNIT_BYTES, LayoutSlots, SlotMemory
+from thermocline.experts.trial import TRIAL_ROWS
+from thermocline.kernels.gpu.streams import DeviceStreams
+from thermocline.kernels.lane import LaneThread
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex, TierWork
+from thermocline.traces.lanes import Lane
+from thermocline.traces.recorder import MemoryRecorder
+
+NUM_EXPERTS = 6
+LAYERS = (LayerIndex(0), LayerIndex(1))
+FORMATS = (("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "Q4_0", "F16"))
+
+
+class Experts:
+    """Stands in for the catalog: a layer of each layout."""
+
+    num_layers, num_experts = len(LAYERS), NUM_EXPERTS
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(5)
+        self.works = []
+        for formats in FORMATS:
+            experts = [make_expert(rng, formats, 256, 256, make_weight) for _ in range(NUM_EXPERTS)]
+            self.works.append(expert_work(rng, experts, (3, 0, 1, 2, 0, 1), tokens=5))
+
+    def stack(self, layer: int):
+        return self.works[layer].stack
+
+    def expert_bytes(self, layer: int) -> int:
+        return self.stack(layer)[0].nbytes
+
+    def layout(self, layer: int) -> str:
+        return ",".join(FORMATS[layer])
+
+
+class Opened:
+    """A device with room for some experts of each layout."""
+
+    def __init__(self, kind: str, experts: Experts, recorder: MemoryRecorder) -> None:
+        self.streams = DeviceStreams.open(kind)
+        self.copies, self.lane = LaneThread(Lane.GPU_H2D, recorder), LaneThread(Lane.HOT, recorder)
+        sizes = {experts.layout(layer): slot_bytes(experts.stack(layer)) for layer in LAYERS}
+        self.memory = SlotMemory({name: LayoutSlots(size, 4) for name, size in sizes.items()}, 3)
+        mover = ExpertCopies(self.streams, self.copies, max(sizes.values()), recorder)
+        self.device = GpuDevice(experts, LAYERS, self.memory, self.streams, self.lane, mover)
+
+    def close(self) -> None:
+        self.lane.close()
+        self.copies.close()
+        self.streams.close()
+
+
+@pytest.fixture(params=DEVICES)
+def opened(request):
+    """The device, its experts and a recorder."""
+    recorder, experts = MemoryRecorder(1 << 12), Experts()
+    one = Opened(request.param, experts, recorder)
+    yield one, experts
+    one.close()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("prompt", [False, True])
+def test_experts_arrive_and_compute_what_the_cpu_does(opened, layer, prompt):
+    """All slots of a layout and the spare ones, copies in flight together, outputs as the reference's."""
+    one, experts = opened
+    slots = [one.device.allocate(layer) for _ in range(NUM_EXPERTS)]
+    copies = [
+        one.device.begin_copy(ExpertKey(layer, ExpertIndex(n)), slot, urgent=n % 2 == 0)
+        for n, slot in enumerate(slots)
+    ]
+    for copy in copies:
+        copy.result(20)
+    work = experts.works[layer]
+    share = TierWork(work.experts, work.counts, work.rows, np.zeros_like(work.rows), work.scale)
+    at = np.array(slots, np.int32)[work.experts]
+    found = one.device.outputs(layer, share, at, one.device.sent(work.x), prompt=prompt)
+    exact = not prompt or one.streams.device.type == "cpu"
+    tolerance = "device/float32" if exact else "device/bfloat16"
+    assert_within(found, ReferenceKernels().expert_outputs(work), tolerance)
+    for slot in slots:
+        one.device.free(layer, slot)
+    assert [one.device.allocate(layer) for _ in slots] == slots
+
+
+def test_bytes_of_a_slot_are_those_of_the_file(opened):
+    """Gate, up and down, one behind the other, each where a load of 16 bytes may begin; neighbours keep theirs."""
+    one, experts = opened
+    slots = {layer: one.device.allocate(layer) for layer in LAYERS}
+    for layer, slot in slots.items():
+        one.device.begin_copy(ExpertKey(layer, ExpertIndex(4)), slot).result(20)
+    memory = one.device._arena.cpu().numpy()
+    for layer, slot in slots.items():
+        start = slot * UNIT_BYTES
+        for part in gpu_device._parts(experts.stack(layer)):
+            assert part.start % 16 == 0
+            found = memory[start + part.start :][: part.nbytes]
+            np.testing.assert_array_equal(found, part.stack.raw[4].reshape(-1))
+
+
+def test_a_copy_that_fails_is_told_and_the_next_one_comes(opened, monkeypatch):
+    """What a read raises reaches who waits; after closing there is an error, too."""
+    one, _ = opened
+    key, slot = ExpertKey(LAYERS[0], ExpertIndex(1)), one.device.allocate(LAYERS[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "copyto", lambda *_: (_ for _ in ()).throw(OSError("gone")))
+        with pytest.raises(OSError, match="gone"):
+            one.device.begin_copy(key, slot).result(20)
+    one.device.begin_copy(key, slot).result(20)
+    one.copies.close()
+    with pytest.raises(EngineClosedError):
+        one.device.begin_copy(key, slot)
+
+
+def test_a_trial_finds_costs_and_gives_its_slots_back(opened):
+    """Seconds that ascend with rows, a copy's time, and what a layer costs at least."""
+    one, experts = opened
+    trial = GpuTrial(one.device, experts, ReferenceKernels(), 1, one.lane)
+    for layer in LAYERS:
+        found = trial.times(layer)
+        assert len(found.device) == len(TRIAL_ROWS)
+        assert 0 < found.device[0] <= found.device[-1]
+        assert found.copy > 0 < found.visit
+        assert 0 < found.copy_slowdown <= 1
+    slots = [one.device.allocate(LAYERS[0]) for _ in range(4)]
+    assert len(set(slots)) == 4
+
+
+def test_a_device_that_computes_something_else_is_found_out(opened, monkeypatch):
+    """One wrong expert is enough."""
+    one, experts = opened
+    outputs = one.device.outputs
+
+    def wrong(layer, share, slots, sent, *, prompt):
+        values = outputs(layer, share, slots, sent, prompt=prompt)
+        values[-1] = -values[-1]
+        return values
+
+    monkeypatch.setattr(GpuDevice, "outputs", lambda _, *args, **kinds: wrong(*args, **kinds))
+    trial = GpuTrial(one.device, experts, ReferenceKernels(), 1, one.lane)
+    with pytest.raises(DeviceFaultError, match="layer 0 come out differently"):
+        trial.times(LAYERS[0])
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_speeds_of_a_device(kind):
+    """Every rate is above nothing."""
+    speeds = measure_gpu(kind, Experts(), ReferenceKernels(), 1)
+    assert speeds.name
+    rates = (
+        speeds.read_bytes_per_s,
+        speeds.multiply_adds_per_s,
+        speeds.pinned_to_device_bytes_per_s,
+        speeds.pageable_to_device_bytes_per_s,
+        speeds.pinned_to_host_bytes_per_s,
+        speeds.pageable_to_host_bytes_per_s,
+        speeds.launch_s,
+    )
+    assert min(rates) > 0

@@ -1,0 +1,96 @@
+"""Owns which piece of a device's expert memory is free: for each layout equal slots, and some that fit any. Pure.
+
+A slot is named by where it begins, in units that all layouts share, so that one name is enough whatever lies
+there, and kernels find any of them from one base address. Knows no device.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from thermocline.errors import DeviceMemoryError
+from thermocline.units import align_up, ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+UNIT_BYTES: Final = 256
+"""Slots begin at multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSlots:
+    """The slots of one layout: the bytes of an expert, and for how many of them there is room for good."""
+
+    expert_bytes: int
+    count: int
+
+    @property
+    def units(self) -> int:
+        """Units of one slot."""
+        return ceil_div(self.expert_bytes, UNIT_BYTES)
+
+
+class SlotMemory:
+    """Free slots of each layout; where a layout has none left, one of the spare ones, which fit all. From any thread."""
+
+    def __init__(self, layouts: Mapping[str, LayoutSlots], num_spare: int) -> None:
+        self._layouts = dict(layouts)
+        self._free: dict[str, list[int]] = {}
+        self._lock = threading.Lock()
+        end = 0
+        for name, slots in layouts.items():
+            self._free[name] = [end + n * slots.units for n in range(slots.count)]
+            end += slots.count * slots.units
+        self._spare_from = end
+        largest = max((slots.units for slots in layouts.values()), default=0)
+        self._spare = [end + n * largest for n in range(num_spare)]
+        self.total_bytes = (end + num_spare * largest) * UNIT_BYTES
+        self.resident_bytes = sum(slots.count * slots.expert_bytes for slots in layouts.values())
+
+    def __repr__(self) -> str:
+        free = sum(map(len, self._free.values())) + len(self._spare)
+        return (
+            f"SlotMemory({len(self._layouts)} layouts, {self.total_bytes} bytes, {free} slots free)"
+        )
+
+    def allocate(self, layout: str) -> int:
+        """Return where a free slot begins, in units. Raises DeviceMemoryError."""
+        with self._lock:
+            free = self._free[layout] or self._spare
+            if not free:
+                raise DeviceMemoryError("one more expert", self._layouts[layout].expert_bytes)
+            return heapq.heappop(free)
+
+    def free(self, layout: str, slot: int) -> None:
+        """Take a slot back."""
+        with self._lock:
+            heapq.heappush(self._spare if slot >= self._spare_from else self._free[layout], slot)
+
+
+def plan_slots(
+    expert_bytes: Mapping[str, int],
+    num_experts: Mapping[str, int],
+    num_first: Mapping[str, int],
+    budget_bytes: int,
+) -> dict[str, LayoutSlots]:
+    """Return how many slots each layout has for good, within a budget.
+
+    expert_bytes, num_experts: of each layout; num_first: how many of its experts are put there at first, which
+    the budget has room for. What is left is shared like all experts' bytes are.
+    """
+    sizes = {name: align_up(nbytes, UNIT_BYTES) for name, nbytes in expert_bytes.items()}
+    total = sum(sizes[name] * num_experts[name] for name in sizes)
+    counts = {}
+    for name in sizes:
+        share = budget_bytes * num_experts[name] // max(total, 1)
+        counts[name] = min(max(share, num_first.get(name, 0)), num_experts[name])
+    over = sum(sizes[name] * counts[name] for name in sizes) - budget_bytes
+    for name in sizes:
+        less = min(ceil_div(max(over, 0), sizes[name]), counts[name] - num_first.get(name, 0))
+        counts[name] -= less
+        over -= less * sizes[name]
+    return {name: LayoutSlots(expert_bytes[name], counts[name]) for name in sizes}

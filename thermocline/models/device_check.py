@@ -1,0 +1,76 @@
+"""Compares a trunk on a device with the CPU's, on a few made-up tokens: for devices that nobody asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from thermocline.errors import DeviceFaultError
+from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.whole_layer import DeltaWeights
+from thermocline.kv.cache import SequenceCache
+from thermocline.kv.pool import KVPool
+from thermocline.kv.recurrent import StatePool
+from thermocline.messages import (
+    Chunk,
+    ChunkId,
+    LayerIndex,
+    RequestId,
+    Segment,
+    SegmentKind,
+    StateUse,
+)
+
+if TYPE_CHECKING:
+    from thermocline.models.contract import Model
+    from thermocline.models.device_trunk import DeviceTrunk
+
+_TOKENS: Final = 4
+_BLOCK_TOKENS: Final = 16
+# Mean square of the difference over that of the CPU's: both round their products differently, 1e-4 is usual.
+_MAX_ERROR: Final = 1e-2
+
+
+def check_trunk(trunk: DeviceTrunk, model: Model) -> None:
+    """Compute a layer of each kind on both. Raises DeviceFaultError where they differ. Before the first chunk."""
+    kinds: dict[object, LayerIndex] = {}
+    for number, parts in enumerate(model.trunk.layers):
+        is_delta = isinstance(parts.mixer, DeltaWeights)
+        kinds.setdefault((is_delta, parts.routed is None), LayerIndex(number))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((_TOKENS, model.spec.hidden_size)).astype(np.float32)
+    chunk, cache = _first_tokens(), _cache(model)
+    for layer in kinds.values():
+        expected = model.route(layer, model.attend(layer, chunk, x, cache), prompt=True)
+        found = trunk.attend_and_route(layer, chunk, x)
+        for ours, theirs in ((found.residual, expected.residual), (found.x, expected.x)):
+            error = float(np.square(ours - theirs).mean() / max(np.square(theirs).mean(), 1e-30))
+            if not error <= _MAX_ERROR:  # NaN, too
+                raise DeviceFaultError(
+                    f"layer {layer} comes out differently on {trunk} and on the CPU (relative mean square "
+                    f"{error:.2g}). Fix: another driver, torch or Triton, or --trunk-device cpu"
+                )
+
+
+def _first_tokens() -> Chunk:
+    """A prompt's first tokens, under a number that no chunk has."""
+    positions = np.arange(_TOKENS, dtype=np.int32)
+    blocks = np.zeros(1, np.int32)
+    segment = Segment(RequestId(0), 0, _TOKENS, SegmentKind.PROMPT, blocks, 1, StateUse(0))
+    return Chunk(ChunkId(-1), (segment,), positions, positions, positions, positions[-1:])
+
+
+def _cache(model: Model) -> SequenceCache:
+    spec = model.spec
+    pool = KVPool(
+        spec.num_layers,
+        1,
+        _BLOCK_TOKENS,
+        spec.num_kv_heads,
+        spec.head_dim,
+        CacheType.F32,
+        own_blocks=dict.fromkeys(spec.recurrent_layers, 0),
+    )
+    states = None if spec.delta is None else StatePool(spec.recurrent_layers, 1, spec.delta)
+    return SequenceCache(pool, states)
