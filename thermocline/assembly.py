@@ -37,6 +37,7 @@ from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.sampling.matcher import Grammars
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.combine import CombineStage
+from thermocline.stages.device_layers import DeviceLayersStage
 from thermocline.stages.embed import EmbedStage
 from thermocline.stages.head import HeadStage
 from thermocline.stages.layer import LayerStage
@@ -186,6 +187,10 @@ def _build(
     if isinstance(home, SequenceCache):
         layer = LayerStage(model, home, tiers, start.heat, routing_log, cpu)
         shortcut = _shortcut(model, layer, branches)
+    elif branches.hot_device is not None and branches.hot_device.full is not None:
+        full = branches.hot_device.full
+        whole = DeviceLayersStage(home, full, start.heat, routing_log, trunk_lane)
+        shortcut = Shortcut(whole, 1, lambda chunk: full.is_full)
     runner = Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, spec.num_layers, config.scheduler.max_prompt_chunks + 1, shortcut),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from itertools import pairwise
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.arch_cases import SCHEDULED_CASES
 from tests.support.compare import assert_within
 from tests.support.devices import DEVICES
 from tests.support.eager_device import eager_device
 from tests.support.engine_runs import greedy_tokens, prompt_logits
 from tests.support.settled import settled
+from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import (
     Engine,
@@ -54,7 +57,7 @@ def settings(*, kernels="reference", trace=False, remote=None, **placement) -> E
     return EngineConfig(
         placement=PlacementConfig(**placement),
         scheduler=SchedulerConfig(prefill_chunk_tokens=32, prefix_cache=False),
-        memory=MemoryConfig(kv_type="f32", max_context_tokens=128),
+        memory=MemoryConfig(kv_type="f32", max_context_tokens=96),
         trace=TraceConfig(enabled=trace),
         remote=remote or RemoteConfig(),
         kernels=kernels,
@@ -107,12 +110,46 @@ async def test_answers_are_those_of_the_cpu(path, device, placement, trunk):
     if placement == "small":
         assert store.resident_bytes <= store.capacity_bytes <= 700_000
     spans = [event for event in events if isinstance(event, SpanEvent)]
-    assert any(event.lane is Lane.GPU_COMPUTE and event.name is Name.HOT for event in spans)
+    # With the trunk there, too, and every expert, all layers are one job.
+    name = Name.LAYER if (placement, trunk) == ("all", "device") else Name.HOT
+    assert any(event.lane is Lane.GPU_COMPUTE and event.name is name for event in spans)
     copies = [event for event in spans if event.lane is Lane.GPU_H2D]
     assert {event.name for event in copies} == {Name.LOAD}
     copies.sort(key=lambda event: event.start_ns)
     for one, other in pairwise(copies):
         assert one.end_ns <= other.start_ns, "copies of one lane overlap"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", SCHEDULED_CASES, ids=str)
+async def test_every_architecture_runs_whole_on_a_device(tmp_path, device, case):
+    """Trunk and all experts there: several answers at once, recurrent states, windows; then one expert gives way."""
+    model = write_toy_arch(tmp_path / "toy.gguf", case.toy)
+    prompts = [PROMPT[:40], PROMPT[10:60], PROMPT[20:33]]
+
+    async def several(engine: Engine) -> list[list[int]]:
+        return await asyncio.gather(*(greedy_tokens(engine, each, 6) for each in prompts))
+
+    async with Engine.open(model, settings(**ON_CPU)) as engine:
+        expected, logits = await several(engine), await prompt_logits(engine, PROMPT)
+        counts = engine.statistics().heat
+    config = settings(
+        hot_device=device, trunk_device=device, expert_cache="static", hot_fraction=1.0
+    )
+    async with Engine.open(model, config) as engine:
+        assert engine._parts.hot_device.full is not None
+        assert await several(engine) == expected
+        assert_within(await prompt_logits(engine, PROMPT), logits, "trunk/whole models")
+        np.testing.assert_array_equal(engine.statistics().heat.sum(1), counts.sum(1))
+        store = engine._parts.hot_device.store
+        assert store.statistics().total_misses == 0
+        await asyncio.to_thread(store.resize, store.statistics().resident_bytes - 1)
+        assert not store.is_full
+        assert await several(engine) == expected
+        assert store.statistics().total_misses > 0
+        await settled(engine)
+        store.check_integrity(idle=True)
 
 
 @pytest.mark.slow

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unittest import mock
 
 from thermocline.experts import device_opening
 from thermocline.experts.expert_costs import ExpertCosts
+from thermocline.experts.step_race import StepRace
 from thermocline.messages import LayerIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from contextlib import AbstractContextManager
+    from collections.abc import Collection, Iterator
 
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.experts.trial import Trial
@@ -20,12 +21,17 @@ FAST_LINK = 12e9
 SLOW_LINK = 1e8
 
 
-def eager_device() -> AbstractContextManager[object]:
-    """Let engines that open meanwhile believe in such a device.
+@contextmanager
+def eager_device() -> Iterator[None]:
+    """Let engines that open meanwhile believe in such a device, and never find out that it is none.
 
     Over a slow link it pays to promote what is used again; over any other to copy for one layer alone, too.
     """
-    return mock.patch.object(device_opening, "measure_costs", _eager_costs)
+    with (
+        mock.patch.object(device_opening, "measure_costs", _eager_costs),
+        mock.patch.object(StepRace, "uses_device", return_value=True),
+    ):
+        yield
 
 
 def _eager_costs(

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 from thermocline.errors import ConfigError, DeviceMemoryError
 from thermocline.experts.cache_policy import SegmentedLruPolicy
 from thermocline.experts.device_compute import DeviceExpertCompute
+from thermocline.experts.full_device import FullDevice
 from thermocline.experts.promotion import PromotionThread
 from thermocline.experts.simulated import CopyEngine, SimulatedDevice
 from thermocline.experts.slot_memory import UNIT_BYTES, SlotMemory, plan_slots
 from thermocline.experts.staging import StagingRing
 from thermocline.experts.static_cache import StaticCache
+from thermocline.experts.step_race import StepRace
 from thermocline.experts.store import ExpertStore
 from thermocline.experts.tiers import DeviceTiers, FastestSplit, whatever_is_there
 from thermocline.experts.trial import SimulatedTrial, measure_costs
@@ -71,7 +73,10 @@ class RoutedExperts:
 
 @dataclass(frozen=True, slots=True)
 class HotDevice:
-    """A device and those who use it. lane: where it computes; lanes: what was opened for it."""
+    """A device and those who use it.
+
+    lane: where it computes; lanes: what was opened for it; full: for layers as a whole, where it may have all experts.
+    """
 
     device: SimulatedDevice | GpuDevice
     store: ExpertStore
@@ -80,6 +85,7 @@ class HotDevice:
     compute: DeviceExpertCompute
     lane: LaneThread
     lanes: tuple[LaneThread, ...]
+    full: FullDevice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,9 @@ def open_simulated(
     if config.expert_cache != "static":
         staging = _STAGED_EXPERTS * max(map(catalog.expert_bytes, layers), default=0)
     capacity = _capacity(config, staging)
-    trial = SimulatedTrial(catalog, kernels, lane, config.simulated_copy_bytes_per_s)
+    trial = SimulatedTrial(
+        catalog, experts.kernels, kernels, lane, config.simulated_copy_bytes_per_s
+    )
     opened = _Opened(device, layers, capacity, _STAGED_EXPERTS, trial, lane, (copies, lane))
     return _open_store(config, experts, opened, recorder, owned)
 
@@ -152,7 +160,8 @@ def open_gpu(
     if config.expert_cache == "static":
         budget = min(budget, sum(sizes[name] * count for name, count in first.items()))
     first = _within(first, sizes, budget)
-    memory = SlotMemory(plan_slots(sizes, num_experts, first, budget), num_staged)
+    planned = plan_slots(sizes, num_experts, first, budget)
+    memory = SlotMemory(planned, num_staged)
     copies = owned.enter_context(LaneThread(Lane.GPU_H2D, recorder))
     mover = ExpertCopies(ground.streams, copies, max(sizes.values()), recorder)
     device = GpuDevice(catalog, tuple(layers), memory, ground.streams, ground.lane, mover)
@@ -162,7 +171,11 @@ def open_gpu(
     opened = _Opened(
         device, layers, memory.resident_bytes, num_staged, trial, ground.lane, (copies,)
     )
-    return _open_store(config, experts, opened, recorder, owned)
+    hot = _open_store(config, experts, opened, recorder, owned)
+    has_all = all(slots.count == num_experts[name] for name, slots in planned.items())
+    if has_all and layers == [layer for layer in _layers(catalog) if catalog.expert_bytes(layer)]:
+        return replace(hot, full=FullDevice(hot.store, device.resident()))
+    return hot
 
 
 def _within(first: Counter[str], sizes: dict[str, int], budget: int) -> Counter[str]:
@@ -221,18 +234,19 @@ def _open_store(
     store = ExpertStore(sizes, catalog.num_experts, device, policy, opened.capacity, recorder)
     ring = StagingRing(device, opened.num_staged, store.give_up)
     choose: Chooser = whatever_is_there
-    min_upload_tokens = inf
+    min_upload_tokens, race = inf, None
     first = tuple(key for key in _by_rank(experts.placement) if key.layer in allowed)
     if experts.kept_away is not None:
         store.bind(first, experts.kept_away)
     store.install(first)
     if not is_static:
+        race = StepRace()
         choose = split = FastestSplit(costs, lambda: ring.num_taken)
         min_upload_tokens = split.min_upload_tokens(catalog.num_experts, experts.num_used)
         owned.enter_context(PromotionThread(store))
     last_layer = max((n for n, nbytes in enumerate(sizes) if nbytes), default=0)
     tiers = DeviceTiers(
-        store, choose, LayerIndex(last_layer), min_upload_tokens, experts.remote_mask
+        store, choose, LayerIndex(last_layer), min_upload_tokens, experts.remote_mask, race
     )
     compute = DeviceExpertCompute(experts.fingerprint, store, device, ring)
     return HotDevice(device, store, ring, tiers, compute, opened.lane, opened.lanes)

@@ -20,6 +20,7 @@ import torch
 
 from thermocline.experts.slot_memory import UNIT_BYTES
 from thermocline.kernels.gpu.expert_ffn import expert_outputs, naive_expert_outputs
+from thermocline.kernels.gpu.resident import ResidentExperts
 from thermocline.kernels.gpu.slots import ExpertSlots, SlotMatrix, SlotWork
 from thermocline.traces.lanes import Lane, Name
 from thermocline.units import align_up
@@ -228,6 +229,10 @@ class GpuDevice:
             streams.finish(spin=not prompt)
         values: FloatArray = host.numpy()
         return values
+
+    def resident(self) -> ResidentExperts:
+        """Return what computes whole layers whose experts are all here."""
+        return ResidentExperts(self._streams, self._slots, self._catalog.num_experts)
 
     def sent(self, x: FloatArray) -> _Sent:
         """Return rows 0, 1, ... of activations, float32 [n, D], as `outputs` takes them."""

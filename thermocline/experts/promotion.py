@@ -1,17 +1,22 @@
 """The thread on which experts are promoted: woken when something changed, it lets the store decide.
 
-Beside compute, so that no decision keeps a token waiting. Knows nothing of experts.
+Beside compute, so that no decision keeps a token waiting; since Python's threads take turns, it listens to choices
+for a fiftieth of the time at most, which is a sample of the steps. Knows nothing of experts.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Self
+import time
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from thermocline.experts.store import ExpertStore
+
+# How many times as long as it listened it does not.
+_REST: Final = 49.0
 
 
 class PromotionThread:
@@ -21,8 +26,9 @@ class PromotionThread:
         self._store = store
         self._changed = threading.Event()
         self._closed = False
+        self._listen_at_s = 0.0
         self._thread = threading.Thread(target=self._work, name="expert promotion", daemon=True)
-        store.on_change(self._changed.set)
+        store.on_change(self._changed.set, self._note_step)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -42,10 +48,19 @@ class PromotionThread:
         self._changed.set()
         self._thread.join()
 
+    def _note_step(self) -> None:
+        if time.monotonic() >= self._listen_at_s:
+            self._changed.set()
+
     def _work(self) -> None:
         while True:
             self._changed.wait()
             self._changed.clear()
             if self._closed:
                 return
-            self._store.promote()
+            start_s = time.monotonic()
+            listens = start_s >= self._listen_at_s
+            self._store.promote(listens=listens)
+            if listens:
+                end_s = time.monotonic()
+                self._listen_at_s = end_s + (end_s - start_s) * _REST

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # Copies in flight: enough that the link never waits for a decision, few enough that decisions stay fresh.
 _MAX_COPIES: Final = 4
-# Layers' choices that wait to be told to the policy; a step of a large model has a hundred.
-_MAX_UNTOLD: Final = 1024
+# Steps whose choices wait to be told to the policy: of more, only the last ones.
+_MAX_UNTOLD_STEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,14 @@ class ExpertStore:
         self._num_experts = num_experts
         self._device = device
         self._recorder = recorder
-        self._wake: Callable[[], None] | None = None
+        self._copied: Callable[[], None] | None = None
+        self._chosen: Callable[[], None] | None = None
         # Taken before `_lock`, never after it. It guards the policy and who decides.
         self._deciding = threading.Lock()
         self._policy = policy
-        self._untold: deque[tuple[LayerIndex, IntArray]] = deque(maxlen=_MAX_UNTOLD)
+        self._untold: deque[tuple[LayerIndex, IntArray]] = deque(
+            maxlen=_MAX_UNTOLD_STEPS * len(expert_bytes)
+        )
         # Guards all that follows; held for microseconds.
         self._lock = threading.Lock()
         # Slot of each expert, -1 for none. Rows are replaced, never written, so that a reader needs no lock.
@@ -96,6 +99,8 @@ class ExpertStore:
         absent.flags.writeable = False
         self._rows: list[IntArray] = [absent] * len(self._expert_bytes)
         self._leases = np.zeros((len(self._expert_bytes), num_experts), np.int32)
+        self._num_holds = 0  # of everything at once
+        self._num_all = num_experts * sum(nbytes > 0 for nbytes in self._expert_bytes)
         self._copying: dict[ExpertKey, int] = {}
         # Given up on its way: freed when it arrives.
         self._unwanted: set[ExpertKey] = set()
@@ -120,9 +125,38 @@ class ExpertStore:
         """Whether no expert is on the device."""
         return not self._num_resident
 
-    def on_change(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, from any thread, when `promote` has something to do; without it nothing is promoted."""
-        self._wake = wake
+    @property
+    def is_full(self) -> bool:
+        """Whether all experts of all layers are on the device."""
+        return self._num_resident == self._num_all
+
+    def hold_all(self) -> tuple[IntArray, ...] | None:
+        """Keep all experts where they are until `let_go`, and return each layer's `residency`; None unless full."""
+        with self._lock:
+            if not self.is_full:
+                return None
+            self._num_holds += 1
+            return tuple(self._rows)
+
+    def let_go(self) -> None:
+        """End one `hold_all`."""
+        with self._lock:
+            self._num_holds -= 1
+            if not self._num_holds:
+                for key in list(self._doomed):
+                    self._bury(key)
+
+    def count_hits(self, num_choices: int) -> None:
+        """Count choices that were found on the device without a lease."""
+        with self._lock:
+            self._hits += num_choices
+
+    def on_change(self, copied: Callable[[], None], chosen: Callable[[], None]) -> None:
+        """Call back, from any thread, when a copy has ended and when a step's choices are there to be told.
+
+        Without it nothing is promoted.
+        """
+        self._copied, self._chosen = copied, chosen
 
     def residency(self, layer: LayerIndex) -> IntArray:
         """Return the slot of each of the layer's experts, -1 for none: int32 [E], frozen."""
@@ -161,10 +195,10 @@ class ExpertStore:
     def observe(self, layer: LayerIndex, routing: Routing, *, is_step_end: bool) -> None:
         """Take note of a layer's choices, from one thread; is_step_end: decide what they change."""
         self._choices += routing.expert_ids.size
-        if self._wake is not None and self._expert_bytes[layer]:
+        if self._chosen is not None and self._expert_bytes[layer]:
             self._untold.append((layer, routing.expert_ids))
             if is_step_end:
-                self._wake()
+                self._chosen()
 
     def bind(self, pinned: Collection[ExpertKey], kept_away: NDArray[np.bool_]) -> None:
         """Take what the user decided, before the first copy.
@@ -188,10 +222,13 @@ class ExpertStore:
         with self._deciding:
             self._tell()
 
-    def promote(self) -> None:
-        """Tell the policy what happened, and begin the copies that it wants; from one thread."""
+    def promote(self, *, listens: bool = True) -> None:
+        """Tell the policy what happened, and begin the copies that it wants; from one thread.
+
+        listens: also what was chosen, which takes some 0.1 ms per layer.
+        """
         with self._deciding:
-            self._tell()
+            self._tell(listens=listens)
             while len(self._copying) < _MAX_COPIES:
                 move = self._policy.next_move(self._in_use())
                 if move is None:
@@ -264,6 +301,7 @@ class ExpertStore:
             assert leased <= resident.keys() | self._doomed.keys(), "a leased expert is gone"
             assert (self._leases >= 0).all(), "a lease was given back twice"
             assert not (idle and leased), f"still leased: {leased}"
+            assert not (idle and self._num_holds), "everything is still held"
 
     def _release(self, layer: LayerIndex, experts: IntArray) -> None:
         with self._lock:
@@ -276,15 +314,15 @@ class ExpertStore:
             leased = [_key(*pair) for pair in np.argwhere(self._leases).tolist()]
             return self._pinned.union(leased, self._copying, self._doomed)
 
-    def _tell(self) -> None:
-        """Tell the policy what was chosen and which copies ended."""
+    def _tell(self, *, listens: bool = True) -> None:
+        """Tell the policy which copies ended, and what was chosen lately."""
         while self._ended:
             key, arrived = self._ended.popleft()
             if not arrived:
                 self._policy.dropped(key)
             elif self._rows[key.layer][key.expert] >= 0:  # else it left again, and that was told
                 self._policy.installed(key)
-        while self._untold:
+        while listens and self._untold:
             layer, chosen_ids = self._untold.popleft()
             counts = np.bincount(chosen_ids.reshape(-1), minlength=self._num_experts)
             counts[self._kept_away[layer]] = 0
@@ -295,7 +333,7 @@ class ExpertStore:
     def _evict_all(self, keys: Sequence[ExpertKey]) -> bool:
         """Evict all, or none where one was leased meanwhile."""
         with self._lock:
-            if any(self._leases[key] for key in keys):
+            if self._num_holds or any(self._leases[key] for key in keys):
                 return False
             for key in keys:
                 self._evict(key)
@@ -318,7 +356,7 @@ class ExpertStore:
 
     def _bury(self, key: ExpertKey) -> None:
         """Free the slot of a doomed expert unless somebody uses it. Needs the lock."""
-        if not self._leases[key]:
+        if not (self._leases[key] or self._num_holds):
             self._free(key, self._doomed.pop(key))
 
     def _begin(self, key: ExpertKey) -> Future[None] | None:
@@ -360,8 +398,8 @@ class ExpertStore:
         if is_wanted:
             self._ended.append((key, is_there))
         self._count()
-        if self._wake is not None:
-            self._wake()
+        if self._copied is not None:
+            self._copied()
 
     def _resize(self, capacity_bytes: int) -> int:
         self._tell()

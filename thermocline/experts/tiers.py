@@ -5,8 +5,9 @@ Asked by the router for every layer of every chunk. Knows no stage, and nothing 
 
 from __future__ import annotations
 
+import time
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
 
     from thermocline.experts.expert_costs import ExpertCosts
     from thermocline.experts.placement import Placement
+    from thermocline.experts.step_race import StepRace
     from thermocline.experts.store import ExpertStore
-    from thermocline.messages import IntArray, Lease, Routing, Tier, TierWork
+    from thermocline.messages import Chunk, ChunkId, IntArray, Lease, Routing, Tier, TierWork
 
 # Sizes of chunks that are looked at, up to the largest.
+# Chunks on their way that are timed; those that end early are forgotten.
+_MAX_BEGUN: Final = 16
 _CHUNK_TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 Shares: TypeAlias = "Mapping[Tier, TierWork]"
@@ -38,11 +42,13 @@ Chooser: TypeAlias = "Callable[[LayerIndex, NDArray[np.bool_], IntArray], Choice
 class Tiers(Protocol):
     """Gives each tier its share. Called from the lane that routes."""
 
-    def dispatch(self, layer: LayerIndex, routing: Routing) -> tuple[Shares, Lease | None]:
+    def dispatch(
+        self, chunk: Chunk, layer: LayerIndex, routing: Routing
+    ) -> tuple[Shares, Lease | None]:
         """Return each tier's share of a layer, and the lease of the hot one where it needs one."""
         ...
 
-    def observe(self, layer: LayerIndex, routing: Routing) -> None:
+    def observe(self, chunk: Chunk, layer: LayerIndex, routing: Routing) -> None:
         """Take note of a layer that the CPU computed whole, without a dispatch."""
         ...
 
@@ -54,13 +60,22 @@ class FixedTiers:
         self._masks = [placement.hot_mask(LayerIndex(n)) for n in range(len(placement.hot))]
         self._remote_mask = remote_mask
 
-    def dispatch(self, layer: LayerIndex, routing: Routing) -> tuple[Shares, Lease | None]:
+    def dispatch(
+        self, chunk: Chunk, layer: LayerIndex, routing: Routing
+    ) -> tuple[Shares, Lease | None]:
         """See `Tiers.dispatch`."""
         remote_mask = None if self._remote_mask is None else self._remote_mask[layer]
         return dispatch(routing, self._masks[layer], remote_mask), None
 
-    def observe(self, layer: LayerIndex, routing: Routing) -> None:
+    def observe(self, chunk: Chunk, layer: LayerIndex, routing: Routing) -> None:
         """See `Tiers.observe`."""
+
+
+class _Began(NamedTuple):
+    """When a chunk's first layer with experts was routed, in seconds, and which way it goes."""
+
+    at_s: float
+    on_device: bool
 
 
 class DeviceTiers:
@@ -78,7 +93,13 @@ class DeviceTiers:
         last_layer: LayerIndex,
         min_upload_tokens: float = inf,
         remote_mask: NDArray[np.bool_] | None = None,
+        race: StepRace | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._race = race
+        self._clock = clock
+        self._began: dict[ChunkId, _Began] = {}
+        self._ended_s = 0.0
         self._store = store
         self._choose = choose
         self._last_layer = last_layer
@@ -86,12 +107,16 @@ class DeviceTiers:
         self._remote_mask = remote_mask
 
     def leave_to_cpu(self, num_tokens: int) -> bool:
-        """Whether a chunk of so many tokens has nothing for the device to do."""
-        return self._store.is_empty and num_tokens < self._min_upload_tokens
+        """Whether a chunk of so many tokens has nothing for the device to do, or is done sooner without it."""
+        if self._store.is_empty and num_tokens < self._min_upload_tokens:
+            return True
+        return self._race is not None and not self._race.uses_device(num_tokens)
 
-    def dispatch(self, layer: LayerIndex, routing: Routing) -> tuple[Shares, Lease | None]:
+    def dispatch(
+        self, chunk: Chunk, layer: LayerIndex, routing: Routing
+    ) -> tuple[Shares, Lease | None]:
         """See `Tiers.dispatch`."""
-        self.observe(layer, routing)
+        self._note(chunk, layer, routing, on_device=True)
         slots = self._store.residency(layer)
         groups = group(routing, len(slots))
         experts, counts = groups.experts, groups.counts
@@ -101,9 +126,27 @@ class DeviceTiers:
         remote = None if self._remote_mask is None else self._remote_mask[layer][experts]
         return split(routing, groups, hot, remote), lease
 
-    def observe(self, layer: LayerIndex, routing: Routing) -> None:
+    def observe(self, chunk: Chunk, layer: LayerIndex, routing: Routing) -> None:
         """See `Tiers.observe`."""
-        self._store.observe(layer, routing, is_step_end=layer == self._last_layer)
+        self._note(chunk, layer, routing, on_device=False)
+
+    def _note(self, chunk: Chunk, layer: LayerIndex, routing: Routing, *, on_device: bool) -> None:
+        is_last = layer == self._last_layer
+        self._store.observe(layer, routing, is_step_end=is_last)
+        if self._race is None:
+            return
+        if is_last:
+            began = self._began.pop(chunk.id, None)
+            now_s = self._clock()
+            if began is not None and began.on_device is on_device:
+                # Of two chunks on their way together, what the second one adds.
+                seconds = now_s - max(began.at_s, self._ended_s)
+                self._race.observe(chunk.num_tokens, seconds, on_device=on_device)
+            self._ended_s = now_s
+        elif chunk.id not in self._began:
+            while len(self._began) >= _MAX_BEGUN:
+                del self._began[next(iter(self._began))]
+            self._began[chunk.id] = _Began(self._clock(), on_device)
 
 
 def whatever_is_there(layer: LayerIndex, there: NDArray[np.bool_], counts: IntArray) -> Choice:

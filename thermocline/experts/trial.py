@@ -6,7 +6,9 @@ Tenths of a second, and a few experts' bytes read. Knows no policy.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -16,7 +18,7 @@ from thermocline.kernels.contract import ExpertWork
 from thermocline.messages import LayerIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator
+    from collections.abc import Callable, Collection, Generator
 
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.kernels.contract import Kernels
@@ -28,6 +30,9 @@ TRIAL_ROWS: Final = {1: 8, 4: 4, 16: 2, 64: 1, 256: 1}
 
 REPEATS: Final = 3
 _NUM_HOPS: Final = 16
+# How long, and for about how many jobs, CPU and device are watched computing at once.
+_WINDOW_S: Final = 5e-3
+_JOBS_PER_WINDOW: Final = 4
 # To the device, its compute, and back.
 _HOPS_PER_VISIT: Final = 3
 # An estimate of what a layer in parts costs Python beyond one in a single job.
@@ -59,11 +64,14 @@ class Trial(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTrial:
-    """`Trial` of a simulated device: who computes there, on which lane, and how fast its link is, in bytes per
-    second.
+    """`Trial` of a simulated device, which may share its cores with the CPU's kernels.
+
+    host: the CPU's kernels. kernels, lane: who computes on the device, and on which lane; copy_bytes_per_s: how fast
+    its link is.
     """
 
     catalog: ExpertCatalog
+    host: Kernels
     kernels: Kernels
     lane: LaneThread
     copy_bytes_per_s: float
@@ -74,10 +82,23 @@ class SimulatedTrial:
         # Of a row, there and back.
         link_s = 2 * _FLOAT_BYTES * stack.gate.cols / self.copy_bytes_per_s
         return TrialTimes(
-            tuple(cpu_seconds(stack, self.kernels, rows) + rows * link_s for rows in TRIAL_ROWS),
+            tuple(self._added_seconds(stack, rows) + rows * link_s for rows in TRIAL_ROWS),
             self.catalog.expert_bytes(layer) / self.copy_bytes_per_s,
             visit_seconds(self.lane),
         )
+
+    def _added_seconds(self, stack: ExpertStack, rows: int) -> float:
+        """Return the seconds of an expert by what the device adds to the CPU when both compute at once.
+
+        On cores of its own that is what an expert takes there; where both share cores, it adds little or nothing.
+        """
+        alone_s = cpu_seconds(stack, self.host, rows)
+        window_s = max(_WINDOW_S, _JOBS_PER_WINDOW * alone_s)
+        with ThreadPoolExecutor(1) as beside:
+            there = beside.submit(_rate, stack, self.kernels, rows, window_s)
+            here = _rate(stack, self.host, rows, window_s)
+            added = here + there.result() - 1 / alone_s
+        return 1 / max(added, 1e-3 / alone_s)
 
 
 def measure_costs(
@@ -119,17 +140,33 @@ def _measure(
 
 def cpu_seconds(stack: ExpertStack, kernels: Kernels, rows: int) -> float:
     """Return what one expert takes with so many tokens: the least of some tries."""
+    job, num_experts = _job(stack, kernels, rows)
+    tries = []
+    for _ in range(REPEATS):
+        start_s = time.perf_counter()
+        job()
+        tries.append(time.perf_counter() - start_s)
+    return min(tries) / num_experts
+
+
+def _job(stack: ExpertStack, kernels: Kernels, rows: int) -> tuple[Callable[[], object], int]:
+    """Return what computes experts with so many tokens each, and how many of them."""
     experts = np.arange(min(TRIAL_ROWS[rows], len(stack)), dtype=np.int32)
     counts = np.full(len(experts), rows, np.int32)
     pairs = np.tile(np.arange(rows, dtype=np.int32), len(experts))
     x = np.ones((rows, stack.gate.cols), np.float32)
     work = ExpertWork(stack, experts, counts, x, pairs, np.ones(len(pairs), np.float32))
-    tries = []
-    for _ in range(REPEATS):
-        start_s = time.perf_counter()
-        kernels.expert_outputs(work, prompt=rows > 1)
-        tries.append(time.perf_counter() - start_s)
-    return min(tries) / len(experts)
+    return partial(kernels.expert_outputs, work, prompt=rows > 1), len(experts)
+
+
+def _rate(stack: ExpertStack, kernels: Kernels, rows: int, window_s: float) -> float:
+    """Return how many experts with so many tokens are computed per second, for a while."""
+    job, num_experts = _job(stack, kernels, rows)
+    count, start_s = 0, time.perf_counter()
+    while (spent_s := time.perf_counter() - start_s) < window_s or not count:
+        job()
+        count += num_experts
+    return count / spent_s
 
 
 def visit_seconds(lane: LaneThread) -> float:

@@ -21,21 +21,23 @@ from thermocline.errors import DeviceMemoryError
 from thermocline.kernels.cache_format import CacheShape
 from thermocline.kernels.gpu.cache import DeviceKVPool, DeviceStates
 from thermocline.kernels.gpu.dense import DeviceRope, rms_norm
-from thermocline.kernels.gpu.layer import DeviceLayer, trunk_weights
+from thermocline.kernels.gpu.layer import DeviceLayer, LayerOutput, trunk_weights
 from thermocline.kernels.gpu.steps import CapturedSteps, RowSizes, Step
 from thermocline.kernels.gpu.weights import MatrixLoader, device_bytes
 from thermocline.kernels.whole_layer import AttentionWeights
-from thermocline.messages import Routing
+from thermocline.messages import LayerIndex, Routing
 from thermocline.models.device_steps import StepRules, plan_step
 from thermocline.models.routing import Routed
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.gpu.resident import ResidentExperts
+    from thermocline.kernels.gpu.step import StepInputs
     from thermocline.kernels.gpu.streams import DeviceStreams
     from thermocline.kernels.weight import FloatArray
     from thermocline.kv.cache import CacheWish
-    from thermocline.messages import Chunk, ChunkId, LayerIndex
+    from thermocline.messages import Chunk, ChunkId
     from thermocline.models.contract import Model, TrunkParts
     from thermocline.models.device_steps import StepPlan
     from thermocline.models.rope import RopeRule
@@ -82,6 +84,10 @@ class DeviceTrunk:
         self._rules = StepRules(tuple(sorted(windows)), wish.block_tokens, bool(self._states))
         self._sizes = RowSizes(spec.hidden_size, max(layer.num_chosen for layer in self._layers))
         self._captured = CapturedSteps(streams, self._sizes, _MAX_SHAPES)
+        # Steps through all layers bring back what each of them chose.
+        chosen = sum(layer.num_chosen for layer in self._layers)
+        self._whole_sizes = RowSizes(spec.hidden_size, chosen)
+        self._whole = CapturedSteps(streams, self._whole_sizes, _MAX_SHAPES)
         self._begun: OrderedDict[ChunkId, tuple[StepPlan, Step]] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -97,6 +103,20 @@ class DeviceTrunk:
         try:
             with self._streams.computing():
                 return self._attend_and_route(layer, chunk, x)
+        except DeviceMemoryError:
+            self._let_go()
+            raise
+
+    def all_layers(
+        self, chunk: Chunk, x: FloatArray, experts: ResidentExperts
+    ) -> tuple[FloatArray, dict[LayerIndex, Routing]]:
+        """Return x [T, D] behind the last layer, and what each layer with routed experts chose.
+
+        Raises DeviceMemoryError.
+        """
+        try:
+            with self._streams.computing():
+                return self._all_layers(chunk, x, experts)
         except DeviceMemoryError:
             self._let_go()
             raise
@@ -133,6 +153,49 @@ class DeviceTrunk:
             del self._begun[chunk.id]
         return Routed(out.residual, out.x, Routing(out.ids, out.weights))
 
+    def _all_layers(
+        self, chunk: Chunk, x: FloatArray, experts: ResidentExperts
+    ) -> tuple[FloatArray, dict[LayerIndex, Routing]]:
+        plan = plan_step(chunk, self._rules)
+        if plan.comes_again:
+            step = self._whole.step(plan.shape)
+        else:
+            step = Step(self._streams, plan.shape, self._whole_sizes, saves=plan.saves)
+        step.use(plan.numbers)
+        experts.upload()
+        for states in self._states.values():
+            for slot, source in plan.begins:
+                states.begin(slot, source)
+        step.run(0, partial(self._through_layers, experts), x)
+        if plan.comes_again:
+            for states in self._states.values():
+                for source, target in chain.from_iterable(plan.saves):
+                    states.copy(source, target)
+        out = step.fetch(self._whole_sizes.chosen, spin=not chunk.is_prompt)
+        routings, start = {}, 0
+        for number, layer in enumerate(self._layers):
+            if layer.num_chosen:
+                mine = slice(start, start + layer.num_chosen)
+                start += layer.num_chosen
+                routings[LayerIndex(number)] = Routing(
+                    np.ascontiguousarray(out.ids[:, mine]),
+                    np.ascontiguousarray(out.weights[:, mine]),
+                )
+        return out.x, routings
+
+    def _through_layers(
+        self, experts: ResidentExperts, x: torch.Tensor, inputs: StepInputs
+    ) -> LayerOutput:
+        ids, weights = [], []
+        for number, layer in enumerate(self._layers):
+            index = LayerIndex(number)
+            given = layer(self._states.get(index) or self._pool.layer(index), x, inputs)
+            x = experts.sum(index, given, prompt=inputs.is_prompt)
+            if given.ids is not None and given.weights is not None:
+                ids.append(given.ids)
+                weights.append(given.weights)
+        return LayerOutput(x, x, torch.cat(ids, 1), torch.cat(weights, 1))
+
     def _step(self, chunk: Chunk) -> tuple[StepPlan, Step]:
         """Return the chunk's plan, and a step that holds its numbers."""
         begun = self._begun.get(chunk.id)
@@ -152,6 +215,7 @@ class DeviceTrunk:
     def _let_go(self) -> None:
         """Give memory back that is not needed to go on."""
         self._captured.clear()
+        self._whole.clear()
         self._begun.clear()
 
 

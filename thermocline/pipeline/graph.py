@@ -38,7 +38,7 @@ class Edge:
 class Shortcut:
     """A stage that takes Hidden before one layer to Hidden before the next, instead of the ring's stages.
 
-    usable: asked per chunk; False when something must happen between a layer's parts.
+    num_layers: how often it does, to be behind the last layer. usable: asked per chunk; False when something must happen between a layer's parts.
     """
 
     stage: Stage[Hidden, Hidden]

@@ -91,8 +91,7 @@ class _Visit:
             raise WalkError(self.name, self.message, error) from error
         if not isinstance(waits_for, Future):
             self.coroutine.close()
-            failure = RuntimeError("a stage waited for something else than a lane during a walk")
-            raise WalkError(self.name, self.message, failure)
+            raise WalkError(self.name, self.message, _waited())
         self.waits_for = waits_for
 
 
@@ -177,13 +176,18 @@ class _Way:
 
 
 def _finish(name: str, stage: Stage[Any, Any], message: Any) -> Any:  # noqa: ANN401 - as the stage
-    """Return the output of a stage that runs on this lane alone. Raises WalkError."""
+    """Return the output of a stage, whose other lanes are waited for. Raises WalkError."""
     coroutine = stage(message)
     try:
-        coroutine.send(None)
+        while isinstance(waits_for := coroutine.send(None), Future):
+            wait((waits_for,))
     except StopIteration as done:
         return done.value
     except Exception as error:
         raise WalkError(name, message, error) from error
     coroutine.close()
-    raise WalkError(name, message, RuntimeError("a stage waited during a walk"))
+    raise WalkError(name, message, _waited())
+
+
+def _waited() -> RuntimeError:
+    return RuntimeError("a stage waited for something else than a lane during a walk")

@@ -46,7 +46,7 @@ class LayerStage:
     def _run(self, hidden: Hidden) -> FloatArray:
         x, routing = self._model.layer(hidden.layer, hidden.chunk, hidden.x, self._cache)
         self._heat.record(hidden.layer, routing)
-        self._tiers.observe(hidden.layer, routing)
+        self._tiers.observe(hidden.chunk, hidden.layer, routing)
         if hidden.chunk.wants_routing:
             self._routing_log.record(hidden.chunk, hidden.layer, routing)
         return x

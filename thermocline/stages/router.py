@@ -59,5 +59,5 @@ class RouterStage:
         self._heat.record(layer, routing)
         if chunk.wants_routing:
             self._routing_log.record(chunk, layer, routing)
-        shares, lease = self._tiers.dispatch(layer, routing)
+        shares, lease = self._tiers.dispatch(chunk, layer, routing)
         return LayerWork(chunk, layer, residual, x, routing, shares, lease)

@@ -51,6 +51,26 @@ def take(store: ExpertStore, layer: int, experts: list[int], uploads: tuple[int,
     return store.lease(LayerIndex(layer), ids, np.ones_like(ids), ~staged, staged)
 
 
+class PromptDevice(FakeDevice):
+    """Copies end when they begin."""
+
+    def begin_copy(self, key, slot, *, urgent=False):
+        copy = super().begin_copy(key, slot, urgent=urgent)
+        self.end_copy(0)
+        return copy
+
+
+class _Hold:
+    """Gives everything back once, as a lease does."""
+
+    def __init__(self, store: ExpertStore) -> None:
+        self._let_go = [store.let_go]
+
+    def release(self) -> None:
+        if self._let_go:
+            self._let_go.pop()()
+
+
 class Walkers:
     """Whoever holds leases, and what must be in their slots."""
 
@@ -71,6 +91,18 @@ class Walkers:
             _, lease = self.held.pop(rng.randrange(len(self.held)))
             lease.release()
             lease.release()  # does nothing
+
+    def hold_all(self) -> None:
+        rows = self.store.hold_all()
+        assert (rows is not None) == self.store.is_full
+        if rows is not None:
+            keys = [
+                (slot, key(layer, expert))
+                for layer, row in enumerate(rows)
+                for expert, slot in enumerate(row.tolist())
+                if SIZES[layer]
+            ]
+            self.held.append((keys, _Hold(self.store)))
 
     def check(self) -> None:
         for slots, _ in self.held:
@@ -96,6 +128,7 @@ def test_no_interleaving_breaks_a_lease_or_loses_a_slot(seed, capacity):
 
     actions = [
         *[partial(walkers.lease, rng), partial(walkers.release, rng), store.promote] * 4,
+        walkers.hold_all,
         *[end_copy] * 8,
         lambda: store.resize(rng.randrange(capacity + 1)),
         lambda: store.give_up(rng.randrange(50)),
@@ -196,6 +229,26 @@ def test_a_leased_expert_stays_until_it_is_given_back():
     store.check_integrity(idle=True)
 
 
+def test_everything_stays_while_it_is_held():
+    """A full store that is held: what is evicted is gone for routers, and its bytes stay until the last one lets go."""
+    device = PromptDevice(SIZES, 1000)
+    store = ExpertStore(SIZES, NUM_EXPERTS, device, StaticCache(SIZES), 400, NullRecorder())
+    store.install(key(layer, n) for layer in (1, 2, 3) for n in range(NUM_EXPERTS))
+    assert store.is_full
+    rows = store.hold_all()
+    assert store.hold_all() is not None
+    assert store.resize(100) == 0, "nothing is free yet"
+    assert not store.is_full
+    assert store.hold_all() is None
+    assert device.contents[int(rows[3][4])] == key(3, 4)
+    store.let_go()
+    store.check_integrity()
+    assert device.used_bytes == 225
+    store.let_go()
+    assert device.used_bytes <= 100
+    store.check_integrity(idle=True)
+
+
 def test_room_is_made_of_what_nobody_uses():
     """What is asked for is freed even where much is leased; where all is leased it is told."""
     store, device, _ = make_store(capacity=400)
@@ -223,7 +276,7 @@ def test_a_device_with_less_memory_than_was_said_shrinks_the_cache():
 def test_hits_misses_and_uploads_are_counted():
     """Each choice is counted once: found there, copied for it, or left to the CPU."""
     store, device, policy = make_store(capacity=400)
-    store.on_change(lambda: None)
+    store.on_change(lambda: None, lambda: None)
     fill(store, device, 50)
     store.resize(0)
     ids = np.array([[0, 1], [0, 2], [3, 4]], np.int32)
@@ -246,15 +299,7 @@ def test_hits_misses_and_uploads_are_counted():
 
 def test_experts_are_put_there_at_the_start_as_far_as_they_fit():
     """`install` waits for the copies, and leaves out what has no room."""
-    device = FakeDevice(SIZES, 1000)
-    plain = device.begin_copy
-
-    def at_once(*args, **named):
-        copy = plain(*args, **named)
-        device.end_copy(0)
-        return copy
-
-    device.begin_copy = at_once
+    device = PromptDevice(SIZES, 1000)
     store = ExpertStore(SIZES, NUM_EXPERTS, device, StaticCache(SIZES), 45, NullRecorder())
     store.install([key(1, 3), key(3, 0), key(3, 1), key(2, 4)])
     assert store.placement().hot == ((), (3,), (4,), (0,))

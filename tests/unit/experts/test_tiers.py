@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.chunks import make_chunk
 from tests.support.fake_device import FakeDevice, RandomPolicy
 from thermocline.experts.co_execution import split as co_execute
 from thermocline.experts.expert_costs import ExpertCosts
@@ -20,6 +21,7 @@ from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex, Routing, Ti
 from thermocline.traces.recorder import NullRecorder
 
 LAYER = LayerIndex(0)
+CHUNK = make_chunk(7)
 FAST = ExpertCosts(100, "a", (1, 64), (1e-3, 8e-3), (1e-4, 1e-3), copy=2e-3)
 THIN = replace(FAST, copy=15e-3)
 SLOW = ExpertCosts(100, "b", (1, 64), (1e-3, 8e-3), (2e-3, 2e-2), copy=2e-3)
@@ -48,8 +50,8 @@ def make_tiers(hot: list[int], choose, min_upload_tokens=inf):
 def test_a_fixed_placement_needs_no_lease():
     """Hot experts to the hot tier, the others to the cold one."""
     tiers = FixedTiers(uniform_placement(1, 4, 0.5))
-    shares, lease = tiers.dispatch(LAYER, routing([[0, 1], [2, 3]]))
-    tiers.observe(LAYER, routing([[0, 1]]))
+    shares, lease = tiers.dispatch(CHUNK, LAYER, routing([[0, 1], [2, 3]]))
+    tiers.observe(CHUNK, LAYER, routing([[0, 1]]))
     assert lease is None
     assert shares[Tier.HOT].experts.tolist() == [0, 2]
     assert shares[Tier.COLD].experts.tolist() == [1, 3]
@@ -58,11 +60,11 @@ def test_a_fixed_placement_needs_no_lease():
 def test_what_is_on_the_device_is_leased_until_it_was_computed():
     """The hot share has a slot for each expert, which stays until the lease is released."""
     tiers, store, _ = make_tiers([1, 2, 5], whatever_is_there)
-    shares, lease = tiers.dispatch(LAYER, routing([[5, 0], [2, 7]]))
+    shares, lease = tiers.dispatch(CHUNK, LAYER, routing([[5, 0], [2, 7]]))
     assert shares[Tier.HOT].experts.tolist() == [2, 5]
     assert lease.slots.tolist() == store.residency(LAYER)[[2, 5]].tolist()
     store.resize(0)
-    shares, again = tiers.dispatch(LAYER, routing([[5, 0], [2, 7]]))
+    shares, again = tiers.dispatch(CHUNK, LAYER, routing([[5, 0], [2, 7]]))
     assert (set(shares), again) == ({Tier.COLD}, None)
     lease.release()
     store.check_integrity(idle=True)
@@ -71,7 +73,7 @@ def test_what_is_on_the_device_is_leased_until_it_was_computed():
 def test_all_on_the_device_leaves_nothing_to_the_cpu():
     """A token whose experts are all there has one share."""
     tiers, _, _ = make_tiers([1, 2, 5], whatever_is_there)
-    shares, lease = tiers.dispatch(LAYER, routing([[5, 1]]))
+    shares, lease = tiers.dispatch(CHUNK, LAYER, routing([[5, 1]]))
     assert set(shares) == {Tier.HOT}
     lease.release()
 
@@ -80,7 +82,7 @@ def test_experts_of_many_tokens_are_copied_for_the_occasion():
     """An upload belongs to the lease and has no slot yet."""
     split = FastestSplit([THIN], lambda: 0)
     tiers, _, policy = make_tiers([], split)
-    shares, lease = tiers.dispatch(LAYER, routing([[3, n % 3] for n in range(60)]))
+    shares, lease = tiers.dispatch(CHUNK, LAYER, routing([[3, n % 3] for n in range(60)]))
     assert shares[Tier.HOT].experts.tolist() == [3]
     assert lease.slots.tolist() == [-1]
     assert shares[Tier.COLD].experts.tolist() == [0, 1, 2]

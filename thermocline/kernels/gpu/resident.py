@@ -1,0 +1,84 @@
+"""A layer's routed experts where the device has all of them: nothing goes to the host between router and sum.
+
+Which slot an expert has is looked up on the device, so that a captured step holds. Knows no store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from thermocline.kernels.gpu.expert_ffn import expert_outputs, naive_expert_outputs
+from thermocline.kernels.gpu.gather_combine import gather_combine, naive_gather_combine
+from thermocline.kernels.gpu.slots import SlotWork
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    from thermocline.kernels.gpu.layer import LayerOutput
+    from thermocline.kernels.gpu.slots import ExpertSlots
+    from thermocline.kernels.gpu.streams import DeviceStreams
+    from thermocline.kernels.weight import IntArray
+    from thermocline.messages import LayerIndex
+
+# Up to so many pairs each reads its expert by itself: sorting them takes longer than a few experts' second reading.
+_MAX_UNSORTED_PAIRS = 64
+
+
+class ResidentExperts:
+    """All experts of all layers. One thread at a time, `computing`."""
+
+    def __init__(
+        self, streams: DeviceStreams, slots: Mapping[LayerIndex, ExpertSlots], num_experts: int
+    ) -> None:
+        self._slots = dict(slots)
+        self._num_experts = num_experts
+        with streams.computing():
+            shape = (len(self._slots), num_experts)
+            self._table = torch.zeros(shape, dtype=torch.int32, device=streams.device)
+        self._rows = {layer: self._table[index] for index, layer in enumerate(self._slots)}
+        self._given: Sequence[IntArray] = ()
+        self._known: dict[LayerIndex, IntArray] = {}
+
+    def at(self, rows: Sequence[IntArray]) -> Self:
+        """Let experts lie in these slots from now on: by layer int32 [E]."""
+        self._given = rows
+        return self
+
+    def upload(self) -> None:
+        """Bring the slots to the device: a row that is the very array that was brought last is not copied again."""
+        for layer, target in self._rows.items():
+            row = self._given[layer]
+            if self._known.get(layer) is not row:
+                target.copy_(torch.tensor(row))
+                self._known[layer] = row
+
+    def sum(self, layer: LayerIndex, given: LayerOutput, *, prompt: bool) -> torch.Tensor:
+        """Return float32 [T, D]: the residual plus each token's experts, in slot order; queues only."""
+        if given.ids is None or given.weights is None:
+            return given.residual
+        num_tokens, num_chosen = given.ids.shape
+        ids, slots = given.ids.reshape(-1), self._rows[layer]
+        pairs = torch.arange(len(ids), device=ids.device)
+        if len(ids) <= _MAX_UNSORTED_PAIRS:
+            order, pair_of = pairs, pairs
+            slots, counts = slots[ids], torch.ones_like(ids, dtype=torch.int32)
+        else:
+            order = torch.argsort(ids, stable=True)
+            pair_of = torch.empty_like(order).index_copy_(0, order, pairs)
+            ones = torch.ones_like(ids, dtype=torch.int32)
+            counts = torch.zeros_like(slots).index_add_(0, ids, ones)
+        work = SlotWork(
+            self._slots[layer],
+            slots,
+            counts,
+            given.x,
+            (order // num_chosen).int(),
+            given.weights.reshape(-1)[order],
+        )
+        pair_of = pair_of.view(num_tokens, num_chosen).int()
+        if given.x.is_cuda:
+            return gather_combine(expert_outputs(work, prompt=prompt), pair_of, given.residual)
+        return naive_gather_combine(naive_expert_outputs(work), pair_of, given.residual)
