@@ -16,7 +16,7 @@ from thermocline.errors import ConfigError, ModelFileError
 from thermocline.expert_assembly import ExpertBranches, Ground, make_kernels, open_branches
 from thermocline.experts.routing_log import RoutingLog
 from thermocline.kernels.cache_format import CacheType
-from thermocline.kernels.lane import LaneThread
+from thermocline.kernels.lane import LaneThread, ToldLane
 from thermocline.kv.blocks import BlockAllocator, window_blocks
 from thermocline.kv.cache import CacheWish, SequenceCache
 from thermocline.kv.pool import KVPool
@@ -58,10 +58,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.config import EngineConfig, PlacementConfig
+    from thermocline.device_assembly import Devices
     from thermocline.experts.device_opening import HotDevice
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
     from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.lane import JobLane
     from thermocline.messages import Hidden
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
@@ -171,15 +173,15 @@ def _build(
     kept = owned.enter_context(ExitStack())  # closed after the lanes
     cpu = _cpu_lane(config, kernels, recorder, owned)
     gpu_lanes = () if devices.gpu is None else (devices.gpu.lane,)
-    trunk_lane = cpu if devices.trunk is None or devices.gpu is None else devices.gpu.lane
     ground = Ground(config, devices, file, model, kernels, recorder, owned, kept)
     branches = open_branches(ground, cpu)
     start, tiers = branches.start, branches.tiers
     routing_log = RoutingLog()
+    told, trunk_lane = _trunk_lanes(devices, branches, cpu)
     router = partial(RouterStage, tiers=tiers, heat=start.heat, routing_log=routing_log)
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
-        "combine": CombineStage(kernels.dense, cpu),
+        "combine": CombineStage(kernels.dense, told),
         **_trunk_stages(home, model, router, trunk_lane),
         **branches.stages,
     }
@@ -251,7 +253,8 @@ def _pace(config: EngineConfig, chunk_tokens: int, cpu: LaneThread) -> Pace:
 
 def _shortcut(model: Model, stage: LayerStage, branches: ExpertBranches) -> Shortcut | None:
     is_cpu_hot = "hot" in branches.stages and branches.hot_device is None
-    if is_cpu_hot or branches.remote is not None or not model.has_whole_layers:
+    is_remote = branches.remote is not None and branches.balance is None
+    if is_cpu_hot or is_remote or not model.has_whole_layers:
         return None
     # Hints, too, are made between a layer's parts.
     return Shortcut(
@@ -282,11 +285,23 @@ def _cpu_lane(
     return owned.enter_context(LaneThread(Lane.CPU, recorder, timeline=timeline, slowdown=slowdown))
 
 
+def _trunk_lanes(
+    devices: Devices, branches: ExpertBranches, cpu: LaneThread
+) -> tuple[JobLane, JobLane]:
+    """Return the CPU's lane for what is computed beside experts, and the trunk's."""
+    told: JobLane = cpu
+    if branches.balance is not None:
+        told = ToldLane(cpu, branches.balance.observe_other)
+    if devices.trunk is None or devices.gpu is None:
+        return told, told
+    return told, devices.gpu.lane
+
+
 def _trunk_stages(
     home: DeviceTrunk | SequenceCache,
     model: Model,
     router: Callable[..., RouterStage],
-    lane: LaneThread,
+    lane: JobLane,
 ) -> dict[str, Stage[Any, Any]]:
     """Return attention, routing and head, which compute on `lane`."""
     if isinstance(home, SequenceCache):

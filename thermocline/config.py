@@ -313,10 +313,11 @@ class RemoteConfig:
         "A worker that computes experts: local (started here; local:N with N threads), unix:PATH or "
         "tcp:HOST:PORT (see thermocline worker). May be given several times.",
     )
-    share: float = setting(
-        0.5,
+    share: float | None = setting(
+        None,
         "--worker-share",
-        "Share of each layer's experts that workers compute, of those that are not hot, 0 to 1.",
+        "Share of each layer's experts that workers compute, of those that are not hot, 0 to 1 (default: half; with "
+        "--worker-mode auto workers have all, and are given as much as pays).",
     )
     mode: WorkerMode = setting(
         "auto",
@@ -359,7 +360,10 @@ class RemoteConfig:
             len(self.workers) <= 64,
             f"--expert-worker is given {len(self.workers)} times: at most 64",
         )
-        _require(0.0 <= self.share <= 1.0, f"--worker-share is {self.share}; choose 0 to 1")
+        _require(
+            self.share is None or 0.0 <= self.share <= 1.0,
+            f"--worker-share is {self.share}; choose 0 to 1",
+        )
         for value, choices, flag in (
             (self.payload, WorkerPayload, "--worker-payload"),
             (self.mode, WorkerMode, "--worker-mode"),

@@ -17,6 +17,7 @@ from thermocline.experts.compute import CpuExpertCompute
 from thermocline.experts.device_opening import RoutedExperts, open_gpu, open_simulated
 from thermocline.experts.opening import ExpertStart
 from thermocline.experts.placement import placement_fingerprint
+from thermocline.experts.step_race import ChunkTimes, StepRace
 from thermocline.experts.tiers import FixedTiers
 from thermocline.kernels.cpu import NativeKernels, checked_threads
 from thermocline.kernels.reference import ReferenceKernels
@@ -71,7 +72,8 @@ class ExpertBranches:
     """Who computes which experts.
 
     start: what is known of them. devices: in the end. stages: cold, and as wanted hot, remote and prefetch. hot_mask: bool [layers, experts], the hot ones at
-    first. hot_device: where hot experts compute, unless it is the CPU.
+    first. hot_device: where hot experts compute, unless it is the CPU. balance: decides what workers get, if that
+    was left open.
     """
 
     start: ExpertStart
@@ -81,13 +83,14 @@ class ExpertBranches:
     hot_mask: NDArray[np.bool_]
     hot_device: HotDevice | None
     remote: RemoteExpertCompute | None
+    balance: Balance | None
     governor: PrefetchGovernor | None
     lanes: tuple[LaneThread, ...]
 
     def leave_to_cpu(self, num_tokens: int) -> bool:
-        """Whether a chunk of so many tokens has nothing for a device to do, and nothing is read ahead now."""
-        device = self.hot_device
-        return (device is None or device.tiers.leave_to_cpu(num_tokens)) and (
+        """Whether a chunk of so many tokens has nothing for devices or workers to do, and nothing is read ahead now."""
+        is_shared = self.hot_device is not None or self.remote is not None
+        return (not is_shared or self.tiers.leave_to_cpu(num_tokens)) and (
             self.governor is None or self.governor.is_quiet
         )
 
@@ -126,7 +129,10 @@ def _open_branches(ground: Ground, cpu: LaneThread) -> ExpertBranches:
     catalog = ExpertCatalog(ground.model.expert_layers)
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     workers = config.remote.workers
-    assignment = assign_experts(hot_mask, len(workers), config.remote.share, spec.num_dense_layers)
+    share = config.remote.share
+    if share is None:
+        share = 1.0 if config.remote.mode == "auto" else 0.5
+    assignment = assign_experts(hot_mask, len(workers), share, spec.num_dense_layers)
     experts = RoutedExperts(
         catalog,
         placement,
@@ -162,10 +168,13 @@ def _open_branches(ground: Ground, cpu: LaneThread) -> ExpertBranches:
     governor = _governor(ground, catalog, hot_mask | assignment.mask)
     if governor is not None:
         stages["prefetch"] = PrefetchStage(governor, spec.router)
-    tiers = FixedTiers(placement, experts.remote_mask) if device is None else device.tiers
+    times = None
+    if balance is not None and device is None:
+        times = ChunkTimes(StepRace(), LayerIndex(spec.num_layers - 1))
+    tiers = device.tiers if device else FixedTiers(placement, experts.remote_mask, times)
     lanes = () if device is None else device.lanes
     return ExpertBranches(
-        start, ground.devices, stages, tiers, hot_mask, device, remote, governor, lanes
+        start, ground.devices, stages, tiers, hot_mask, device, remote, balance, governor, lanes
     )
 
 

@@ -215,7 +215,8 @@ class PartialSum:
     """One tier's weighted expert outputs for one chunk and layer, not yet added up.
 
     rows, slots: int32 [n]; values: float32 [n, D]. They stay apart until combine adds each token's
-    slots in order, so that the split between tiers can not change a bit of the result.
+    slots in order, so that the split between tiers can not change a bit of the result. also: more of them, where
+    several have computed one tier's share.
     """
 
     chunk: Chunk
@@ -224,6 +225,7 @@ class PartialSum:
     rows: IntArray
     slots: IntArray
     values: FloatArray
+    also: tuple[TierResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,5 +102,5 @@ def test_wishes_reach_the_engine(used, invoke):
     found = json.loads(invoke("run", used, *RUN, *flags).stdout)
     assert found["experts"]["num_hot"] <= 5
     assert any("experts on the device" in reason for reason in found["experts"]["reasons"])
-    refused = invoke("run", used, *RUN, "--hot", "1:3")
+    refused = invoke("run", used, *RUN, "--hot-device", "none", "--hot", "1:3")
     assert (refused.exit_code, "give --hot-device" in refused.stderr) == (2, True)

@@ -64,6 +64,12 @@ def settings(*, kernels="reference", trace=False, remote=None, **placement) -> E
     )
 
 
+@pytest.fixture(scope="module")
+def on_cpu(path):
+    """What the CPU answers alone."""
+    return asyncio.run(answers(path, settings(**ON_CPU)))
+
+
 @pytest.fixture
 def stand_in(monkeypatch):
     """A machine whose GPU is torch's CPU."""
@@ -90,9 +96,9 @@ async def answers(path, config: EngineConfig):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("trunk", ["cpu", "device"])
-async def test_answers_are_those_of_the_cpu(path, device, placement, trunk):
+async def test_answers_are_those_of_the_cpu(path, on_cpu, device, placement, trunk):
     """Half or all experts there, or as many as come by use, beside the trunk or without it."""
-    expected = await answers(path, settings(**ON_CPU))
+    expected = on_cpu
     config = settings(
         trace=True,
         hot_device=device,

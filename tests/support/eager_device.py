@@ -29,7 +29,7 @@ def eager_device() -> Iterator[None]:
     """
     with (
         mock.patch.object(device_opening, "measure_costs", _eager_costs),
-        mock.patch.object(StepRace, "uses_device", return_value=True),
+        mock.patch.object(StepRace, "shares", return_value=True),
     ):
         yield
 

@@ -260,7 +260,7 @@ class _Bill:
 
     def _trunk_s(self, index: int, chunk: Workload) -> float:
         layer = self._sizes.layers[index]
-        nbytes = layer.trunk + layer.kv_per_token * chunk.cached_tokens
+        nbytes = layer.trunk + layer.kv_per_token * _seen(layer, chunk.cached_tokens)
         if self._device is not None and index >= self._first_on_device:
             seconds = _device_seconds(self._device, nbytes, chunk.num_tokens)
             seconds += _TRUNK_LAUNCHES * self._device.launch_s
@@ -318,13 +318,23 @@ def _measured(costs: Mapping[str, RowCosts], name: str) -> RowCosts:
 
 
 def _attention_seconds(speeds: MachineSpeeds, layer: LayerSizes, chunk: Workload) -> float:
-    """Each token of a prompt sees those before it and itself; each of a step its own request's."""
+    """Each token of a prompt sees those before it and itself; each of a step its own request's; no further than a
+    window.
+    """
     if not layer.kv_per_token:
         return 0.0
     cached, count = chunk.cached_tokens, chunk.num_tokens
     if chunk.phase is Phase.DECODE:
-        return count * (cached + 1) * speeds.attention.decode_pair_s
-    return (count * cached + count * (count + 1) / 2) * speeds.attention.prompt_pair_s
+        return count * _seen(layer, cached + 1) * speeds.attention.decode_pair_s
+    window = cached + count if layer.window is None else layer.window
+    # Tokens that see fewer than the window, and those that see all of it.
+    num_short = min(max(window - cached, 0), count)
+    pairs = num_short * cached + num_short * (num_short + 1) / 2 + (count - num_short) * window
+    return pairs * speeds.attention.prompt_pair_s
+
+
+def _seen(layer: LayerSizes, num_tokens: int) -> int:
+    return num_tokens if layer.window is None else min(num_tokens, layer.window)
 
 
 def _device_seconds(

@@ -96,7 +96,8 @@ def describe(
             if index < first_on_device:
                 seconds += trunk_seconds_cpu(speeds, layer, work)
             else:
-                nbytes = layer.trunk + layer.kv_per_token * num_cached
+                seen = num_cached if layer.window is None else min(num_cached, layer.window)
+                nbytes = layer.trunk + layer.kv_per_token * seen
                 seconds += expert_seconds_device(device, nbytes, num_tokens)
                 seconds += _TRUNK_LAUNCHES * device.launch_s
         return seconds / len(sizes.layers)

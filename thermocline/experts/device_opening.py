@@ -19,7 +19,7 @@ from thermocline.experts.simulated import CopyEngine, SimulatedDevice
 from thermocline.experts.slot_memory import UNIT_BYTES, SlotMemory, plan_slots
 from thermocline.experts.staging import StagingRing
 from thermocline.experts.static_cache import StaticCache
-from thermocline.experts.step_race import StepRace
+from thermocline.experts.step_race import ChunkTimes, StepRace
 from thermocline.experts.store import ExpertStore
 from thermocline.experts.tiers import DeviceTiers, FastestSplit, whatever_is_there
 from thermocline.experts.trial import SimulatedTrial, measure_costs
@@ -233,20 +233,20 @@ def _open_store(
         policy = SegmentedLruPolicy(visits, catalog.num_experts, opened.capacity)
     store = ExpertStore(sizes, catalog.num_experts, device, policy, opened.capacity, recorder)
     ring = StagingRing(device, opened.num_staged, store.give_up)
+    last_layer = max((n for n, nbytes in enumerate(sizes) if nbytes), default=0)
     choose: Chooser = whatever_is_there
-    min_upload_tokens, race = inf, None
+    min_upload_tokens, times = inf, None
     first = tuple(key for key in _by_rank(experts.placement) if key.layer in allowed)
     if experts.kept_away is not None:
         store.bind(first, experts.kept_away)
     store.install(first)
     if not is_static:
-        race = StepRace()
+        times = ChunkTimes(StepRace(), LayerIndex(last_layer))
         choose = split = FastestSplit(costs, lambda: ring.num_taken)
         min_upload_tokens = split.min_upload_tokens(catalog.num_experts, experts.num_used)
         owned.enter_context(PromotionThread(store))
-    last_layer = max((n for n, nbytes in enumerate(sizes) if nbytes), default=0)
     tiers = DeviceTiers(
-        store, choose, LayerIndex(last_layer), min_upload_tokens, experts.remote_mask, race
+        store, choose, LayerIndex(last_layer), min_upload_tokens, experts.remote_mask, times
     )
     compute = DeviceExpertCompute(experts.fingerprint, store, device, ring)
     return HotDevice(device, store, ring, tiers, compute, opened.lane, opened.lanes)

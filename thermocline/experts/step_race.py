@@ -1,4 +1,4 @@
-"""Decides whether steps go through the device or are left to the CPU whole: whichever was faster lately. Pure.
+"""Decides whether steps are shared with a device or workers, or left to the CPU whole: what was faster lately. Pure.
 
 What a layer in parts costs besides its parts (threads that take turns, hops between lanes) no trial of parts can
 tell, so both ways are taken and timed. Chunks of about the same size race against each other. Knows no clock.
@@ -6,8 +6,14 @@ tell, so both ways are taken and timed. Chunks of about the same size race again
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thermocline.messages import Chunk, ChunkId, LayerIndex
 
 # Steps of each way before the first decision.
 _FIRST_TRIES: Final = 3
@@ -16,6 +22,8 @@ _REST: Final = 128
 _MOST_REST: Final = 4096
 _TRIES: Final = 2
 _NEWEST: Final = 0.3
+# Chunks on their way that are timed; those that end early are forgotten.
+_MAX_BEGUN: Final = 16
 
 
 @dataclass(slots=True)
@@ -39,15 +47,15 @@ class _Way:
 class _Race:
     """Between chunks of one size class. due: tries that are left of the way that is being tried."""
 
-    device: _Way = field(default_factory=_Way)
-    cpu: _Way = field(default_factory=_Way)
-    uses_device: bool = True
+    sharing: _Way = field(default_factory=_Way)
+    alone: _Way = field(default_factory=_Way)
+    shares: bool = True
     num_since: int = 0
     rest: int = _REST
     due: int = 0
 
-    def faster_is_device(self) -> bool:
-        return self.device.seconds <= self.cpu.seconds
+    def sharing_is_faster(self) -> bool:
+        return self.sharing.seconds <= self.alone.seconds
 
 
 class StepRace:
@@ -56,31 +64,71 @@ class StepRace:
     def __init__(self) -> None:
         self._races: dict[int, _Race] = {}
 
-    def uses_device(self, num_tokens: int) -> bool:
-        """Return whether the next chunk of so many tokens goes through the device."""
+    def shares(self, num_tokens: int) -> bool:
+        """Return whether the next chunk of so many tokens is shared."""
         race = self._races.get(num_tokens.bit_length())
-        return race is None or race.uses_device
+        return race is None or race.shares
 
-    def observe(self, num_tokens: int, seconds: float, *, on_device: bool) -> None:
+    def observe(self, num_tokens: int, seconds: float, *, shared: bool) -> None:
         """Take in how long a chunk held up those behind it."""
         race = self._races.setdefault(num_tokens.bit_length(), _Race())
-        way = race.device if on_device else race.cpu
+        way = race.sharing if shared else race.alone
         way.add(seconds / num_tokens)
-        if race.device.count < _FIRST_TRIES or race.cpu.count < _FIRST_TRIES:
-            race.uses_device = race.device.count < _FIRST_TRIES
+        if race.sharing.count < _FIRST_TRIES or race.alone.count < _FIRST_TRIES:
+            race.shares = race.sharing.count < _FIRST_TRIES
             return
-        if on_device is not race.uses_device:
+        if shared is not race.shares:
             return  # it was on its way before the last decision
-        faster = race.faster_is_device()
+        faster = race.sharing_is_faster()
         if race.due:
             race.due -= 1
             if race.due:
                 return
             # The other way was tried: it goes on, or rests for longer.
-            race.rest = _REST if faster is race.uses_device else min(2 * race.rest, _MOST_REST)
-            race.uses_device, race.num_since = faster, 0
+            race.rest = _REST if faster is race.shares else min(2 * race.rest, _MOST_REST)
+            race.shares, race.num_since = faster, 0
             return
         race.num_since += 1
-        if race.num_since >= race.rest or faster is not race.uses_device:
-            race.uses_device, race.due, race.num_since = not race.uses_device, _TRIES, 0
-            (race.device if race.uses_device else race.cpu).is_old = True
+        if race.num_since >= race.rest or faster is not race.shares:
+            race.shares, race.due, race.num_since = not race.shares, _TRIES, 0
+            (race.sharing if race.shares else race.alone).is_old = True
+
+
+class _Began(NamedTuple):
+    """When a chunk's first layer with experts was routed, in seconds, and which way it goes."""
+
+    at_s: float
+    shared: bool
+
+
+class ChunkTimes:
+    """Times chunks between their first and their last layer with experts, and tells a race.
+
+    Of two on their way together, the second counts what it adds.
+    """
+
+    def __init__(
+        self,
+        race: StepRace,
+        last_layer: LayerIndex,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.race = race
+        self._last_layer = last_layer
+        self._clock = clock
+        self._began: dict[ChunkId, _Began] = {}
+        self._ended_s = 0.0
+
+    def note(self, chunk: Chunk, layer: LayerIndex, *, shared: bool) -> None:
+        """Take note of a layer with experts that was just routed, from the lane that routes."""
+        if layer == self._last_layer:
+            began = self._began.pop(chunk.id, None)
+            now_s = self._clock()
+            if began is not None and began.shared is shared:
+                seconds = now_s - max(began.at_s, self._ended_s)
+                self.race.observe(chunk.num_tokens, seconds, shared=shared)
+            self._ended_s = now_s
+        elif chunk.id not in self._began:
+            while len(self._began) >= _MAX_BEGUN:
+                del self._began[next(iter(self._began))]
+            self._began[chunk.id] = _Began(self._clock(), shared)

@@ -5,9 +5,8 @@ Asked by the router for every layer of every chunk. Knows no stage, and nothing 
 
 from __future__ import annotations
 
-import time
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,13 +21,11 @@ if TYPE_CHECKING:
 
     from thermocline.experts.expert_costs import ExpertCosts
     from thermocline.experts.placement import Placement
-    from thermocline.experts.step_race import StepRace
+    from thermocline.experts.step_race import ChunkTimes
     from thermocline.experts.store import ExpertStore
-    from thermocline.messages import Chunk, ChunkId, IntArray, Lease, Routing, Tier, TierWork
+    from thermocline.messages import Chunk, IntArray, Lease, Routing, Tier, TierWork
 
 # Sizes of chunks that are looked at, up to the largest.
-# Chunks on their way that are timed; those that end early are forgotten.
-_MAX_BEGUN: Final = 16
 _CHUNK_TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 Shares: TypeAlias = "Mapping[Tier, TierWork]"
@@ -42,6 +39,10 @@ Chooser: TypeAlias = "Callable[[LayerIndex, NDArray[np.bool_], IntArray], Choice
 class Tiers(Protocol):
     """Gives each tier its share. Called from the lane that routes."""
 
+    def leave_to_cpu(self, num_tokens: int) -> bool:
+        """Whether a chunk of so many tokens has nothing for others to do, or is done sooner without them."""
+        ...
+
     def dispatch(
         self, chunk: Chunk, layer: LayerIndex, routing: Routing
     ) -> tuple[Shares, Lease | None]:
@@ -54,28 +55,39 @@ class Tiers(Protocol):
 
 
 class FixedTiers:
-    """`Tiers` of a placement that never changes. remote_mask: bool [layers, experts], what workers compute."""
+    """`Tiers` of a placement that never changes.
 
-    def __init__(self, placement: Placement, remote_mask: NDArray[np.bool_] | None = None) -> None:
+    remote_mask: bool [layers, experts], what workers compute. times: of chunks, which decide whether workers are
+    used at all; None where that was asked for.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        remote_mask: NDArray[np.bool_] | None = None,
+        times: ChunkTimes | None = None,
+    ) -> None:
         self._masks = [placement.hot_mask(LayerIndex(n)) for n in range(len(placement.hot))]
         self._remote_mask = remote_mask
+        self._times = times
+
+    def leave_to_cpu(self, num_tokens: int) -> bool:
+        """Whether a chunk of so many tokens is done sooner without workers."""
+        return self._times is not None and not self._times.race.shares(num_tokens)
 
     def dispatch(
         self, chunk: Chunk, layer: LayerIndex, routing: Routing
     ) -> tuple[Shares, Lease | None]:
         """See `Tiers.dispatch`."""
+        if self._times is not None:
+            self._times.note(chunk, layer, shared=True)
         remote_mask = None if self._remote_mask is None else self._remote_mask[layer]
         return dispatch(routing, self._masks[layer], remote_mask), None
 
     def observe(self, chunk: Chunk, layer: LayerIndex, routing: Routing) -> None:
         """See `Tiers.observe`."""
-
-
-class _Began(NamedTuple):
-    """When a chunk's first layer with experts was routed, in seconds, and which way it goes."""
-
-    at_s: float
-    on_device: bool
+        if self._times is not None:
+            self._times.note(chunk, layer, shared=False)
 
 
 class DeviceTiers:
@@ -93,13 +105,9 @@ class DeviceTiers:
         last_layer: LayerIndex,
         min_upload_tokens: float = inf,
         remote_mask: NDArray[np.bool_] | None = None,
-        race: StepRace | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        times: ChunkTimes | None = None,
     ) -> None:
-        self._race = race
-        self._clock = clock
-        self._began: dict[ChunkId, _Began] = {}
-        self._ended_s = 0.0
+        self._times = times
         self._store = store
         self._choose = choose
         self._last_layer = last_layer
@@ -110,13 +118,13 @@ class DeviceTiers:
         """Whether a chunk of so many tokens has nothing for the device to do, or is done sooner without it."""
         if self._store.is_empty and num_tokens < self._min_upload_tokens:
             return True
-        return self._race is not None and not self._race.uses_device(num_tokens)
+        return self._times is not None and not self._times.race.shares(num_tokens)
 
     def dispatch(
         self, chunk: Chunk, layer: LayerIndex, routing: Routing
     ) -> tuple[Shares, Lease | None]:
         """See `Tiers.dispatch`."""
-        self._note(chunk, layer, routing, on_device=True)
+        self._note(chunk, layer, routing, shared=True)
         slots = self._store.residency(layer)
         groups = group(routing, len(slots))
         experts, counts = groups.experts, groups.counts
@@ -128,25 +136,12 @@ class DeviceTiers:
 
     def observe(self, chunk: Chunk, layer: LayerIndex, routing: Routing) -> None:
         """See `Tiers.observe`."""
-        self._note(chunk, layer, routing, on_device=False)
+        self._note(chunk, layer, routing, shared=False)
 
-    def _note(self, chunk: Chunk, layer: LayerIndex, routing: Routing, *, on_device: bool) -> None:
-        is_last = layer == self._last_layer
-        self._store.observe(layer, routing, is_step_end=is_last)
-        if self._race is None:
-            return
-        if is_last:
-            began = self._began.pop(chunk.id, None)
-            now_s = self._clock()
-            if began is not None and began.on_device is on_device:
-                # Of two chunks on their way together, what the second one adds.
-                seconds = now_s - max(began.at_s, self._ended_s)
-                self._race.observe(chunk.num_tokens, seconds, on_device=on_device)
-            self._ended_s = now_s
-        elif chunk.id not in self._began:
-            while len(self._began) >= _MAX_BEGUN:
-                del self._began[next(iter(self._began))]
-            self._began[chunk.id] = _Began(self._clock(), on_device)
+    def _note(self, chunk: Chunk, layer: LayerIndex, routing: Routing, *, shared: bool) -> None:
+        self._store.observe(layer, routing, is_step_end=layer == self._last_layer)
+        if self._times is not None:
+            self._times.note(chunk, layer, shared=shared)
 
 
 def whatever_is_there(layer: LayerIndex, there: NDArray[np.bool_], counts: IntArray) -> Choice:

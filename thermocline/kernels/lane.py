@@ -267,6 +267,34 @@ class LaneThread:
         recorder.pool_job(self.lane, parts, self._timeline.take(), args, work.chunk.id, phase)
 
 
+class ToldLane:
+    """A lane that tells somebody what each job was, whether a prompt's, of how many tokens, and its seconds."""
+
+    def __init__(self, lane: JobLane, told: Callable[[Name, bool, int, float], None]) -> None:
+        """told: called on the lane's thread, after the job."""
+        self._lane = lane
+        self._told = told
+
+    async def run(
+        self,
+        name: Name,
+        job: Callable[[], R],
+        chunk: Chunk,
+        layer: LayerIndex | None = None,
+        **counts: int,
+    ) -> R:
+        """See `JobLane.run`."""
+
+        def timed() -> R:
+            start_s = time.perf_counter()
+            result = job()
+            seconds = time.perf_counter() - start_s
+            self._told(name, chunk.is_prompt, chunk.num_tokens, seconds)
+            return result
+
+        return await self._lane.run(name, timed, chunk, layer, **counts)
+
+
 # What the core's marks mean in a job that has several parts.
 _PARTS: Mapping[Name, tuple[Name, ...]] = MappingProxyType(
     {Name.LAYER: (Name.ATTEND, Name.ROUTER, Name.COLD)}

@@ -62,7 +62,7 @@ class DeviceTrunk:
         self._streams = streams
         spec, parts = model.spec, model.trunk
         # Before gigabytes are loaded, which torch would not give back at once.
-        _require_room(model, streams.free_bytes(), wish)
+        require_room(model, streams.free_bytes(), wish)
         with streams.computing():
             load = MatrixLoader(streams, kernels.decode_rows)
             ropes = _rope_tables(kernels, load, parts, wish.min_blocks * wish.block_tokens)
@@ -231,7 +231,7 @@ def _rope_tables(
     return tables
 
 
-def _require_room(model: Model, free_bytes: int | None, wish: CacheWish) -> None:
+def require_room(model: Model, free_bytes: int | None, wish: CacheWish) -> None:
     """Raise DeviceMemoryError unless the trunk and a cache of at least `wish.min_blocks` fit a device."""
     if free_bytes is None:
         return

@@ -38,7 +38,7 @@ class LayerSizes:
     0 where the layer keeps none. expert: one routed expert, 0 without. layout: the formats of an expert's
     matrices; experts of one layout take slots of one size. state: what one sequence leaves behind in a
     recurrent layer, however long it is. max_kv_tokens: of how many tokens of a sequence it keeps keys and values
-    at most, where it has a sliding window.
+    at most, where it has a sliding window; window: how many a token looks at, itself included.
     """
 
     trunk: int
@@ -47,6 +47,7 @@ class LayerSizes:
     layout: str
     state: int = 0
     max_kv_tokens: int | None = None
+    window: int | None = None
 
     def kv(self, num_tokens: int) -> int:
         """Keys and values of a sequence of so many tokens, or its state."""
@@ -134,6 +135,7 @@ def measure_sizes(
             layout=" ".join(sorted(formats[n])),
             state=spec.delta.state_bytes if spec.delta is not None and n in recurrent else 0,
             max_kv_tokens=max_kv_tokens if n in windows else None,
+            window=spec.window.num_tokens if spec.window is not None and n in windows else None,
         )
         for n in range(spec.num_layers)
     )

@@ -7,7 +7,7 @@ apart until they are added up in the order of slots, so that the split can not c
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from thermocline.experts.compute import ExpertCompute
-    from thermocline.messages import LayerWork, TierResult, TierWork
+    from thermocline.messages import Chunk, LayerWork, TierResult, TierWork
     from thermocline.remote.balance import Balance
     from thermocline.remote.client import Answer, ClientStatistics, WorkerClient
     from thermocline.remote.shares import Assignment, Part
@@ -107,13 +107,11 @@ class RemoteExpertCompute:
         finally:
             for future in futures:
                 future.cancel()  # of no effect on those that ended
-        if len(results) == 1:
-            return results[0]
-        values = np.empty((len(share.rows), work.x.shape[1]), np.float32)
-        for part, result in zip([*kept, *given], results, strict=True):
-            assert isinstance(result, PartialSum), "one of several parts is not the whole layer"
-            values[part.pairs] = result.values
-        return PartialSum(work.chunk, work.layer, self.tier, share.rows, share.slots, values)
+        first, *others = results
+        if not others:
+            return first
+        assert isinstance(first, PartialSum), "one of several parts is not the whole layer"
+        return replace(first, also=tuple(others))
 
     def _balance_parts(
         self, work: LayerWork, parts: Iterable[Part]
@@ -126,7 +124,11 @@ class RemoteExpertCompute:
         num_here = 0 if cold is None else len(cold.rows)
         for part in parts:
             number = self._balance.pairs_for(
-                part.worker, len(part.pairs), num_here, is_prompt=work.chunk.is_prompt
+                part.worker,
+                len(part.pairs),
+                num_here,
+                is_prompt=work.chunk.is_prompt,
+                overlapped_tokens=_overlapped_tokens(work.chunk),
             )
             first, rest = cut_part(part, number)
             if first is not None:
@@ -209,6 +211,12 @@ class RemoteExpertCompute:
             self._shown_ns[number] = end_ns
             recorder.span(Lane.REMOTE, Name.REMOTE, begin_ns, end_ns, args, number)
             recorder.flow(work.chunk.id, Lane.REMOTE, begin_ns, "step", number)
+
+
+def _overlapped_tokens(chunk: Chunk) -> int:
+    """Return how many tokens of a neighbour are computed meanwhile: a prompt's chunks follow each other closely."""
+    has_neighbour = chunk.segments[0].start > 0 or not len(chunk.logits_rows)
+    return chunk.num_tokens if chunk.is_prompt and has_neighbour else 0
 
 
 def _request(work: LayerWork, part: Part) -> Request:

@@ -44,5 +44,7 @@ def combine(dense: DenseKernels, joined: Joined) -> FloatArray:
     parts = []
     for result in joined.results:
         assert isinstance(result, PartialSum), "a layer sum stands alone"
-        parts.append(Contributions(result.rows, result.slots, result.values))
+        for each in (result, *result.also):
+            assert isinstance(each, PartialSum), "a layer sum stands alone"
+            parts.append(Contributions(each.rows, each.slots, each.values))
     return dense.combine(joined.work.residual, parts, joined.work.routing.expert_ids.shape[1])

@@ -84,6 +84,7 @@ def test_placement_says_where_the_bytes_are_and_why():
 def test_without_a_hot_tier_there_is_none():
     """Trunk and cold experts, on the CPU."""
     cold = EngineStatistics((), HEAT, uniform_placement(2, 4, 0.0), None)
-    body = placement_body(cold, FOOTPRINT, PlacementConfig(), process_bytes=7)
+    config = PlacementConfig(hot_device="none", trunk_device="cpu")
+    body = placement_body(cold, FOOTPRINT, config, process_bytes=7)
     assert [tier["tier"] for tier in body["tiers"]] == ["trunk", "cold"]
     assert sum(tier["bytes"] for tier in body["tiers"]) == body["total_bytes"]

@@ -66,6 +66,21 @@ def test_attention_is_priced_by_pairs_in_layers_with_a_cache():
     assert found.parts[Resource.ATTENTION] == pytest.approx(1e-6)
 
 
+@pytest.mark.parametrize("chunk_tokens", [7, 512])
+@pytest.mark.parametrize("cached", [0, 5, 30])
+def test_attention_looks_no_further_than_a_window(chunk_tokens, cached):
+    """Counted pair by pair: what each token of a prompt, and of a step, sees."""
+    windowed = replace(layer(kv=4), window=10)
+    work = Workload(Phase.PREFILL, 25, cached_tokens=cached, chunk_tokens=chunk_tokens)
+    pairs = sum(min(cached + n + 1, 10) for n in range(25))
+    found = estimate(sizes(windowed), speeds(), None, work)
+    per_pair = speeds().attention
+    assert found.parts[Resource.ATTENTION] == pytest.approx(pairs * per_pair.prompt_pair_s)
+    step = estimate(sizes(windowed), speeds(), None, replace(STEP, cached_tokens=cached))
+    seen = min(cached + 1, 10)
+    assert step.parts[Resource.ATTENTION] == pytest.approx(seen * per_pair.decode_pair_s)
+
+
 def test_a_prompt_in_chunks_sees_the_same_pairs_as_in_one():
     """40 tokens: 820 pairs, however they are cut; the head runs once."""
     model = sizes(layer(kv=8))

@@ -10,7 +10,7 @@ import pytest
 from tests.support.chunks import make_chunk
 from tests.support.fake_device import FakeDevice
 from thermocline.experts.static_cache import StaticCache
-from thermocline.experts.step_race import StepRace
+from thermocline.experts.step_race import ChunkTimes, StepRace
 from thermocline.experts.store import ExpertStore
 from thermocline.experts.tiers import DeviceTiers, whatever_is_there
 from thermocline.messages import LayerIndex, Routing
@@ -21,10 +21,10 @@ def run(race: StepRace, device_s: float, cpu_s: float, steps: int, tokens: int =
     """Take so many steps the way the race says, with noise; return how many went through the device."""
     rng, taken = random.Random(1), 0
     for _ in range(steps):
-        on_device = race.uses_device(tokens)
-        seconds = (device_s if on_device else cpu_s) * rng.uniform(0.9, 1.1) * tokens
-        race.observe(tokens, seconds, on_device=on_device)
-        taken += on_device
+        shared = race.shares(tokens)
+        seconds = (device_s if shared else cpu_s) * rng.uniform(0.9, 1.1) * tokens
+        race.observe(tokens, seconds, shared=shared)
+        taken += shared
     return taken
 
 
@@ -48,9 +48,9 @@ def test_sizes_race_apart():
     race = StepRace()
     run(race, 2.0, 1.0, 50)
     run(race, 1.0, 2.0, 50, tokens=300)
-    assert not race.uses_device(1)
-    assert race.uses_device(300)
-    assert race.uses_device(2000), "nothing is known of such chunks"
+    assert not race.shares(1)
+    assert race.shares(300)
+    assert race.shares(2000), "nothing is known of such chunks"
 
 
 def test_chunks_are_timed_from_their_first_layer_or_the_end_of_the_one_before():
@@ -58,30 +58,31 @@ def test_chunks_are_timed_from_their_first_layer_or_the_end_of_the_one_before():
     told = []
 
     class Told(StepRace):
-        def observe(self, num_tokens, seconds, *, on_device):
-            told.append((num_tokens, round(seconds, 6), on_device))
+        def observe(self, num_tokens, seconds, *, shared):
+            told.append((num_tokens, round(seconds, 6), shared))
 
     now = [0.0]
     device = FakeDevice([10, 10], 1000)
     store = ExpertStore([10, 10], 4, device, StaticCache([10, 10]), 100, NullRecorder())
-    tiers = DeviceTiers(store, whatever_is_there, LayerIndex(1), race=Told(), clock=lambda: now[0])
+    times = ChunkTimes(Told(), LayerIndex(1), lambda: now[0])
+    tiers = DeviceTiers(store, whatever_is_there, LayerIndex(1), times=times)
     chosen = Routing(np.array([[0, 1]], np.int32), np.ones((1, 2), np.float32))
     chunks = {number: make_chunk(number, num_tokens=number + 1) for number in range(40)}
 
-    def route(number: int, layer: int, at_s: float, *, on_device: bool = True) -> None:
+    def route(number: int, layer: int, at_s: float, *, shared: bool = True) -> None:
         now[0] = at_s
-        way = tiers.dispatch if on_device else tiers.observe
+        way = tiers.dispatch if shared else tiers.observe
         way(chunks[number], LayerIndex(layer), chosen)
 
     route(0, 0, 1.0)
     route(1, 0, 2.0)
     route(0, 1, 5.0)
     route(1, 1, 6.5)
-    route(2, 0, 10.0, on_device=False)
-    route(2, 1, 10.25, on_device=False)
+    route(2, 0, 10.0, shared=False)
+    route(2, 1, 10.25, shared=False)
     route(3, 0, 11.0)
-    route(3, 1, 12.0, on_device=False)  # changed its way
+    route(3, 1, 12.0, shared=False)  # changed its way
     assert told == [(1, 4.0, True), (2, 1.5, True), (3, 0.25, False)]
     for number in range(4, 40):
         route(number, 0, 20.0)
-    assert len(tiers._began) <= 16
+    assert len(times._began) <= 16

@@ -21,7 +21,7 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.cache import CacheWish
 from thermocline.messages import ChunkId, LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.device_trunk import DeviceTrunk, blocks_that_fit, has_room
+from thermocline.models.device_trunk import DeviceTrunk, blocks_that_fit, require_room
 from thermocline.models.registry import open_model, read_spec
 
 WISH = CacheWish(CacheType.F32, BLOCK, 12, 4, 0, 4)
@@ -134,6 +134,7 @@ def test_a_trunk_fits_or_it_does_not(tmp_path):
     path = write_toy_model(tmp_path / "toy.gguf", ToyShape(formats={"attn": "Q8_0"}))
     with open_model_file(path) as file:
         model = open_model(file, ReferenceKernels())
-        assert has_room(model, None, WISH)
-        assert has_room(model, GIB, WISH)
-        assert not has_room(model, 768 << 20, WISH)
+        require_room(model, None, WISH)
+        require_room(model, GIB, WISH)
+        with pytest.raises(DeviceMemoryError, match="beside the trunk"):
+            require_room(model, 768 << 20, WISH)

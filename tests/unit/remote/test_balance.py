@@ -42,6 +42,16 @@ def test_both_sides_finish_together(here_s, there_s, call_s, given, here, expect
     assert balance.pairs_for(0, given, here, is_prompt=True) == expected
 
 
+def test_what_is_done_beside_experts_leaves_more_to_the_worker():
+    """While a neighbour's attention is computed here, the worker goes on; nobody waits for the call itself."""
+    balance = measured(1.0, 1.0, call_s=8.0)
+    for job in ("attend", "router"):
+        balance.observe_other(job, True, num_tokens=10, seconds=100.0)
+    assert balance.pairs_for(0, 80, 0, is_prompt=True) == 36
+    assert balance.pairs_for(0, 80, 0, is_prompt=True, overlapped_tokens=2) == 60
+    assert balance.pairs_for(0, 80, 0, is_prompt=True, overlapped_tokens=20) == 80
+
+
 def test_a_useless_worker_is_tried_again_now_and_then():
     """One pair in 64 layers, so that a worker that became faster is noticed."""
     balance = measured(1e-6, 1e-3, 1.0)

@@ -11,6 +11,7 @@ import torch
 from tests.support.devices import DEVICES
 from thermocline.errors import DeviceMemoryError, DeviceMissingError, EngineClosedError
 from thermocline.kernels.gpu.streams import DeviceStreams
+from thermocline.kernels.lane import result_of
 
 
 @pytest.fixture(params=DEVICES)
@@ -48,11 +49,14 @@ def test_work_is_done_when_finished(streams):
     assert host.tolist() == [0, 2, 4, 6, 8, 10]
 
 
-async def test_an_event_that_is_done_needs_no_waiting(streams):
-    """Recorded and finished: the coroutine returns at once, and no thread is made for it."""
-    event = streams.record()
-    streams.finish(spin=True)
-    await streams.device_done(event)
+@pytest.mark.parametrize("copies", [False, True])
+def test_an_event_that_is_done_needs_no_waiting(streams, copies):
+    """Recorded and finished: the future has ended, and no thread is made for it."""
+    with streams.copying() if copies else streams.computing():
+        streams.upload(torch.arange(6, dtype=torch.float32).numpy())
+        event = streams.record(copies=copies)
+    event.synchronize()
+    assert streams.when_done(event).result(0) is None
     assert streams._waiter is None
 
 
@@ -60,8 +64,8 @@ async def test_waiting_leaves_the_loop_free():
     """While one event is pending the loop goes on; the wait ends with it, and a failure is handed over."""
     with DeviceStreams.open("torch-cpu") as streams:
         event, broken = GatedEvent(), GatedEvent(RuntimeError("device lost"))
-        waiting = asyncio.create_task(streams.device_done(event))
-        failing = asyncio.create_task(streams.device_done(broken))
+        waiting = asyncio.create_task(result_of(streams.when_done(event)))
+        failing = asyncio.create_task(result_of(streams.when_done(broken)))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waiting.done()
@@ -76,7 +80,7 @@ async def test_a_cancelled_wait_does_not_end_the_others():
     """Who stops waiting is passed over; what came after is told all the same."""
     with DeviceStreams.open("torch-cpu") as streams:
         events = [GatedEvent() for _ in range(3)]
-        waits = [asyncio.create_task(streams.device_done(event)) for event in events]
+        waits = [asyncio.create_task(result_of(streams.when_done(event))) for event in events]
         await asyncio.sleep(0)
         waits[1].cancel()
         for event in events:
@@ -89,21 +93,19 @@ def test_a_thread_without_a_loop_gets_a_future():
     """A walk drives stages itself: it is handed what to wait for."""
     with DeviceStreams.open("torch-cpu") as streams:
         event = GatedEvent()
-        coroutine = streams.device_done(event)
-        future = coroutine.send(None)
+        future = streams.when_done(event)
+        assert not future.done()
         event.gate.set()
         assert future.result(timeout=5) is None
-        with pytest.raises(StopIteration):
-            coroutine.send(None)
 
 
-async def test_a_closed_device_is_not_waited_for():
+def test_a_closed_device_is_not_waited_for():
     """After `close` there is nothing to wait with; closing again does nothing."""
     streams = DeviceStreams.open("torch-cpu")
     streams.close()
     streams.close()
     with pytest.raises(EngineClosedError, match="closed"):
-        await streams.device_done(GatedEvent())
+        streams.when_done(GatedEvent())
 
 
 def test_memory_that_runs_out_is_a_typed_error_with_the_fix(streams):
