@@ -142,6 +142,7 @@ def _open_branches(ground: Ground, cpu: LaneThread) -> ExpertBranches:
         placement_fingerprint(spec, placement),
         assignment.mask if workers else None,
         start.kept_away,
+        None if start.known is None or wanted.hot_choice == "even" else start.known.warmth,
     )
     balance = Balance(len(workers)) if workers and config.remote.mode == "auto" else None
 

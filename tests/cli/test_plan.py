@@ -76,6 +76,22 @@ def test_the_page_says_where_and_why(toy, invoke):
         assert part in " ".join(page.split()), part
 
 
+def test_workers_hold_what_the_device_does_not(toy, invoke):
+    """All of it, or a share; what becomes of failures is said."""
+    flags = ("plan", toy, "--vram", "0", "--no-measure", "--expert-worker", "local")
+    found = json.loads(invoke(*flags, "--expert-worker", "local:2", "--json").stdout)["workers"]
+    half = json.loads(invoke(*flags, "--worker-share", "0.5", "--json").stdout)["workers"]
+    assert found["num_experts"] == 2 * half["num_experts"] > 0
+    assert found["nbytes"] == 2 * half["nbytes"] > 0
+    assert (found["workers"], found["on_failure"]) == (["local", "local:2"], "cpu")
+    words = " ".join(invoke(*flags, "--on-worker-failure", "error").stdout.split())
+    assert "1 worker holds" in words
+    assert "what is not answered is an error" in words
+    assert json.loads(invoke("plan", toy, "--no-measure", "--json").stdout)["workers"] is None
+    refused = invoke(*flags[:-1], "far:away")
+    assert (refused.exit_code, "far:away" in refused.stderr) == (1, True)
+
+
 def test_flags_keep_experts_off_the_device(toy, invoke):
     """All, those of the first layers, or single ones."""
     assert not any(planned(invoke, toy, "--vram", "12GiB", "--cpu-moe")["hot_experts"])
@@ -133,6 +149,7 @@ def test_the_device_of_this_machine_is_asked_by_default(toy, invoke, monkeypatch
     """Free memory is what the driver says, where there is a driver."""
     cuda = SimpleNamespace(is_available=lambda: available, mem_get_info=lambda: (3 << 30, 4 << 30))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr("thermocline.kernels.gpu.memory.why_no_gpu", lambda: None)
     found = planned(invoke, toy)
     assert found["device_bytes_total"] == (4 << 30 if available else 0)
     assert found["device_bytes_limit"] == (3 << 30 if available else 0)

@@ -35,6 +35,21 @@ async def answer(toy: Path, **settings: object) -> tuple[list[int], object]:
 
 
 @pytest.mark.slow
+async def test_a_cache_begins_with_what_is_known(toy):
+    """Before the first token its policy values experts by their use in earlier runs; --cold ones not at all."""
+    _, statistics = await answer(toy)
+    for choice, is_known in (("use", True), ("even", False)):
+        placement = PlacementConfig(hot_device="simulated", hot_choice=choice, cold=("1:0-3",))
+        config = EngineConfig(placement=placement, heat=HeatConfig(saved=False))
+        async with Engine.open(toy, config) as engine:
+            worths = engine._parts.hot_device.store._policy._worths
+            assert worths.any() == is_known
+            if is_known:
+                assert worths.argmax(1)[0] == statistics.heat.argmax(1)[0]
+                assert not worths[1, :4].any()
+
+
+@pytest.mark.slow
 async def test_experts_are_placed_by_what_runs_before_used(toy):
     """Cold first; the second run holds the most used ones, and gives the same tokens."""
     tokens, statistics = await answer(toy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,26 @@ _MAX_SPREAD = 4
     "--cold", multiple=True, metavar="EXPERTS", help="Experts that stay on the CPU, likewise."
 )
 @click.option(
+    "--expert-worker",
+    "workers",
+    multiple=True,
+    metavar="WORKER",
+    help="A worker that would compute experts, as for run; may be given several times.",
+)
+@click.option(
+    "--worker-share",
+    type=click.FloatRange(0.0, 1.0),
+    help="Share of each layer's experts, of those not on the device, that workers hold (default: all).",
+)
+@click.option(
+    "--on-worker-failure",
+    "on_failure",
+    type=click.Choice(["cpu", "error"]),
+    default="cpu",
+    show_default=True,
+    help="What becomes of what a worker does not answer.",
+)
+@click.option(
     "--heat",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -126,6 +146,9 @@ def plan(  # noqa: PLR0913 - one per flag
     n_cpu_moe: int,
     hot: tuple[str, ...],
     cold: tuple[str, ...],
+    workers: tuple[str, ...],
+    worker_share: float | None,
+    on_failure: str,
     heat: Path | None,
     no_heat: bool,
     may_measure: bool,
@@ -186,6 +209,7 @@ def plan(  # noqa: PLR0913 - one per flag
         wishes=wishes,
         heat=known,
     )
+    held = _held_by_workers(sizes, found, workers, worker_share)
     ram_bytes = _host_memory(ram)
     speeds = speeds_for(path, kv_type, may_measure=may_measure)
     speed = None
@@ -202,15 +226,65 @@ def plan(  # noqa: PLR0913 - one per flag
             routing, sizes, found, speeds, described, chunk_tokens=prefill_chunk, heat=known
         )
     if as_json:
-        fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes)
-        fields["estimates"] = None if speed is None else speed.as_dict()
+        fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes) | {
+            "estimates": None if speed is None else speed.as_dict(),
+            "workers": held and {**asdict(held), "on_failure": on_failure},
+        }
         if simulation is not None:
             fields["simulation"] = simulation.as_dict()
         echo_json(fields)
         return
-    _show(spec, sizes, found, ram_bytes, () if speed is None else speed.lines())
+    lines = (*_in_words(held, on_failure), *(() if speed is None else speed.lines()))
+    _show(spec, sizes, found, ram_bytes, lines)
     if simulation is not None:
         _show_simulation(simulation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What workers hold."""
+
+    workers: tuple[str, ...]
+    num_experts: int
+    nbytes: int
+
+
+def _in_words(held: _Held | None, on_failure: str) -> tuple[str, ...]:
+    from thermocline.units import format_bytes
+
+    if held is None:
+        return ()
+    number = len(held.workers)
+    who = "1 worker holds" if number == 1 else f"{number} workers hold"
+    missing = "is computed here" if on_failure == "cpu" else "is an error"
+    return (
+        f"{who} {held.num_experts} experts ({format_bytes(held.nbytes)}), each in its own view of the file; "
+        f"what is not answered {missing}",
+    )
+
+
+def _held_by_workers(
+    sizes: ModelSizes, plan: Plan, workers: tuple[str, ...], share: float | None
+) -> _Held | None:
+    """Return what workers would hold, None without any. Raises ConfigError for what is no worker."""
+    if not workers:
+        return None
+    import numpy as np
+
+    from thermocline.messages import LayerIndex
+    from thermocline.remote.address import parse_worker
+    from thermocline.remote.shares import assign_experts
+
+    for text in workers:
+        parse_worker(text)
+    layers = range(len(sizes.layers))
+    hot_mask = np.array([plan.placement.hot_mask(LayerIndex(n)) for n in layers])
+    found = assign_experts(
+        hot_mask, len(workers), 1.0 if share is None else share, sizes.num_dense_layers
+    )
+    counts = found.mask.sum(axis=1).tolist()
+    nbytes = sum(n * layer.expert for n, layer in zip(counts, sizes.layers, strict=True))
+    return _Held(workers, sum(counts), nbytes)
 
 
 def _context(wanted: int | None, spec: ModelSpec) -> int:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from thermocline.errors import ConfigError, DeviceMemoryError
 from thermocline.experts.cache_policy import SegmentedLruPolicy
 from thermocline.experts.device_compute import DeviceExpertCompute
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import ExitStack
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from thermocline.config import PlacementConfig
@@ -69,6 +70,8 @@ class RoutedExperts:
     remote_mask: NDArray[np.bool_] | None = None
     kept_away: NDArray[np.bool_] | None = None
     """bool [layers, experts], what the user keeps on the CPU."""
+    warmth: NDArray[np.float64] | None = None
+    """How often each was chosen in earlier runs, [layers, experts]; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,12 @@ def _open_store(
         costs = measure_costs(catalog, allowed, experts.kernels, opened.trial)
         visits = _with_visits(costs, experts.num_used)
         policy = SegmentedLruPolicy(visits, catalog.num_experts, opened.capacity)
+        if experts.warmth is not None:
+            for layer in opened.layers:
+                warmth = experts.warmth[layer]
+                if experts.kept_away is not None:
+                    warmth = warmth * ~experts.kept_away[layer]
+                policy.warm(layer, chances(warmth, experts.num_used))
     store = ExpertStore(sizes, catalog.num_experts, device, policy, opened.capacity, recorder)
     ring = StagingRing(device, opened.num_staged, store.give_up)
     last_layer = max((n for n, nbytes in enumerate(sizes) if nbytes), default=0)
@@ -250,6 +259,12 @@ def _open_store(
     )
     compute = DeviceExpertCompute(experts.fingerprint, store, device, ring)
     return HotDevice(device, store, ring, tiers, compute, opened.lane, opened.lanes)
+
+
+def chances(warmth: NDArray[np.float64], num_used: int) -> NDArray[np.float64]:
+    """Return how likely a token chooses each expert of a layer, from how often they were chosen: float64 [E]."""
+    total = float(warmth.sum())
+    return np.minimum(warmth * num_used / total, 1.0) if total else np.zeros_like(warmth)
 
 
 def _layers(catalog: ExpertCatalog) -> list[LayerIndex]:

@@ -208,16 +208,19 @@ class GpuDevice:
             if sent.device is None:
                 sent.device = self._upload(sent.host)
             rows = np.searchsorted(sent.rows, share.rows)
-            numbers = self._upload(
-                np.concatenate((slots, share.counts, rows), dtype=np.int32, casting="same_kind")
-            )
+            # One copy. Each part begins where a load of 16 bytes may: kernels are compiled anew for others.
             num_experts = len(slots)
+            step = align_up(num_experts, _PART_ALIGNMENT // 4)
+            numbers = np.zeros(2 * step + len(rows), np.int32)
+            numbers[:num_experts], numbers[step : step + num_experts] = slots, share.counts
+            numbers[2 * step :] = rows
+            there = self._upload(numbers)
             given = SlotWork(
                 self._slots[layer],
-                numbers[:num_experts],
-                numbers[num_experts : 2 * num_experts],
+                there[:num_experts],
+                there[step : step + num_experts],
                 sent.device,
-                numbers[2 * num_experts :],
+                there[2 * step :],
                 self._upload(share.weights),
             )
             if sent.device.is_cuda:

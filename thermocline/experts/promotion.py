@@ -1,7 +1,8 @@
 """The thread on which experts are promoted: woken when something changed, it lets the store decide.
 
 Beside compute, so that no decision keeps a token waiting; since Python's threads take turns, it listens to choices
-for a fiftieth of the time at most, which is a sample of the steps. Knows nothing of experts.
+for a fiftieth of the time at most, or a two-hundredth while nothing follows from it: a sample of the steps. Knows
+nothing of experts.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
     from thermocline.experts.store import ExpertStore
 
-# How many times as long as it listened it does not.
+# How many times as long as it listened it does not, where copies followed, and where none did.
 _REST: Final = 49.0
+_LONG_REST: Final = 199.0
 
 
 class PromotionThread:
@@ -60,7 +62,8 @@ class PromotionThread:
                 return
             start_s = time.monotonic()
             listens = start_s >= self._listen_at_s
-            self._store.promote(listens=listens)
+            has_begun = self._store.promote(listens=listens)
             if listens:
                 end_s = time.monotonic()
-                self._listen_at_s = end_s + (end_s - start_s) * _REST
+                rest = _REST if has_begun else _LONG_REST
+                self._listen_at_s = end_s + (end_s - start_s) * rest

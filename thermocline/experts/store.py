@@ -8,6 +8,7 @@ copies, of which several are in flight. Knows neither why an expert is worth its
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
@@ -222,11 +223,12 @@ class ExpertStore:
         with self._deciding:
             self._tell()
 
-    def promote(self, *, listens: bool = True) -> None:
+    def promote(self, *, listens: bool = True) -> bool:
         """Tell the policy what happened, and begin the copies that it wants; from one thread.
 
-        listens: also what was chosen, which takes some 0.1 ms per layer.
+        listens: also what was chosen, which takes some 0.1 ms per layer. Returns whether a copy was begun.
         """
+        num_begun = 0
         with self._deciding:
             self._tell(listens=listens)
             while len(self._copying) < _MAX_COPIES:
@@ -238,6 +240,8 @@ class ExpertStore:
                     break
                 if self._begin(move.install) is None:
                     break
+                num_begun += 1
+        return num_begun > 0
 
     def resize(self, capacity_bytes: int) -> int:
         """Have another capacity, and evict what is beyond it; return how many bytes were freed at once.
@@ -329,6 +333,7 @@ class ExpertStore:
             experts = np.flatnonzero(counts).astype(np.int32)
             chosen = counts[experts].astype(np.int32)
             self._policy.observe(layer, experts, chosen, len(chosen_ids))
+            time.sleep(0)  # Python's threads take turns: those that compute go first
 
     def _evict_all(self, keys: Sequence[ExpertKey]) -> bool:
         """Evict all, or none where one was leased meanwhile."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from thermocline.errors import DeviceMemoryError
+from thermocline.kernels.gpu.requirements import why_no_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,14 +18,14 @@ _FIX = (
 
 
 def device_memory() -> tuple[int, int] | None:
-    """Return (total, free) bytes of the first device; None without torch or a device.
+    """Return (total, free) bytes of the first device; None without torch or a device. Imports torch only with one.
 
     Free is what the driver says: where memory is unified it may be more than the total.
     """
-    try:
-        import torch
-    except ImportError:
+    if why_no_gpu() is not None:
         return None
+    import torch
+
     if not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
