@@ -84,10 +84,9 @@ def open_devices(
                 raise
             reasons += (_refuse("hot experts", error),)
             placement = replace(placement, hot_device="none")
-    elif trunk is not None:
-        gpu = GpuGround(
-            streams[placement.trunk_device], owned.enter_context(_gpu_lane(config, recorder)), 0
-        )
+    if gpu is None and trunk is not None:
+        lane = owned.enter_context(_gpu_lane(config, recorder))
+        gpu = GpuGround(streams[placement.trunk_device], lane, 0)
     return Devices(placement, trunk, gpu, reasons)
 
 

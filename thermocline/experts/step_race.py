@@ -6,8 +6,11 @@ tell, so both ways are taken and timed. Chunks of about the same size race again
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -15,44 +18,37 @@ if TYPE_CHECKING:
 
     from thermocline.messages import Chunk, ChunkId, LayerIndex
 
-# Steps of each way before the first decision.
-_FIRST_TRIES: Final = 3
 # The slower way is tried again after so many steps, then after twice as many, and so on up to the most.
-_REST: Final = 128
+_REST: Final = 256
 _MOST_REST: Final = 4096
-_TRIES: Final = 2
-_NEWEST: Final = 0.3
+# Steps of a way that is tried.
+_TRIES: Final = 3
+_NUM_LAST: Final = 7
 # Chunks on their way that are timed; those that end early are forgotten.
 _MAX_BEGUN: Final = 16
 
 
 @dataclass(slots=True)
 class _Way:
-    """seconds: a running mean; the next one replaces it where `is_old`, and the first two do, of which the first
-    compiles, or brings pages into view.
-    """
+    """The last times of one way, in seconds per token; what takes long now and then does not count."""
 
-    seconds: float = 0.0
-    count: int = 0
-    is_old: bool = False
+    last: deque[float] = field(default_factory=partial(deque, maxlen=_NUM_LAST))
 
-    def add(self, seconds: float) -> None:
-        replaces = self.is_old or self.count <= 1
-        self.seconds += (seconds - self.seconds) * (1.0 if replaces else _NEWEST)
-        self.count += 1
-        self.is_old = False
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.last)
 
 
 @dataclass(slots=True)
 class _Race:
-    """Between chunks of one size class. due: tries that are left of the way that is being tried."""
+    """Between chunks of one size class. is_trial: the present way is looked at, as both are at first."""
 
     sharing: _Way = field(default_factory=_Way)
     alone: _Way = field(default_factory=_Way)
     shares: bool = True
     num_since: int = 0
     rest: int = _REST
-    due: int = 0
+    is_trial: bool = True
 
     def sharing_is_faster(self) -> bool:
         return self.sharing.seconds <= self.alone.seconds
@@ -73,25 +69,22 @@ class StepRace:
         """Take in how long a chunk held up those behind it."""
         race = self._races.setdefault(num_tokens.bit_length(), _Race())
         way = race.sharing if shared else race.alone
-        way.add(seconds / num_tokens)
-        if race.sharing.count < _FIRST_TRIES or race.alone.count < _FIRST_TRIES:
-            race.shares = race.sharing.count < _FIRST_TRIES
+        way.last.append(seconds / num_tokens)
+        if len(race.sharing.last) < _TRIES or len(race.alone.last) < _TRIES:
+            race.shares = len(race.sharing.last) < _TRIES
             return
         if shared is not race.shares:
             return  # it was on its way before the last decision
         faster = race.sharing_is_faster()
-        if race.due:
-            race.due -= 1
-            if race.due:
-                return
-            # The other way was tried: it goes on, or rests for longer.
+        if race.is_trial:
+            # What was tried goes on, or rests for longer.
             race.rest = _REST if faster is race.shares else min(2 * race.rest, _MOST_REST)
-            race.shares, race.num_since = faster, 0
+            race.is_trial, race.shares, race.num_since = False, faster, 0
             return
         race.num_since += 1
         if race.num_since >= race.rest or faster is not race.shares:
-            race.shares, race.due, race.num_since = not race.shares, _TRIES, 0
-            (race.sharing if race.shares else race.alone).is_old = True
+            race.is_trial, race.shares = True, not race.shares
+            (race.sharing if race.shares else race.alone).last.clear()
 
 
 class _Began(NamedTuple):

@@ -43,6 +43,18 @@ def test_a_change_is_seen():
     assert run(race, 3.0, 1.0, 500) < 20
 
 
+def test_steps_that_take_long_now_and_then_change_nothing():
+    """One step in ten takes five times as long, whoever is to blame."""
+    race, rng, taken = StepRace(), random.Random(2), 0
+    for _ in range(4000):
+        shares = race.shares(1)
+        race.observe(
+            1, (2.0 if shares else 1.0) * (5.0 if rng.random() < 0.1 else 1.0), shared=shares
+        )
+        taken += shares
+    assert taken < 100
+
+
 def test_sizes_race_apart():
     """A prompt gains where a single token does not."""
     race = StepRace()
