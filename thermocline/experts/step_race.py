@@ -23,7 +23,7 @@ _REST: Final = 256
 _MOST_REST: Final = 4096
 # Steps of a way that is tried.
 _TRIES: Final = 3
-_NUM_LAST: Final = 7
+_NUM_LAST: Final = 15
 # Chunks on their way that are timed; those that end early are forgotten.
 _MAX_BEGUN: Final = 16
 
