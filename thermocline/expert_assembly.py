@@ -166,9 +166,12 @@ def _open_branches(ground: Ground, cpu: LaneThread) -> ExpertBranches:
             closing(open_remote(config.remote, opened, assignment, ground.recorder))
         )
         stages["remote"] = RemoteStage(remote)
-    governor = _governor(ground, catalog, hot_mask | assignment.mask)
+    # What workers are given is decided layer by layer: any of their experts may be computed here.
+    elsewhere = hot_mask if balance is not None else hot_mask | assignment.mask
+    governor = _governor(ground, catalog, elsewhere)
     if governor is not None:
-        stages["prefetch"] = PrefetchStage(governor, spec.router)
+        tiers_here = (Tier.COLD,) if balance is None else (Tier.COLD, Tier.REMOTE)
+        stages["prefetch"] = PrefetchStage(governor, spec.router, tiers_here)
     times = None
     if balance is not None and device is None:
         times = ChunkTimes(StepRace(), LayerIndex(spec.num_layers - 1))

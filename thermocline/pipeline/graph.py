@@ -145,7 +145,7 @@ def moe_graph(
             edges += [Edge(routed, name, _expects(tier)), Edge(name, "combine", _always)]
     if "prefetch" in stages:
         # First of its edges: the hint should leave before the compute starts.
-        edges.insert(1, Edge(routed, "prefetch", _expects(Tier.COLD), lossy=True))
+        edges.insert(1, Edge(routed, "prefetch", _expects(Tier.COLD, Tier.REMOTE), lossy=True))
         edges.insert(0, Edge("embed", "prefetch", _is_prompt, lossy=True))
     return Graph(
         stages,
@@ -173,8 +173,8 @@ def _is_prompt(message: StageMessage) -> bool:
     return isinstance(message, Hidden) and message.chunk.is_prompt
 
 
-def _expects(tier: Tier) -> Callable[[StageMessage], bool]:
+def _expects(*tiers: Tier) -> Callable[[StageMessage], bool]:
     def expects(message: StageMessage) -> bool:
-        return isinstance(message, LayerWork) and tier in message.expects
+        return isinstance(message, LayerWork) and not message.expects.isdisjoint(tiers)
 
     return expects

@@ -84,13 +84,15 @@ class Balance:
     ) -> int:
         """Return how many of `num_given` pairs the worker should compute beside `num_here` pairs here.
 
-        All of them while something has not been measured. overlapped_tokens: of another chunk, whose layer this
+        About half of them while one side has not been measured. overlapped_tokens: of another chunk, whose layer this
         process computes meanwhile but for its experts.
         """
         paces = self._paces[is_prompt]
         here, there, call = paces.here, paces.there[worker], paces.call[worker]
-        if not (here.is_known and there.is_known):
-            return num_given
+        if not here.is_known:
+            return num_given // 2
+        if not there.is_known:
+            return (num_given + 1) // 2
         # call + n * there = other + (num_here + num_given - n) * here; where something else is done meanwhile, nobody
         # waits for the call.
         all_here_s = (num_here + num_given) * here.value

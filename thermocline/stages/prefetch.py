@@ -19,8 +19,15 @@ _NONE = np.empty(0, np.int32)
 class PrefetchStage:
     """LayerWork, or the Hidden of a chunk that sets out -> a hint; nothing flows on from here."""
 
-    def __init__(self, governor: PrefetchGovernor, rule: RouterRule) -> None:
+    def __init__(
+        self,
+        governor: PrefetchGovernor,
+        rule: RouterRule,
+        tiers: tuple[Tier, ...] = (Tier.COLD,),
+    ) -> None:
+        """tiers: whose experts are, or may be, computed from this process's file."""
         self._governor = governor
+        self._tiers = tiers
         # From here on most experts of a layer are selected: 64 % if tokens choose independently.
         self._streaming_tokens = rule.num_experts / rule.num_experts_used
 
@@ -30,8 +37,12 @@ class PrefetchStage:
         streams = chunk.num_tokens >= self._streaming_tokens
         experts, residual = _NONE, None
         if isinstance(message, LayerWork):
-            cold = message.shares.get(Tier.COLD)
-            experts = experts if cold is None else cold.experts
+            shares = [message.shares[tier] for tier in self._tiers if tier in message.shares]
+            if not shares:
+                return
+            experts = shares[0].experts
+            if len(shares) > 1:
+                experts = np.sort(np.concatenate([share.experts for share in shares]))
             residual = None if streams else message.residual
         continues = not len(chunk.logits_rows)
         hint = PrefetchHint(chunk.id, message.layer, experts, streams, continues, residual)

@@ -93,7 +93,18 @@ async def test_a_chunk_that_sets_out_selects_nothing_yet(stage, governor):
     assert (hint.layer, len(hint.experts), hint.streams) == (0, 0, True)
 
 
-async def test_hot_experts_are_not_hinted(stage, governor):
-    """Without cold experts the hint tells the position alone."""
+async def test_experts_of_others_are_not_hinted(stage, governor):
+    """Without experts that this process computes there is no hint."""
     await stage(work(1, Tier.HOT))
-    assert len(governor.hints[0].experts) == 0
+    await stage(work(1, Tier.REMOTE))
+    assert not governor.hints
+
+
+async def test_what_workers_may_leave_is_hinted_too(governor):
+    """Where their share is decided layer by layer, their experts count as this process's own."""
+    stage = PrefetchStage(
+        governor, RouterRule(16, 2, normalize_top_k=True), (Tier.COLD, Tier.REMOTE)
+    )
+    await stage(work(1, Tier.REMOTE))
+    await stage(work(1, Tier.REMOTE, Tier.COLD))
+    assert [hint.experts.tolist() for hint in governor.hints] == [[3, 9], [3, 3, 9, 9]]

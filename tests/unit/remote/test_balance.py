@@ -20,10 +20,13 @@ def measured(here_s, there_s, call_s=0.0, *, is_prompt=True):
     return balance
 
 
-def test_a_worker_gets_all_until_both_sides_are_measured():
-    """Without measurements nothing is held back, and prompts say nothing of decode steps."""
-    assert Balance(2).pairs_for(1, 7, 3, is_prompt=True) == 7
-    assert measured(1e-3, 1.0, is_prompt=True).pairs_for(0, 7, 3, is_prompt=False) == 7
+def test_both_sides_get_half_until_they_are_measured():
+    """Each side has something to be measured by, if only a pair; prompts say nothing of decode steps."""
+    balance = Balance(2)
+    assert [balance.pairs_for(1, n, 3, is_prompt=True) for n in (7, 1)] == [3, 0]
+    balance.observe_here(True, 10, 1.0)
+    assert [balance.pairs_for(1, n, 3, is_prompt=True) for n in (7, 1)] == [4, 1]
+    assert measured(1e-3, 1.0, is_prompt=True).pairs_for(0, 8, 3, is_prompt=False) == 4
 
 
 @pytest.mark.parametrize(

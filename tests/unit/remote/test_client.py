@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import socket
 import threading
@@ -276,6 +277,39 @@ def test_a_killed_worker_is_one_error_and_comes_back(model_path, worker, transpo
     assert client.statistics().total_connections == NUM_KILLS + 1
     client.close()
     assert child_pids() == before
+    assert memory_and_sockets() <= open_before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_a_worker_that_is_hit_while_it_starts_is_followed_by_one_that_answers(
+    model_path, worker, transport, blow
+):
+    """Killed, or stopped for a while, somewhere between its start and its first answer."""
+    before, open_before = child_pids(), memory_and_sockets()
+    for seed in range(NUM_KILLS):
+        draws = random.Random(seed)
+        target = target_of(worker, LocalWorker(1), model_path=str(model_path), transport=transport)
+        client = WorkerClient(target, TIMEOUT_S)
+        client.start()
+        time.sleep(draws.uniform(0.0, 0.6))
+        pids = child_pids() - before
+        for pid in pids:
+            os.kill(pid, blow)
+        if blow is signal.SIGSTOP:
+            time.sleep(draws.uniform(0.0, 0.3))
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        request = some_request(target, 5, seed)
+        while True:
+            client.wait_ready(TIMEOUT_S, tries_again=True)
+            with suppress(WorkerLostError):  # killed when it was ready, which was not noticed yet
+                values = client.submit(request).result(TIMEOUT_S).values
+                break
+        np.testing.assert_array_equal(values, expected(worker, target, request))
+        client.close()
+        assert child_pids() == before
     assert memory_and_sockets() <= open_before
 
 
