@@ -114,6 +114,8 @@ class ChunkTimes:
 
     def note(self, chunk: Chunk, layer: LayerIndex, *, shared: bool) -> None:
         """Take note of a layer with experts that was just routed, from the lane that routes."""
+        if chunk.is_prompt and chunk.segments[0].start:
+            return  # attention takes longer with each chunk of a prompt: only first ones are alike
         if layer == self._last_layer:
             began = self._began.pop(chunk.id, None)
             now_s = self._clock()
