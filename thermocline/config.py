@@ -354,6 +354,13 @@ class RemoteConfig:
         None, "--worker-secret-file", "File with the secret that workers on tcp ask for."
     )
 
+    @property
+    def held_share(self) -> float:
+        """The share that workers hold, where nobody said it."""
+        if self.share is not None:
+            return self.share
+        return 1.0 if self.mode == "auto" else 0.5
+
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError; whether workers are there is seen at open."""
         _require(

@@ -129,10 +129,9 @@ def _open_branches(ground: Ground, cpu: LaneThread) -> ExpertBranches:
     catalog = ExpertCatalog(ground.model.expert_layers)
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     workers = config.remote.workers
-    share = config.remote.share
-    if share is None:
-        share = 1.0 if config.remote.mode == "auto" else 0.5
-    assignment = assign_experts(hot_mask, len(workers), share, spec.num_dense_layers)
+    assignment = assign_experts(
+        hot_mask, len(workers), config.remote.held_share, spec.num_dense_layers
+    )
     experts = RoutedExperts(
         catalog,
         placement,

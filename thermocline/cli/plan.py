@@ -271,6 +271,7 @@ def _held_by_workers(
         return None
     import numpy as np
 
+    from thermocline.config import RemoteConfig
     from thermocline.messages import LayerIndex
     from thermocline.remote.address import parse_worker
     from thermocline.remote.shares import assign_experts
@@ -280,7 +281,7 @@ def _held_by_workers(
     layers = range(len(sizes.layers))
     hot_mask = np.array([plan.placement.hot_mask(LayerIndex(n)) for n in layers])
     found = assign_experts(
-        hot_mask, len(workers), 1.0 if share is None else share, sizes.num_dense_layers
+        hot_mask, len(workers), RemoteConfig(workers, share).held_share, sizes.num_dense_layers
     )
     counts = found.mask.sum(axis=1).tolist()
     nbytes = sum(n * layer.expert for n, layer in zip(counts, sizes.layers, strict=True))

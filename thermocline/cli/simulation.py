@@ -159,10 +159,11 @@ def _check(trace: RoutingTrace, sizes: ModelSizes, path: Path) -> None:
 
 
 def _warm(cache: SegmentedLruPolicy, sizes: ModelSizes, heat: Sequence[Sequence[float]]) -> None:
+    from thermocline.experts.cache_policy import chances
+
     for layer, row in enumerate(heat):
-        counts = np.asarray(row, np.float64)
-        if sizes.layers[layer].expert and counts.sum():
-            cache.warm(layer, sizes.num_used * counts / counts.sum())
+        if sizes.layers[layer].expert and any(row):
+            cache.warm(layer, chances(np.asarray(row, np.float64), sizes.num_used))
 
 
 def _keys(hot: Sequence[Sequence[int]]) -> tuple[ExpertKey, ...]:

@@ -308,6 +308,12 @@ class SegmentedLruPolicy:
         return f"nothing is copied: an expert takes {copy}, and would save {format_seconds(gain)}"
 
 
+def chances(warmth: NDArray[np.float64], num_used: int) -> NDArray[np.float64]:
+    """Return how likely a token chooses each expert of a layer, from how often they were chosen: float64 [E]."""
+    total = float(warmth.sum())
+    return np.minimum(warmth * num_used / total, 1.0) if total else np.zeros_like(warmth)
+
+
 def _copy_cost(costs: ExpertCosts) -> float:
     return costs.copy * max(costs.copy_slowdown, _LEAST_COPY_PRICE)
 

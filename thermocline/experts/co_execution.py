@@ -64,10 +64,12 @@ def split(
     # An upload that arrives later than that is no use.
     if may_upload and link_wait + costs.copy < seconds:
         done_hits = float(device[hits].sum())
-        uploading = _with_uploads(costs, cpu[misses], device[misses], done_hits, link)
-        best = int(np.argmin(uploading))
-        if uploading[best] < seconds:
-            given_away, num_uploads, seconds = 0, best, float(uploading[best])
+        # Those of most rows first, or, where a large one would be too much for the device, those of fewest.
+        for order in (misses, misses[::-1]):
+            uploading = _with_uploads(costs, cpu[order], device[order], done_hits, link)
+            best = int(np.argmin(uploading))
+            if uploading[best] < seconds:
+                given_away, num_uploads, seconds, misses = 0, best, float(uploading[best]), order
     on_device, upload = np.zeros_like(there), np.zeros_like(there)
     on_device[hits[: len(hits) - given_away]] = True
     upload[misses[:num_uploads]] = True

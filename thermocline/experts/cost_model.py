@@ -260,7 +260,7 @@ class _Bill:
 
     def _trunk_s(self, index: int, chunk: Workload) -> float:
         layer = self._sizes.layers[index]
-        nbytes = layer.trunk + layer.kv_per_token * _seen(layer, chunk.cached_tokens)
+        nbytes = layer.trunk + layer.kv_per_token * layer.seen(chunk.cached_tokens)
         if self._device is not None and index >= self._first_on_device:
             seconds = _device_seconds(self._device, nbytes, chunk.num_tokens)
             seconds += _TRUNK_LAUNCHES * self._device.launch_s
@@ -325,16 +325,12 @@ def _attention_seconds(speeds: MachineSpeeds, layer: LayerSizes, chunk: Workload
         return 0.0
     cached, count = chunk.cached_tokens, chunk.num_tokens
     if chunk.phase is Phase.DECODE:
-        return count * _seen(layer, cached + 1) * speeds.attention.decode_pair_s
-    window = cached + count if layer.window is None else layer.window
+        return count * layer.seen(cached + 1) * speeds.attention.decode_pair_s
+    window = layer.seen(cached + count)
     # Tokens that see fewer than the window, and those that see all of it.
     num_short = min(max(window - cached, 0), count)
     pairs = num_short * cached + num_short * (num_short + 1) / 2 + (count - num_short) * window
     return pairs * speeds.attention.prompt_pair_s
-
-
-def _seen(layer: LayerSizes, num_tokens: int) -> int:
-    return num_tokens if layer.window is None else min(num_tokens, layer.window)
 
 
 def _device_seconds(

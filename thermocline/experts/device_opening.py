@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from thermocline.errors import ConfigError, DeviceMemoryError
-from thermocline.experts.cache_policy import SegmentedLruPolicy
+from thermocline.experts.cache_policy import SegmentedLruPolicy, chances
 from thermocline.experts.device_compute import DeviceExpertCompute
 from thermocline.experts.full_device import FullDevice
 from thermocline.experts.promotion import PromotionThread
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import ExitStack
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from thermocline.config import PlacementConfig
@@ -259,12 +258,6 @@ def _open_store(
     )
     compute = DeviceExpertCompute(experts.fingerprint, store, device, ring)
     return HotDevice(device, store, ring, tiers, compute, opened.lane, opened.lanes)
-
-
-def chances(warmth: NDArray[np.float64], num_used: int) -> NDArray[np.float64]:
-    """Return how likely a token chooses each expert of a layer, from how often they were chosen: float64 [E]."""
-    total = float(warmth.sum())
-    return np.minimum(warmth * num_used / total, 1.0) if total else np.zeros_like(warmth)
 
 
 def _layers(catalog: ExpertCatalog) -> list[LayerIndex]:

@@ -21,18 +21,8 @@ from thermocline.experts.cost_model import trunk_kind
 from thermocline.experts.machine_speeds import AttentionSpeeds, RowCosts
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import Attending
-from thermocline.kv.cache import SequenceCache
-from thermocline.kv.pool import KVPool
-from thermocline.kv.recurrent import StatePool
-from thermocline.messages import (
-    Chunk,
-    ChunkId,
-    LayerIndex,
-    RequestId,
-    Segment,
-    SegmentKind,
-    StateUse,
-)
+from thermocline.messages import LayerIndex, SegmentKind
+from thermocline.models.lone_sequence import lone_cache, lone_chunk, lone_segment
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
@@ -126,19 +116,7 @@ class _Parts:
         self._model, self._kernels, self._sizes = model, kernels, sizes
         spec = model.spec
         num_blocks = ceil_div(_CACHED_TOKENS, _BLOCK_TOKENS)
-        pool = KVPool(
-            spec.num_layers,
-            num_blocks,
-            _BLOCK_TOKENS,
-            spec.num_kv_heads,
-            spec.head_dim,
-            cache_type,
-            own_blocks=dict.fromkeys(spec.recurrent_layers, 0),
-        )
-        states = None
-        if spec.delta is not None:
-            states = StatePool(spec.recurrent_layers, 1, spec.delta)
-        self._cache = SequenceCache(pool, states)
+        self._cache = lone_cache(spec, num_blocks, _BLOCK_TOKENS, cache_type)
         self._blocks = np.arange(num_blocks, dtype=np.int32)
         self._rng = np.random.default_rng(1)
         shape = (_CACHED_TOKENS, spec.hidden_size)
@@ -151,7 +129,8 @@ class _Parts:
         self._with_cache = [n for n in timed if sizes.layers[n].kv_per_token]
         for layer in self._with_cache:
             # Memory that was never written is one page of zeros, which any cache holds.
-            pool.layer(layer).keys[:] = pool.layer(layer).values[:] = _CACHE_BYTE
+            kept = self._cache.kv.layer(layer)
+            kept.keys[:] = kept.values[:] = _CACHE_BYTE
 
     def probes(self) -> dict[_Key, _Probe]:
         """Return all that is timed, in the order in which a round times it."""
@@ -229,13 +208,13 @@ class _Parts:
         return RowCosts(tuple(seconds), tuple(per_byte))
 
     def _whole_layer(self, layers: Sequence[LayerIndex], number: int) -> Callable[[], object]:
-        layer, chunk = layers[number % len(layers)], self._chunk(1, SegmentKind.DECODE)
+        layer, chunk = layers[number % len(layers)], lone_chunk(1, SegmentKind.DECODE, self._blocks)
         return partial(self._model.layer, layer, chunk, self._some_x(1), self._cache)
 
     def _trunk(self, layers: Sequence[LayerIndex], rows: int, number: int) -> Callable[[], object]:
         # Not the layer that was just read as a whole.
         layer = layers[(number + 1) % len(layers)]
-        chunk = self._chunk(rows, SegmentKind.PROMPT)
+        chunk = lone_chunk(rows, SegmentKind.PROMPT, self._blocks)
         x = self._some_x(rows)
 
         def run() -> None:
@@ -287,18 +266,9 @@ class _Parts:
         shape = (queries, spec.num_heads, spec.head_dim)
         q = self._rng.standard_normal(shape).astype(np.float32)
         positions = np.arange(_CACHED_TOKENS - queries, _CACHED_TOKENS, dtype=np.int32)
-        runs = (self._segment(queries, SegmentKind.PROMPT),)
+        runs = (lone_segment(queries, SegmentKind.PROMPT, self._blocks),)
         rule = Attending(spec.attention_scale)
         return partial(self._kernels.dense.attention, q, positions, runs, cache, rule)
-
-    def _chunk(self, num_tokens: int, kind: SegmentKind) -> Chunk:
-        """A sequence's first tokens."""
-        positions = np.arange(num_tokens, dtype=np.int32)
-        segments = (self._segment(num_tokens, kind),)
-        return Chunk(ChunkId(0), segments, positions, positions, positions, positions[-1:])
-
-    def _segment(self, num_tokens: int, kind: SegmentKind) -> Segment:
-        return Segment(RequestId(0), 0, num_tokens, kind, self._blocks, 1, StateUse(0))
 
     def _some_x(self, rows: int) -> FloatArray:
         start = int(self._rng.integers(len(self._x) - rows + 1))

@@ -1,7 +1,7 @@
 """Decides whether steps are shared with a device or workers, or left to the CPU whole: what was faster lately. Pure.
 
 What a layer in parts costs besides its parts (threads that take turns, hops between lanes) no trial of parts can
-tell, so both ways are taken and timed. Chunks of about the same size race against each other. Knows no clock.
+tell, so both ways are taken and timed. Chunks of about the same size race against each other. Knows no clock but the one it is given.
 """
 
 from __future__ import annotations

@@ -9,18 +9,8 @@ import numpy as np
 from thermocline.errors import DeviceFaultError
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.whole_layer import DeltaWeights
-from thermocline.kv.cache import SequenceCache
-from thermocline.kv.pool import KVPool
-from thermocline.kv.recurrent import StatePool
-from thermocline.messages import (
-    Chunk,
-    ChunkId,
-    LayerIndex,
-    RequestId,
-    Segment,
-    SegmentKind,
-    StateUse,
-)
+from thermocline.messages import LayerIndex, SegmentKind
+from thermocline.models.lone_sequence import lone_cache, lone_chunk
 
 if TYPE_CHECKING:
     from thermocline.models.contract import Model
@@ -40,7 +30,8 @@ def check_trunk(trunk: DeviceTrunk, model: Model) -> None:
         kinds.setdefault((is_delta, parts.routed is None), LayerIndex(number))
     rng = np.random.default_rng(0)
     x = rng.standard_normal((_TOKENS, model.spec.hidden_size)).astype(np.float32)
-    chunk, cache = _first_tokens(), _cache(model)
+    chunk = lone_chunk(_TOKENS, SegmentKind.PROMPT, np.zeros(1, np.int32))
+    cache = lone_cache(model.spec, 1, _BLOCK_TOKENS, CacheType.F32)
     for layer in kinds.values():
         expected = model.route(layer, model.attend(layer, chunk, x, cache), prompt=True)
         found = trunk.attend_and_route(layer, chunk, x)
@@ -51,26 +42,3 @@ def check_trunk(trunk: DeviceTrunk, model: Model) -> None:
                     f"layer {layer} comes out differently on {trunk} and on the CPU (relative mean square "
                     f"{error:.2g}). Fix: another driver, torch or Triton, or --trunk-device cpu"
                 )
-
-
-def _first_tokens() -> Chunk:
-    """A prompt's first tokens, under a number that no chunk has."""
-    positions = np.arange(_TOKENS, dtype=np.int32)
-    blocks = np.zeros(1, np.int32)
-    segment = Segment(RequestId(0), 0, _TOKENS, SegmentKind.PROMPT, blocks, 1, StateUse(0))
-    return Chunk(ChunkId(-1), (segment,), positions, positions, positions, positions[-1:])
-
-
-def _cache(model: Model) -> SequenceCache:
-    spec = model.spec
-    pool = KVPool(
-        spec.num_layers,
-        1,
-        _BLOCK_TOKENS,
-        spec.num_kv_heads,
-        spec.head_dim,
-        CacheType.F32,
-        own_blocks=dict.fromkeys(spec.recurrent_layers, 0),
-    )
-    states = None if spec.delta is None else StatePool(spec.recurrent_layers, 1, spec.delta)
-    return SequenceCache(pool, states)

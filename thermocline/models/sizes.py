@@ -49,6 +49,10 @@ class LayerSizes:
     max_kv_tokens: int | None = None
     window: int | None = None
 
+    def seen(self, num_tokens: int) -> int:
+        """Of so many tokens, how many the last one looks at."""
+        return num_tokens if self.window is None else min(num_tokens, self.window)
+
     def kv(self, num_tokens: int) -> int:
         """Keys and values of a sequence of so many tokens, or its state."""
         kept = num_tokens if self.max_kv_tokens is None else min(num_tokens, self.max_kv_tokens)

@@ -83,9 +83,10 @@ def test_experts_of_many_tokens_are_copied_for_the_occasion():
     split = FastestSplit([THIN], lambda: 0)
     tiers, _, policy = make_tiers([], split)
     shares, lease = tiers.dispatch(CHUNK, LAYER, routing([[3, n % 3] for n in range(60)]))
-    assert shares[Tier.HOT].experts.tolist() == [3]
+    # One with 20 tokens: it is computed sooner than the one with 60, and the copy is what takes long.
+    assert shares[Tier.HOT].experts.tolist() == [2]
     assert lease.slots.tolist() == [-1]
-    assert shares[Tier.COLD].experts.tolist() == [0, 1, 2]
+    assert shares[Tier.COLD].experts.tolist() == [0, 1, 3]
     assert policy.num_observed == 0, "told when something is promoted, not before"
     lease.release()
 
