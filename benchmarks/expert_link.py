@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.engine_side import random_prompt, time_request
 from benchmarks.measure import (
-    ForeignLoad,
+    QuietRounds,
     Row,
     describe_machine,
     paired_ratios,
@@ -57,7 +57,7 @@ def config(threads: int, context: int, link_bytes_per_s: float | None) -> Engine
 
 
 async def compare(
-    model: Path, options: argparse.Namespace
+    model: Path, options: argparse.Namespace, rounds: QuietRounds
 ) -> tuple[dict[float | None, list[float]], dict[float, str]]:
     """Return the seconds of prompt and answer on each side, and what each cache came to."""
     sides: tuple[float | None, ...] = (None, *_LINKS_BYTES_PER_S)
@@ -70,12 +70,19 @@ async def compare(
             )
             for side in sides
         }
-        for repeat in range(-2, options.repeats):
-            for side, engine in engines.items():
-                prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, repeat)
-                timings = await time_request(engine, prompt, options.answer)
-                if repeat >= 0:
-                    spent[side].append(timings.prompt_s + timings.decode_s)
+        for turn, one in enumerate(rounds):
+            # Each side comes first, second, ... equally often: a round starts where the last one began, one on.
+            first = turn % len(sides)
+            taken = {}
+            with one:
+                for side in (*sides[first:], *sides[:first]):
+                    engine = engines[side]
+                    prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, turn)
+                    timings = await time_request(engine, prompt, options.answer)
+                    taken[side] = timings.prompt_s + timings.decode_s
+            if one.counts:
+                for side, seconds in taken.items():
+                    spent[side].append(seconds)
         notes = {}
         for side in _LINKS_BYTES_PER_S:
             store = engines[side].statistics().store
@@ -89,8 +96,8 @@ async def compare(
 def run(options: argparse.Namespace, model: Path) -> int:
     """Measure `model`; 1 if a cache costs more than it may."""
     facts = describe_machine(options.threads)
-    with ForeignLoad() as load:
-        spent, notes = asyncio.run(compare(model, options))
+    rounds = QuietRounds(options.repeats, warm_ups=2, patience=options.patience)
+    spent, notes = asyncio.run(compare(model, options, rounds))
     case = f"prompt {options.prompt}, answer {options.answer}"
     rows = [Row(_NAME, case, "cpu alone", "request", "s", tuple(spent[None]))]
     holds = []
@@ -107,9 +114,8 @@ def run(options: argparse.Namespace, model: Path) -> int:
             f"{verdict(holds[-1])}  {case}, {side}: {ratio:.3f} of the time, at most {_MAX_RATIO}"
         )
         print(f"      {notes[link]}")
-    print(load)
-    facts["foreign_cores"] = f"{load.cores:.2f}"
-    write_rows(options.out, rows, facts)
+    print(rounds)
+    write_rows(options.out, rows, facts | rounds.facts())
     return 0 if all(holds) else 1
 
 
@@ -119,6 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=384, metavar="TOKENS")
     parser.add_argument("--answer", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--patience", type=float, default=3.0, help="disturbed rounds that are repeated, for each of --repeats")  # fmt: skip
     quick = {"prompt": 32, "answer": 4, "repeats": 1}
     return run_on_model(parse(parser, arguments), quick, run)
 

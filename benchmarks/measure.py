@@ -6,6 +6,7 @@ Knows no engine, no kernel and no model.
 from __future__ import annotations
 
 import csv
+import math
 import os
 import platform
 import statistics
@@ -22,7 +23,7 @@ import psutil
 from thermocline.machine import machine_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
 MAX_FOREIGN_CORES: Final = 0.1
@@ -153,8 +154,79 @@ class ForeignLoad:
         self.cores = max(0.0, foreign / elapsed) if elapsed > 0 else 0.0
 
     def __str__(self) -> str:
-        mark = "" if self.cores <= MAX_FOREIGN_CORES else " - DISTURBED, measure again when idle"
-        return f"other programs used {self.cores:.2f} cores meanwhile{mark}"
+        return describe_load(self.cores)
+
+
+@dataclass(slots=True)
+class Round:
+    """One round of `QuietRounds`: what is measured runs inside `with round:`.
+
+    counts: afterwards, whether its figures are to be kept.
+    """
+
+    number: int
+    load: ForeignLoad
+    counts: bool
+    _keep_all: bool
+
+    def __enter__(self) -> None:
+        self.load.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.load.__exit__(*error)
+        if self.load.cores > MAX_FOREIGN_CORES and not self._keep_all:
+            self.counts = False
+
+
+class QuietRounds:
+    """Rounds until `count` of them passed beside which other programs left the processor alone.
+
+    `for one in rounds: with one: ...; if one.counts: ...`. The first `warm_ups` never count, and have negative
+    numbers. After `patience * count` disturbed ones every round counts, and the text of this object says so:
+    a machine that is never idle gets figures, marked.
+    """
+
+    def __init__(self, count: int, *, warm_ups: int = 1, patience: float = 3.0) -> None:
+        self._count, self._warm_ups = count, warm_ups
+        self._max_disturbed = math.ceil(patience * count)
+        self.num_disturbed = 0
+        self._loads: list[float] = []
+
+    def __iter__(self) -> Iterator[Round]:
+        for number in range(-self._warm_ups, 0):
+            yield Round(number, ForeignLoad(), counts=False, _keep_all=True)
+        while len(self._loads) < self._count:
+            given_up = self.num_disturbed >= self._max_disturbed
+            one = Round(len(self._loads), ForeignLoad(), counts=True, _keep_all=given_up)
+            yield one
+            if one.counts:
+                self._loads.append(one.load.cores)
+            else:
+                self.num_disturbed += 1
+
+    @property
+    def cores(self) -> float:
+        """The mean of what other programs used beside the rounds that count."""
+        return statistics.fmean(self._loads) if self._loads else 0.0
+
+    def facts(self) -> dict[str, str]:
+        """Return the columns of the CSV that tell how quiet it was."""
+        return {
+            "foreign_cores": f"{self.cores:.2f}",
+            "disturbed_rounds": str(self.num_disturbed),
+        }
+
+    def __str__(self) -> str:
+        again = (
+            f"; {self.num_disturbed} disturbed rounds do not count" if self.num_disturbed else ""
+        )
+        return f"{describe_load(self.cores)}{again}"
+
+
+def describe_load(cores: float) -> str:
+    """Return what is said of so many cores that other programs used."""
+    mark = "" if cores <= MAX_FOREIGN_CORES else " - DISTURBED, measure again when idle"
+    return f"other programs used {cores:.2f} cores meanwhile{mark}"
 
 
 def _busy_s() -> float:

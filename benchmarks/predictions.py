@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.larger_than_ram import Field, memory_group
 from benchmarks.measure import (
     RESULTS,
-    ForeignLoad,
+    QuietRounds,
     Row,
     describe_machine,
     paired_ratios,
@@ -94,33 +94,39 @@ class Subject:
         return Times(prefill.seconds, decode.seconds * work.decode)
 
 
-def in_memory(subject: Subject, options: argparse.Namespace) -> Iterator[tuple[Times, Times]]:
+def in_memory(
+    subject: Subject, options: argparse.Namespace, rounds: QuietRounds
+) -> Iterator[tuple[Times, Times]]:
     """Yield each round's predicted and real times, with the whole file in memory."""
     context = options.prompt + options.decode + 2
-    for number in range(options.rounds + 1):
-        predicted = subject.predict(subject.calibrate(), None)
-        with EngineChild(subject.path, context, options.threads) as engine:
-            # The first brings the file's pages into view.
-            engine.ask(Work(options.prompt, options.decode, seed=0).as_request())
-            answer = engine.ask(Work(options.prompt, options.decode, seed=1).as_request())
-            real = Times(answer["prefill_s"], answer["decode_s"])
-        if number:
-            yield predicted, real
+    for one in rounds:
+        with one:
+            predicted = subject.predict(subject.calibrate(), None)
+            with EngineChild(subject.path, context, options.threads) as engine:
+                # The first brings the file's pages into view.
+                engine.ask(Work(options.prompt, options.decode, seed=0).as_request())
+                answer = engine.ask(Work(options.prompt, options.decode, seed=1).as_request())
+        if one.counts:
+            yield predicted, Times(answer["prefill_s"], answer["decode_s"])
 
 
-def from_disk(subject: Subject, options: argparse.Namespace) -> Iterator[tuple[Times, Times]]:
+def from_disk(
+    subject: Subject, options: argparse.Namespace, rounds: QuietRounds
+) -> Iterator[tuple[Times, Times]]:
     """Yield each round's predicted and real times in a memory group, from an empty page cache."""
     limit = round(subject.sizes.total * options.memory_share)
     field = Field(options, subject.path, None)
     with memory_group(limit) as group:
         own_bytes = field.thermocline(group)["anonymous_bytes"]
-        for _ in range(options.rounds):
-            speeds = subject.calibrate()
-            if speeds.disk is None:
-                raise SystemExit(f"{subject.path} stays in memory: give a file of its own")
-            predicted = subject.predict(speeds, limit - own_bytes - SPARE_BYTES)
-            answer = field.thermocline(group)
-            yield predicted, Times(answer["prefill_s"], answer["decode_s"])
+        for one in rounds:
+            with one:
+                speeds = subject.calibrate()
+                if speeds.disk is None:
+                    raise SystemExit(f"{subject.path} stays in memory: give a file of its own")
+                predicted = subject.predict(speeds, limit - own_bytes - SPARE_BYTES)
+                answer = field.thermocline(group)
+            if one.counts:
+                yield predicted, Times(answer["prefill_s"], answer["decode_s"])
 
 
 def measure(case: str, rounds: Iterator[tuple[Times, Times]]) -> Rounds:
@@ -170,12 +176,11 @@ def run(options: argparse.Namespace, models: list[Path]) -> int:
     for subject in [Subject(model, options) for model in models]:
         for name, measured in map(known.__getitem__, options.cases):
             case = f"{subject.path.stem}, {name}"
-            with ForeignLoad() as load:
-                rounds = measure(case, measured(subject, options))
-            rows, holds = report(case, rounds, options)
+            rounds = QuietRounds(options.rounds, patience=options.patience)
+            rows, holds = report(case, measure(case, measured(subject, options, rounds)), options)
             all_hold = all_hold and holds
-            print(load)
-            write_rows(options.out, rows, facts | {"foreign_cores": f"{load.cores:.2f}"})
+            print(rounds)
+            write_rows(options.out, rows, facts | rounds.facts())
     return 0 if all_hold else 1
 
 
@@ -186,6 +191,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=256, metavar="TOKENS")
     parser.add_argument("--decode", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--patience", type=float, default=3.0, help="disturbed rounds that are repeated, for each of --rounds")  # fmt: skip
     parser.add_argument("--memory-share", type=float, default=0.6, help="of the file, from disk")
     cases = ("memory", "disk")
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases)

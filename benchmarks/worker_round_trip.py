@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.measure import (
     RESULTS,
-    ForeignLoad,
+    QuietRounds,
     Row,
     describe_machine,
     spread,
@@ -156,24 +156,29 @@ def echo(owned: ExitStack) -> Callable[[int], object]:
 
 
 def measure(
-    calls: Mapping[str, Callable[[int], object]], num_rounds: int, num_calls: int
+    calls: Mapping[str, Callable[[int], object]], rounds: QuietRounds, num_calls: int
 ) -> dict[str, tuple[float, ...]]:
-    """Return each case's median microseconds, round by round; the first round does not count."""
+    """Return each case's median microseconds, round by round."""
     medians: dict[str, list[float]] = {name: [] for name in calls}
     number = 0
-    for _ in range(num_rounds + 1):
-        for name, call in calls.items():
-            times_ns = []
-            for _ in range(num_calls):
-                number += 1
-                start_ns = time.perf_counter_ns()
-                call(number)
-                times_ns.append(time.perf_counter_ns() - start_ns)
-            medians[name].append(statistics.median(times_ns) / 1e3)
-    return {name: tuple(values[1:]) for name, values in medians.items()}
+    for one in rounds:
+        taken = {}
+        with one:
+            for name, call in calls.items():
+                times_ns = []
+                for _ in range(num_calls):
+                    number += 1
+                    start_ns = time.perf_counter_ns()
+                    call(number)
+                    times_ns.append(time.perf_counter_ns() - start_ns)
+                taken[name] = statistics.median(times_ns) / 1e3
+        if one.counts:
+            for name, microseconds in taken.items():
+                medians[name].append(microseconds)
+    return {name: tuple(values) for name, values in medians.items()}
 
 
-def run(path: str, num_rounds: int, num_calls: int) -> dict[str, tuple[float, ...]]:
+def run(path: str, rounds: QuietRounds, num_calls: int) -> dict[str, tuple[float, ...]]:
     """Measure all cases; workers and clients live only meanwhile."""
     with ExitStack() as owned:
         calls = {"echo": echo(owned)}
@@ -189,7 +194,7 @@ def run(path: str, num_rounds: int, num_calls: int) -> dict[str, tuple[float, ..
             client.start()
             client.wait_ready(_DEADLINE_S)
             calls[f"{transport}, empty, client"] = through_client(client, request_of(target, 0))
-        return measure(calls, num_rounds, num_calls)
+        return measure(calls, rounds, num_calls)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -202,8 +207,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "worker-round-trip.csv")
     options = parser.parse_args(arguments)
     num_rounds, num_calls = (1, 20) if options.quick else (options.rounds, options.calls)
-    with ForeignLoad() as load:
-        figures = run(options.model, num_rounds, num_calls)
+    rounds = QuietRounds(num_rounds)
+    figures = run(options.model, rounds, num_calls)
     note = f"{num_calls} calls a round"
     rows = [
         Row(_NAME, case, "thermocline", "round trip", "us", values, note)
@@ -212,10 +217,8 @@ def main(arguments: list[str] | None = None) -> int:
     cells = ([case, spread(values)] for case, values in figures.items())
     print(table(("round trip, p50", "us: median of rounds (range)"), cells))
     passed = statistics.median(figures["shared, empty"]) <= _MAX_EMPTY_US
-    print(f"empty over shared memory, at most {_MAX_EMPTY_US:g} us: {verdict(passed)}; {load}")
-    facts = describe_machine(1)
-    facts["foreign_cores"] = f"{load.cores:.2f}"
-    write_rows(options.out, rows, facts)
+    print(f"empty over shared memory, at most {_MAX_EMPTY_US:g} us: {verdict(passed)}; {rounds}")
+    write_rows(options.out, rows, describe_machine(1) | rounds.facts())
     return 0 if passed or options.quick else 1
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import subprocess
 import sys
 
 import pytest
 
 from benchmarks import measure
-from benchmarks.measure import ForeignLoad, Row, paired_ratios, spread, table, write_rows
+from benchmarks.measure import (
+    ForeignLoad,
+    QuietRounds,
+    Row,
+    paired_ratios,
+    spread,
+    table,
+    write_rows,
+)
 
 FACTS = {"commit": "abc", "cpu": "a, b"}
 
@@ -74,3 +83,47 @@ def test_a_child_that_ended_counts_as_own():
     program = "import time\nwhile time.process_time() < 0.15: pass"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert measure._own_s() - before >= 0.14
+
+
+def loads(monkeypatch, *cores):
+    """Let the next rounds find these foreign loads; a round lasts a second."""
+    clock = itertools.count()
+    found = iter([value for load in cores for value in (0.0, load)])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(measure, "_busy_s", lambda: next(found))
+    monkeypatch.setattr(measure, "_own_s", lambda: 0.0)
+
+
+def counted(rounds):
+    """Run the rounds; return which of them count."""
+    counts = []
+    for one in rounds:
+        with one:
+            pass
+        counts.append((one.number, one.counts))
+    return counts
+
+
+def test_disturbed_rounds_are_repeated(monkeypatch):
+    """A warm-up never counts, a disturbed round is taken again, and both are told."""
+    loads(monkeypatch, 0.0, 0.0, 0.5, 0.08)
+    rounds = QuietRounds(2)
+    assert counted(rounds) == [(-1, False), (0, True), (1, False), (1, True)]
+    assert rounds.facts() == {"foreign_cores": "0.04", "disturbed_rounds": "1"}
+    assert "1 disturbed rounds do not count" in str(rounds)
+    assert "DISTURBED" not in str(rounds)
+
+
+def test_a_machine_that_is_never_idle_gets_marked_figures(monkeypatch):
+    """After the patience is used up every round counts, and the text says how disturbed it was."""
+    loads(monkeypatch, *[0.5] * 4)
+    rounds = QuietRounds(2, warm_ups=0, patience=1.0)
+    assert counted(rounds) == [(0, False), (0, False), (0, True), (1, True)]
+    assert "DISTURBED" in str(rounds)
+
+
+def test_a_round_that_fails_says_so():
+    """What is raised inside a round reaches the benchmark."""
+    one = next(iter(QuietRounds(1)))
+    with pytest.raises(RuntimeError, match="broken"), one:
+        raise RuntimeError("broken")
