@@ -55,7 +55,7 @@ def read_all(path: Path) -> dict[str, Any]:
 
 
 async def compute(options: argparse.Namespace) -> dict[str, Any]:
-    """Compute a prompt as one chunk, then decode; greedy."""
+    """Compute a prompt as one chunk, then decode; greedy unless a temperature is given."""
     from benchmarks.engine_side import random_prompt
     from benchmarks.memory import resident
     from thermocline import Engine, EngineConfig, SamplingParams
@@ -80,8 +80,13 @@ async def compute(options: argparse.Namespace) -> dict[str, Any]:
         scheduler=SchedulerConfig(prefill_chunk_tokens=options.prompt),
     )
     async with Engine.open(options.model, config) as engine:
-        prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, seed=0)
-        params = SamplingParams(max_tokens=options.decode + 1, ignore_eos=True)
+        prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, seed=options.seed)
+        params = SamplingParams(
+            max_tokens=options.decode + 1,
+            ignore_eos=True,
+            temperature=options.temperature,
+            seed=options.seed,
+        )
         ids: list[int] = []
         marks = [read_bytes()]
         answer: dict[str, Any] = {}
@@ -95,6 +100,7 @@ async def compute(options: argparse.Namespace) -> dict[str, Any]:
                     answer = {"prefill_s": timings.prompt_s, "decode_s": timings.decode_s}
         marks.append(read_bytes())
         found = engine.statistics().prefetch
+        answer["heat"] = engine.statistics().heat.tolist()
         answer["tokens"] = ids
         answer["anonymous_bytes"] = resident(os.getpid()).anonymous
         answer["read_bytes"] = [marks[1] - marks[0], marks[2] - marks[1]]
@@ -118,6 +124,8 @@ def _main() -> None:
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--decode", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the prompt, and of what is drawn")
     options = parser.parse_args()
     if options.group is not None:
         (options.group / "cgroup.procs").write_text(str(os.getpid()))

@@ -21,7 +21,7 @@ from benchmarks.measure import (
     verdict,
     write_rows,
 )
-from benchmarks.model_options import model_parser, parse, run_on_model
+from benchmarks.model_options import add_patience, model_parser, parse, run_on_model
 from thermocline import Engine, EngineConfig
 from thermocline.config import (
     CpuConfig,
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=384, metavar="TOKENS")
     parser.add_argument("--answer", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--patience", type=float, default=3.0, help="disturbed rounds that are repeated, for each of --repeats")  # fmt: skip
+    add_patience(parser)
     quick = {"prompt": 32, "answer": 4, "repeats": 1}
     return run_on_model(parse(parser, arguments), quick, run)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.engine_side import random_prompt, time_request
 from benchmarks.measure import (
-    ForeignLoad,
+    QuietRounds,
     Row,
     describe_machine,
     paired_ratios,
@@ -27,7 +27,7 @@ from benchmarks.measure import (
     verdict,
     write_rows,
 )
-from benchmarks.model_options import model_parser, parse, run_on_model
+from benchmarks.model_options import add_patience, model_parser, parse, run_on_model
 from thermocline import Engine, EngineConfig, RemoteConfig
 from thermocline.config import CpuConfig, MemoryConfig, SchedulerConfig
 
@@ -77,8 +77,10 @@ def config(remote: RemoteConfig, context: int, chunk: int) -> EngineConfig:
     )
 
 
-async def measure(model: Path, worker: str, options: argparse.Namespace) -> dict[str, Side]:
-    """Return what each side took, measured in turns; the first turn does not count."""
+async def measure(
+    model: Path, worker: str, options: argparse.Namespace, rounds: QuietRounds
+) -> dict[str, Side]:
+    """Return what each side took, measured in turns."""
     settings = sides_of(worker)
     sides = {name: Side() for name in settings}
     context = options.prompt + options.decode + 2
@@ -89,17 +91,20 @@ async def measure(model: Path, worker: str, options: argparse.Namespace) -> dict
             )
             for name, remote in settings.items()
         }
-        for repeat in range(-1, options.repeats):
-            for name, engine in engines.items():
-                prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, repeat)
-                before = engine.statistics()
-                prompt_s = (await time_request(engine, prompt, 1)).prompt_s
-                after = engine.statistics()
-                timings = await time_request(engine, prompt[: options.chunk], options.decode)
-                if repeat >= 0:
+        for one in rounds:
+            taken = {}
+            with one:
+                for name, engine in engines.items():
+                    prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, one.number)
+                    before = engine.statistics()
+                    prompt_s = (await time_request(engine, prompt, 1)).prompt_s
+                    _count(sides[name], before, engine.statistics())
+                    timings = await time_request(engine, prompt[: options.chunk], options.decode)
+                    taken[name] = prompt_s, timings.decode_tokens_per_s
+            if one.counts:
+                for name, (prompt_s, tokens_per_s) in taken.items():
                     sides[name].prompt_s.append(prompt_s)
-                    sides[name].decode_tokens_per_s.append(timings.decode_tokens_per_s)
-                    _count(sides[name], before, after)
+                    sides[name].decode_tokens_per_s.append(tokens_per_s)
     return sides
 
 
@@ -160,25 +165,23 @@ def report(kind: str, sides: dict[str, Side], prompt_tokens: int) -> tuple[list[
 def run(options: argparse.Namespace, model: Path) -> int:
     """Measure `model`; 1 if a requirement does not hold."""
     facts = describe_machine(2)
-    rows: list[Row] = []
     holds: list[bool] = []
-    with ForeignLoad() as load, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         where = Path(folder) / "slow"
         command = [sys.executable, "-m", "benchmarks.slow_worker", str(model), str(where)]
         slow = subprocess.Popen([*command, str(_SLOW_FACTOR)])
         try:
             kinds = {"full speed": "local:1", "four times as slow": f"unix:{where}"}
             for kind, worker in kinds.items():
-                sides = asyncio.run(measure(model, worker, options))
-                more_rows, more_holds = report(kind, sides, options.prompt)
-                rows += more_rows
+                rounds = QuietRounds(options.repeats, patience=options.patience)
+                sides = asyncio.run(measure(model, worker, options, rounds))
+                rows, more_holds = report(kind, sides, options.prompt)
                 holds += more_holds
+                print(rounds)
+                write_rows(options.out, rows, facts | rounds.facts())
         finally:
             slow.kill()
             slow.wait()
-    print(load)
-    facts["foreign_cores"] = f"{load.cores:.2f}"
-    write_rows(options.out, rows, facts)
     return 0 if all(holds) else 1
 
 
@@ -189,6 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--decode", type=int, default=32, metavar="TOKENS")
     parser.add_argument("--chunk", type=int, default=512, metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=3)
+    add_patience(parser)
     quick = {"prompt": 64, "decode": 4, "chunk": 16, "repeats": 1}
     return run_on_model(parse(parser, arguments), quick, run)
 

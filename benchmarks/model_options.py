@@ -25,6 +25,14 @@ def model_parser(name: str, description: str | None, out: str) -> argparse.Argum
     return parser
 
 
+def add_patience(parser: argparse.ArgumentParser) -> None:
+    """Let the user say how often rounds that others disturbed are repeated."""
+    parser.add_argument(
+        "--patience", type=float, default=3.0, metavar="TIMES",
+        help="take up to so many disturbed rounds again for each that counts",
+    )  # fmt: skip
+
+
 def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
     """Return the options of the given or the process's arguments; a model is needed unless --quick."""
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)

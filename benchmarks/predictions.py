@@ -4,7 +4,8 @@
 Every round calibrates and runs, one after the other, so that load of others falls on both; the ratio of each
 round's prediction to its run counts, and the median of the rounds. Two cases for each model: all in memory, and
 from disk, in a memory group that holds a part of the file (needs the right to make one: root; `--cases memory`
-leaves it out). Nothing of a run goes into a prediction but how much memory the process itself takes.
+leaves it out). Nothing of a run goes into a prediction. From disk, a run with another prompt
+tells how much memory the process itself takes, and how often each expert is used.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.measure import (
     verdict,
     write_rows,
 )
+from benchmarks.model_options import add_patience
 from benchmarks.sides import EngineChild, Work
 from benchmarks.synthetic_model import write_model
 from thermocline.calibration import calibrate
@@ -42,7 +44,7 @@ from thermocline.models.sizes import measure_sizes
 from thermocline.prefetch.opening import SPARE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from thermocline.experts.machine_speeds import MachineSpeeds
     from thermocline.models.sizes import ModelSizes
@@ -76,8 +78,16 @@ class Subject:
         """Measure this machine with this model, every part once."""
         return calibrate(str(self.path), CpuConfig(threads=self._options.threads), rounds=1)
 
-    def predict(self, speeds: MachineSpeeds, room_bytes: int | None) -> Times:
-        """Return the times of the work; room_bytes: what memory holds of the file, None for all of it."""
+    def predict(
+        self,
+        speeds: MachineSpeeds,
+        room_bytes: int | None,
+        heat: Sequence[Sequence[int]] | None = None,
+    ) -> Times:
+        """Return the times of the work.
+
+        room_bytes: what memory holds of the file, None for all of it; heat: how often each expert was chosen.
+        """
         work, prompt, answer = self._options, None, None
         if room_bytes is not None:
             prompt, answer = HostMemory(room_bytes, 0), HostMemory(room_bytes, room_bytes)
@@ -87,10 +97,11 @@ class Subject:
             None,
             Workload(Phase.PREFILL, work.prompt, chunk_tokens=work.prompt),
             memory=prompt,
+            heat=heat,
         )
         middle = work.prompt + work.decode // 2
         step = Workload(Phase.DECODE, 1, cached_tokens=middle)
-        decode = estimate(self.sizes, speeds, None, step, memory=answer)
+        decode = estimate(self.sizes, speeds, None, step, memory=answer, heat=heat)
         return Times(prefill.seconds, decode.seconds * work.decode)
 
 
@@ -113,18 +124,24 @@ def in_memory(
 def from_disk(
     subject: Subject, options: argparse.Namespace, rounds: QuietRounds
 ) -> Iterator[tuple[Times, Times]]:
-    """Yield each round's predicted and real times in a memory group, from an empty page cache."""
+    """Yield each round's predicted and real times in a memory group, from an empty page cache.
+
+    The answer is drawn, not greedy: greedy answers of random weights may repeat two tokens, and with them the
+    experts, which then stay in memory. That is no workload's cost.
+    """
     limit = round(subject.sizes.total * options.memory_share)
     field = Field(options, subject.path, None)
     with memory_group(limit) as group:
-        own_bytes = field.thermocline(group)["anonymous_bytes"]
+        drawn = ("--temperature", "2")
+        other = field.thermocline(group, *drawn, "--seed", "1")
         for one in rounds:
             with one:
                 speeds = subject.calibrate()
                 if speeds.disk is None:
                     raise SystemExit(f"{subject.path} stays in memory: give a file of its own")
-                predicted = subject.predict(speeds, limit - own_bytes - SPARE_BYTES)
-                answer = field.thermocline(group)
+                room = limit - other["anonymous_bytes"] - SPARE_BYTES
+                predicted = subject.predict(speeds, room, other["heat"])
+                answer = field.thermocline(group, *drawn)
             if one.counts:
                 yield predicted, Times(answer["prefill_s"], answer["decode_s"])
 
@@ -191,7 +208,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=256, metavar="TOKENS")
     parser.add_argument("--decode", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--patience", type=float, default=3.0, help="disturbed rounds that are repeated, for each of --rounds")  # fmt: skip
+    add_patience(parser)
     parser.add_argument("--memory-share", type=float, default=0.6, help="of the file, from disk")
     cases = ("memory", "disk")
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases)

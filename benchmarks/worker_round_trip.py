@@ -32,6 +32,7 @@ from benchmarks.measure import (
     verdict,
     write_rows,
 )
+from benchmarks.model_options import add_patience
 from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.remote.address import LocalWorker
@@ -203,11 +204,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", default=str(DEMO_MODEL_PATH))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--calls", type=int, default=300, help="in each round")
+    add_patience(parser)
     parser.add_argument("--quick", action="store_true", help="one short round, to try it out")
     parser.add_argument("--out", type=Path, default=RESULTS / "worker-round-trip.csv")
     options = parser.parse_args(arguments)
     num_rounds, num_calls = (1, 20) if options.quick else (options.rounds, options.calls)
-    rounds = QuietRounds(num_rounds)
+    rounds = QuietRounds(num_rounds, patience=options.patience)
     figures = run(options.model, rounds, num_calls)
     note = f"{num_calls} calls a round"
     rows = [

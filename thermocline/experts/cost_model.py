@@ -203,12 +203,14 @@ class _Bill:
     def add_step(self, step: Workload, disk: DiskCosts) -> float:
         """Add one step and return its seconds. A layer waits for the experts that memory lacks."""
         seconds = self._spend(Resource.OVERHEAD, self._speeds.step_s)
+        chosen = [self._read_chances(n, step.num_tokens) for n in range(len(self._sizes.layers))]
+        absent = disk.absent_shares(chosen, [layer.expert for layer in self._sizes.layers])
         for index, layer in enumerate(self._sizes.layers):
             seconds += self._trunk_s(index, step)
             if layer.expert:
                 experts_s, selected_bytes = self._experts_s(index, step.num_tokens)
-                waits_s = self._spend(Resource.DISK, disk.selected_s(selected_bytes))
-                seconds += experts_s + waits_s
+                waits_s = disk.selected_s(selected_bytes * absent[index])
+                seconds += experts_s + self._spend(Resource.DISK, waits_s)
         return seconds + self.add_head(step.num_tokens)
 
     def add_chunk(self, chunk: Workload, disk: DiskCosts, index: int) -> float:
@@ -253,6 +255,18 @@ class _Bill:
         is_memory = self._read_bytes / self._speeds.read_bytes_per_s >= _MEMORY_BOUND * cpu_s
         return "the CPU's memory reads" if is_memory else "the CPU's arithmetic"
 
+    def _rows(self, index: int, num_tokens: int) -> tuple[tuple[float, float], ...]:
+        heat = None if self._heat is None else self._heat[index]
+        return expected_rows(self._sizes.num_experts, self._sizes.num_used, num_tokens, heat)
+
+    def _read_chances(self, index: int, num_tokens: int) -> list[float]:
+        """How likely a step chooses each expert of this layer that is read from the file."""
+        if not self._sizes.layers[index].expert:
+            return []
+        hot = self._hot(index)
+        rows = self._rows(index, num_tokens)
+        return [chosen for expert, (chosen, _) in enumerate(rows) if expert not in hot]
+
     def _hot(self, index: int) -> frozenset[int]:
         if self._device is None or self._plan is None:
             return frozenset()
@@ -276,8 +290,7 @@ class _Bill:
     def _experts_s(self, index: int, num_tokens: int) -> tuple[float, float]:
         """Return seconds, the CPU's share and the device's at the same time, and the bytes that the CPU reads."""
         layer, device, hot = self._sizes.layers[index], self._device, self._hot(index)
-        heat = None if self._heat is None else self._heat[index]
-        rows_of = expected_rows(self._sizes.num_experts, self._sizes.num_used, num_tokens, heat)
+        rows_of = self._rows(index, num_tokens)
         cpu_s = device_s = cpu_bytes = 0.0
         for expert, (chosen, rows) in enumerate(rows_of):
             if device is not None and expert in hot:

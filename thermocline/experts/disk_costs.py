@@ -6,14 +6,23 @@ Knows the sizes and the disk's speeds, not what is computed meanwhile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.experts.machine_speeds import DiskSpeeds
     from thermocline.experts.planner import Plan
     from thermocline.models.sizes import ModelSizes
+
+
+# Steps that a memory may remember: more than anybody waits for. Halving finds the number to a millionth.
+_MOST_STEPS: Final = 1e9
+_HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +86,50 @@ class DiskCosts:
         """Return how much of a layer's experts can be read while those of the one before are computed."""
         return min(1.0, max(0.0, self._room / nbytes - 1)) if nbytes else 1.0
 
+    def absent_shares(
+        self, chosen: Sequence[Sequence[float]], expert_bytes: Sequence[int]
+    ) -> tuple[float, ...]:
+        """Return for each layer, which share of the experts' bytes that a step chooses memory lacks.
+
+        chosen: how likely a step chooses each of the layer's experts that are read from the file.
+        """
+        if not self._missing_again:
+            return (0.0,) * len(chosen)
+        return absent_shares(chosen, expert_bytes, self._room)
+
     def selected_s(self, nbytes: float) -> float:
-        """Return how long a step waits for so many bytes of chosen experts."""
-        if self._speeds is None or not nbytes or not self._missing_again:
+        """Return how long a step waits for so many bytes of chosen experts that memory lacks."""
+        if self._speeds is None or not nbytes:
             return 0.0
-        nbytes *= min(1.0, self._missing_again / self._experts)
         return nbytes / self._speeds.expert_bytes_per_s + nbytes / self._speeds.release_bytes_per_s
+
+
+def absent_shares(
+    chosen: Sequence[Sequence[float]], expert_bytes: Sequence[int], room_bytes: float
+) -> tuple[float, ...]:
+    """Return for each layer, which share of the experts' bytes that a step chooses is not in a memory of so many
+    bytes, which keeps what was used last.
+
+    An expert is there if one of the last n steps chose it; n is the same for all, and as large as memory allows
+    (Che, Tung and Wang, "Hierarchical Web Caching Systems", 2002). A layer's turn comes once in a step, so that of
+    the oldest step half of the layers' choices are gone. chosen: how likely a step chooses each expert.
+    """
+    rates = [np.log1p(-np.clip(layer, 0.0, 1.0 - 1e-12)) for layer in map(np.asarray, chosen)]
+
+    def kept_bytes(num_steps: float) -> float:
+        return sum(
+            nbytes * float(-np.expm1(num_steps * rate).sum())
+            for nbytes, rate in zip(expert_bytes, rates, strict=True)
+        )
+
+    low, high = 0.0, _MOST_STEPS
+    for _ in range(_HALVINGS):
+        # By factors once there is one: the number may be a fraction of a step or millions.
+        middle = (low * high) ** 0.5 if low else high / 1e6
+        low, high = (middle, high) if kept_bytes(middle) <= room_bytes else (low, middle)
+    num_whole, found = max(0.0, low - 0.5), []
+    for layer, rate in zip(chosen, rates, strict=True):
+        total = sum(layer)
+        missed = float((np.asarray(layer) * np.exp(num_whole * rate)).sum())
+        found.append(missed / total if total else 0.0)
+    return tuple(found)

@@ -30,7 +30,7 @@ class PromotionThread:
         self._closed = False
         self._listen_at_s = 0.0
         self._thread = threading.Thread(target=self._work, name="expert promotion", daemon=True)
-        store.on_change(self._changed.set, self._note_step)
+        store.on_change(self._changed.set, self._step_ended)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -50,9 +50,11 @@ class PromotionThread:
         self._changed.set()
         self._thread.join()
 
-    def _note_step(self) -> None:
-        if time.monotonic() >= self._listen_at_s:
-            self._changed.set()
+    def _step_ended(self) -> bool:
+        if time.monotonic() < self._listen_at_s:
+            return False
+        self._changed.set()
+        return True
 
     def _work(self) -> None:
         while True:

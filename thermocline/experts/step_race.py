@@ -23,6 +23,8 @@ _REST: Final = 256
 _MOST_REST: Final = 4096
 # Steps of a way that is tried.
 _TRIES: Final = 3
+# The two ways are compared again after so many steps: two medians take as long as a small layer's bookkeeping.
+_LOOK_EVERY: Final = 4
 _NUM_LAST: Final = 15
 # Chunks on their way that are timed; those that end early are forgotten.
 _MAX_BEGUN: Final = 16
@@ -75,13 +77,15 @@ class StepRace:
             return
         if shared is not race.shares:
             return  # it was on its way before the last decision
+        race.num_since += 1
+        if not race.is_trial and race.num_since % _LOOK_EVERY:
+            return
         faster = race.sharing_is_faster()
         if race.is_trial:
             # What was tried goes on, or rests for longer.
             race.rest = _REST if faster is race.shares else min(2 * race.rest, _MOST_REST)
             race.is_trial, race.shares, race.num_since = False, faster, 0
             return
-        race.num_since += 1
         if race.num_since >= race.rest or faster is not race.shares:
             race.is_trial, race.shares = True, not race.shares
             (race.sharing if race.shares else race.alone).last.clear()
@@ -112,8 +116,15 @@ class ChunkTimes:
         self._began: dict[ChunkId, _Began] = {}
         self._ended_s = 0.0
 
+    def shares(self, chunk: Chunk) -> bool:
+        """Return whether this chunk is shared: as it began, or as the race says."""
+        began = self._began.get(chunk.id)
+        return self.race.shares(chunk.num_tokens) if began is None else began.shared
+
     def note(self, chunk: Chunk, layer: LayerIndex, *, shared: bool) -> None:
         """Take note of a layer with experts that was just routed, from the lane that routes."""
+        if layer != self._last_layer and chunk.id in self._began:
+            return
         if chunk.is_prompt and chunk.segments[0].start:
             return  # attention takes longer with each chunk of a prompt: only first ones are alike
         if layer == self._last_layer:
@@ -123,7 +134,7 @@ class ChunkTimes:
                 seconds = now_s - max(began.at_s, self._ended_s)
                 self.race.observe(chunk.num_tokens, seconds, shared=shared)
             self._ended_s = now_s
-        elif chunk.id not in self._began:
+        else:
             while len(self._began) >= _MAX_BEGUN:
                 del self._began[next(iter(self._began))]
             self._began[chunk.id] = _Began(self._clock(), shared)

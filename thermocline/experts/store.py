@@ -86,7 +86,8 @@ class ExpertStore:
         self._device = device
         self._recorder = recorder
         self._copied: Callable[[], None] | None = None
-        self._chosen: Callable[[], None] | None = None
+        self._step_ended: Callable[[], bool] | None = None
+        self._collects = True  # what is chosen in this step is to be told
         # Taken before `_lock`, never after it. It guards the policy and who decides.
         self._deciding = threading.Lock()
         self._policy = policy
@@ -152,12 +153,13 @@ class ExpertStore:
         with self._lock:
             self._hits += num_choices
 
-    def on_change(self, copied: Callable[[], None], chosen: Callable[[], None]) -> None:
-        """Call back, from any thread, when a copy has ended and when a step's choices are there to be told.
+    def on_change(self, copied: Callable[[], None], step_ended: Callable[[], bool]) -> None:
+        """Call back, from any thread, when a copy has ended and when a step has, which returns whether the next
+        one's choices are to be told.
 
         Without it nothing is promoted.
         """
-        self._copied, self._chosen = copied, chosen
+        self._copied, self._step_ended = copied, step_ended
 
     def residency(self, layer: LayerIndex) -> IntArray:
         """Return the slot of each of the layer's experts, -1 for none: int32 [E], frozen."""
@@ -196,10 +198,11 @@ class ExpertStore:
     def observe(self, layer: LayerIndex, routing: Routing, *, is_step_end: bool) -> None:
         """Take note of a layer's choices, from one thread; is_step_end: decide what they change."""
         self._choices += routing.expert_ids.size
-        if self._chosen is not None and self._expert_bytes[layer]:
-            self._untold.append((layer, routing.expert_ids))
+        if self._step_ended is not None and self._expert_bytes[layer]:
+            if self._collects:
+                self._untold.append((layer, routing.expert_ids))
             if is_step_end:
-                self._chosen()
+                self._collects = self._step_ended()
 
     def bind(self, pinned: Collection[ExpertKey], kept_away: NDArray[np.bool_]) -> None:
         """Take what the user decided, before the first copy.

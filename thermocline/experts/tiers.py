@@ -79,9 +79,12 @@ class FixedTiers:
         self, chunk: Chunk, layer: LayerIndex, routing: Routing
     ) -> tuple[Shares, Lease | None]:
         """See `Tiers.dispatch`."""
+        shares = self._times is None or self._times.shares(chunk)
         if self._times is not None:
-            self._times.note(chunk, layer, shared=True)
-        remote_mask = None if self._remote_mask is None else self._remote_mask[layer]
+            self._times.note(chunk, layer, shared=shares)
+        remote_mask = None
+        if self._remote_mask is not None and shares:
+            remote_mask = self._remote_mask[layer]
         return dispatch(routing, self._masks[layer], remote_mask), None
 
     def observe(self, chunk: Chunk, layer: LayerIndex, routing: Routing) -> None:
@@ -124,12 +127,16 @@ class DeviceTiers:
         self, chunk: Chunk, layer: LayerIndex, routing: Routing
     ) -> tuple[Shares, Lease | None]:
         """See `Tiers.dispatch`."""
-        self._note(chunk, layer, routing, shared=True)
+        shares = self._times is None or self._times.shares(chunk)
+        self._note(chunk, layer, routing, shared=shares)
         slots = self._store.residency(layer)
         groups = group(routing, len(slots))
         experts, counts = groups.experts, groups.counts
-        hits, uploads = self._choose(layer, slots[experts] >= 0, counts)
-        uploads = uploads & self._store.may_come(layer, experts)
+        if shares:
+            hits, uploads = self._choose(layer, slots[experts] >= 0, counts)
+            uploads = uploads & self._store.may_come(layer, experts)
+        else:
+            hits = uploads = np.zeros(len(experts), bool)
         hot, lease = self._store.lease(layer, experts, counts, hits, uploads)
         remote = None if self._remote_mask is None else self._remote_mask[layer][experts]
         return split(routing, groups, hot, remote), lease

@@ -141,7 +141,11 @@ class StepLoop:
         if self._pace is not None:
             is_decoding = self._scheduler.num_decoding > 0
             self._scheduler.prompt_tokens_limit = self._pace.chunk_tokens(is_decoding=is_decoding)
-        while self._runner.has_credit and (chunk := self._scheduler.plan()) is not None:
+        while self._runner.has_credit:
+            num_decoding = self._scheduler.num_decoding
+            chunk = self._scheduler.plan()
+            if chunk is None:
+                break
             for segment in chunk.segments:
                 generation = self._generations[segment.request]
                 if not generation.has_started:
@@ -149,7 +153,7 @@ class StepLoop:
                     generation.start(int(chunk.positions[segment.start]))
             self._record_plan(chunk)
             # Answers wait for a prompt's present job: beside them its jobs are kept short.
-            is_beside_answers = chunk.is_prompt and self._scheduler.num_decoding > 0
+            is_beside_answers = chunk.is_prompt and num_decoding > 0
             self._runner.inject(chunk, in_parts=is_beside_answers)
 
     def _take(self, result: StepResult | ChunkFailed) -> None:

@@ -276,7 +276,7 @@ def test_a_device_with_less_memory_than_was_said_shrinks_the_cache():
 def test_hits_misses_and_uploads_are_counted():
     """Each choice is counted once: found there, copied for it, or left to the CPU."""
     store, device, policy = make_store(capacity=400)
-    store.on_change(lambda: None, lambda: None)
+    store.on_change(lambda: None, lambda: True)
     fill(store, device, 50)
     store.resize(0)
     ids = np.array([[0, 1], [0, 2], [3, 4]], np.int32)

@@ -15,6 +15,7 @@ from tests.support.fake_device import FakeDevice, RandomPolicy
 from thermocline.experts.co_execution import split as co_execute
 from thermocline.experts.expert_costs import ExpertCosts
 from thermocline.experts.placement import uniform_placement
+from thermocline.experts.step_race import ChunkTimes, StepRace
 from thermocline.experts.store import ExpertStore
 from thermocline.experts.tiers import DeviceTiers, FastestSplit, FixedTiers, whatever_is_there
 from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex, Routing, Tier
@@ -31,7 +32,7 @@ def routing(ids: list[list[int]]) -> Routing:
     return Routing(np.array(ids, np.int32), np.ones((len(ids), len(ids[0])), np.float32))
 
 
-def make_tiers(hot: list[int], choose, min_upload_tokens=inf):
+def make_tiers(hot: list[int], choose, min_upload_tokens=inf, times=None):
     device = FakeDevice([10], 1000)
     policy = RandomPolicy([10], 8, 1000, random.Random(1))
     store = ExpertStore([10], 8, device, policy, 1000, NullRecorder())
@@ -44,7 +45,7 @@ def make_tiers(hot: list[int], choose, min_upload_tokens=inf):
 
     device.begin_copy = at_once
     store.install(ExpertKey(LAYER, ExpertIndex(expert)) for expert in hot)
-    return DeviceTiers(store, choose, LAYER, min_upload_tokens), store, policy
+    return DeviceTiers(store, choose, LAYER, min_upload_tokens, times=times), store, policy
 
 
 def test_a_fixed_placement_needs_no_lease():
@@ -127,3 +128,42 @@ def test_what_is_remembered_and_what_is_skipped_is_what_would_be_computed(
         assert not (uploads & here).any()
         assert int(hits.sum()) == int(expected.on_device.sum())
         assert int(uploads.sum()) == int(expected.upload.sum())
+
+
+def lost_race(num_tokens: int) -> StepRace:
+    """A race in which chunks of so many tokens were sooner done without others."""
+    race = StepRace()
+    for shared in [True] * 3 + [False] * 3:
+        race.observe(num_tokens, 2.0 if shared else 1.0, shared=shared)
+    return race
+
+
+def test_a_chunk_that_others_slow_down_is_the_cpus_even_where_it_goes_in_parts():
+    """What is on the device stays there unused, and workers get nothing; a chunk of another size is shared."""
+    times = ChunkTimes(lost_race(2), LAYER)
+    tiers, store, _ = make_tiers([1, 2, 5], whatever_is_there, times=times)
+    two, eight = [[5, 0], [2, 7]], [[5, 0]] * 8
+    shares, lease = tiers.dispatch(make_chunk(7, num_tokens=2), LAYER, routing(two))
+    assert (set(shares), lease) == ({Tier.COLD}, None)
+    assert shares[Tier.COLD].experts.tolist() == [0, 2, 5, 7]
+    shares, lease = tiers.dispatch(make_chunk(8, num_tokens=8), LAYER, routing(eight))
+    assert set(shares) == {Tier.HOT, Tier.COLD}
+    lease.release()
+    store.check_integrity(idle=True)
+    workers = FixedTiers(uniform_placement(1, 8, 0.0), np.ones((1, 8), bool), times)
+    assert set(workers.dispatch(make_chunk(7, num_tokens=2), LAYER, routing(two))[0]) == {Tier.COLD}
+    assert set(workers.dispatch(make_chunk(8, num_tokens=8), LAYER, routing(eight))[0]) == {
+        Tier.REMOTE
+    }
+
+
+def test_a_chunk_keeps_the_way_on_which_it_began():
+    """A race that is decided while a chunk is on its way changes the next one."""
+    race = StepRace()
+    times = ChunkTimes(race, LayerIndex(1))
+    begun, later = make_chunk(1, num_tokens=2), make_chunk(2, num_tokens=2)
+    times.note(begun, LayerIndex(0), shared=times.shares(begun))
+    for shared in [True] * 3 + [False] * 3:
+        race.observe(2, 2.0 if shared else 1.0, shared=shared)
+    assert times.shares(begun)
+    assert not times.shares(later)

@@ -218,3 +218,21 @@ def test_answers_beside_a_prompt_wait_as_long_as_was_agreed():
 
 def median_gap(asked: Asked) -> float:
     return statistics.median(b - a for a, b in pairwise(asked.times))
+
+
+def test_only_prompts_beside_answers_give_their_lane_back_between_stages(monkeypatch):
+    """A prompt that nobody waits behind walks layer by layer, its last chunk, too."""
+    in_parts: list[tuple[RequestId, bool]] = []
+    inject = Runner.inject
+
+    def noting(self, chunk, **how):
+        if chunk.is_prompt:
+            in_parts.append((chunk.segments[0].request, how["in_parts"]))
+        inject(self, chunk, **how)
+
+    monkeypatch.setattr(Runner, "inject", noting)
+    serve([Asked(1, 12, 2)], times(attend=1.0, cold=1.0), hot=False)
+    assert in_parts == [(1, False), (1, False)]
+    in_parts.clear()
+    serve([Asked(1, 1, 9), Asked(2, 12, 1)], times(attend=1.0, cold=1.0), hot=False)
+    assert set(in_parts) == {(1, False), (2, True)}
