@@ -99,10 +99,15 @@ class Subject:
             memory=prompt,
             heat=heat,
         )
-        middle = work.prompt + work.decode // 2
-        step = Workload(Phase.DECODE, 1, cached_tokens=middle)
-        decode = estimate(self.sizes, speeds, None, step, memory=answer, heat=heat)
-        return Times(prefill.seconds, decode.seconds * work.decode)
+        steps = (
+            Workload(Phase.DECODE, 1, cached_tokens=work.prompt + n, steps_since_prompt=n)
+            for n in range(work.decode)
+        )
+        decode_s = sum(
+            estimate(self.sizes, speeds, None, step, memory=answer, heat=heat).seconds
+            for step in steps
+        )
+        return Times(prefill.seconds, decode_s)
 
 
 def in_memory(

@@ -56,13 +56,14 @@ class Workload:
     """A prompt of `num_tokens` tokens, or a step that decodes one token of so many requests.
 
     cached_tokens: how many come before a prompt's first token, or before each of a step's. chunk_tokens: how many
-    of a prompt walk together.
+    of a prompt walk together. steps_since_prompt: how many steps a prompt ended ago; None is long ago.
     """
 
     phase: Phase
     num_tokens: int
     cached_tokens: int = 0
     chunk_tokens: int = 512
+    steps_since_prompt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,8 @@ class _Bill:
         """Add one step and return its seconds. A layer waits for the experts that memory lacks."""
         seconds = self._spend(Resource.OVERHEAD, self._speeds.step_s)
         chosen = [self._read_chances(n, step.num_tokens) for n in range(len(self._sizes.layers))]
-        absent = disk.absent_shares(chosen, [layer.expert for layer in self._sizes.layers])
+        expert_bytes = [layer.expert for layer in self._sizes.layers]
+        absent = disk.absent_shares(chosen, expert_bytes, step.steps_since_prompt)
         for index, layer in enumerate(self._sizes.layers):
             seconds += self._trunk_s(index, step)
             if layer.expert:

@@ -87,7 +87,10 @@ class DiskCosts:
         return min(1.0, max(0.0, self._room / nbytes - 1)) if nbytes else 1.0
 
     def absent_shares(
-        self, chosen: Sequence[Sequence[float]], expert_bytes: Sequence[int]
+        self,
+        chosen: Sequence[Sequence[float]],
+        expert_bytes: Sequence[int],
+        steps_since_prompt: int | None,
     ) -> tuple[float, ...]:
         """Return for each layer, which share of the experts' bytes that a step chooses memory lacks.
 
@@ -95,7 +98,7 @@ class DiskCosts:
         """
         if not self._missing_again:
             return (0.0,) * len(chosen)
-        return absent_shares(chosen, expert_bytes, self._room)
+        return absent_shares(chosen, expert_bytes, self._room, steps_since_prompt)
 
     def selected_s(self, nbytes: float) -> float:
         """Return how long a step waits for so many bytes of chosen experts that memory lacks."""
@@ -105,14 +108,18 @@ class DiskCosts:
 
 
 def absent_shares(
-    chosen: Sequence[Sequence[float]], expert_bytes: Sequence[int], room_bytes: float
+    chosen: Sequence[Sequence[float]],
+    expert_bytes: Sequence[int],
+    room_bytes: float,
+    steps_since_prompt: int | None = None,
 ) -> tuple[float, ...]:
     """Return for each layer, which share of the experts' bytes that a step chooses is not in a memory of so many
     bytes, which keeps what was used last.
 
     An expert is there if one of the last n steps chose it; n is the same for all, and as large as memory allows
     (Che, Tung and Wang, "Hierarchical Web Caching Systems", 2002). A layer's turn comes once in a step, so that of
-    the oldest step half of the layers' choices are gone. chosen: how likely a step chooses each expert.
+    the oldest step half of the layers' choices are gone. A prompt goes through all experts: what the steps after it
+    have not replaced yet is any of them. chosen: how likely a step chooses each expert.
     """
     rates = [np.log1p(-np.clip(layer, 0.0, 1.0 - 1e-12)) for layer in map(np.asarray, chosen)]
 
@@ -127,9 +134,15 @@ def absent_shares(
         # By factors once there is one: the number may be a fraction of a step or millions.
         middle = (low * high) ** 0.5 if low else high / 1e6
         low, high = (middle, high) if kept_bytes(middle) <= room_bytes else (low, middle)
-    num_whole, found = max(0.0, low - 0.5), []
+    num_steps, left_share = max(0.0, low - 0.5), 0.0
+    if steps_since_prompt is not None and steps_since_prompt < num_steps:
+        num_steps = steps_since_prompt
+        kept = kept_bytes(num_steps)
+        others = sum(n * len(layer) for n, layer in zip(expert_bytes, chosen, strict=True)) - kept
+        left_share = min(1.0, (room_bytes - kept) / others) if others > 0 else 1.0
+    found = []
     for layer, rate in zip(chosen, rates, strict=True):
         total = sum(layer)
-        missed = float((np.asarray(layer) * np.exp(num_whole * rate)).sum())
+        missed = float((np.asarray(layer) * np.exp(num_steps * rate)).sum()) * (1 - left_share)
         found.append(missed / total if total else 0.0)
     return tuple(found)

@@ -47,7 +47,7 @@ class FrameSocket:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
         self._reader = FrameReader(expects)
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[bytes | memoryview] = deque()
         self._takes_fd = takes_fd
         self._comes_soon = False
         self._fd: int | None = None
@@ -80,10 +80,10 @@ class FrameSocket:
         length = sum(map(len, parts))
         header = frame_header(kind, request, length)
         if length <= _SMALL_BYTES:
-            self._unsent.append(memoryview(b"".join((header, *parts))))
+            self._unsent.append(b"".join((header, *parts)))
         else:
-            self._unsent.append(memoryview(header))
-            self._unsent.extend(memoryview(part) for part in parts if len(part))
+            self._unsent.append(header)
+            self._unsent.extend(part for part in parts if len(part))
 
     def flush(self) -> bool:
         """Send what the socket takes now; return whether that was all."""
@@ -92,6 +92,10 @@ class FrameSocket:
             while unsent:
                 if len(unsent) == 1:
                     sent = self._socket.send(unsent[0])
+                    if sent == len(unsent[0]):
+                        self.total_sent_bytes += sent
+                        unsent.clear()
+                        return True
                 else:
                     sent = self._socket.sendmsg(list(islice(unsent, _MAX_BUFFERS)))
                 self._mark_sent(sent)
@@ -192,7 +196,7 @@ class FrameSocket:
         while self._unsent and num_bytes >= len(self._unsent[0]):
             num_bytes -= len(self._unsent.popleft())
         if num_bytes:
-            self._unsent[0] = self._unsent[0][num_bytes:]
+            self._unsent[0] = memoryview(self._unsent[0])[num_bytes:]
 
 
 def _wait(poller: select.poll, deadline_s: float) -> None:

@@ -44,6 +44,9 @@ _STORAGE: Final[Mapping[PayloadType, np.dtype[Any]]] = {
     PayloadType.BF16: np.dtype("<u2"),
 }
 
+ITEM_BYTES: Final = tuple(_STORAGE[kind].itemsize for kind in PayloadType)
+"""Of a travelling number, by the type's value."""
+
 
 def pack_floats(values: FloatArray, kind: PayloadType) -> NDArray[Any]:
     """Return `values` as they travel: itself for float32."""

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from thermocline.remote.payload import ALIGNMENT, PayloadType, pack_floats, unpack_floats
+from thermocline.remote.payload import (
+    ALIGNMENT,
+    ITEM_BYTES,
+    PayloadType,
+    pack_floats,
+    unpack_floats,
+)
 from thermocline.remote.wire import MAX_TEXT_BYTES, Kind, require
 from thermocline.units import align_up
 
@@ -45,11 +51,11 @@ class WireShape:
     def request_layout(self, num_rows: int, num_experts: int, num_pairs: int) -> tuple[int, int]:
         """Return where x begins, behind the tables, and the bytes of both."""
         start = align_up(8 * (num_experts + num_pairs), ALIGNMENT)
-        return start, start + num_rows * self.hidden * self.payload.storage.itemsize
+        return start, start + num_rows * self.hidden * ITEM_BYTES[self.payload]
 
     def outputs_bytes(self, num_pairs: int) -> int:
         """Return the bytes of an answer's values."""
-        return num_pairs * self.hidden * self.payload.storage.itemsize
+        return num_pairs * self.hidden * ITEM_BYTES[self.payload]
 
     @property
     def max_payload_bytes(self) -> int:

@@ -31,6 +31,7 @@ class SlotMemory:
         self.num_slots = num_slots
         self._fd: int | None = fd
         self._map = mmap.mmap(fd, num_slots * slot_bytes)
+        self._view = memoryview(self._map)
 
     @classmethod
     def create(cls, num_slots: int, slot_bytes: int) -> Self:
@@ -74,20 +75,20 @@ class SlotMemory:
     def begin(self, slot: int, request: int, num_bytes: int) -> memoryview:
         """Mark a slot as the request's, and return where its `num_bytes` go."""
         start = slot * self._slot_bytes
-        _SLOT.pack_into(self._map, start, request, num_bytes)
+        _SLOT.pack_into(self._view, start, request, num_bytes)
         start += HEAD_BYTES
-        return memoryview(self._map)[start : start + num_bytes]
+        return self._view[start : start + num_bytes]
 
     def read(self, slot: int, request: int) -> memoryview:
         """Return what the peer put there for the request. Raises WireError for anything else."""
         if slot >= self.num_slots:
             raise WireError(f"slot {slot} of {self.num_slots} does not exist: the peer is broken")
         start = slot * self._slot_bytes
-        owner, num_bytes = _SLOT.unpack_from(self._map, start)
+        owner, num_bytes = _SLOT.unpack_from(self._view, start)
         if owner != request or num_bytes > self._slot_bytes - HEAD_BYTES:
             raise WireError(f"slot {slot} does not hold request {request}: the peer is broken")
         start += HEAD_BYTES
-        return memoryview(self._map)[start : start + num_bytes]
+        return self._view[start : start + num_bytes]
 
     def close(self) -> None:
         """Let the memory go, at once or with the last view of it; more calls do nothing."""
@@ -95,4 +96,5 @@ class SlotMemory:
             os.close(self._fd)
             self._fd = None
         with suppress(BufferError):
+            self._view.release()
             self._map.close()

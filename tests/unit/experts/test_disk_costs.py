@@ -53,6 +53,28 @@ def test_layers_without_experts_lack_nothing():
     assert absent_shares([[0.5, 1.0]], [10], 0.0) == pytest.approx((1.0,), abs=1e-4)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3, 8, 200])
+def test_a_prompt_leaves_any_experts_behind(steps):
+    """A memory that a prompt went through misses as its share says, and learns step by step what is chosen."""
+    weights = np.arange(1, 33) ** -1.2
+    chosen = [np.minimum(2 * weights / weights.sum(), 1.0)] * 4
+    draw, missed, total = np.random.default_rng(0), 0, 0
+    for _ in range(400):
+        ranks = draw.permutation(4 * 32)  # as the prompt used them
+        held = OrderedDict(((rank // 32, rank % 32), None) for rank in ranks[:64].tolist())
+        for step in range(steps + 1 if steps < 100 else 40):
+            for layer, chances in enumerate(chosen):
+                for expert in np.flatnonzero(draw.random(32) < chances).tolist():
+                    if step == min(steps, 39):
+                        missed, total = missed + ((layer, expert) not in held), total + 1
+                    held[layer, expert] = None
+                    held.move_to_end((layer, expert))
+                    if len(held) > 64:
+                        held.popitem(last=False)
+    found = absent_shares([layer.tolist() for layer in chosen], [10] * 4, 640.0, steps)
+    assert found[0] == pytest.approx(missed / total, abs=0.03)
+
+
 @given(
     st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=8), min_size=1, max_size=4),
     st.floats(0, 40),
