@@ -41,7 +41,7 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/cpu.py names the one that it needs.
-    m.attr("interface") = 10;
+    m.attr("interface") = 11;
     auto core = nb::class_<Core>(m, "Core", "The threads and the instruction set that jobs run on.")
                     .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("threads"),
                          nb::arg("pin") = false)
@@ -51,6 +51,7 @@ NB_MODULE(_native, m) {
     bind_dense(core);
     bind_delta(m, core);
     bind_layer(m, core);
+    bind_frames(m);
     m.def("resident_pages", &resident_pages, nb::arg("mapping").noconvert(), nb::arg("offsets").noconvert(),
           "How many of the pages that hold these bytes are in memory, or -errno.");
     m.def("fetch_pages", &on_pages<tc::fetch_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),

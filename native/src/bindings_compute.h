@@ -136,5 +136,6 @@ void bind_products(nb::module_& m, nb::class_<Core>& core);
 void bind_dense(nb::class_<Core>& core);
 void bind_delta(nb::module_& m, nb::class_<Core>& core);
 void bind_layer(nb::module_& m, nb::class_<Core>& core);
+void bind_frames(nb::module_& m);
 
 }  // namespace thermocline::python

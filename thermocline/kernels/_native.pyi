@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 10
+interface: int = 11
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -171,6 +171,11 @@ class LayerWeights:
     """The weights of a layer, for run_layer."""
 
     def __init__(self, *, attention: AttentionWeights | None, delta: DeltaWeights | None, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, routed: RoutedExperts | None, shared: SharedExpert | None) -> None: ...
+
+def receive_frame(fd: int, buffer: object, prefix: bytes, spin_ns: int) -> object:
+    """
+    Receive from a socket into buffer, looking for up to spin_ns nanoseconds. One whole frame whose header begins with prefix is (kind, request, body); else the bytes that came, 0 at the stream's end, or -errno.
+    """
 
 def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """How many of the pages that hold these bytes are in memory, or -errno."""

@@ -6,6 +6,7 @@ Owns the socket, what is not sent yet, and a descriptor that came along. Knows n
 from __future__ import annotations
 
 import array
+import errno
 import os
 import select
 import socket
@@ -15,12 +16,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import WireError, WorkerLateError, WorkerLostError
-from thermocline.remote.wire import FrameReader, frame_header
+from thermocline.kernels.native import load_native
+from thermocline.remote.wire import HEADER_BYTES, HEADER_PREFIX, Frame, FrameReader, frame_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from thermocline.remote.wire import Frame, Kind
+    from thermocline.remote.wire import Kind
 
 _MAX_BUFFERS: Final = 64  # of one call; the system takes 1024
 _SMALL_BYTES: Final = 1024  # parts of less are put together: one buffer is sent faster than several
@@ -30,6 +32,7 @@ _FD_BYTES: Final = array.array("i").itemsize
 # What came sooner than that is not slept for the next time: waking up takes as long as a small request. Where requests
 # are further apart, whoever looks would only take the processor from who computes.
 _SOON_S: Final = 50e-6
+_SOON_NS: Final = round(_SOON_S * 1e9)
 
 
 class FrameSocket:
@@ -50,6 +53,7 @@ class FrameSocket:
         self._unsent: deque[bytes | memoryview] = deque()
         self._takes_fd = takes_fd
         self._comes_soon = False
+        self._receive_frame = load_native().receive_frame
         self._fd: int | None = None
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(sock, select.POLLIN)
@@ -133,31 +137,56 @@ class FrameSocket:
         """Return the next frame, complete by time.monotonic() == deadline_s. Raises WorkerLateError."""
         while (frame := self._reader.next_frame()) is None:
             start_s = time.perf_counter()
-            if not (self._comes_soon and self._spin(start_s + _SOON_S)):
+            found = self._look(_SOON_NS) if self._comes_soon else None
+            if found is None:
                 _wait(self._readable, deadline_s)
+                found = self._look(0)
             self._comes_soon = time.perf_counter() < start_s + _SOON_S
-            self._receive_some()
+            if isinstance(found, Frame):
+                return found
         return frame
 
-    def _spin(self, until_s: float) -> bool:
-        """Look at the socket without giving up the processor; return whether something came."""
-        while time.perf_counter() < until_s:
-            if self._readable.poll(0):
-                return True
-        return False
+    def _look(self, spin_ns: int) -> Frame | int | None:
+        """Receive what comes within so many nanoseconds without giving up the processor.
 
-    def _receive_some(self) -> None:
+        Returns a frame that came by itself, or how many bytes the reader was given; None where nothing came.
+        """
+        reader = self._reader
+        if self._takes_fd or not reader.is_between_frames:
+            return self._receive_some() if self._readable.poll(spin_ns * 1e-6) else None
+        found = self._receive_frame(
+            self._socket.fileno(), reader.writable(), HEADER_PREFIX, spin_ns
+        )
+        if isinstance(found, tuple):
+            number, request, body = found
+            self.total_received_bytes += HEADER_BYTES + len(body)
+            return reader.whole(number, request, body)
+        num_bytes = int(found)
+        if num_bytes == -errno.EAGAIN:
+            return None
+        if num_bytes < 0:
+            raise _lost(OSError(-num_bytes, os.strerror(-num_bytes)))
+        if not num_bytes:
+            raise _ended()
+        self._count(num_bytes)
+        return num_bytes
+
+    def _receive_some(self) -> int | None:
         target = self._reader.writable()
         try:
             num_bytes = (
                 self._receive_with_fd(target) if self._takes_fd else self._socket.recv_into(target)
             )
         except BlockingIOError:
-            return
+            return None
         except OSError as error:
             raise _lost(error) from error
         if not num_bytes:
-            raise WorkerLostError("the peer has closed the connection, or its process ended")
+            raise _ended()
+        self._count(num_bytes)
+        return num_bytes
+
+    def _count(self, num_bytes: int) -> None:
         self.total_received_bytes += num_bytes
         self._reader.wrote(num_bytes)
 
@@ -203,6 +232,10 @@ def _wait(poller: select.poll, deadline_s: float) -> None:
     left_s = deadline_s - time.monotonic()
     if left_s <= 0 or not poller.poll(left_s * 1e3):
         raise WorkerLateError("the peer was not in time")
+
+
+def _ended() -> WorkerLostError:
+    return WorkerLostError("the peer has closed the connection, or its process ended")
 
 
 def _lost(error: OSError) -> WorkerLostError:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 _MAGIC: Final = b"TCxw"
 _HEADER: Final = struct.Struct("<4sHBBIQ")
+HEADER_PREFIX: Final = struct.pack("<4sH", _MAGIC, VERSION)
+"""What every header of this version begins with."""
+
 _UNPACK: Final = _HEADER.unpack_from
 HEADER_BYTES: Final = _HEADER.size
 MAX_TEXT_BYTES: Final = 2000
@@ -80,6 +83,18 @@ class FrameReader:
     def expect(self, max_body_bytes: Mapping[Kind, int]) -> None:
         """Change what may come, from the next header on."""
         self._max_body_bytes = max_body_bytes
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the next byte of the stream is the first of a frame."""
+        return not self._end and self._body is None
+
+    def whole(self, number: int, request: int, body: bytes) -> Frame:
+        """Return a frame that came by itself, between others. number: of its kind; raises WireError as `next_frame`."""
+        limit = self._max_body_bytes.get(number)  # type: ignore[call-overload]  # kinds are numbers
+        if limit is None or len(body) > limit:
+            raise _refusal(_MAGIC, VERSION, number, len(body), limit)
+        return Frame(_KINDS[number], request, memoryview(body))
 
     def writable(self) -> memoryview:
         """Return where the next bytes of the stream belong; never empty after `next_frame` had none."""

@@ -6,9 +6,12 @@ import fcntl
 import os
 import socket
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from thermocline.errors import ConfigError, WireError, WorkerLateError, WorkerLostError
 from thermocline.remote.address import (
@@ -20,7 +23,7 @@ from thermocline.remote.address import (
 )
 from thermocline.remote.frame_socket import FrameSocket
 from thermocline.remote.slots import SlotMemory
-from thermocline.remote.wire import Kind
+from thermocline.remote.wire import HEADER_BYTES, Kind, frame_header
 
 KINDS = {Kind.PING: 0, Kind.COMPUTE: 1 << 22}
 
@@ -75,6 +78,72 @@ def test_half_a_frame_is_late_too(pair):
         frames.close()
 
 
+COMING = st.lists(
+    st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=70) | st.just(b"x" * 5000)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(COMING, st.lists(st.integers(1, 200), max_size=12), st.booleans())
+def test_frames_are_the_same_however_they_come(coming, cuts, is_soon):
+    """Alone, several at once or in pieces; looked for or waited for: all of them, in their order."""
+    stream = b"".join(
+        frame_header(Kind.COMPUTE, request, len(body)) + body for request, body in coming
+    )
+    raw, end = socket.socketpair()
+    frames, found = FrameSocket(end, KINDS), []
+    with raw, closing(frames):
+        frames._comes_soon = is_soon
+        while stream:
+            size = cuts.pop() if cuts else len(stream)
+            raw.sendall(stream[:size])
+            stream = stream[size:]
+            with suppress(WorkerLateError):
+                while True:
+                    frame = frames.receive_until(time.monotonic() + 0.001)
+                    found.append((frame.request, bytes(frame.body)))
+        assert found == coming
+        assert frames.total_received_bytes == sum(len(body) + HEADER_BYTES for _, body in coming)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(0, 88), (4, 9), (5, 1), (6, 77), (6, Kind.PONG), (7, 1)],
+    ids=["magic", "version", "version's other byte", "unknown kind", "kind out of place", "zero"],
+)
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("is_soon", [False, True])
+def test_a_broken_frame_is_refused_however_it_comes(place, value, pieces, is_soon):
+    """Alone in one read, or in pieces: a WireError, and no frame."""
+    broken = bytearray(frame_header(Kind.COMPUTE, 1, 4) + b"body")
+    broken[place] = value
+    raw, end = socket.socketpair()
+    with raw, closing(FrameSocket(end, KINDS)) as frames:
+        frames._comes_soon = is_soon
+        if pieces == 2:
+            raw.send(broken[:10])
+            with pytest.raises(WorkerLateError):
+                frames.receive_until(time.monotonic() + 0.001)
+            raw.send(broken[10:])
+        else:
+            raw.send(broken)
+        with pytest.raises(WireError):
+            frames.receive_until(soon())
+
+
+@pytest.mark.parametrize("is_soon", [False, True])
+def test_a_frame_that_is_longer_than_agreed_is_refused(is_soon):
+    """A short one, too, whose kind must be shorter still."""
+    raw, end = socket.socketpair()
+    with raw, closing(FrameSocket(end, KINDS)) as frames:
+        frames._comes_soon = is_soon
+        raw.send(frame_header(Kind.PING, 1, 1) + b"x")
+        with pytest.raises(WireError, match="longer"):
+            frames.receive_until(soon())
+
+
 def test_a_closed_peer_is_lost(pair):
     """Reading after the peer has closed is a WorkerLostError; so is writing."""
     pair[1].close()
@@ -83,6 +152,17 @@ def test_a_closed_peer_is_lost(pair):
     pair[0].queue(Kind.PING, 0)
     with pytest.raises(WorkerLostError):
         pair[0].flush_until(soon())
+
+
+@pytest.mark.parametrize("is_soon", [False, True])
+def test_a_peer_that_ends_is_lost_to_who_looks_and_to_who_waits(is_soon):
+    """Without a descriptor to come, too."""
+    raw, end = socket.socketpair()
+    with closing(FrameSocket(end, KINDS)) as frames:
+        frames._comes_soon = is_soon
+        raw.close()
+        with pytest.raises(WorkerLostError):
+            frames.receive_until(soon())
 
 
 def test_memory_travels_with_a_frame(pair):
