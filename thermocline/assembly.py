@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from thermocline.experts.placement import Placement
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import JobLane
-    from thermocline.messages import Hidden
+    from thermocline.messages import Chunk, Hidden
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.device_trunk import DeviceTrunk
@@ -256,10 +256,15 @@ def _shortcut(model: Model, stage: LayerStage, branches: ExpertBranches) -> Shor
     is_remote = branches.remote is not None and branches.balance is None
     if is_cpu_hot or is_remote or not model.has_whole_layers:
         return None
-    # Hints, too, are made between a layer's parts.
-    return Shortcut(
-        stage, model.spec.num_layers, lambda chunk: branches.leave_to_cpu(chunk.num_tokens)
-    )
+
+    def is_line_for(chunk: Chunk) -> bool:
+        return branches.leave_to_cpu(chunk.num_tokens)
+
+    def is_usable(chunk: Chunk) -> bool:
+        # Hints are made between a layer's parts.
+        return branches.wants_no_hints and is_line_for(chunk)
+
+    return Shortcut(stage, model.spec.num_layers, is_usable, is_line_for)
 
 
 def _chunk_tokens(file: ModelFile) -> int:

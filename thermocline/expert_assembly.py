@@ -88,11 +88,14 @@ class ExpertBranches:
     lanes: tuple[LaneThread, ...]
 
     def leave_to_cpu(self, num_tokens: int) -> bool:
-        """Whether a chunk of so many tokens has nothing for devices or workers to do, and nothing is read ahead now."""
+        """Whether a chunk of so many tokens has nothing for devices or workers to do."""
         is_shared = self.hot_device is not None or self.remote is not None
-        return (not is_shared or self.tiers.leave_to_cpu(num_tokens)) and (
-            self.governor is None or self.governor.is_quiet
-        )
+        return not is_shared or self.tiers.leave_to_cpu(num_tokens)
+
+    @property
+    def wants_no_hints(self) -> bool:
+        """Whether nothing is read ahead now."""
+        return self.governor is None or self.governor.is_quiet
 
 
 def make_kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

@@ -38,12 +38,14 @@ class Edge:
 class Shortcut:
     """A stage that takes Hidden before one layer to Hidden before the next, instead of the ring's stages.
 
-    num_layers: how often it does, to be behind the last layer. usable: asked per chunk; False when something must happen between a layer's parts.
+    num_layers: how often it does, to be behind the last layer. usable: asked per chunk; False when something must
+    happen between a layer's parts. is_line_for: whether even so no two lanes would work at once on the chunk.
     """
 
     stage: Stage[Hidden, Hidden]
     num_layers: int
     usable: Callable[[Chunk], bool]
+    is_line_for: Callable[[Chunk], bool] = lambda chunk: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class Graph:
 
     def gains_nothing(self, prompt: Chunk) -> bool:
         """Whether the ring has nothing to offer to this chunk of a prompt: no two lanes would work at once."""
-        return self.is_line or (self.shortcut is not None and self.shortcut.usable(prompt))
+        way = self.shortcut
+        return self.is_line or (way is not None and (way.usable(prompt) or way.is_line_for(prompt)))
 
     def outgoing(self, name: str) -> tuple[Edge, ...]:
         """Return the edges that begin at `name`, in the order in which they are served."""

@@ -235,8 +235,18 @@ async def test_decode_steps_walk_always_and_prompts_where_the_graph_is_a_line():
     assert graph.is_line
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
         assert await stages_that_failed(Runner(graph, NullRecorder(), lane)) == ["cold", "cold"]
-        ring = Runner(replace(graph, is_line=False), NullRecorder(), lane)
-        assert await stages_that_failed(ring) == [None, "cold"]
+        ring = replace(graph, is_line=False)
+        assert await stages_that_failed(Runner(ring, NullRecorder(), lane)) == [None, "cold"]
+        for is_line_for, failed in ((True, ["cold", "cold"]), (False, [None, "cold"])):
+            # Its parts are needed, and it is on one lane nevertheless.
+            way = Shortcut(
+                graph.stages["attend"],
+                LAYERS,
+                lambda chunk: False,
+                lambda chunk, way=is_line_for: way,
+            )
+            runner = Runner(replace(ring, shortcut=way), NullRecorder(), lane)
+            assert await stages_that_failed(runner) == failed
 
 
 async def stages_that_failed(runner: Runner) -> list[str | None]:
