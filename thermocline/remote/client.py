@@ -26,6 +26,7 @@ from thermocline.errors import (
     WorkerRefusedError,
 )
 from thermocline.remote.connection import Opening, WorkerConnection
+from thermocline.remote.payload import PayloadType
 from thermocline.remote.requests import (
     HEAD_BYTES,
     INLINE,
@@ -413,8 +414,10 @@ class WorkerClient:
             values = read_values(frame.body[HEAD_BYTES:], num_pairs, shape)
         else:
             memory = connection.slots.read(call.slot, call.number)
-            # The slot is the next request's as soon as this one is answered.
-            values = read_values(memory, num_pairs, shape).copy()
+            values = read_values(memory, num_pairs, shape)
+            if shape.payload is PayloadType.F32:  # else it was unpacked
+                # The slot is the next request's as soon as this one is answered.
+                values = values.copy()
         self._received_bytes += HEAD_BYTES + shape.outputs_bytes(num_pairs)
         taken_ns = time.perf_counter_ns()
         answer = Answer(values, call.given_ns, call.sent_ns, begin_ns, end_ns, came_ns, taken_ns)
