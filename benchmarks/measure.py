@@ -120,18 +120,33 @@ def cpu_flags() -> tuple[str, ...]:
 
 
 def write_rows(path: Path, rows: Sequence[Row], facts: dict[str, str]) -> None:
-    """Append `rows` to the CSV at `path`, with a header where the file is new."""
+    """Append `rows` to the CSV at `path`. Columns that it did not have are empty in its earlier rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    header = ("benchmark", "case", "side", "metric", "unit", "median", "values", "note", *facts)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if is_new:
-            writer.writerow(header)
-        for row in rows:
-            values = " ".join(f"{value:.6g}" for value in row.values)
-            own = (row.benchmark, row.case, row.side, row.metric, row.unit, f"{row.median:.6g}")
-            writer.writerow([*own, values, row.note, *facts.values()])
+    found: list[dict[str, str]] = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            found = list(csv.DictReader(file))
+    for row in rows:
+        found.append(
+            {
+                "benchmark": row.benchmark,
+                "case": row.case,
+                "side": row.side,
+                "metric": row.metric,
+                "unit": row.unit,
+                "median": f"{row.median:.6g}",
+                "values": " ".join(f"{value:.6g}" for value in row.values),
+                "note": row.note,
+                **facts,
+            }
+        )
+    header = list(dict.fromkeys(name for row in found for name in row))
+    whole = path.with_name(path.name + ".new")
+    with whole.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, header, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+    whole.replace(path)
 
 
 class ForeignLoad:

@@ -11,8 +11,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from thermocline.errors import WorkerFailedError, WorkerRefusedError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.placement import Placement, placement_fingerprint
@@ -21,6 +19,7 @@ from thermocline.messages import LayerIndex
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import read_spec
 from thermocline.models.weights import WeightMap
+from thermocline.remote.requests import no_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -122,7 +121,7 @@ class HeldModel:
     def compute(self, held: Held, request: Request) -> FloatArray:
         """Return float32 [pairs, hidden], the weighted output of each pair. Raises WorkerFailedError."""
         if not len(request.rows):
-            return np.empty((0, self.spec.hidden_size), np.float32)
+            return no_values(self.spec.hidden_size)
         self._require_file()
         work = ExpertWork(
             self._catalog.stack(LayerIndex(request.layer)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -109,6 +110,12 @@ _NO_FLOATS: Final = np.empty(0, np.float32)
 _NOTHING: Final = (_NO_FLOATS, _NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS, _NO_FLOATS)
 
 
+@cache
+def no_values(hidden: int) -> FloatArray:
+    """Return the outputs of no pair, float32 [0, hidden]."""
+    return np.empty((0, hidden), np.float32)
+
+
 def request_head(request: Request, slot: int) -> bytes:
     """Return the fixed part of a request."""
     return _COMPUTE.pack(
@@ -204,7 +211,7 @@ def decode_outputs_head(body: memoryview, num_pairs: int, slot: int) -> tuple[in
 def read_values(memory: memoryview, num_pairs: int, shape: WireShape) -> FloatArray:
     """Return an answer's values as float32 [pairs, hidden], a view where they travel so. Raises WireError."""
     if not (num_pairs or len(memory)):
-        return np.empty((0, shape.hidden), np.float32)
+        return no_values(shape.hidden)
     require(len(memory) == shape.outputs_bytes(num_pairs), "an answer's values have another length")
     packed: NDArray[Any] = np.frombuffer(memory, shape.payload.storage)
     return unpack_floats(packed, shape.payload).reshape(num_pairs, shape.hidden)
