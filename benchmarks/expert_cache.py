@@ -26,11 +26,15 @@ from benchmarks.measure import (
 from thermocline import Engine, EngineConfig
 from thermocline.config import MemoryConfig
 from thermocline.demo import DEMO_HELD_TEXT_PATH, DEMO_MODEL_PATH
-from thermocline.experts.cache_baselines import PlainLru, best_static_set, optimal_hit_shares
 from thermocline.experts.cache_policy import SegmentedLruPolicy
 from thermocline.experts.expert_costs import ExpertCosts
-from thermocline.experts.replay import DescribedMachine, replay, steps_of
-from thermocline.experts.routing_trace import RoutedRequest, RoutingTrace, read_routing
+from thermocline.experts.pricing.cache_baselines import (
+    PlainLru,
+    best_static_set,
+    optimal_hit_shares,
+)
+from thermocline.experts.pricing.replay import DescribedMachine, replay, steps_of
+from thermocline.experts.pricing.routing_trace import RoutedRequest, RoutingTrace, read_routing
 from thermocline.kernels.cache_format import CacheType
 from thermocline.messages import RequestOptions, TokenEvent
 from thermocline.modelfile.reader import open_model_file
@@ -41,7 +45,7 @@ from thermocline.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.experts.replay import ReplayFigures, Step
+    from thermocline.experts.pricing.replay import ReplayFigures, Step
     from thermocline.models.sizes import LayerSizes, ModelSizes
 
 _NAME: Final = "expert_cache"

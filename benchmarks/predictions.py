@@ -35,8 +35,8 @@ from benchmarks.sides import EngineChild, Work
 from benchmarks.synthetic_model import write_model
 from thermocline.calibration import calibrate
 from thermocline.config import CpuConfig
-from thermocline.experts.cost_model import Phase, Workload, estimate
-from thermocline.experts.disk_costs import HostMemory
+from thermocline.experts.pricing.cost_model import Phase, Workload, estimate
+from thermocline.experts.pricing.disk_costs import HostMemory
 from thermocline.kernels.cache_format import CacheType
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import read_spec
@@ -46,7 +46,7 @@ from thermocline.prefetch.opening import SPARE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from thermocline.experts.machine_speeds import MachineSpeeds
+    from thermocline.experts.pricing.machine_speeds import MachineSpeeds
     from thermocline.models.sizes import ModelSizes
 
 _NAME: Final = "predictions"

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig, PlacementConfig
     from thermocline.device_assembly import Devices
-    from thermocline.experts.device_opening import HotDevice
+    from thermocline.experts.devices.opening import HotDevice
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.placement import Placement
     from thermocline.kernels.contract import Kernels

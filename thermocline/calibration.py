@@ -19,10 +19,10 @@ from thermocline.config import CpuConfig, EngineConfig, MemoryConfig, SchedulerC
 from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.engine import Engine
 from thermocline.experts.catalog import ByteSpan, ExpertCatalog
-from thermocline.experts.cost_model import Phase, Workload, estimate
-from thermocline.experts.kernel_speeds import measure_kernels, timed_layers
-from thermocline.experts.machine_speeds import MachineSpeeds
-from thermocline.experts.speed_cache import cached_speeds, keep_speeds
+from thermocline.experts.pricing.cost_model import Phase, Workload, estimate
+from thermocline.experts.pricing.kernel_speeds import measure_kernels, timed_layers
+from thermocline.experts.pricing.machine_speeds import MachineSpeeds
+from thermocline.experts.pricing.speed_cache import cached_speeds, keep_speeds
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels, checked_threads
 from thermocline.kernels.gpu.requirements import why_no_gpu
@@ -36,7 +36,7 @@ from thermocline.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thermocline.experts.machine_speeds import DeviceSpeeds
+    from thermocline.experts.pricing.machine_speeds import DeviceSpeeds
     from thermocline.kernels.weight import ByteArray
     from thermocline.messages import LayerIndex
     from thermocline.modelfile.layout import TensorInfo
@@ -124,7 +124,7 @@ class _Opened:
         """None where there is no GPU, or none that computes what the CPU does, which is logged."""
         if why_no_gpu() is not None:
             return None
-        from thermocline.experts.gpu_speeds import measure_gpu
+        from thermocline.experts.devices.gpu_speeds import measure_gpu
 
         try:
             return measure_gpu("cuda", catalog, self.kernels, self.threads)

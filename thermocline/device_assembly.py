@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError
-from thermocline.experts.device_opening import GpuGround
+from thermocline.experts.devices.opening import GpuGround
 from thermocline.kernels.gpu.requirements import NO_DRIVER, require_packages, why_no_gpu
 from thermocline.kernels.lane import LaneThread
 from thermocline.traces.lanes import Lane

@@ -14,7 +14,7 @@ import numpy as np
 from thermocline.device_assembly import refuse_hot
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.compute import CpuExpertCompute
-from thermocline.experts.device_opening import RoutedExperts, open_gpu, open_simulated
+from thermocline.experts.devices.opening import RoutedExperts, open_gpu, open_simulated
 from thermocline.experts.opening import ExpertStart
 from thermocline.experts.placement import placement_fingerprint
 from thermocline.experts.step_race import ChunkTimes, StepRace
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.device_assembly import Devices
-    from thermocline.experts.device_opening import HotDevice
+    from thermocline.experts.devices.opening import HotDevice
     from thermocline.experts.tiers import Tiers
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import LaneThread

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.speeds import speeds
-from thermocline.experts.machine_speeds import RowCosts
-from thermocline.experts.routing_trace import read_routing
+from thermocline.experts.pricing.machine_speeds import RowCosts
+from thermocline.experts.pricing.routing_trace import read_routing
 from thermocline.kernels.cache_format import CacheType
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import read_spec

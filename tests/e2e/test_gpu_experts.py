@@ -29,7 +29,7 @@ from thermocline import (
 from thermocline import device_assembly as assembly
 from thermocline.config import MemoryConfig
 from thermocline.errors import ConfigError, DeviceFaultError, DeviceMemoryError, DeviceMissingError
-from thermocline.experts import gpu_device
+from thermocline.experts.devices import gpu as gpu_device
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.lanes import Lane, Name

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from thermocline.experts import device_opening
+from thermocline.experts.devices import opening as device_opening
 from thermocline.experts.expert_costs import ExpertCosts
 from thermocline.experts.step_race import StepRace
 from thermocline.messages import LayerIndex
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from thermocline.experts.catalog import ExpertCatalog
-    from thermocline.experts.trial import Trial
+    from thermocline.experts.devices.trial import Trial
 
 FAST_LINK = 12e9
 SLOW_LINK = 1e8

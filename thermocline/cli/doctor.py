@@ -14,8 +14,8 @@ from thermocline.cli.session import model_path
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from thermocline.experts.cost_model import Estimate
-    from thermocline.experts.machine_speeds import MachineSpeeds
+    from thermocline.experts.pricing.cost_model import Estimate
+    from thermocline.experts.pricing.machine_speeds import MachineSpeeds
     from thermocline.machine import MachineFacts
     from thermocline.models.footprint import Footprint
     from thermocline.roofline import PhaseLoad
@@ -42,7 +42,7 @@ def doctor(model: str | None, again: bool, as_json: bool) -> None:
     """
     from thermocline.calibration import machine_speeds
     from thermocline.config import CpuConfig
-    from thermocline.experts.cost_model import Phase, Workload, estimate
+    from thermocline.experts.pricing.cost_model import Phase, Workload, estimate
     from thermocline.kernels.cache_format import CacheType
     from thermocline.machine import machine_facts
     from thermocline.modelfile.reader import open_model_file

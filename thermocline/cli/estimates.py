@@ -13,9 +13,9 @@ from thermocline.cli.console import Progress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.experts.cost_model import Estimate
-    from thermocline.experts.machine_speeds import MachineSpeeds
     from thermocline.experts.planner import Plan
+    from thermocline.experts.pricing.cost_model import Estimate
+    from thermocline.experts.pricing.machine_speeds import MachineSpeeds
     from thermocline.models.sizes import ModelSizes
 
 # Tokens that come before the one whose decoding is priced.
@@ -83,8 +83,8 @@ def make_estimates(
 
     Memory holds of the file what it can when they begin.
     """
-    from thermocline.experts.cost_model import Phase, Workload, estimate
-    from thermocline.experts.disk_costs import HostMemory
+    from thermocline.experts.pricing.cost_model import Phase, Workload, estimate
+    from thermocline.experts.pricing.disk_costs import HostMemory
     from thermocline.prefetch.opening import SPARE_BYTES
 
     on_cpu_alone = plan.device_bytes > 0 and speeds.device is None

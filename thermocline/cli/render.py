@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from thermocline.config import HotDevice
     from thermocline.experts.heat import LayerUse
-    from thermocline.experts.machine_speeds import MachineSpeeds, RowCosts
     from thermocline.experts.placement import Placement
     from thermocline.experts.planner import Plan
+    from thermocline.experts.pricing.machine_speeds import MachineSpeeds, RowCosts
     from thermocline.models.footprint import Footprint, FormatShare
     from thermocline.models.sizes import ModelSizes
     from thermocline.traces.overlap import OverlapSummary

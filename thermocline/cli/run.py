@@ -118,7 +118,7 @@ async def _run(order: _Order) -> None:
 
 
 def _write_routing(path: Path, engine: Engine, num_prompt_tokens: int, answer: Answer) -> None:
-    from thermocline.experts.routing_trace import RoutedRequest, RoutingTrace
+    from thermocline.experts.pricing.routing_trace import RoutedRequest, RoutingTrace
 
     if answer.routing is None or not answer.routing.size:
         raise ConfigError(f"--routing {path}: this model has no routed experts")

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from thermocline.experts.cache_policy import SegmentedLruPolicy
-    from thermocline.experts.machine_speeds import MachineSpeeds
     from thermocline.experts.planner import Plan
-    from thermocline.experts.replay import ReplayFigures
-    from thermocline.experts.routing_trace import RoutingTrace
+    from thermocline.experts.pricing.machine_speeds import MachineSpeeds
+    from thermocline.experts.pricing.replay import ReplayFigures
+    from thermocline.experts.pricing.routing_trace import RoutingTrace
     from thermocline.messages import ExpertKey
     from thermocline.models.sizes import ModelSizes
 
@@ -107,15 +107,15 @@ def simulate(
 
     Raises ConfigError for a trace of another model.
     """
-    from thermocline.experts.cache_baselines import (
+    from thermocline.experts.cache_policy import SegmentedLruPolicy
+    from thermocline.experts.pricing.cache_baselines import (
         PlainLru,
         best_static_set,
         optimal_hit_shares,
     )
-    from thermocline.experts.cache_policy import SegmentedLruPolicy
-    from thermocline.experts.described_machine import describe, other_device, other_memory
-    from thermocline.experts.replay import replay, steps_of
-    from thermocline.experts.routing_trace import read_routing
+    from thermocline.experts.pricing.described_machine import describe, other_device, other_memory
+    from thermocline.experts.pricing.replay import replay, steps_of
+    from thermocline.experts.pricing.routing_trace import read_routing
 
     trace = read_routing(path)
     _check(trace, sizes, path)

@@ -1,4 +1,4 @@
-"""Where experts live and who computes them: catalog, placement, dispatch, compute, heat.
+"""Where experts live and who computes them: catalog, placement, store, dispatch, compute, heat.
 
-Knows no stage; the deciding files are pure.
+Devices are in `devices`, what things cost in `pricing`. Knows no stage; the deciding files are pure.
 """

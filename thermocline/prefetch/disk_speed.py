@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.experts.catalog import ByteSpan
-from thermocline.experts.machine_speeds import DiskSpeeds
+from thermocline.experts.pricing.machine_speeds import DiskSpeeds
 from thermocline.kernels.native import load_native
 from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex
 from thermocline.prefetch.advice import PageAdvisor

@@ -9,7 +9,7 @@ from thermocline.messages import Hidden, LayerIndex
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
-    from thermocline.experts.full_device import FullDevice
+    from thermocline.experts.devices.full import FullDevice
     from thermocline.experts.heat import ExpertHeat
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.kernels.lane import JobLane

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.speeds import DEVICE, DISK, LAYOUT, speeds
 from thermocline.errors import ConfigError
-from thermocline.experts.cost_model import (
+from thermocline.experts.planner import DeviceMemory, make_plan
+from thermocline.experts.pricing.cost_model import (
     Phase,
     Resource,
     Workload,
@@ -21,8 +22,7 @@ from thermocline.experts.cost_model import (
     expert_seconds_device,
     trunk_kind,
 )
-from thermocline.experts.disk_costs import HostMemory
-from thermocline.experts.planner import DeviceMemory, make_plan
+from thermocline.experts.pricing.disk_costs import HostMemory
 from thermocline.models.sizes import LayerSizes, ModelSizes
 
 MB, GB = 10**6, 10**9

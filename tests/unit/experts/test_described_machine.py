@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.speeds import LAYOUT, speeds
-from thermocline.experts.described_machine import describe, other_device, other_memory
+from thermocline.experts.pricing.described_machine import describe, other_device, other_memory
 from thermocline.models.sizes import LayerSizes, ModelSizes
 
 MB = 10**6

@@ -12,7 +12,7 @@ import pytest
 from tests.support.chunks import make_chunk, make_work, partial_sum
 from tests.support.fake_device import FakeDevice
 from thermocline.errors import DeviceMemoryError
-from thermocline.experts.device_compute import DeviceExpertCompute
+from thermocline.experts.devices.compute import DeviceExpertCompute
 from thermocline.experts.staging import StagingRing
 from thermocline.experts.static_cache import StaticCache
 from thermocline.experts.store import ExpertStore

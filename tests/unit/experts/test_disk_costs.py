@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermocline.experts.disk_costs import absent_shares
+from thermocline.experts.pricing.disk_costs import absent_shares
 
 
 def used_last(chosen, room, num_steps):

@@ -9,12 +9,12 @@ from tests.support.compare import assert_within
 from tests.support.devices import DEVICES
 from tests.support.kernel_cases import expert_work, make_expert, make_weight
 from thermocline.errors import DeviceFaultError, EngineClosedError
-from thermocline.experts import gpu_device
-from thermocline.experts.gpu_device import ExpertCopies, GpuDevice, slot_bytes
-from thermocline.experts.gpu_speeds import measure_gpu
-from thermocline.experts.gpu_trial import GpuTrial
-from thermocline.experts.slot_memory import UNIT_BYTES, LayoutSlots, SlotMemory
-from thermocline.experts.trial import TRIAL_ROWS
+from thermocline.experts.devices import gpu as gpu_device
+from thermocline.experts.devices.gpu import ExpertCopies, GpuDevice, slot_bytes
+from thermocline.experts.devices.gpu_speeds import measure_gpu
+from thermocline.experts.devices.gpu_trial import GpuTrial
+from thermocline.experts.devices.slot_memory import UNIT_BYTES, LayoutSlots, SlotMemory
+from thermocline.experts.devices.trial import TRIAL_ROWS
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels

@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
-from thermocline.experts.cost_model import Phase, Workload, estimate, trunk_kind
-from thermocline.experts.kernel_speeds import measure_kernels, timed_layers
-from thermocline.experts.machine_speeds import MachineSpeeds
+from thermocline.experts.pricing.cost_model import Phase, Workload, estimate, trunk_kind
+from thermocline.experts.pricing.kernel_speeds import measure_kernels, timed_layers
+from thermocline.experts.pricing.machine_speeds import MachineSpeeds
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.modelfile.reader import open_model_file

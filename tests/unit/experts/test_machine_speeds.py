@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.speeds import DEVICE, DISK, speeds
 from thermocline.errors import ConfigError
-from thermocline.experts.machine_speeds import RowCosts, parse_speeds
+from thermocline.experts.pricing.machine_speeds import RowCosts, parse_speeds
 
 
 def test_costs_are_what_was_measured_and_linear_between():

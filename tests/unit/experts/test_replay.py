@@ -9,11 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thermocline.experts.cache_baselines import PlainLru, best_static_set, optimal_hit_shares
 from thermocline.experts.cache_policy import SegmentedLruPolicy
 from thermocline.experts.expert_costs import ExpertCosts
-from thermocline.experts.replay import DescribedMachine, replay, steps_of
-from thermocline.experts.routing_trace import RoutedRequest, RoutingTrace
+from thermocline.experts.pricing.cache_baselines import (
+    PlainLru,
+    best_static_set,
+    optimal_hit_shares,
+)
+from thermocline.experts.pricing.replay import DescribedMachine, replay, steps_of
+from thermocline.experts.pricing.routing_trace import RoutedRequest, RoutingTrace
 from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex
 
 COSTS = ExpertCosts(100, "q4", (1, 16), (1.0, 4.0), (0.1, 0.4), copy=2.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thermocline.errors import ConfigError
-from thermocline.experts.routing_trace import RoutedRequest, RoutingTrace, read_routing
+from thermocline.experts.pricing.routing_trace import RoutedRequest, RoutingTrace, read_routing
 
 
 def a_trace(num_experts: int = 300) -> RoutingTrace:

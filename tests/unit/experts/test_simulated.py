@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thermocline.errors import DeviceMemoryError
-from thermocline.experts.simulated import CopyEngine, SimulatedDevice
+from thermocline.experts.devices.simulated import CopyEngine, SimulatedDevice
 from thermocline.kernels.lane import LaneThread
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kernels.weight import ExpertStack, WeightStack

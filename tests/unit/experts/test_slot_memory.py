@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from thermocline.errors import DeviceMemoryError
-from thermocline.experts.slot_memory import UNIT_BYTES, LayoutSlots, SlotMemory, plan_slots
+from thermocline.experts.devices.slot_memory import UNIT_BYTES, LayoutSlots, SlotMemory, plan_slots
 
 
 @pytest.mark.parametrize("seed", range(20))

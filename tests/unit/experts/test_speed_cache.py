@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.support.speeds import speeds
-from thermocline.experts.speed_cache import cached_speeds, keep_speeds, speeds_place
+from thermocline.experts.pricing.speed_cache import cached_speeds, keep_speeds, speeds_place
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from thermocline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.experts.machine_speeds import DiskSpeeds
     from thermocline.experts.planner import Plan
+    from thermocline.experts.pricing.machine_speeds import DiskSpeeds
     from thermocline.models.sizes import ModelSizes
 
 

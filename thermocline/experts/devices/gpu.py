@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from thermocline.experts.slot_memory import UNIT_BYTES
+from thermocline.experts.devices.slot_memory import UNIT_BYTES
 from thermocline.kernels.gpu.expert_ffn import expert_outputs, naive_expert_outputs
 from thermocline.kernels.gpu.resident import ResidentExperts
 from thermocline.kernels.gpu.slots import ExpertSlots, SlotMatrix, SlotWork
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.experts.device import SentRows
-    from thermocline.experts.slot_memory import SlotMemory
+    from thermocline.experts.devices.slot_memory import SlotMemory
     from thermocline.kernels.gpu.streams import DeviceEvent, DeviceStreams
     from thermocline.kernels.lane import LaneThread
     from thermocline.kernels.weight import ExpertStack, FloatArray, IntArray, WeightStack

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError, DeviceMemoryError
 from thermocline.experts.cache_policy import SegmentedLruPolicy, chances
-from thermocline.experts.device_compute import DeviceExpertCompute
-from thermocline.experts.full_device import FullDevice
+from thermocline.experts.devices.compute import DeviceExpertCompute
+from thermocline.experts.devices.full import FullDevice
+from thermocline.experts.devices.simulated import CopyEngine, SimulatedDevice
+from thermocline.experts.devices.slot_memory import UNIT_BYTES, SlotMemory, plan_slots
+from thermocline.experts.devices.trial import SimulatedTrial, measure_costs
 from thermocline.experts.promotion import PromotionThread
-from thermocline.experts.simulated import CopyEngine, SimulatedDevice
-from thermocline.experts.slot_memory import UNIT_BYTES, SlotMemory, plan_slots
 from thermocline.experts.staging import StagingRing
 from thermocline.experts.static_cache import StaticCache
 from thermocline.experts.step_race import ChunkTimes, StepRace
 from thermocline.experts.store import ExpertStore
 from thermocline.experts.tiers import DeviceTiers, FastestSplit, whatever_is_there
-from thermocline.experts.trial import SimulatedTrial, measure_costs
 from thermocline.kernels.gpu.formats import DEVICE_FORMATS
 from thermocline.kernels.lane import LaneThread
 from thermocline.messages import ExpertIndex, ExpertKey, LayerIndex
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
     from thermocline.config import PlacementConfig
     from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.experts.devices.gpu import GpuDevice
+    from thermocline.experts.devices.trial import Trial
     from thermocline.experts.expert_costs import ExpertCosts
-    from thermocline.experts.gpu_device import GpuDevice
     from thermocline.experts.placement import Placement
     from thermocline.experts.tiers import Chooser
-    from thermocline.experts.trial import Trial
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.gpu.streams import DeviceStreams
     from thermocline.traces.recorder import Recorder
@@ -136,8 +136,8 @@ def open_gpu(
     Raises DeviceMemoryError where there is no room for one, ConfigError where no layer's are of a format that it
     reads, DeviceFaultError where it does not compute what the CPU does.
     """
-    from thermocline.experts.gpu_device import ExpertCopies, GpuDevice, slot_bytes
-    from thermocline.experts.gpu_trial import GpuTrial
+    from thermocline.experts.devices.gpu import ExpertCopies, GpuDevice, slot_bytes
+    from thermocline.experts.devices.gpu_trial import GpuTrial
 
     catalog = experts.catalog
     layers = device_layers(catalog)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from thermocline.experts.expert_costs import ExpertCosts
-    from thermocline.experts.replay import LayerChoice, Step
+    from thermocline.experts.pricing.replay import LayerChoice, Step
     from thermocline.messages import IntArray
 
 _NEVER: Final = np.iinfo(np.int64).max

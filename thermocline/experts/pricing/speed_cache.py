@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from thermocline import __version__
 from thermocline.errors import ConfigError
-from thermocline.experts.machine_speeds import parse_speeds
+from thermocline.experts.pricing.machine_speeds import parse_speeds
 from thermocline.machine import machine_facts, user_cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from thermocline.experts.machine_speeds import MachineSpeeds
+    from thermocline.experts.pricing.machine_speeds import MachineSpeeds
 
 
 def cached_speeds(paths: Sequence[Path], settings: str) -> MachineSpeeds | None:

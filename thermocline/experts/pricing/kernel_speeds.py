@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from thermocline.experts.cost_model import trunk_kind
-from thermocline.experts.machine_speeds import AttentionSpeeds, RowCosts
+from thermocline.experts.pricing.cost_model import trunk_kind
+from thermocline.experts.pricing.machine_speeds import AttentionSpeeds, RowCosts
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import Attending
 from thermocline.messages import LayerIndex, SegmentKind

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from thermocline.experts.cost_model import (
+from thermocline.experts.expert_costs import ExpertCosts
+from thermocline.experts.pricing.cost_model import (
     Phase,
     Workload,
     copy_seconds,
@@ -17,12 +18,11 @@ from thermocline.experts.cost_model import (
     head_seconds_cpu,
     trunk_seconds_cpu,
 )
-from thermocline.experts.expert_costs import ExpertCosts
-from thermocline.experts.machine_speeds import DeviceSpeeds, RowCosts
-from thermocline.experts.replay import DescribedMachine
+from thermocline.experts.pricing.machine_speeds import DeviceSpeeds, RowCosts
+from thermocline.experts.pricing.replay import DescribedMachine
 
 if TYPE_CHECKING:
-    from thermocline.experts.machine_speeds import MachineSpeeds
+    from thermocline.experts.pricing.machine_speeds import MachineSpeeds
     from thermocline.models.sizes import LayerSizes, ModelSizes
 
 _ROWS: Final = (1, 4, 16, 64, 256, 1024)

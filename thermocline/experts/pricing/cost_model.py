@@ -11,14 +11,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError
-from thermocline.experts.disk_costs import DiskCosts
+from thermocline.experts.pricing.disk_costs import DiskCosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from thermocline.experts.disk_costs import HostMemory
-    from thermocline.experts.machine_speeds import DeviceSpeeds, MachineSpeeds, RowCosts
     from thermocline.experts.planner import Plan
+    from thermocline.experts.pricing.disk_costs import HostMemory
+    from thermocline.experts.pricing.machine_speeds import DeviceSpeeds, MachineSpeeds, RowCosts
     from thermocline.models.sizes import LayerSizes, ModelSizes
 
 # A block format of 4.5 bits per weight, as most experts have.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from thermocline.experts.device_opening import device_layers
-from thermocline.experts.gpu_device import ExpertCopies, GpuDevice, slot_bytes
-from thermocline.experts.gpu_trial import GpuTrial
-from thermocline.experts.machine_speeds import DeviceSpeeds
-from thermocline.experts.slot_memory import LayoutSlots, SlotMemory
-from thermocline.experts.trial import TRIAL_ROWS
+from thermocline.experts.devices.gpu import ExpertCopies, GpuDevice, slot_bytes
+from thermocline.experts.devices.gpu_trial import GpuTrial
+from thermocline.experts.devices.opening import device_layers
+from thermocline.experts.devices.slot_memory import LayoutSlots, SlotMemory
+from thermocline.experts.devices.trial import TRIAL_ROWS
+from thermocline.experts.pricing.machine_speeds import DeviceSpeeds
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.kernels.lane import LaneThread
 from thermocline.traces.lanes import Lane

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.errors import DeviceFaultError, DeviceMemoryError
-from thermocline.experts.trial import REPEATS, TRIAL_ROWS, TrialTimes, visit_seconds
+from thermocline.experts.devices.trial import REPEATS, TRIAL_ROWS, TrialTimes, visit_seconds
 from thermocline.kernels.contract import ExpertWork
 from thermocline.messages import ExpertIndex, ExpertKey, TierWork
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thermocline.experts.catalog import ExpertCatalog
-    from thermocline.experts.gpu_device import GpuDevice
+    from thermocline.experts.devices.gpu import GpuDevice
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.lane import LaneThread
     from thermocline.kernels.weight import FloatArray, IntArray

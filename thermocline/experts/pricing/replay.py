@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from thermocline.experts.cache_policy import CachePolicy, Move
     from thermocline.experts.expert_costs import ExpertCosts
-    from thermocline.experts.routing_trace import RoutingTrace
+    from thermocline.experts.pricing.routing_trace import RoutingTrace
     from thermocline.messages import IntArray
 
 

@@ -1,0 +1,1 @@
+"""What running a model costs, without running it: measured speeds, estimates from them, and replays of recorded routing."""
