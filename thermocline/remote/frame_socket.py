@@ -83,7 +83,9 @@ class FrameSocket:
         """Let a frame go out with the next `flush`; its memory must not change until it has gone."""
         length = sum(map(len, parts))
         header = frame_header(kind, request, length)
-        if length <= _SMALL_BYTES:
+        if len(parts) == 1 and length <= _SMALL_BYTES:
+            self._unsent.append(header + parts[0])
+        elif length <= _SMALL_BYTES:
             self._unsent.append(b"".join((header, *parts)))
         else:
             self._unsent.append(header)

@@ -20,7 +20,7 @@ from thermocline.remote.payload import (
     pack_floats,
     unpack_floats,
 )
-from thermocline.remote.wire import MAX_TEXT_BYTES, Kind, require
+from thermocline.remote.wire import MAX_TEXT_BYTES, Kind, broken, require
 from thermocline.units import align_up
 
 if TYPE_CHECKING:
@@ -130,11 +130,15 @@ def request_head(request: Request, slot: int) -> bytes:
 
 def decode_request_head(body: memoryview, shape: WireShape, num_layers: int) -> RequestHead:
     """Read the fixed part of a COMPUTE. Raises WireError."""
-    require(len(body) >= HEAD_BYTES, "a request is too short")
-    head = RequestHead(*_COMPUTE.unpack_from(body))
-    require(head.layer < num_layers, "a request is for a layer beyond the last")
-    most = max(head.num_rows, head.num_experts, head.num_pairs)
-    require(most <= shape.max_pairs, "a request is larger than agreed on")
+    if len(body) < HEAD_BYTES:
+        raise broken("a request is too short")
+    head = RequestHead._make(_COMPUTE.unpack_from(body))
+    layer, _, num_rows, num_experts, num_pairs, _ = head
+    if layer >= num_layers:
+        raise broken("a request is for a layer beyond the last")
+    most = shape.max_pairs
+    if num_rows > most or num_experts > most or num_pairs > most:
+        raise broken("a request is larger than agreed on")
     return head
 
 
@@ -201,10 +205,13 @@ def decode_outputs_head(body: memoryview, num_pairs: int, slot: int) -> tuple[in
 
     num_pairs, slot: those of the request that is answered.
     """
-    require(len(body) >= HEAD_BYTES, "an answer is too short")
+    if len(body) < HEAD_BYTES:
+        raise broken("an answer is too short")
     pairs, where, begin_ns, end_ns = _OUTPUTS.unpack_from(body)
-    require((pairs, where) == (num_pairs, slot), "an answer does not fit its request")
-    require(begin_ns <= end_ns, "an answer ended before it began")
+    if pairs != num_pairs or where != slot:
+        raise broken("an answer does not fit its request")
+    if begin_ns > end_ns:
+        raise broken("an answer ended before it began")
     return begin_ns, end_ns
 
 

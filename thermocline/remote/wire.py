@@ -184,4 +184,9 @@ def decode_text(body: memoryview) -> str:
 def require(condition: bool, what: str) -> None:
     """Raise WireError unless the condition holds. what: how the peer's bytes break the format."""
     if not condition:
-        raise WireError(f"{what}: the peer is broken, or of another build")
+        raise broken(what)
+
+
+def broken(what: str) -> WireError:
+    """Return the error for bytes that break the format."""
+    return WireError(f"{what}: the peer is broken, or of another build")

@@ -54,7 +54,6 @@ from thermocline.remote.slots import SlotMemory
 from thermocline.remote.wire import Kind, encode_text
 
 if TYPE_CHECKING:
-    from thermocline.messages import FloatArray
     from thermocline.remote.handshake import Hello
     from thermocline.remote.holdings import Held, HeldModel
     from thermocline.remote.requests import RequestHead
@@ -179,21 +178,14 @@ class _Session:
             self._send(Kind.FAILED, number, encode_text(str(error)))
             return
         fixed = outputs_head(head.num_pairs, head.slot, begin_ns, time.perf_counter_ns())
-        self._send(Kind.OUTPUTS, number, fixed, self._place(values, number, head, hello))
-
-    def _place(
-        self, values: FloatArray, number: int, head: RequestHead, hello: Hello
-    ) -> bytes | memoryview:
-        """Return the values as they go in the frame: nothing where they are in the slot."""
-        if not head.num_pairs and self._slots is None:
-            return b""
-        num_bytes = hello.shape.outputs_bytes(head.num_pairs)
-        if self._slots is None:
-            memory = memoryview(bytearray(num_bytes))
-            write_values(memory, values, hello.shape)
-            return memory
-        write_values(self._slots.begin(head.slot, number, num_bytes), values, hello.shape)
-        return b""
+        num_bytes = shape.outputs_bytes(head.num_pairs)
+        if self._slots is not None:
+            write_values(self._slots.begin(head.slot, number, num_bytes), values, shape)
+            self._send(Kind.OUTPUTS, number, fixed)
+        else:
+            answer = memoryview(bytearray(num_bytes))
+            write_values(answer, values, shape)
+            self._send(Kind.OUTPUTS, number, fixed, answer)
 
     def _send(self, kind: Kind, request: int, *parts: bytes | memoryview) -> None:
         self._frames.queue(kind, request, *parts)

@@ -157,14 +157,15 @@ def test_every_chunk_after_the_first_reads_what_memory_does_not_hold():
 
 
 def test_a_decoded_token_waits_for_the_experts_that_memory_does_not_hold():
-    """Half of the experts fit: of 20 MB selected, 11.5 come at 500 MB/s and others go, behind 10 ms of computing.
+    """Half of the experts fit: of 20 MB selected, 11.5 and what is read ahead in vain come at 500 MB/s and others go,
+    behind 10 ms of computing.
 
     Where heat says that half of the experts are all that is used, nothing is missed.
     """
     memory = HostMemory(130 * MB, 130 * MB)
     found = estimate(sizes(), speeds(disk=DISK), None, STEP, memory=memory)
-    assert found.parts[Resource.DISK] == pytest.approx(0.0289, rel=0.01)
-    assert found.seconds == pytest.approx(0.0389, rel=0.01)
+    assert found.parts[Resource.DISK] == pytest.approx(0.0332, rel=0.01)
+    assert found.seconds == pytest.approx(0.0432, rel=0.01)
     heat = [[1, 1, 1, 1, 0, 0, 0, 0]] * 2
     found = estimate(sizes(), speeds(disk=DISK), None, STEP, memory=memory, heat=heat)
     assert found.parts[Resource.DISK] == pytest.approx(0.0, abs=1e-6)
