@@ -297,6 +297,21 @@ def test_hits_misses_and_uploads_are_counted():
     store.promote()
 
 
+def test_choices_are_kept_only_for_who_listens():
+    """After a step whose end asked for no more, nothing is kept until an end asks again."""
+    store, _, policy = make_store(capacity=400)
+    wanted = iter([False, True, False])
+    store.on_change(lambda: None, lambda: next(wanted))
+    chosen = Routing(np.array([[0, 1]], np.int32), np.ones((1, 2), np.float32))
+    told = []
+    for _ in range(3):
+        before = policy.num_observed
+        store.observe(LayerIndex(1), chosen, is_step_end=True)
+        store.promote()
+        told.append(policy.num_observed - before)
+    assert told == [2, 0, 2]
+
+
 def test_experts_are_put_there_at_the_start_as_far_as_they_fit():
     """`install` waits for the copies, and leaves out what has no room."""
     device = PromptDevice(SIZES, 1000)

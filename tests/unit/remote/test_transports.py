@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.errors import ConfigError, WireError, WorkerLateError, WorkerLostError
+from thermocline.kernels.native import load_native
 from thermocline.remote.address import (
     LocalWorker,
     TcpAddress,
@@ -23,7 +25,7 @@ from thermocline.remote.address import (
 )
 from thermocline.remote.frame_socket import FrameSocket
 from thermocline.remote.slots import SlotMemory
-from thermocline.remote.wire import HEADER_BYTES, Kind, frame_header
+from thermocline.remote.wire import HEADER_BYTES, HEADER_PREFIX, Kind, frame_header
 
 KINDS = {Kind.PING: 0, Kind.COMPUTE: 1 << 22}
 
@@ -142,6 +144,31 @@ def test_a_frame_that_is_longer_than_agreed_is_refused(is_soon):
         raw.send(frame_header(Kind.PING, 1, 1) + b"x")
         with pytest.raises(WireError, match="longer"):
             frames.receive_until(soon())
+
+
+@pytest.mark.parametrize("spin_ns", [0, 1000])
+def test_only_a_whole_frame_that_comes_alone_is_received_in_one_call(spin_ns):
+    """Anything else is left to the reader: how many bytes came, 0 at the end, or which error it was."""
+    receive, buffer = load_native().receive_frame, memoryview(bytearray(4096))
+    whole = frame_header(Kind.COMPUTE, 7, 4) + b"body"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def received(stream: bytes, prefix: bytes = HEADER_PREFIX) -> object:
+            theirs.send(stream)
+            return receive(ours.fileno(), buffer, prefix, spin_ns)
+
+        assert receive(ours.fileno(), buffer, HEADER_PREFIX, spin_ns) == -errno.EAGAIN
+        assert received(whole) == (Kind.COMPUTE, 7, b"body")
+        for stream in (whole[:10], whole[:22], whole * 2, whole + b"x"):
+            assert received(stream) == len(stream)
+            assert buffer[: len(stream)] == stream
+        assert received(whole, HEADER_PREFIX[:-1] + b"\xff") == len(whole)
+        theirs.close()
+        assert receive(ours.fileno(), buffer, HEADER_PREFIX, spin_ns) == 0
+    assert receive(-1, buffer, HEADER_PREFIX, spin_ns) == -errno.EBADF
+    with pytest.raises(BufferError):
+        receive(-1, memoryview(bytes(4096)), HEADER_PREFIX, spin_ns)
 
 
 def test_a_closed_peer_is_lost(pair):
