@@ -280,3 +280,15 @@ class TensorInfo:
     def row_bytes(self) -> int:
         """The bytes of one row, that is of `shape[-1]` consecutive weights."""
         return self.format.row_bytes(self.shape[-1])
+
+
+def without_padding(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape, slowest dimension first, without the ones at its slow end.
+
+    GGUF stores the fastest dimension first, and ggml pads what is missing behind with ones: a vector of
+    n numbers and a matrix of one row of n are one tensor to it, and writers differ in which they write.
+    """
+    sizes = list(shape)
+    while len(sizes) > 1 and sizes[0] == 1:
+        del sizes[0]
+    return tuple(sizes)

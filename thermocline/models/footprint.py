@@ -164,7 +164,7 @@ def _expert_bytes(routed: Iterable[TensorInfo]) -> tuple[int, ...]:
     for tensor in routed:
         layer = _routed_layer(tensor)
         assert layer is not None, tensor
-        by_layer[layer] += tensor.nbytes // tensor.shape[0]
+        by_layer[layer] += tensor.nbytes // math.prod(tensor.shape[:-2])  # padded, perhaps
     return tuple(by_layer[layer] for layer in range(max(by_layer, default=-1) + 1))
 
 

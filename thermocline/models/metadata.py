@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.dense_contract import Gating
+from thermocline.modelfile.layout import without_padding
 from thermocline.models.rope import Yarn
 from thermocline.models.spec import ModelSpec, RouterRule
 
@@ -241,9 +242,9 @@ class SpecReader:
     def vocab_size(self, embedding: str) -> int:
         """Return the number of rows of the embedding, which is the true vocabulary size."""
         info = self._file.tensors.get(embedding)
-        if info is None or len(info.shape) != 2:
+        if info is None or len(shape := without_padding(info.shape)) != 2:
             raise self._bad(f"tensor {embedding!r} is missing or is not a matrix")
-        return info.shape[0]
+        return shape[0]
 
     def model_name(self) -> str:
         """Return general.name, or the file's name."""

@@ -6,7 +6,8 @@ tensors by name and shape, and `finish` refuses a file that has tensors nobody a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +16,14 @@ from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.reference import decode_blocks
 from thermocline.kernels.weight import (
     SUPPORTED_FORMATS,
+    ByteArray,
     ExpertStack,
     FloatArray,
     IntArray,
     Weight,
     WeightStack,
 )
+from thermocline.modelfile.layout import without_padding
 
 if TYPE_CHECKING:
     from thermocline.modelfile.layout import TensorInfo
@@ -54,18 +57,17 @@ class WeightMap:
     def matrix(self, name: str, rows: int, cols: int) -> Weight:
         """Return tensor `name` [rows, cols] as a view of the map. Raises ModelFileError."""
         info = self._checked(name, (rows, cols))
-        return Weight(name, info.format, self._file.view(name), cols)
+        return Weight(name, info.format, self._raw(name, rows), cols)
 
     def row(self, name: str, cols: int) -> Weight:
         """Return tensor `name` [cols] as a matrix of one row, a view of the map. Raises ModelFileError."""
         info = self._checked(name, (cols,))
-        return Weight(name, info.format, self._file.view(name).reshape(1, -1), cols)
+        return Weight(name, info.format, self._raw(name, 1), cols)
 
     def vector(self, name: str, length: int) -> FloatArray:
         """Return tensor `name` [length] decoded to float32. Raises ModelFileError."""
         info = self._checked(name, (length,))
-        raw = np.asarray(self._file.view(name)).reshape(1, -1)
-        return decode_blocks(raw, info.format.type_id).reshape(length)
+        return decode_blocks(self._raw(name, 1), info.format.type_id).reshape(length)
 
     def experts(
         self, prefix: str, num_experts: int, intermediate: int, hidden: int
@@ -83,7 +85,7 @@ class WeightMap:
             for name, shape in zip(names, shapes, strict=True)
         ]
         gate, up, down = (
-            WeightStack(name, info.format, self._file.view(name), shape[1])
+            WeightStack(name, info.format, self._raw(name, num_experts, shape[0]), shape[1])
             for name, info, shape in zip(names, infos, shapes, strict=True)
         )
         return StackedExperts(ExpertStack(gate, up, down), tuple(infos))
@@ -94,12 +96,14 @@ class WeightMap:
         both_name, down_name = (f"{prefix}ffn_{role}_exps.weight" for role in ("gate_up", "down"))
         both = self._checked(both_name, (num_experts, 2 * intermediate, hidden))
         down = self._checked(down_name, (num_experts, hidden, intermediate))
-        raw = self._file.view(both_name)
+        raw = self._raw(both_name, num_experts, 2 * intermediate)
         gate, up = (
             WeightStack(both_name, both.format, part, hidden)
             for part in (raw[:, :intermediate], raw[:, intermediate:])
         )
-        last = WeightStack(down_name, down.format, self._file.view(down_name), intermediate)
+        last = WeightStack(
+            down_name, down.format, self._raw(down_name, num_experts, hidden), intermediate
+        )
         return StackedExperts(ExpertStack(gate, up, last), (both, down))
 
     def expert(self, prefix: str, suffix: str, intermediate: int, hidden: int) -> ExpertStack:
@@ -122,7 +126,7 @@ class WeightMap:
     def array(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         """Return tensor `name` decoded to float32. Raises ModelFileError."""
         info = self._checked(name, shape)
-        raw = np.asarray(self._file.view(name)).reshape(shape[0], -1)
+        raw = self._raw(name, math.prod(shape[:-1]))
         return decode_blocks(raw, info.format.type_id).reshape(shape)
 
     def leave_out(self, prefix: str) -> None:
@@ -150,9 +154,14 @@ class WeightMap:
             )
         return info
 
+    def _raw(self, name: str, *rows: int) -> ByteArray:
+        """Return a tensor's bytes [*rows, bytes of a row], however the file pads its shape."""
+        return self._file.view(name).reshape(*rows, -1)
+
     def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """Return where a tensor lies, in the shape that was asked for."""
         info = self._info(name)
-        if info.shape != shape:
+        if without_padding(info.shape) != without_padding(shape):
             raise ModelFileError(
                 info.path,
                 f"tensor {name!r} has shape {list(info.shape)}, but the metadata ask for {list(shape)}",
@@ -160,7 +169,7 @@ class WeightMap:
                 fix="convert or download the model again",
             )
         self._taken.add(name)
-        return info
+        return replace(info, shape=shape)
 
 
 def _stack_of(weight: Weight) -> WeightStack:
