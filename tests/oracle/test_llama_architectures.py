@@ -12,8 +12,9 @@ from tests.oracle.llama_model import LlamaModel, llama_perplexity
 from tests.support.arch_cases import LLAMA_CASES, SCHEDULED_CASES
 from tests.support.compare import assert_within
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
+from tests.support.fused_projections import SCALED_ROPES, biased, fused
 from tests.support.oracle_cases import prompt_ids
-from tests.support.toy_archs import write_toy_arch
+from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
 from thermocline.config import EngineConfig
 from thermocline.engine import Engine
 from thermocline.sampling.params import SamplingParams
@@ -35,6 +36,30 @@ async def test_logits_agree_in_float32(tmp_path, case):
                 ids = prompt_ids(length)
                 ours = await prompt_logits(engine, ids)
                 assert_within(ours, llama.logits(ids), "llama.cpp/F32")
+
+
+WRITTEN_OTHERWISE = {
+    "olmoe": ToyArch("olmoe", kv_heads=4, layers=2),
+    "qwen2moe": ToyArch("qwen2moe", layers=2),
+    "qwen35moe": ToyArch("qwen35moe", layers=2, interval=2, rotary=8),
+    "qwen3next": ToyArch("qwen3next", layers=2, interval=2, rotary=8),
+}
+
+
+@pytest.mark.parametrize("keys", SCALED_ROPES.values(), ids=SCALED_ROPES)
+@pytest.mark.parametrize("toy", WRITTEN_OTHERWISE.values(), ids=WRITTEN_OTHERWISE)
+async def test_fused_biased_and_stretched_files_agree(tmp_path, toy, keys):
+    """q, k and v in one tensor, biases, and rotary scaling mean to us what they mean to llama.cpp."""
+    toy = replace(toy, extra=toy.extra | keys)
+    weights = toy_arch_weights(toy)
+    if toy.arch in ("olmoe", "qwen2moe"):
+        weights = biased(weights)
+    path = write_toy_arch(tmp_path / "model.gguf", toy, weights=fused(weights))
+    ids = prompt_ids(130)
+    async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
+        ours = await prompt_logits(engine, ids)
+    with LlamaModel(path) as llama:
+        assert_within(ours, llama.logits(ids), "llama.cpp/F32")
 
 
 # Where every expert is chosen, a rounded activation can not change the choice, which is a jump.

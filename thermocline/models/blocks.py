@@ -5,7 +5,11 @@ Knows the names and shapes of tensors, not which architecture has which part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from thermocline.kernels.dense_contract import HeadNorm
 from thermocline.kernels.whole_layer import (
@@ -19,31 +23,73 @@ from thermocline.models.rope import RopeRule
 from thermocline.models.routing import routing_rule
 
 if TYPE_CHECKING:
-    from thermocline.kernels.weight import FloatArray
+    from thermocline.kernels.weight import FloatArray, Weight
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import StackedExperts, WeightMap
+
+_QKV: Final = ("q", "k", "v")
 
 
 def plain_rope(spec: ModelSpec) -> RopeRule:
     """Return the rule by which all heads turn."""
-    return RopeRule(spec.rotary_dims, spec.rope_base)
+    return RopeRule(spec.rotary_dims, spec.rope_base, spec.rope_scaling)
 
 
 def read_attention(
     weights: WeightMap, spec: ModelSpec, prefix: str, *, gated: bool = False
 ) -> AttentionWeights:
-    """Return grouped-query attention without norms of its heads. gated: q has rows for gates, too."""
+    """Return grouped-query attention without norms of its heads. gated: q has rows for gates, too.
+
+    q, k and v may be one tensor, attn_qkv, in this order; those without gates may have biases.
+    """
     hidden = spec.hidden_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    rows = (q_size * (2 if gated else 1), kv_size, kv_size)
+    q, k, v = _query_key_value(weights, prefix, rows, hidden)
     return AttentionWeights(
         norm=weights.vector(prefix + "attn_norm.weight", hidden),
-        q=weights.matrix(prefix + "attn_q.weight", q_size * (2 if gated else 1), hidden),
-        k=weights.matrix(prefix + "attn_k.weight", kv_size, hidden),
-        v=weights.matrix(prefix + "attn_v.weight", kv_size, hidden),
+        q=q,
+        k=k,
+        v=v,
+        biases=None if gated else _biases(weights, prefix, rows),
         output=weights.matrix(prefix + "attn_output.weight", hidden, q_size),
         head_norm=HeadNorm(None, None, spec.rms_epsilon),
         scale=spec.attention_scale,
     )
+
+
+def _query_key_value(
+    weights: WeightMap, prefix: str, rows: tuple[int, ...], hidden: int
+) -> tuple[Weight, ...]:
+    name = prefix + "attn_qkv.weight"
+    if name not in weights:
+        return tuple(
+            weights.matrix(f"{prefix}attn_{part}.weight", count, hidden)
+            for part, count in zip(_QKV, rows, strict=True)
+        )
+    whole = weights.matrix(name, sum(rows), hidden)
+    ends = accumulate(rows)
+    return tuple(
+        replace(whole, name=f"{name}[{part}]", raw=whole.raw[end - count : end])
+        for part, count, end in zip(_QKV, rows, ends, strict=True)
+    )
+
+
+def _biases(
+    weights: WeightMap, prefix: str, rows: tuple[int, int, int]
+) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+    """Return what is added to q, k and v: zeros where the file has a bias for others only."""
+    whole, names = prefix + "attn_qkv.bias", [f"{prefix}attn_{part}.bias" for part in _QKV]
+    if whole in weights:
+        q, k, v = np.split(weights.vector(whole, sum(rows)), np.cumsum(rows)[:-1])
+        return q, k, v
+    if not any(name in weights for name in names):
+        return None
+    q, k, v = (
+        weights.vector(name, count) if name in weights else np.zeros(count, np.float32)
+        for name, count in zip(names, rows, strict=True)
+    )
+    return q, k, v
 
 
 def read_head_norm(weights: WeightMap, spec: ModelSpec, prefix: str) -> HeadNorm:

@@ -130,6 +130,14 @@ def tensor_role(name: str) -> Role:
     return Role.OTHER
 
 
+def _role_in(names: frozenset[str], name: str) -> Role:
+    """Return what a tensor is for among `names`: attn_qkv feeds attention where its block has no state."""
+    prefix, found, _ = name.partition("attn_qkv.")
+    if found and f"{prefix}ssm_conv1d.weight" not in names:
+        return Role.ATTENTION
+    return tensor_role(name)
+
+
 _ROLE_BY_PART: Final = (
     ("token_embd.", Role.EMBEDDING),
     ("norm", Role.NORM),
@@ -168,10 +176,11 @@ def _expert_bytes(routed: Iterable[TensorInfo]) -> tuple[int, ...]:
     return tuple(by_layer[layer] for layer in range(max(by_layer, default=-1) + 1))
 
 
-def _format_shares(tensors: Iterable[TensorInfo]) -> tuple[FormatShare, ...]:
+def _format_shares(tensors: tuple[TensorInfo, ...]) -> tuple[FormatShare, ...]:
+    names = frozenset(tensor.name for tensor in tensors)
     groups: defaultdict[tuple[Role, str], list[int]] = defaultdict(list)
     for tensor in tensors:
-        groups[tensor_role(tensor.name), tensor.format.name].append(tensor.nbytes)
+        groups[_role_in(names, tensor.name), tensor.format.name].append(tensor.nbytes)
     shares = [
         FormatShare(role, name, len(sizes), sum(sizes)) for (role, name), sizes in groups.items()
     ]

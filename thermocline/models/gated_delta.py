@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 def read_hybrid_spec(file: ModelFile, *, tiled: bool) -> ModelSpec:
     """Return the dimensions of a hybrid. tiled: see `DeltaShape`. Raises ModelError."""
     read = SpecReader(file)
-    read.refuse_scaled_rope()
     read.refuse_expert_scale()
     spec = read.decoder(normalize_top_k=True)
     extra = read.count("nextn_predict_layers", default=0)

@@ -52,7 +52,6 @@ def read_spec(file: ModelFile) -> ModelSpec:
         dense_intermediate_size=read.size("feed_forward_length"),
         shared_intermediate_size=read.size("expert_shared_feed_forward_length"),
         own_rotary_dims=dims,
-        yarn=read.yarn(),
         window=window,
     )
 
@@ -89,5 +88,5 @@ def _attention(
         gate=OutputGate(Activation.SOFTPLUS, weights.matrix(name, rows, spec.hidden_size)),
     )
     if spec.window is None or spec.layer_kinds[index] is not LayerKind.WINDOW:
-        return attention, RopeRule(spec.rotary_dims, spec.rope_base, spec.yarn)
+        return attention, RopeRule(spec.rotary_dims, spec.rope_base, spec.rope_scaling)
     return replace(attention, window=spec.window.num_tokens), spec.window.rope

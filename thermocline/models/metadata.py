@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.dense_contract import Gating
 from thermocline.modelfile.layout import without_padding
-from thermocline.models.rope import Yarn
+from thermocline.models.rope import LinearScaling, RopeScaling, Yarn
 from thermocline.models.spec import ModelSpec, RouterRule
 
 if TYPE_CHECKING:
@@ -100,23 +100,37 @@ class SpecReader:
             raise self._bad(f"{name} has {len(found)} entries for {num_layers} layers")
         return found[:num_layers]
 
-    def yarn(self) -> Yarn | None:
-        """Return how rotary embedding is stretched; None where it is not."""
-        name = f"{self._prefix}rope.scaling.type"
-        kind = self._metadata.get_str(name, default="none")
+    def rope_scaling(self) -> RopeScaling | None:
+        """Return how a longer context stretches rotary embedding; None where nothing does.
+
+        As llama.cpp: a factor without a type is linear scaling, 0 and 1 are none, and the original context is
+        the model's own where the file names no other.
+        """
+        kind = self._metadata.get_str(self._prefix + "rope.scaling.type", default="linear")
+        key = "rope.scaling.factor"
+        if self._prefix + key not in self._metadata:
+            key = "rope.scale_linear"
+        factor = self.positive_float(key, default=1.0, zero=1.0)
+        if kind == "linear":
+            return None if factor == 1.0 else LinearScaling(factor)
+        if kind == "yarn":
+            return self._yarn(self.positive_float("rope.scaling.factor"))
         if kind == "none":
             return None
-        multiplier = self._metadata.get_float(
-            f"{self._prefix}rope.scaling.yarn_log_multiplier", default=0.0
-        )
-        if kind != "yarn" or multiplier:
-            raise self._unsupported(f"{name} = {kind!r}, yarn_log_multiplier = {multiplier}")
-        factor = self.positive_float("rope.scaling.factor")
+        raise self._unsupported(f"{self._prefix}rope.scaling.type = {kind!r}")
+
+    def _yarn(self, factor: float) -> Yarn:
+        name = self._prefix + "rope.scaling.yarn_log_multiplier"
+        multiplier = self._metadata.get_float(name, default=0.0)
+        if multiplier:
+            raise self._unsupported(f"{name} = {multiplier}")
         # An explicit factor comes on top of the usual one.
         usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         return Yarn(
             factor=factor,
-            original_context=self.size("rope.scaling.original_context_length"),
+            original_context=self.size(
+                "rope.scaling.original_context_length", default=self.size("context_length")
+            ),
             beta_fast=self.positive_float("rope.scaling.yarn_beta_fast", default=32.0),
             beta_slow=self.positive_float("rope.scaling.yarn_beta_slow", default=1.0),
             magnitude=usual * self.positive_float("rope.scaling.attn_factor", default=1.0),
@@ -167,14 +181,18 @@ class SpecReader:
                 f"{self._prefix}ssm.conv_kernel is {shape.conv_width}; it must be at least 2"
             )
 
-    def positive_float(self, key: str, default: float | None = None) -> float:
-        """Return a finite number above zero."""
+    def positive_float(
+        self, key: str, default: float | None = None, zero: float | None = None
+    ) -> float:
+        """Return a finite number above zero. zero: what 0 stands for, where it is allowed."""
         name = self._prefix + key
         value = (
             self._metadata.get_float(name)
             if default is None
             else self._metadata.get_float(name, default=default)
         )
+        if value == 0 and zero is not None:
+            return zero
         if not (math.isfinite(value) and value > 0):
             raise self._bad(f"{name} is {value}; it must be a positive number")
         return value
@@ -184,19 +202,6 @@ class SpecReader:
         value = self._metadata.get_int(self._prefix + key, default=expected)
         if value != expected:
             raise self._unsupported(f"{self._prefix}{key} = {value} (only {expected} is supported)")
-
-    def refuse_scaled_rope(self) -> None:
-        """Refuse rotary scaling, which would silently give other results if ignored.
-
-        A factor counts even without a type: llama.cpp takes linear scaling then.
-        """
-        kind = self._metadata.get_str(self._prefix + "rope.scaling.type", default="none")
-        if kind != "none":
-            raise self._unsupported(f"{self._prefix}rope.scaling.type = {kind!r}")
-        for key in ("rope.scaling.factor", "rope.scale_linear"):
-            factor = self._metadata.get_float(self._prefix + key, default=1.0)
-            if factor not in (0.0, 1.0):
-                raise self._unsupported(f"{self._prefix}{key} = {factor}")
 
     def expert_intermediate_size(self, num_experts_used: int) -> int:
         """Return the width of one expert; files without the key divide the dense width."""
@@ -234,6 +239,7 @@ class SpecReader:
                 context_length=self.size("context_length"),
                 rope_base=self.positive_float("rope.freq_base", default=10000.0),
                 rms_epsilon=self.positive_float("attention.layer_norm_rms_epsilon"),
+                rope_scaling=self.rope_scaling(),
                 expert_intermediate_size=self.expert_intermediate_size(used),
                 router=RouterRule(self.size("expert_count"), used, normalize_top_k),
             )

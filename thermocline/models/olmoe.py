@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
     read = SpecReader(file)
-    read.refuse_scaled_rope()
     read.refuse_expert_scale()
     spec = read.decoder(normalize_top_k=False)
     read.require_equal("rope.dimension_count", spec.head_dim)

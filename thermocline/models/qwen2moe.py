@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
     read = SpecReader(file)
-    read.refuse_scaled_rope()
     read.refuse_expert_scale()
     spec = read.decoder(normalize_top_k=False)
     read.require_equal("rope.dimension_count", spec.head_dim)
@@ -30,12 +29,6 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
     prefix = f"blk.{index}."
     attention = read_attention(weights, spec, prefix)
-    if prefix + "attn_q.bias" in weights:
-        q, k, v = (
-            weights.vector(f"{prefix}attn_{part}.bias", matrix.rows)
-            for part, matrix in (("q", attention.q), ("k", attention.k), ("v", attention.v))
-        )
-        attention = replace(attention, biases=(q, k, v))
     gate = weights.row(prefix + "ffn_gate_inp_shexp.weight", spec.hidden_size)
     shared = replace(read_shared(weights, spec, prefix), gate=gate)
     return routed_layer(weights, spec, index, attention, shared)

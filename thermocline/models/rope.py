@@ -1,10 +1,13 @@
-"""The angles by which rotary embedding turns heads, YaRN's among them. Pure numbers; knows no table."""
+"""The angles by which rotary embedding turns heads, and how a longer context stretches them.
+
+Pure numbers; knows no table.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import numpy as np
 
@@ -28,35 +31,51 @@ class Yarn:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Stretching of a trained context: every dimension turns `factor` times slower."""
+
+    factor: float
+
+
+RopeScaling: TypeAlias = Yarn | LinearScaling
+
+
+@dataclass(frozen=True, slots=True)
 class RopeRule:
     """Which first dimensions of a head turn, and how fast."""
 
     num_dims: int
     base: float
-    yarn: Yarn | None = None
+    scaling: RopeScaling | None = None
 
     @property
     def magnitude(self) -> float:
         """What cosines and sines are multiplied by."""
-        return 1.0 if self.yarn is None else self.yarn.magnitude
+        return self.scaling.magnitude if isinstance(self.scaling, Yarn) else 1.0
 
     def frequencies(self) -> NDArray[np.float64]:
         """Return the angle per position of each pair of dimensions: [num_dims / 2]."""
         steps = np.arange(0, self.num_dims, 2, dtype=np.float64)
         plain: NDArray[np.float64] = self.base ** (-steps / self.num_dims)
-        if self.yarn is None:
-            return plain
-        low = max(math.floor(self._dimension_of(self.yarn.beta_fast)), 0)
-        high = min(math.ceil(self._dimension_of(self.yarn.beta_slow)), self.num_dims - 1)
-        span = high - low or 0.001
-        interpolated = np.clip((np.arange(len(plain)) - low) / span, 0.0, 1.0)
-        stretched: NDArray[np.float64] = plain * (
-            interpolated / self.yarn.factor + (1.0 - interpolated)
-        )
-        return stretched
+        match self.scaling:
+            case None:
+                return plain
+            case LinearScaling(factor=factor):
+                return plain / factor
+            case Yarn() as yarn:
+                return plain * self._slowing(yarn)
+            case _:
+                assert_never(self.scaling)
 
-    def _dimension_of(self, num_turns: float) -> float:
+    def _slowing(self, yarn: Yarn) -> NDArray[np.float64]:
+        low = max(math.floor(self._dimension_of(yarn, yarn.beta_fast)), 0)
+        high = min(math.ceil(self._dimension_of(yarn, yarn.beta_slow)), self.num_dims - 1)
+        span = high - low or 0.001
+        interpolated = np.clip((np.arange(self.num_dims // 2) - low) / span, 0.0, 1.0)
+        slowing: NDArray[np.float64] = interpolated / yarn.factor + (1.0 - interpolated)
+        return slowing
+
+    def _dimension_of(self, yarn: Yarn, num_turns: float) -> float:
         """Return the pair that turns so often over the original context, as a fraction."""
-        assert self.yarn is not None
-        ratio = self.yarn.original_context / (num_turns * 2 * math.pi)
+        ratio = yarn.original_context / (num_turns * 2 * math.pi)
         return self.num_dims * math.log(ratio) / (2 * math.log(self.base))

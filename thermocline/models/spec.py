@@ -12,7 +12,7 @@ from thermocline.messages import LayerIndex
 
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape
-    from thermocline.models.rope import RopeRule, Yarn
+    from thermocline.models.rope import RopeRule, RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ModelSpec:
 
     own_rotary_dims: int = 0
     """How many first dimensions of a head turn; 0 is all."""
-    yarn: Yarn | None = None
+    rope_scaling: RopeScaling | None = None
     """How layers that see all tokens stretch their rotary embedding."""
     window: WindowSpec | None = None
     layer_heads: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from thermocline.kernels.dense_contract import Gating
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import ARCHITECTURES, open_model, read_spec
-from thermocline.models.rope import RopeRule, Yarn
+from thermocline.models.rope import LinearScaling, RopeRule, Yarn
 from thermocline.models.spec import LayerKind
 
 TOYS = {
@@ -30,6 +30,7 @@ OPTIONAL = {
     *["expert_feed_forward_length", "expert_shared_count", "expert_gating_func"],
     *["rope.dimension_count_swa", "rope.freq_base_swa", "attention.sliding_window"],
     *["rope.scaling.type", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"],
+    "rope.scaling.original_context_length",
 }
 # A dense width is read by those that have dense layers, or experts of that width.
 UNREAD = {"feed_forward_length"}
@@ -80,9 +81,9 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
     ("arch", "key", "value", "error"),
     [
         ("qwen2moe", "expert_weights_scale", 2.5, UnsupportedModelError),
-        ("olmoe", "rope.scaling.factor", 4.0, UnsupportedModelError),
+        ("olmoe", "rope.scaling.factor", -4.0, ModelFileError),
         ("olmoe", "rope.dimension_count", 8, UnsupportedModelError),
-        ("qwen35moe", "rope.scaling.type", "yarn", UnsupportedModelError),
+        ("qwen35moe", "rope.scaling.type", "longrope", UnsupportedModelError),
         ("qwen35moe", "rope.dimension_count", 7, ModelFileError),
         ("qwen35moe", "rope.dimension_count", 18, ModelFileError),
         ("qwen35moe", "ssm.inner_size", 65, ModelFileError),
@@ -91,7 +92,7 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("qwen35moe", "nextn_predict_layers", 4, ModelFileError),
         ("laguna", "expert_gating_func", 3, UnsupportedModelError),
         ("laguna", "expert_shared_count", 2, UnsupportedModelError),
-        ("laguna", "rope.scaling.type", "linear", UnsupportedModelError),
+        ("laguna", "rope.scaling.type", "su", UnsupportedModelError),
         ("laguna", "rope.scaling.yarn_log_multiplier", 0.5, UnsupportedModelError),
         ("laguna", "attention.head_count", [4, 6], ModelFileError),
         ("laguna", "attention.head_count_kv", [2, 2, 1, 2, 2], UnsupportedModelError),
@@ -177,7 +178,7 @@ def test_laguna_reads_what_differs_by_layer(tmp_path):
     assert (spec.router.gating, spec.router.scale) == (Gating.SIGMOID, 1.5)
     assert spec.window is not None
     assert (spec.window.num_tokens, spec.window.rope) == (16, RopeRule(16, 500.0))
-    assert spec.yarn == Yarn(8.0, 64, 8.0, 1.0, pytest.approx(0.1 * np.log(8) + 1))
+    assert spec.rope_scaling == Yarn(8.0, 64, 8.0, 1.0, pytest.approx(0.1 * np.log(8) + 1))
     pattern = {"laguna.attention.sliding_window_pattern": [True, False, False, True, True]}
     path = write_toy_arch(tmp_path / "n.gguf", TOYS["laguna"], metadata=pattern)
     kinds = spec_of(path).layer_kinds
@@ -191,6 +192,38 @@ def test_yarn_leaves_fast_dimensions_and_slows_slow_ones():
     assert slowed[0] == plain[0]
     assert slowed[-1] == pytest.approx(plain[-1] / 8)
     assert (np.diff(plain / slowed) >= -1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.factor": 4.0}, LinearScaling(4.0)),
+        ({"rope.scale_linear": 2.0}, LinearScaling(2.0)),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}, LinearScaling(2.5)),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+            Yarn(4.0, 128, 32.0, 1.0, pytest.approx(0.1 * np.log(4) + 1)),
+        ),
+    ],
+)
+@pytest.mark.parametrize("arch", ["qwen2moe", "qwen35moe", "qwen3next", "olmoe"])
+def test_rope_scaling_is_read_as_llama_cpp_reads_it(tmp_path, arch, keys, wanted):
+    """A factor without a type is linear; the original context is the model's where none is named."""
+    given = {f"{arch}.{key}": value for key, value in keys.items()}
+    path = write_toy_arch(
+        tmp_path / "m.gguf", TOYS[arch], metadata=given | {f"{arch}.context_length": 128}
+    )
+    assert spec_of(path).rope_scaling == wanted
+
+
+def test_linear_scaling_slows_every_dimension():
+    """The angles of position 8 are those of position 2."""
+    slowed = RopeRule(64, 10000.0, LinearScaling(4.0))
+    assert slowed.frequencies() == pytest.approx(RopeRule(64, 10000.0).frequencies() / 4)
+    assert slowed.magnitude == 1.0
 
 
 @pytest.mark.parametrize("toy", TOYS.values(), ids=TOYS)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.fused_projections import fused
+from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 from thermocline.modelfile.layout import TensorInfo
+from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import FormatShare, Role, measure_footprint, tensor_role
 from thermocline.models.spec import RouterRule
 
@@ -116,3 +119,15 @@ def test_a_file_without_tensors_has_no_bytes():
 def test_roles_follow_the_names(name, role):
     """The common GGUF names say what a tensor is for."""
     assert tensor_role(name) is role
+
+
+def test_fused_projections_are_attention_where_there_is_no_state(tmp_path):
+    """attn_qkv is a recurrent layer's input, or attention's three projections in one."""
+    for arch, role in (("olmoe", Role.ATTENTION), ("qwen35moe", Role.STATE)):
+        toy = ToyArch(arch, layers=2, interval=2, rotary=8, kv_heads=4)
+        path = write_toy_arch(tmp_path / arch, toy, weights=fused(toy_arch_weights(toy)))
+        with open_model_file(path) as file:
+            shares = measure_footprint(file.tensors.values(), None).formats
+        found = {share.role: share.num_tensors for share in shares}
+        assert found.get(Role.STATE, 0) == (7 if role is Role.STATE else 0), found
+        assert found[Role.ATTENTION] == (3 if role is Role.STATE else 4), found

@@ -74,16 +74,14 @@ def test_impossible_numbers_are_refused(tmp_path, key, value, found):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rope.scaling.type", "yarn"),
-        ("rope.scaling.factor", 4.0),
-        ("rope.scale_linear", 4.0),
+        ("rope.scaling.type", "longrope"),
         ("attention.value_length", 16),
         ("rope.dimension_count", 8),
         ("expert_weights_scale", 2.5),
     ],
 )
 def test_what_would_be_silently_wrong_is_refused(tmp_path, key, value):
-    """Rotary scaling, odd head shapes and a routing scale would give other tokens if ignored."""
+    """Unknown rotary scaling, odd head shapes and a routing scale would give other tokens if ignored."""
     path = write_toy_model(tmp_path / "toy.gguf", metadata={f"qwen3moe.{key}": value})
     with pytest.raises(UnsupportedModelError, match=key):
         open_toy(path)
@@ -107,8 +105,8 @@ def test_a_tensor_of_the_wrong_shape_is_named(tmp_path):
 
 def test_a_tensor_without_a_place_is_refused(tmp_path):
     """A bias that this architecture does not have would change every token if it were ignored."""
-    weights = toy_weights(ToyShape()) | {"blk.0.attn_q.bias": np.zeros(128, np.float32)}
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_q\.bias"):
+    weights = toy_weights(ToyShape()) | {"blk.0.attn_output.bias": np.zeros(64, np.float32)}
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_output\.bias"):
         open_toy(write_toy_model(tmp_path / "toy.gguf", weights=weights))
 
 
