@@ -9,6 +9,7 @@ import asyncio
 import selectors
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.support.loop_lane import any_of
 from thermocline.kernels.turns import Turns
 
 if TYPE_CHECKING:
@@ -106,25 +107,31 @@ class VirtualLane:
         self._queue(begin, is_prompt=chunk.is_prompt)
         return await waiter
 
-    async def walk(self, turns: Any, chunk: Chunk) -> Any:
-        """Do a whole walk; each of its turns takes as long as the jobs that it runs here."""
+    async def drive(self, steps: Any, chunk: Chunk) -> Any:
+        """Take a chunk through its steps; each turn takes as long as the jobs that it runs here."""
         is_prompt = chunk.is_prompt
+        loop = asyncio.get_running_loop()
 
         def begin() -> None:
-            self._walked_s, result, is_done = 0.0, None, False
+            self._walked_s, result, waits, is_done = 0.0, None, None, False
             try:
-                next(turns)
+                waits = next(steps)
             except StopIteration as done:
                 result, is_done = done.value, True
             seconds, self._walked_s = self._walked_s, None
             if is_done:
                 self._finish_after(seconds, result, waiter, is_prompt=is_prompt)
-            else:
-                again = asyncio.get_running_loop().create_future()
-                again.add_done_callback(lambda _: self._queue(begin, is_prompt=is_prompt))
-                self._finish_after(seconds, None, again, is_prompt=is_prompt)
+                return
+            again = loop.create_future()
+            again.add_done_callback(lambda _: loop.create_task(queue_after(waits)))
+            self._finish_after(seconds, None, again, is_prompt=is_prompt)
 
-        waiter = asyncio.get_running_loop().create_future()
+        async def queue_after(waits: Any) -> None:
+            if waits is not None:
+                await any_of(waits)
+            self._queue(begin, is_prompt=is_prompt)
+
+        waiter = loop.create_future()
         self._queue(begin, is_prompt=is_prompt)
         return await waiter
 

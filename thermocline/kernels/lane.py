@@ -13,11 +13,11 @@ import itertools
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 from thermocline.errors import EngineClosedError
 from thermocline.kernels.turns import Turns
@@ -37,6 +37,22 @@ R = TypeVar("R")
 
 # Jobs whose times are kept for whoever asks.
 _MAX_TIMES = 4096
+
+
+class AnyFuture(Protocol):
+    """A Future of asyncio or of another thread."""
+
+    def done(self) -> bool:
+        """Whether there is a result."""
+        ...
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None:
+        """Call `callback` when there is."""
+        ...
+
+
+Waits: TypeAlias = tuple[AnyFuture, ...]
+"""What a chunk's way waits for: it goes on when one of them is done."""
 
 
 class JobLane(Protocol):
@@ -76,7 +92,10 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """run: one turn; returns `_MORE` when another one must follow. chunk: None for work of no chunk."""
+    """run: one turn; returns `_MORE` when another one must follow, or what it waits for in a `_Waiting`.
+
+    chunk: None for work of no chunk.
+    """
 
     run: Callable[[], Any]
     settle: Callable[[Any, BaseException | None], None]
@@ -89,6 +108,11 @@ class _Job:
 
 
 _MORE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    waits: Waits
 
 
 class LaneThread:
@@ -116,6 +140,7 @@ class LaneThread:
         self._busy = BusyTime()
         self._changed = threading.Condition()
         self._closed = False
+        self._num_waiting = 0
         self._thread = threading.Thread(target=self._work, name=f"lane {lane}", daemon=True)
         self._thread.start()
 
@@ -144,7 +169,7 @@ class LaneThread:
     ) -> R:
         """Run `job` on this lane's thread and return its result.
 
-        On that very thread (see `walk`) it runs at once. On another thread without an event loop the
+        On that very thread (see `drive`) it runs at once. On another thread without an event loop the
         coroutine yields a concurrent Future to whoever drives it. A job whose waiter is cancelled still
         runs to its end: what it writes to stays valid until the lane is closed. Raises what the job
         raises, EngineClosedError after `close`.
@@ -154,13 +179,13 @@ class LaneThread:
             return self._show(work, job)
         return await self._give(lambda: self._show(work, job), chunk)
 
-    async def walk(self, turns: Generator[None, None, R], chunk: Chunk) -> R:
-        """Run a chunk's whole walk, whose stages run their jobs on this lane, and return its result.
+    async def drive(self, steps: Generator[Waits | None, None, R], chunk: Chunk) -> R:
+        """Take a chunk through its steps on this lane's thread, where its jobs run at once; return the result.
 
-        Where it yields, others that wait have their turn; chunks of one kind take turns in order.
+        Where it yields, others that wait have their turn; chunks of one kind take turns in order. What it
+        yields is waited for without the lane, but by a decode step, which keeps it: its token is waited for.
         """
-
-        return await self._give(partial(_turn, turns), chunk)
+        return await self._give(partial(_turn, steps), chunk)
 
     def spare(self, turns: Generator[None, None, R], *, urgent: bool = False) -> Future[R]:
         """Run work that belongs to no chunk, whenever no chunk's job waits, and return its result to come.
@@ -218,8 +243,10 @@ class LaneThread:
 
     def _take(self) -> _Job | None:
         with self._changed:
-            while (job := self._turns.take()) is None and not self._closed:
-                if self._spare:
+            while (job := self._turns.take()) is None:
+                if self._closed and not self._num_waiting:
+                    return None
+                if self._spare and not self._closed:
                     return heapq.heappop(self._spare)
                 self._changed.wait()
             return job
@@ -230,6 +257,9 @@ class LaneThread:
             self._busy.begin(start_ns)
             try:
                 result, error = job.run(), None
+                while isinstance(result, _Waiting) and _keeps_lane(job.chunk):
+                    wait(cast("list[Future[Any]]", result.waits), return_when=FIRST_COMPLETED)
+                    result = job.run()
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, whatever it is
                 result, error = None, caught
             end_ns = time.perf_counter_ns()
@@ -241,8 +271,26 @@ class LaneThread:
             if result is _MORE:
                 with self._changed:
                     self._queue(job)
+            elif isinstance(result, _Waiting):
+                self._queue_after(job, result.waits)
             else:
                 job.settle(result, error)
+
+    def _queue_after(self, job: _Job, waits: Waits) -> None:
+        """Queue the job again when one of `waits` is done."""
+        with self._changed:
+            self._num_waiting += 1
+        first = itertools.count()
+
+        def again(_: object) -> None:
+            if next(first) == 0:
+                with self._changed:
+                    self._num_waiting -= 1
+                    self._queue(job)
+                    self._changed.notify()
+
+        for future in waits:
+            future.add_done_callback(again)
 
     def _show(self, work: _Work, job: Callable[[], R]) -> R:
         recorder = self._recorder
@@ -314,14 +362,18 @@ async def result_of(future: Future[R]) -> R:
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
-def _turn(turns: Generator[None, None, R]) -> R:
-    """Run one turn; returns `_MORE` unless it was the last."""
+def _keeps_lane(chunk: Chunk | None) -> bool:
+    return chunk is not None and not chunk.is_prompt
+
+
+def _turn(turns: Generator[Waits | None, None, R]) -> R:
+    """Run one turn; returns `_MORE` or a `_Waiting` unless it was the last."""
     try:
-        next(turns)
+        waits = next(turns)
     except StopIteration as done:
         result: R = done.value
         return result
-    return cast("R", _MORE)
+    return cast("R", _MORE if waits is None else _Waiting(waits))
 
 
 class _Elsewhere(Generic[R]):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from thermocline.messages import Hidden, LayerWork, Tier
@@ -48,7 +49,7 @@ class Shortcut:
     is_line_for: Callable[[Chunk], bool] = lambda chunk: False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """Stages by name, the edges, and how many chunks may be in flight (`credits`).
 
@@ -63,7 +64,8 @@ class Graph:
     source: str
     credits: int
     shortcut: Shortcut | None = None
-    """For a walk only."""
+    elsewhere: frozenset[str] = frozenset()
+    """Stages whose jobs run on other lanes than most: they begin at once, whoever else waits for that lane."""
     is_line: bool = False
     """No two stages work at once on different lanes, so that a chunk gains nothing from the ring."""
     drops: Mapping[str, Callable[[StageMessage], None]] = field(default_factory=dict)
@@ -73,6 +75,11 @@ class Graph:
         """Whether the ring has nothing to offer to this chunk of a prompt: no two lanes would work at once."""
         way = self.shortcut
         return self.is_line or (way is not None and (way.usable(prompt) or way.is_line_for(prompt)))
+
+    @cached_property
+    def hinted(self) -> frozenset[str]:
+        """Stages that nobody waits for."""
+        return frozenset(edge.target for edge in self.edges if edge.lossy)
 
     def outgoing(self, name: str) -> tuple[Edge, ...]:
         """Return the edges that begin at `name`, in the order in which they are served."""
@@ -142,7 +149,7 @@ def moe_graph(
     ]
     if routed == "router":
         edges.insert(1, Edge("attend", "router", _always))
-    # Cold last: a walk computes cold experts itself, and the others should be at work then.
+    # Cold last: it computes where the chunk is driven, and the others should be at work then.
     for name, tier in (("remote", Tier.REMOTE), ("hot", Tier.HOT), ("cold", Tier.COLD)):
         if name in stages:
             edges += [Edge(routed, name, _expects(tier)), Edge(name, "combine", _always)]
@@ -158,6 +165,7 @@ def moe_graph(
         "embed",
         num_credits,
         shortcut,
+        elsewhere=frozenset(("hot", "remote", "prefetch")) & stages.keys(),
         is_line=stages.keys().isdisjoint(("hot", "remote")) and routed == "router",
         drops={"hot": _release},
     )

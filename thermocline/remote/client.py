@@ -1,7 +1,7 @@
 """One worker's client: a thread that sends requests, takes answers, and connects again when the worker is lost.
 
-Owns the connection and what is in flight. Whoever asks gets a Future: an event loop awaits it, and so does a
-walk on a lane's thread, which has no loop. Knows no layer's work and no fallback.
+Owns the connection and what is in flight. Whoever asks gets a Future: an event loop awaits it, and a chunk
+that is driven on a lane's thread, which has no loop, hands it to the lane. Knows no layer's work and no fallback.
 """
 
 from __future__ import annotations

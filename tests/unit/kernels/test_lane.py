@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ async def test_a_closed_lane_refuses_work():
         await lane.run(Name.HOT, int, CHUNK)
 
 
-async def test_a_walk_has_the_lane_to_itself_and_its_jobs_run_at_once():
+async def test_a_chunk_has_the_lane_to_itself_and_its_jobs_run_at_once():
     """What a decode step's stages run on the lane does not queue behind the step itself."""
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
 
@@ -106,11 +107,11 @@ async def test_a_walk_has_the_lane_to_itself_and_its_jobs_run_at_once():
                 yield
             return names
 
-        assert await lane.walk(step(), make_decode(CHUNK)) == ["lane cpu"] * 3
+        assert await lane.drive(step(), make_decode(CHUNK)) == ["lane cpu"] * 3
 
 
-async def test_walks_take_turns_in_order():
-    """Where a prompt's walk yields, a decode step goes first, then prompts in the order of their start."""
+async def test_chunks_take_turns_in_order():
+    """Where a prompt yields, a decode step goes first, then prompts in the order of their start."""
     order, started, ready = [], threading.Event(), threading.Event()
 
     def prompt(name: str) -> Generator[None, None, None]:
@@ -126,13 +127,63 @@ async def test_walks_take_turns_in_order():
 
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
         async with asyncio.TaskGroup() as group:
-            group.create_task(lane.walk(prompt("a"), CHUNK))
+            group.create_task(lane.drive(prompt("a"), CHUNK))
             await asyncio.to_thread(started.wait, 5)
-            group.create_task(lane.walk(prompt("b"), CHUNK))
-            group.create_task(lane.walk(decode(), make_decode(CHUNK)))
+            group.create_task(lane.drive(prompt("b"), CHUNK))
+            group.create_task(lane.drive(decode(), make_decode(CHUNK)))
             await asyncio.sleep(0)
             ready.set()
     assert order == ["a0", "decode", "b0", "a1", "b1", "a2", "b2"]
+
+
+async def test_a_prompt_that_waits_leaves_the_lane_to_others():
+    """What it waits for brings it back; a lane that is closed meanwhile takes it to its end."""
+    order: list[str] = []
+    waits: Future[None] = Future()
+
+    def prompt(
+        name: str, *futures: Future[None]
+    ) -> Generator[tuple[Future[None], ...] | None, None, str]:
+        order.append(f"{name} begins")
+        if futures:
+            yield futures
+        order.append(f"{name} ends")
+        return name
+
+    lane = LaneThread(Lane.CPU, NullRecorder())
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(lane.drive(prompt("a", waits, Future()), CHUNK))
+        await asyncio.sleep(0)
+        assert await lane.drive(prompt("b"), CHUNK) == "b"
+        closed = group.create_task(asyncio.to_thread(lane.close))
+        waits.set_result(None)
+        assert await waiting == "a"
+        await closed
+    assert order == ["a begins", "b begins", "b ends", "a ends"]
+
+
+async def test_a_decode_step_keeps_the_lane_while_it_waits():
+    """A prompt that came meanwhile begins behind it."""
+    order: list[str] = []
+    begun, waits = threading.Event(), Future()
+
+    def decode() -> Generator[tuple[Future[None], ...], None, None]:
+        begun.set()
+        yield (waits,)
+        order.append("decode")
+
+    def prompt() -> Generator[None, None, None]:
+        order.append("prompt")
+        yield from ()
+
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(lane.drive(decode(), make_decode(CHUNK)))
+            await asyncio.to_thread(begun.wait, 5)
+            group.create_task(lane.drive(prompt(), CHUNK))
+            await asyncio.sleep(0)
+            waits.set_result(None)
+    assert order == ["decode", "prompt"]
 
 
 async def test_a_decode_step_overtakes_prompts_that_wait():

@@ -1,4 +1,4 @@
-"""Whatever happens to a chunk, in the ring or on a walk, its leases are given back."""
+"""Whatever happens to a chunk in the ring, its leases are given back."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.support.chunks import make_chunk, make_decode, make_work, partial_sum
+from tests.support.loop_lane import LoopLane
 from thermocline.messages import Hidden, LayerIndex, Lease, StepResult, Tier
 from thermocline.pipeline.graph import moe_graph
+from thermocline.pipeline.ring import Ring, StageFailedError
 from thermocline.pipeline.runner import ChunkFailed, Runner
-from thermocline.pipeline.walk import Walk, WalkError
 from thermocline.traces.recorder import NullRecorder
 
 LAYERS = 2
@@ -75,22 +76,22 @@ class LeasingStages:
 
 
 @pytest.mark.parametrize("fail_at", ["", "prefetch", "hot", "cold"])
-def test_on_a_walk(fail_at):
+def test_of_a_decode_step(fail_at):
     """A stage that fails before the hot branch began leaves no lease behind."""
     stages = LeasingStages(fail_at)
-    turns = Walk(stages.graph(1)).turns(make_decode(make_chunk(0)))
-    with pytest.raises(WalkError) if fail_at else nullcontext():
-        list(turns)
+    steps = Ring(stages.graph(1), NullRecorder()).steps(make_decode(make_chunk(0)))
+    with pytest.raises(StageFailedError) if fail_at else nullcontext():
+        list(steps)
     assert stages.num_leased == stages.num_released == LAYERS
 
 
-def test_on_a_walk_that_is_given_up():
+def test_of_a_prompt_that_is_given_up():
     """A prompt that nobody waits for any more is closed between two stages."""
     stages = LeasingStages()
-    turns = Walk(stages.graph(1)).turns(make_chunk(0), in_parts=True)
+    steps = Ring(stages.graph(1), NullRecorder()).steps(make_chunk(0), yield_per_stage=True)
     while not stages.num_leased:
-        next(turns)
-    turns.close()
+        next(steps)
+    steps.close()
     assert stages.num_leased == stages.num_released == 1
 
 
@@ -99,7 +100,7 @@ def test_on_a_walk_that_is_given_up():
 async def test_in_the_ring(fail_at, num_credits):
     """Failed chunks' works are dropped wherever they are, each with its lease."""
     stages = LeasingStages(fail_at)
-    runner = Runner(stages.graph(num_credits), NullRecorder())
+    runner = Runner(stages.graph(num_credits), NullRecorder(), LoopLane())
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(runner.run())
         for chunk in range(num_credits):
@@ -116,7 +117,7 @@ async def test_in_the_ring(fail_at, num_credits):
 async def test_in_the_ring_when_nobody_waits_any_more():
     """A request that is abandoned while its work is on the way to the hot branch."""
     stages = LeasingStages()
-    runner = Runner(stages.graph(1), NullRecorder())
+    runner = Runner(stages.graph(1), NullRecorder(), LoopLane())
     chunk = make_chunk(0)
     stages.on_route = lambda: runner.abandon(chunk.requests[0])
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:

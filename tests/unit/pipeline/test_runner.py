@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.chunks import make_chunk, make_work, partial_sum
+from tests.support.loop_lane import LoopLane
 from thermocline.errors import StageError
 from thermocline.messages import Hidden, LayerIndex, StepResult, Tier
 from thermocline.pipeline.graph import RESULTS, Edge, moe_graph
@@ -55,7 +56,6 @@ class FakeStages:
 
     async def cold(self, work):
         self._visit("cold", work.chunk, work.layer)
-        await asyncio.sleep(0)
         return partial_sum(work, Tier.COLD)
 
     async def combine(self, joined):
@@ -73,7 +73,7 @@ class FakeStages:
 
 
 async def run_chunks(fakes: FakeStages, num_chunks: int, credits: int = 1):
-    runner = Runner(fakes.graph(credits), NullRecorder())
+    runner = Runner(fakes.graph(credits), NullRecorder(), LoopLane())
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(runner.run())
         results, next_chunk = [], 0
@@ -113,7 +113,7 @@ async def test_a_stuck_prefetch_never_stops_the_ring():
     """The prefetch edge is lossy: with its stage blocked for good, every chunk still arrives."""
     fakes = FakeStages()
     fakes.gate = asyncio.Event()
-    runner = Runner(fakes.graph(), NullRecorder())
+    runner = Runner(fakes.graph(), NullRecorder(), LoopLane())
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(runner.run())
         for chunk in range(6):
@@ -160,7 +160,7 @@ async def test_a_failed_chunk_keeps_its_credit_while_a_message_of_it_waits():
         return partial_sum(work, Tier.HOT)
 
     fakes.hot = slow
-    runner = Runner(fakes.graph(), NullRecorder())
+    runner = Runner(fakes.graph(), NullRecorder(), LoopLane())
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         group.create_task(runner.run())
         runner.inject(make_chunk(0))

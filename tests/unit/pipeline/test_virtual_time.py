@@ -29,7 +29,7 @@ def times(*, attend: float = 0, hot: float = 0, cold: float = 0, head: float = 0
     return lambda name, chunk, counts: seconds.get(name, 0.0)
 
 
-def run(chunks, seconds_of, *, layers=4, credits=1, hot=True, walks=True) -> list[Busy]:
+def run(chunks, seconds_of, *, layers=4, credits=1, hot=True) -> list[Busy]:
     """Return what the lanes did while `chunks` went through, as many in flight as there are credits."""
     done: list[Busy] = []
 
@@ -37,7 +37,7 @@ def run(chunks, seconds_of, *, layers=4, credits=1, hot=True, walks=True) -> lis
         cpu = VirtualLane("cpu", seconds_of, done)
         device = VirtualLane("hot", seconds_of, done) if hot else None
         graph = null_graph(NullModel(layers), cpu, device, credits=credits)
-        runner = Runner(graph, NullRecorder(), cpu if walks else None)
+        runner = Runner(graph, NullRecorder(), cpu)
         waiting = list(chunks)
         async with asyncio.TaskGroup() as group:
             group.create_task(runner.run())
@@ -107,13 +107,11 @@ def test_the_wavefront_is_within_a_twentieth_of_the_lower_bound(attend, hot, col
     assert makespan(done) <= 1.05 * bound
 
 
-def test_a_walk_takes_the_sum_of_its_jobs():
-    """A decode step is the same jobs without queues."""
-    given = times(attend=1.0, cold=2.0, head=3.0)
-    for walks in (True, False):
-        done = run([make_decode(make_chunk(0))], given, hot=False, walks=walks)
-        assert makespan(done) == pytest.approx(4 * 3.0 + 3.0)
-        assert [busy.name for busy in done].count(Name.ATTEND) == 4
+def test_a_decode_step_takes_the_sum_of_its_jobs():
+    """Nothing lies between its stages."""
+    done = run([make_decode(make_chunk(0))], times(attend=1.0, cold=2.0, head=3.0), hot=False)
+    assert makespan(done) == pytest.approx(4 * 3.0 + 3.0)
+    assert [busy.name for busy in done].count(Name.ATTEND) == 4
 
 
 def test_a_decode_step_waits_for_one_layer_of_a_prompt_at_most():
@@ -180,7 +178,7 @@ def serve(asked: list[Asked], seconds_of, *, hot: bool, slowdown: float = 2.0) -
         config = SchedulerConfig(prefill_chunk_tokens=8, prefix_cache=False)
         credits = config.max_prompt_chunks + 1
         graph = null_graph(NullModel(4), cpu, device, credits=credits)
-        runner = Runner(graph, NullRecorder(), None if hot else cpu)
+        runner = Runner(graph, NullRecorder(), cpu)
         scheduler = Scheduler(config, BlockAllocator(256, 4), 512)
         loop = StepLoop(scheduler, runner, NullRecorder())
         async with asyncio.TaskGroup() as group:

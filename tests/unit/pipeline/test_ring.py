@@ -1,20 +1,20 @@
-"""The walk: the same graph and stages as the ring, without queues, on the calling thread."""
+"""The ring: bounded queues, and stages whose coroutines run on the calling thread."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import numpy as np
 import pytest
 
 from tests.support.chunks import make_chunk, make_decode, make_work, partial_sum
-from thermocline.kernels.lane import LaneThread
+from thermocline.kernels.lane import LaneThread, result_of
 from thermocline.messages import Hidden, LayerIndex, StepResult, Tier
 from thermocline.pipeline.graph import Shortcut, moe_graph
+from thermocline.pipeline.ring import Ring, StageFailedError
 from thermocline.pipeline.runner import AbandonedError, ChunkFailed, Runner
-from thermocline.pipeline.walk import Walk, WalkError
 from thermocline.traces.lanes import Lane, Name
 from thermocline.traces.recorder import NullRecorder
 
@@ -73,19 +73,25 @@ def decode_chunk(chunk_id: int = 0):
     return make_decode(make_chunk(chunk_id))
 
 
-def end_of(turns) -> StepResult:
-    """Take every turn; return the result."""
+def end_of(steps) -> StepResult:
+    """Take every step, waiting where it waits; return the result."""
     while True:
         try:
-            next(turns)
+            stop = next(steps)
         except StopIteration as done:
             return done.value
+        if isinstance(stop, tuple):
+            wait(stop, return_when=FIRST_COMPLETED)
+
+
+def ring_of(graph) -> Ring:
+    return Ring(graph, NullRecorder())
 
 
 def test_every_stage_of_every_layer_is_visited_in_order():
     """One chunk, all layers, one stage after the other; hints leave before the compute that they are for."""
     stages = ColdStages()
-    result = end_of(Walk(stages.graph()).turns(decode_chunk()))
+    result = end_of(ring_of(stages.graph()).steps(decode_chunk()))
     assert isinstance(result, StepResult)
     assert stages.visits == ["embed", *LAYER * LAYERS, "head"]
 
@@ -93,14 +99,14 @@ def test_every_stage_of_every_layer_is_visited_in_order():
 @pytest.mark.parametrize("name", ["embed", "cold", "head"])
 def test_a_failing_stage_is_named(name):
     """The error says which stage failed on what, and what it raised."""
-    with pytest.raises(WalkError) as caught:
-        end_of(Walk(ColdStages(fail_at=name).graph()).turns(decode_chunk()))
+    with pytest.raises(StageFailedError) as caught:
+        end_of(ring_of(ColdStages(fail_at=name).graph()).steps(decode_chunk()))
     assert caught.value.stage == name
     assert isinstance(caught.value.failure, ArithmeticError)
 
 
-def test_branches_of_a_walk_run_side_by_side():
-    """The hot lane works while the walk computes cold experts; neither waits for the other to begin."""
+def test_branches_run_side_by_side():
+    """The hot lane works while cold experts are computed here; neither waits for the other to begin."""
     order, hot_may_end = [], threading.Event()
 
     class Split(ColdStages):
@@ -130,32 +136,31 @@ def test_branches_of_a_walk_run_side_by_side():
             return moe_graph({**graph.stages, "hot": self.hot}, LAYERS, 1)
 
     with LaneThread(Lane.HOT, NullRecorder()) as lane:
-        result = end_of(Walk(Split(lane).graph()).turns(decode_chunk()))
+        result = end_of(ring_of(Split(lane).graph()).steps(decode_chunk()))
     assert isinstance(result, StepResult)
     assert order == ["cold", "hot"] * LAYERS
 
 
 def test_a_shortcut_takes_the_place_of_a_layer_s_stages():
-    """Where it may be used the layer's own stage runs, else the ring's stages do."""
-    stages, usable = ColdStages(), True
+    """The layer's own stage runs in place of the stages between embed and head."""
+    stages = ColdStages()
 
     async def layer(hidden):
         stages.visits.append("layer")
         return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
 
-    shortcut = Shortcut(layer, LAYERS, lambda chunk: usable)
-    walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, shortcut))
-    end_of(walk.turns(decode_chunk()))
+    shortcut = Shortcut(layer, LAYERS, lambda chunk: True)
+    ring = ring_of(stages.graph())
+    end_of(ring.layers(decode_chunk(), shortcut))
     assert stages.visits == ["embed", *["layer"] * LAYERS, "head"]
-    usable = False
-    end_of(walk.turns(decode_chunk()))
+    end_of(ring.steps(decode_chunk()))
     assert stages.visits[LAYERS + 2 :] == ["embed", *LAYER * LAYERS, "head"]
 
 
 def test_a_stage_that_waits_is_our_bug():
-    """Nothing would wake it; the walk says so instead of hanging."""
-    with pytest.raises(WalkError) as caught:
-        end_of(Walk(ColdStages(waits_at="cold").graph()).turns(decode_chunk()))
+    """Nothing would wake it; the ring says so instead of hanging."""
+    with pytest.raises(StageFailedError) as caught:
+        end_of(ring_of(ColdStages(waits_at="cold").graph()).steps(decode_chunk()))
     assert isinstance(caught.value.failure, RuntimeError)
 
 
@@ -168,32 +173,64 @@ def test_a_prompt_may_be_interrupted_between_layers_and_a_decode_step_never(shor
         stages.visits.append("layer")
         return Hidden(hidden.chunk, LayerIndex(hidden.layer + 1), hidden.x)
 
-    way = Shortcut(layer, LAYERS, lambda chunk: shortcut)
-    walk = Walk(moe_graph(stages.graph().stages, LAYERS, 1, way))
-    turns = walk.turns(make_chunk(0))
+    ring, way = ring_of(stages.graph()), Shortcut(layer, LAYERS, lambda chunk: True)
+
+    def begin(chunk):
+        return ring.layers(chunk, way) if shortcut else ring.steps(chunk)
+
+    steps = begin(make_chunk(0))
     start, layers = (["embed"], ["layer"]) if shortcut else (["embed", "prefetch"], LAYER)
     for number in range(LAYERS):
-        assert next(turns) == number
+        assert next(steps) == number
         assert stages.visits == [*start, *layers * number]
-    assert isinstance(end_of(turns), StepResult)
+    assert isinstance(end_of(steps), StepResult)
     with pytest.raises(StopIteration):
-        next(walk.turns(decode_chunk(1)))
+        next(begin(decode_chunk(1)))
 
 
-def test_a_prompt_in_parts_may_be_interrupted_before_every_stage():
-    """Beside answers no turn is longer than a stage, and no layer is one job."""
+def test_a_prompt_in_parts_may_be_interrupted_before_every_stage_that_computes_here():
+    """Beside answers no turn is longer than a stage; what other lanes do begins without a turn of its own."""
     stages = ColdStages()
-
-    async def layer(hidden):
-        raise AssertionError("not as a whole")
-
-    walk = Walk(
-        moe_graph(stages.graph().stages, LAYERS, 1, Shortcut(layer, LAYERS, lambda chunk: True))
-    )
-    yielded = list(walk.turns(make_chunk(0), in_parts=True))
+    ring = ring_of(stages.graph())
+    yielded = list(ring.steps(make_chunk(0), yield_per_stage=True))
     assert [number for number in yielded if number is not None] == list(range(LAYERS))
-    assert len(yielded) == len(stages.visits)
-    assert not any(True for _ in walk.turns(decode_chunk(1), in_parts=True))
+    assert len(yielded) == sum(name != "prefetch" for name in stages.visits)
+    assert not any(True for _ in ring.steps(decode_chunk(1), yield_per_stage=True))
+
+
+def test_a_prompt_hands_its_lane_over_while_it_waits():
+    """What another lane still does is yielded, and the way goes on with whatever is done first."""
+    done: dict[str, Future[None]] = {}
+
+    class Split(ColdStages):
+        async def router(self, hidden):
+            return make_work(hidden.chunk, ROUTES, {0}, layer=hidden.layer)
+
+        async def hot(self, work):
+            done["hot"] = Future()
+            await result_of(done["hot"])
+            return partial_sum(work, Tier.HOT)
+
+        def graph(self):
+            return moe_graph({**super().graph().stages, "hot": self.hot}, LAYERS, 1)
+
+    steps, waited = ring_of(Split().graph()).steps(make_chunk(0)), 0
+    for stop in steps:
+        if isinstance(stop, tuple):
+            assert stop == (done["hot"],)
+            assert next(steps) == stop, "it waits still"
+            done["hot"].set_result(None)
+            waited += 1
+    assert waited == LAYERS
+
+
+def test_queues_are_bounded_and_counted():
+    """Each holds what the chunks in flight can have, and is empty at the end."""
+    ring = ring_of(ColdStages().graph())
+    end_of(ring.steps(make_chunk(0)))
+    counted = {queue.name: queue for queue in ring.statistics()}
+    assert counted["cold"].total_sent == counted["combine"].total_sent == LAYERS
+    assert all(q.peak_depth <= q.capacity and not q.current_depth for q in counted.values())
 
 
 async def test_a_chunk_never_overtakes_the_one_in_front_of_it():
@@ -229,43 +266,8 @@ async def test_a_chunk_never_overtakes_the_one_in_front_of_it():
     assert len(seen) == 2 * LAYERS
 
 
-async def test_decode_steps_walk_always_and_prompts_where_the_graph_is_a_line():
-    """A stage that waits is fine in the ring, and fails the chunk that walks."""
-    graph = ColdStages(waits_at="cold").graph()
-    assert graph.is_line
-    with LaneThread(Lane.CPU, NullRecorder()) as lane:
-        assert await stages_that_failed(Runner(graph, NullRecorder(), lane)) == ["cold", "cold"]
-        ring = replace(graph, is_line=False)
-        assert await stages_that_failed(Runner(ring, NullRecorder(), lane)) == [None, "cold"]
-        for is_line_for, failed in ((True, ["cold", "cold"]), (False, [None, "cold"])):
-            # Its parts are needed, and it is on one lane nevertheless.
-            way = Shortcut(
-                graph.stages["attend"],
-                LAYERS,
-                lambda chunk: False,
-                lambda chunk, way=is_line_for: way,
-            )
-            runner = Runner(replace(ring, shortcut=way), NullRecorder(), lane)
-            assert await stages_that_failed(runner) == failed
-
-
-async def stages_that_failed(runner: Runner) -> list[str | None]:
-    """Return where a prompt and then a decode step failed."""
-    failed: list[str | None] = []
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        group.create_task(runner.run())
-        await asyncio.sleep(0)
-        for chunk in (make_chunk(0), decode_chunk(1)):
-            runner.inject(chunk)
-            result = await runner.receive()
-            failed.append(result.error.stage if isinstance(result, ChunkFailed) else None)
-        runner.check_integrity()
-        runner.close()
-    return failed
-
-
-@pytest.mark.parametrize("is_line", [True, False])
-async def test_a_chunk_that_nobody_waits_for_ends_after_the_present_job(is_line):
+@pytest.mark.parametrize("in_parts", [True, False])
+async def test_a_chunk_that_nobody_waits_for_ends_after_the_present_turn(in_parts):
     """Abandoned in the first layer's attention, a prompt is not computed further; the ring is sound after it."""
     stages = ColdStages()
 
@@ -274,22 +276,16 @@ async def test_a_chunk_that_nobody_waits_for_ends_after_the_present_job(is_line)
             runner.abandon(hidden.chunk.requests[0])
             return await stages.attend(hidden)
 
-        async def cold(self, work):
-            raise AssertionError("computed for nobody")
-
-    class Walking(Abandoning):
-        cold = ColdStages.cold
-
-    graph = (Walking() if is_line else Abandoning()).graph()
+    graph = Abandoning().graph()
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
-        runner = Runner(replace(graph, is_line=is_line), NullRecorder(), lane)
+        runner = Runner(graph, NullRecorder(), lane)
         async with asyncio.timeout(5), asyncio.TaskGroup() as group:
             group.create_task(runner.run())
             await asyncio.sleep(0)
-            runner.inject(make_chunk(0))
+            runner.inject(make_chunk(0), in_parts=in_parts)
             result = await runner.receive()
             assert isinstance(result, ChunkFailed)
             assert isinstance(result.error.__cause__, AbandonedError)
-            assert stages.visits == ["attend"]
+            assert stages.visits.count("attend") == 1
             runner.check_integrity()
             runner.close()
