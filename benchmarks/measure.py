@@ -9,6 +9,7 @@ import csv
 import math
 import os
 import platform
+import secrets
 import statistics
 import subprocess
 import time
@@ -40,7 +41,8 @@ _CPU_FLAGS: Final = (
 class Row:
     """One measured quantity: `values` are the repetitions, in the order in which they were taken.
 
-    case: what was asked ("prefill 512"); side: who computed it; note: the setting that it ran with.
+    case: what was asked ("prefill 512"); side: who computed it; note: the setting that it ran with; routing: where the
+    experts' choices came from, "" where that does not matter (`benchmarks/routing_source.py`).
     """
 
     benchmark: str
@@ -50,6 +52,7 @@ class Row:
     unit: str
     values: tuple[float, ...]
     note: str = ""
+    routing: str = ""
 
     @property
     def median(self) -> float:
@@ -88,10 +91,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def describe_machine(threads: int) -> dict[str, str]:
-    """Return what a figure depends on besides its case, as columns for the CSV."""
+    """Return what a figure depends on besides its case, as columns for the CSV. run: tells this call from others."""
     facts = machine_facts()
     versions = facts.versions | _versions("nanobind")
     return {
+        "run": secrets.token_hex(4),
         "taken": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "commit": _commit(),
         "cpu": facts.cpu,
@@ -137,6 +141,7 @@ def write_rows(path: Path, rows: Sequence[Row], facts: dict[str, str]) -> None:
                 "median": f"{row.median:.6g}",
                 "values": " ".join(f"{value:.6g}" for value in row.values),
                 "note": row.note,
+                **({"routing": row.routing} if row.routing else {}),
                 **facts,
             }
         )
