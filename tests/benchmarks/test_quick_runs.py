@@ -184,7 +184,31 @@ def test_the_pipeline_s_benchmarks_run(benchmark, tmp_path, capsys):
     assert benchmark.main(["--quick", "--out", str(out)]) == 0
     assert all(float(row["median"]) > 0 for row in rows_of(out))
     text = capsys.readouterr().out
-    assert text.count("pass  ") + text.count("FAIL  ") in (2, 3)
+    assert sum(text.count(word) for word in ("pass  ", "FAIL  ", "BROKEN  ")) in (2, 3)
+
+
+def test_the_ring_has_a_limit_of_its_own(monkeypatch, tmp_path, capsys):
+    """A ring that takes more than 100 us is BROKEN and the status 1, however cheap the walks are."""
+
+    def spent(ring):
+        return dict.fromkeys(pipeline_overhead.MAX_US, 20.0) | {
+            "prompts, the ring with a hot lane": ring
+        }
+
+    def run(ring):
+        cases = {name: lambda _, us=us: us for name, us in spent(ring).items()}
+        monkeypatch.setattr(pipeline_overhead, "_cases", lambda _: cases)
+        return pipeline_overhead.main(["--out", str(tmp_path / "rows.csv")])
+
+    assert run(100.0) == 0
+    assert "BROKEN" not in capsys.readouterr().out
+    assert run(101.0) == 1
+    text = capsys.readouterr().out
+    assert (
+        "BROKEN  prompts, the ring with a hot lane: 101.0 us per chunk and layer, at most 100"
+        in text
+    )
+    assert "prompts, the ring with a hot lane  recorder off   101.0 us per chunk and layer" in text
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def simulation_table(rows: Iterable[Sequence[str]]) -> Table:
     table = _table("Routing, replayed")
     table.add_column("routing", no_wrap=True)
     table.add_column("experts", no_wrap=True)
-    for name in ("prompt tokens/s", "answer tokens/s", "found there", "copied"):
+    for name in ("prompt tok/s", "answer tok/s", "found there", "copied"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*row)
