@@ -25,7 +25,7 @@ from benchmarks import (
 )
 from benchmarks.bandwidth import BandwidthProbe
 from benchmarks.kernel_calls import available_sets, supported_formats
-from benchmarks.sides import LlamaSettings, Work, every_setting, llama_python
+from benchmarks.sides import LlamaChild, LlamaSettings, Work, every_setting, llama_python
 from benchmarks.synthetic_blocks import DRAWABLE
 
 PYTHON = llama_python(None)
@@ -124,14 +124,35 @@ def test_memory_is_measured_in_a_child(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="no interpreter here can import llama_cpp")
 def test_both_sides_run_in_turn(tmp_path, capsys):
-    """Settings are tried, the best one meets thermocline, and every phase has a ratio per pair."""
+    """Every setting is tried, weights are really repacked, the best meets thermocline; a ratio for each pair."""
     out = tmp_path / "llama.csv"
     assert against_llama.main(["--quick", "--out", str(out)]) == 0
     rows = rows_of(out)
     pairs = [row for row in rows if row["side"] == "ratio"]
     assert {row["case"] for row in pairs} == {"prefill 16", "decode at 0", "decode at 32"}
     assert all(len(row["values"].split()) == 2 for row in pairs)
+    tried = {row["note"] for row in rows if row["metric"] == "speed, tuning"}
+    assert tried == {str(setting) for setting in every_setting((False, True), (512,))}
+    assert float(rows[0]["repacked_mib"]) > 0.5
     assert "thermocline keeps" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON is None, reason="no interpreter here can import llama_cpp")
+def test_llama_computes_as_it_was_asked(tmp_path):
+    """Prompts of one micro-batch are run as one, repacked weights are told, and a kept prompt goes to the other child."""
+    model = synthetic_model.write_model(tmp_path / "tiny.gguf", "tiny")
+    asked = LlamaSettings(False, True, 600), LlamaSettings(True, True, 600)
+    with LlamaChild(PYTHON, model, 1, repack=False) as plain:
+        assert plain.facts["repacked_mib"] == 0
+        assert plain.run(Work(600, 0), asked[0]).prefill > 0
+        assert plain.run(Work(600, 4, 2), asked[0], keep_prompt=True, states=tmp_path).prefill > 0
+        assert plain.run(Work(600, 4, 2), asked[0], keep_prompt=True, states=tmp_path).prefill == 0
+    with LlamaChild(PYTHON, model, 1, repack=True) as repacked:
+        assert repacked.facts["repacked_mib"] > 0.5
+        found = repacked.run(Work(600, 4, 2), asked[1], keep_prompt=True, states=tmp_path)
+        assert found.prefill == 0
+        assert found.decode > 0
 
 
 class FakeFleet:
@@ -146,22 +167,41 @@ class FakeFleet:
         return (50.0 if settings.repack else 100.0) + settings.ubatch / 100
 
 
-def test_only_settings_that_can_matter_are_tried():
-    """No batch beyond the prompt, nothing again that was far behind, one batch size for decode."""
+def test_every_setting_that_can_matter_is_tried():
+    """Repacked and not, flash attention on and off, both batches where the prompt is that long; the slow ones once."""
     fleet = FakeFleet()
     phases = [
         against_llama.Phase("prefill 512", Work(512, 0), False),
         against_llama.Phase("prefill 2048", Work(2048, 0), False),
         against_llama.Phase("decode at 0", Work(1, 8), True),
+        against_llama.Phase("decode at 8192", Work(8192, 8), True),
     ]
     settings = every_setting((False, True), (512, 2048))
-    tuned = against_llama.tune(fleet, phases, settings, 2)
-    tried = {name: {(s.repack, s.ubatch) for s in speeds} for name, speeds in tuned.items()}
-    assert tried["prefill 512"] == {(False, 512), (True, 512)}
-    assert tried["prefill 2048"] == {(False, 512), (False, 2048)}
-    assert tried["decode at 0"] == {(False, 512), (True, 512)}
-    assert len(fleet.asked) == 2 * (4 + 4 + 4)
+    tuned = against_llama.tune(fleet, phases, settings, 3)
+    assert {name: set(speeds) for name, speeds in tuned.items()} == {
+        "prefill 512": {setting for setting in settings if setting.ubatch == 512},
+        "prefill 2048": set(settings),
+        "decode at 0": {setting for setting in settings if setting.ubatch == 512},
+        "decode at 8192": {setting for setting in settings if setting.ubatch == 512},
+    }
+    for speeds in tuned.values():
+        for setting, values in speeds.items():
+            assert len(values) == (1 if setting.repack else 3), setting
+    assert len(fleet.asked) == 3 * 8 + 16
     assert against_llama.best_settings(tuned)["prefill 2048"].ubatch == 2048
+
+
+def test_every_tried_setting_is_a_row(capsys):
+    """With all its runs and its name, the best one marked in the table; slow ones are not left out."""
+    fast, slow = LlamaSettings(False, True, 2048), LlamaSettings(True, False, 512)
+    tuned = {"prefill 2048": {slow: [50.0], fast: [90.0, 100.0, 95.0]}}
+    rows = against_llama.show_tuning(tuned, against_llama.best_settings(tuned))
+    assert {(row.note, row.values) for row in rows} == {
+        ("repacked, no flash attention, ubatch 512", (50.0,)),
+        ("not repacked, flash attention, ubatch 2048", (90.0, 100.0, 95.0)),
+    }
+    (best,) = [line for line in capsys.readouterr().out.splitlines() if "best" in line]
+    assert "not repacked, flash attention, ubatch 2048" in best
 
 
 def test_the_fastest_setting_is_chosen():
