@@ -8,7 +8,7 @@ export VENV
 BENCHMARKS := quick llama layer types lag memory requests overlap overhead http http-large larger predictions experts link round-trip workers gpu
 
 .PHONY: demo test lint check install fuzz fuzz-api fuzz-wire schedules sanitize check-neon oracle clients golden stub demo-model \
-	sample-trace load clean bench $(BENCHMARKS:%=bench-%)
+	sample-trace load results clean bench $(BENCHMARKS:%=bench-%)
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -85,6 +85,10 @@ bench: bench-layer bench-types bench-lag bench-llama
 
 $(BENCHMARKS:%=bench-%): bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
+
+# Write the figures of README.md and docs/benchmarks.md from docs/results; the test suite checks them.
+results: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.results $(ARGS)
 
 # The server with 64 streams for three minutes; the test suite runs 16 for 20 s.
 load: $(VENV)/.installed-dev

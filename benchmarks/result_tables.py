@@ -179,7 +179,7 @@ _COSTS: Final = (
     "prompts, stage by stage",
     "prompts, the ring with a hot lane",
 )
-_LIMITS: Final = MappingProxyType({_COSTS[0]: "25", _COSTS[2]: "100", _COSTS[4]: "100"})
+LIMITS: Final = MappingProxyType({_COSTS[0]: "25", _COSTS[2]: "100", _COSTS[4]: "100"})
 
 
 def _cost(case: str, recorder: str = "off") -> Pick:
@@ -193,7 +193,7 @@ _OVERHEAD: Final = Table(
             case,
             "pipeline-overhead",
             {"off": _cost(case), "on": _cost(case, "on")},
-            ("{off:.0s}", "{on:.0s}", _LIMITS.get(case, "")),
+            ("{off:.0s}", "{on:.0s}", LIMITS.get(case, "")),
         )
         for case in _COSTS
     ),
@@ -357,8 +357,7 @@ PAGES: Final[Mapping[str, Mapping[str, Entry]]] = MappingProxyType(
                 "the ring's cost",
                 "pipeline-overhead",
                 {"ring": _cost(_COSTS[4])},
-                "Bookkeeping of the ring of stages with a hot lane takes {ring:.0} us per chunk and layer, and may take "
-                "100",
+                "Bookkeeping of the ring of stages with a hot lane takes {ring:.0} us per chunk and layer; its limit is 100",
                 otherwise=f"Bookkeeping of the ring of stages with a hot lane: {NOT_MEASURED}.",
             ),
         },

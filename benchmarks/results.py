@@ -35,15 +35,21 @@ class PageError(Exception):
 
 
 class Writer:
-    """Renders entries from the CSV files of one folder. missing: labels of what was not measured."""
+    """Renders entries from the CSV files of one folder. missing: block and label of what was not measured."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._runs: dict[str, list[Run]] = {}
         self.missing: list[str] = []
 
-    def text_of(self, entry: Entry) -> str:
+    def text_of(self, name: str, entries: Mapping[str, Entry]) -> str:
         """Return what stands between an entry's markers."""
+        before = len(self.missing)
+        text = self._text(entries[name])
+        self.missing[before:] = [f"{name}: {label}" for label in self.missing[before:]]
+        return text
+
+    def _text(self, entry: Entry) -> str:
         match entry:
             case Table():
                 return f"\n\n{self._table(entry)}\n\n"
@@ -77,7 +83,7 @@ class Writer:
             found = self._find(line)
             if found is None:
                 self.missing.append(line.label)
-                rows.append((line.label, NOT_MEASURED, *("" for _ in line.cells[1:]), ""))
+                rows.append((line.label, *_unfilled(line.cells), ""))
                 continue
             run, quantities = found
             letter = machines.setdefault(run.machine, chr(ord("A") + len(machines)))
@@ -117,7 +123,7 @@ class Writer:
             self.missing.append(entry.label)
             return entry.otherwise
         run, quantities = found
-        return f"{_filled(entry.text, quantities)} ({run.machine}; {run.origin})"
+        return f"{_filled(entry.text, quantities)} ({run.machine}; {run.origin})."
 
 
 def render(page: str, entries: Mapping[str, Entry], writer: Writer) -> str:
@@ -129,8 +135,17 @@ def render(page: str, entries: Mapping[str, Entry], writer: Writer) -> str:
     if sorted(names) != sorted(entries):
         raise PageError(f"blocks {sorted(names)} and entries {sorted(entries)} do not match")
     return _BLOCK.sub(
-        lambda match: match[1] + writer.text_of(entries[match["name"]]) + match[4], page
+        lambda match: match[1] + writer.text_of(match["name"], entries) + match[4], page
     )
+
+
+def _unfilled(cells: Sequence[str]) -> list[str]:
+    """Return what needs no figure, and in the place of the first figure that there is none."""
+    first = next(index for index, cell in enumerate(cells) if "{" in cell)
+    return [
+        NOT_MEASURED if index == first else "" if "{" in cell else cell
+        for index, cell in enumerate(cells)
+    ]
 
 
 def _filled(template: str, quantities: Mapping[str, Quantity]) -> str:
