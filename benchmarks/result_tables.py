@@ -256,22 +256,24 @@ _LINK_TABLE: Final = Table(
     tuple(_link_line(routing) for routing in ROUTINGS),
 )
 
-_FOUND: Final = "decode 16 by layer"
+_DECODED: Final = "decode 128"
 
 
 def _foresight_line(routing: str) -> Line:
     def share(metric: str) -> Pick:
-        return Pick(_FOUND, "router, a layer ahead", metric, routing=routing, scale=100)
+        return Pick(f"{_DECODED}, by layer", "router, ahead", metric, routing=routing, scale=100)
 
     return Line(
         routing,
-        "expert-prediction",
+        "expert-foresight",
         {
             "recall": share("recall"),
             "precision": share("precision"),
-            "recency": Pick(_FOUND, "recently used", "recall", routing=routing, scale=100),
-            "optimum": Pick("decode 16", "offline optimum", "hits", routing=routing, scale=100),
-            "lru": Pick("decode 16", "least recently used", "hits", routing=routing, scale=100),
+            "recency": Pick(
+                f"{_DECODED}, by layer", "recently used", "recall", routing=routing, scale=100
+            ),
+            "optimum": Pick(_DECODED, "offline optimum", "hits", routing=routing, scale=100),
+            "lru": Pick(_DECODED, "least recently used", "hits", routing=routing, scale=100),
         },
         ("{recall:.0s} %", "{precision:.0s} %", "{recency:.0s} %", "{lru:.0} %", "{optimum:.0} %"),
     )

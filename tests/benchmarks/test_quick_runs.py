@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 import statistics
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from benchmarks import (
     against_llama,
     expert_cache,
+    expert_foresight,
+    expert_link,
     expert_workers,
     loop_lag,
     many_requests,
@@ -25,8 +28,10 @@ from benchmarks import (
 )
 from benchmarks.bandwidth import BandwidthProbe
 from benchmarks.kernel_calls import available_sets, supported_formats
+from benchmarks.routing_source import routing_of
 from benchmarks.sides import LlamaChild, LlamaSettings, Work, every_setting, llama_python
 from benchmarks.synthetic_blocks import DRAWABLE
+from thermocline.demo import DEMO_MODEL_PATH
 
 PYTHON = llama_python(None)
 
@@ -259,18 +264,60 @@ def test_predictions_are_held_against_runs(tmp_path, capsys):
     rows = rows_of(out)
     assert {row["side"] for row in rows} == {"predicted", "real", "predicted/real"}
     assert {row["metric"] for row in rows} == {"prefill 16", "decode 4"}
+    assert {row["routing"] for row in rows} == {"uniform"}
     assert "within 15 %" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_the_expert_cache_is_replayed(tmp_path, capsys):
-    """A dozen requests of the demo model: better than LRU and the best fixed set, never worse than the CPU alone."""
+    """On three routings, each named in its rows: faster than LRU and the best fixed set where there is something to
+    know, and never worse than the CPU alone."""
     out, routing = tmp_path / "rows.csv", tmp_path / "routing.npz"
     assert expert_cache.main(["--quick", "--out", str(out), "--keep", str(routing)]) == 0
-    assert {row["side"] for row in rows_of(out)} >= {"expert cache", "plain LRU", "offline optimum"}
+    rows = rows_of(out)
+    for name in ("demo model", "uniform", "generated skewed"):
+        mine = [row for row in rows if row["routing"] == name]
+        assert {row["side"] for row in mine} >= {"expert cache", "plain LRU", "offline optimum"}
+    assert {row["clock"] for row in rows} == {"virtual"}
     text = capsys.readouterr().out
-    assert (text.count("pass  "), text.count("FAIL  ")) == (5, 0)
-    assert "0 experts, and says: nothing is copied" in text
+    assert (text.count("pass  "), text.count("FAIL  ")) == (13, 0)
+    assert text.count("0 experts, and says: nothing is copied") == 3
+
+
+@pytest.mark.slow
+def test_foresight_is_counted_by_routing(tmp_path, capsys):
+    """Each routing has a share for each layer, and the optimum finds at least what recency does."""
+    out = tmp_path / "rows.csv"
+    assert expert_foresight.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    for name in ("demo model", "uniform", "generated skewed"):
+        mine = {(row["side"], row["metric"]): row for row in rows if row["routing"] == name}
+        recall = [float(value) for value in mine["router, ahead", "recall"]["values"].split()]
+        assert len(recall) == 4
+        assert all(0 <= value <= 1 for value in recall)
+        best, recent = (mine[side, "hits"] for side in ("offline optimum", "least recently used"))
+        assert float(best["median"]) >= float(recent["median"])
+    assert "| 3     | generated skewed |" in capsys.readouterr().out
+
+
+def test_a_file_says_what_routing_it_gives(tmp_path):
+    """The demo model is trained; the generator's files are uniform, or skewed where the router is; others have a name."""
+    even = synthetic_model.write_model(tmp_path / "even.gguf", "tiny")
+    skewed = synthetic_model.write_model(tmp_path / "skewed.gguf", "tiny", skew=0.5)
+    found = [routing_of(path) for path in (DEMO_MODEL_PATH, even, skewed)]
+    assert found == ["demo model", "uniform", "generated skewed"]
+    copy = shutil.copy(DEMO_MODEL_PATH, tmp_path / "other.gguf")
+    assert routing_of(copy) == "thermocline demo"
+
+
+@pytest.mark.slow
+def test_a_link_is_measured_with_its_routing(tmp_path, capsys):
+    """Each side's time against the CPU alone, on the routing that the file gives."""
+    out = tmp_path / "link.csv"
+    assert expert_link.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    assert {row["routing"] for row in rows} == {"uniform"}
+    assert sum(row["metric"] == "of cpu alone" for row in rows) == 5
 
 
 def test_workers_are_measured(tmp_path, capsys):
