@@ -1,10 +1,11 @@
-"""Which experts could have been known beforehand: one run's predictions, beside recency and the offline optimum.
+"""Which experts could have been known beforehand: predictions of runs, beside recency and the offline optimum.
 
-A run is what `cold_side` answers. Counts alone, no times. Knows no engine.
+A run is what `cold_side` answers. Knows no engine.
 """
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import Row, table
@@ -13,30 +14,36 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def foresight(benchmark: str, case: str, run: dict[str, Any], room: int, routing: str) -> list[Row]:
-    """Print how well one run's decode was predicted; return it as rows, a value for each layer.
+def foresight(
+    benchmark: str, case: str, runs: Sequence[dict[str, Any]], room: int, routing: str
+) -> list[Row]:
+    """Print how well decoding was predicted; return it as rows, for each layer the median of the runs.
 
-    room: experts that a cache of the two bounds holds.
+    runs: of one model and prompt. room: experts that a cache of the two bounds holds. A layer whose selections came too
+    late to be scored is left out.
     """
-    layers = [layer for layer in run["layers"] if layer[0]]
+    layers = _medians(runs)
+    if not layers:
+        print(f"{case}, {routing}: nothing was scored, since this machine was too busy")
+        return []
     lines = [
-        (str(number), routing, str(selected), *(f"{value:.0%}" for value in values))
-        for number, (selected, *values) in enumerate(run["layers"])
-        if selected
+        (str(number), routing, f"{selected:.0f}", *(f"{value:.0%}" for value in values))
+        for number, (selected, *values) in layers.items()
     ]
     header = ("layer", "routing", "selected", "recall", "precision", "recency alone")
     print("", table(header, lines), sep="\n")
-    hits, late, misses = run["found"]
-    selected = sum(len(experts) for _, experts in run["selections"])
-    best = 1 - offline_misses(run["selections"], room) / selected
-    recent = 1 - recent_misses(run["selections"], room) / selected
+    last = runs[-1]
+    hits, late, misses = last["found"]
+    selected = sum(len(experts) for _, experts in last["selections"])
+    best = 1 - offline_misses(last["selections"], room) / selected
+    recent = 1 - recent_misses(last["selections"], room) / selected
     print(
         f"selected experts: {hits} in memory, {late} on their way, {misses} unasked; "
-        f"{run['wasted_bytes'] / 1e9:.2f} GB read in vain\n"
+        f"{last['wasted_bytes'] / 1e9:.2f} GB read in vain\n"
         f"of decode's {selected}, from nothing and with room for {room}: the offline optimum finds {best:.0%} there, "
         f"least recently used {recent:.0%}\n"
     )
-    _, recall, precision, recency = (tuple(values) for values in zip(*layers, strict=True))
+    _, recall, precision, recency = (tuple(each) for each in zip(*layers.values(), strict=True))
     note = f"room for {room} experts"
     by_layer = f"{case}, by layer"
     return [
@@ -46,6 +53,16 @@ def foresight(benchmark: str, case: str, run: dict[str, Any], room: int, routing
         Row(benchmark, case, "offline optimum", "hits", "share", (best,), note, routing),
         Row(benchmark, case, "least recently used", "hits", "share", (recent,), note, routing),
     ]
+
+
+def _medians(runs: Sequence[dict[str, Any]]) -> dict[int, tuple[float, ...]]:
+    """Return selected, recall, precision and the recall of recency of each layer that selects."""
+    found = {}
+    for number, of_runs in enumerate(zip(*(run["layers"] for run in runs), strict=True)):
+        values = tuple(statistics.median(each) for each in zip(*of_runs, strict=True))
+        if values[0]:
+            found[number] = values
+    return found
 
 
 def offline_misses(selections: Sequence[tuple[int, Sequence[int]]], room: int) -> int:

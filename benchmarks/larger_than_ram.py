@@ -245,8 +245,8 @@ def run(options: argparse.Namespace, model: Path) -> int:
     rows = [replace(row, routing=routing_of(model)) for row in rows]
     # What the experts of the smaller memory are: about six tenths of it, of experts of 3 MB.
     room = (options.limit_mib << 20) * 6 // 10 // (3 << 20)
-    case, last = f"decode {options.decode}, limit {options.limit_mib} MiB", runs["prefetch"][-1]
-    rows += foresight(_NAME, case, last, room, routing_of(model))
+    case, cold = f"decode {options.decode}, limit {options.limit_mib} MiB", runs["prefetch"]
+    rows += foresight(_NAME, case, cold, room, routing_of(model))
     for what, holds in required:
         print(f"{verdict(holds)}  {what}")
     print(load)

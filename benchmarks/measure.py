@@ -30,6 +30,8 @@ RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
 MAX_FOREIGN_CORES: Final = 0.1
 """Other programs' use of the processor beyond which a figure is marked as disturbed."""
 
+_WRITTEN: Final = (":!docs/results", ":!docs/benchmarks.md", ":!README.md")
+
 _CPU_FLAGS: Final = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vbmi",
     "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -282,14 +284,23 @@ def _versions(*names: str) -> dict[str, str]:
     return found
 
 
-def _commit() -> str:
-    root = Path(__file__).parents[1]
+def _commit(root: Path = RESULTS.parents[1]) -> str:
+    """Return the commit, with "-dirty" behind it where tracked files differ.
+
+    Not those that benchmarks and `make results` write: what one benchmark found changes nothing of the next one.
+    """
     try:
-        ran = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=root, capture_output=True, text=True, check=True, timeout=10,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )  # fmt: skip
+        commit = _git(root, "describe", "--always")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *_WRITTEN)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    ran = subprocess.run(
+        ["git", *arguments],
+        cwd=root, capture_output=True, text=True, check=True, timeout=10,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    )  # fmt: skip
     return ran.stdout.strip()

@@ -1,8 +1,8 @@
 """Which measured rows may be quoted: runs of the CSV files under docs/results, newest first.
 
 A run is what one call of a benchmark wrote. It may be quoted if other programs left the processor alone, by the
-benchmarks' own limit, and if it was taken at a commit without local changes. Where a virtual clock was read, or
-none, it does not matter what other programs did. Knows no page and no wording.
+benchmarks' own limit, and if it was taken at a commit without local changes. Where a virtual clock was read it does
+not matter what other programs did. Knows no page and no wording.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 NOT_MEASURED: Final = "not measured"
 
-# A replay's clock is virtual, and what only counts has none.
-_CLOCKS_OF_THEIR_OWN: Final = ("virtual", "none")
 _OF_A_ROW: Final = frozenset(
     ("benchmark", "case", "side", "metric", "unit", "median", "values", "note", "routing")
 )
@@ -125,7 +123,7 @@ class Run:
         return ""
 
     def _disturbed(self) -> str:
-        if self.facts.get("clock") in _CLOCKS_OF_THEIR_OWN:
+        if self.facts.get("clock") == "virtual":
             return ""
         foreign = self.facts.get("foreign_cores", "")
         if not foreign:
