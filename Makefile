@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV
 
-BENCHMARKS := quick llama layer types lag memory requests overlap overhead http http-large larger predictions experts link round-trip workers gpu
+BENCHMARKS := quick llama llama-qwen35moe llama-olmoe layer types lag memory requests overlap overhead http http-large larger predictions experts foresight link round-trip workers gpu
 
 .PHONY: demo test lint check install fuzz fuzz-api fuzz-wire schedules sanitize check-neon oracle clients golden stub demo-model \
-	sample-trace load clean bench $(BENCHMARKS:%=bench-%)
+	sample-trace load results picture clean bench $(BENCHMARKS:%=bench-%)
 
 demo: $(VENV)/.installed-run
 	$(BIN)/thermocline demo
@@ -75,7 +75,11 @@ stub: $(VENV)/.installed-dev
 demo-model: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.demo_model.train
 
-# The sample in traces/. The picture in the README is from scripts/timeline_picture.sh and a larger model.
+# The README's picture and the trace that it is of: needs Chromium, and a model of 3.5 GB that is written first.
+picture: $(VENV)/.installed-dev
+	scripts/timeline_picture.sh
+
+# The sample in traces/.
 sample-trace: $(VENV)/.installed-run
 	scripts/sample_trace.sh
 
@@ -85,6 +89,10 @@ bench: bench-layer bench-types bench-lag bench-llama
 
 $(BENCHMARKS:%=bench-%): bench-%: $(VENV)/.installed-dev
 	scripts/bench.sh $* $(ARGS)
+
+# Write the figures of README.md and docs/benchmarks.md from docs/results; the test suite checks them.
+results: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.results $(ARGS)
 
 # The server with 64 streams for three minutes; the test suite runs 16 for 20 s.
 load: $(VENV)/.installed-dev

@@ -1,9 +1,11 @@
 """Is thermocline faster than llama.cpp on the same file, threads and machine? Usage
 `python -m benchmarks.against_llama MODEL.gguf --llama-python PYTHON`.
 
-First llama.cpp's settings are measured against each other, for each phase; then thermocline and llama.cpp
-at its best run in turn, each in a process of its own that stays alive, and every pair gives a ratio. The
-memory's read bandwidth is measured beside each pair.
+First llama.cpp's settings are measured against each other, for each phase: weights repacked or not, flash attention on
+or off, micro-batches of 512 and 2048. Each is a row of the file, with the speed that it had. Then thermocline and
+llama.cpp at its best run in turn, each in a process of its own that stays alive, and every pair gives a ratio. The
+memory's read bandwidth is measured beside each pair. Shorter: `--tune-repeats 1 --repeats 3`, and `--contexts 0`
+leaves out the tokens behind 8192 others.
 """
 
 from __future__ import annotations
@@ -44,8 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NAME: Final = "against_llama"
-# A setting so much slower than the best one of a shorter prompt is not tried on a longer one.
+# A setting so much slower than the best one is tried once, and not as often as the others.
 _HOPELESS: Final = 1.5
+# Behind so many tokens a pair takes long, since thermocline computes the prompt again.
+_DEEP_TOKENS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,14 @@ class LlamaFleet:
     def __init__(self, python: str, model: Path, threads: int, stack: ExitStack) -> None:
         self._python, self._model, self._threads, self._stack = python, model, threads, stack
         self._children: dict[bool, LlamaChild] = {}
+        self._states = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
     def run(self, phase: Phase, settings: LlamaSettings) -> float:
         """Return tokens per second of `phase`."""
         child = self.child(settings.repack)
         keep = phase.is_decode
-        return phase.speed(child.run(phase.work, settings, keep_prompt=keep))
+        states = self._states if keep else None
+        return phase.speed(child.run(phase.work, settings, keep_prompt=keep, states=states))
 
     def child(self, repack: bool) -> LlamaChild:
         """Return the process with weights repacked or not."""
@@ -97,30 +103,23 @@ def tune(
 ) -> dict[str, dict[LlamaSettings, list[float]]]:
     """Return the speeds of every setting for every phase, the settings in turn in each repetition.
 
-    What was far behind in a phase is not tried again in the next of its kind. A batch longer than the
-    work changes nothing, and is tried where there is more work.
+    All are tried once; one that is far behind is not tried again. Only a batch longer than the work is left out, since
+    it changes nothing.
     """
     found: dict[str, dict[LlamaSettings, list[float]]] = {}
     smallest = min(setting.ubatch for setting in settings)
-    left = {False: settings, True: settings}
     for phase in phases:
         longest = smallest if phase.is_decode else max(smallest, phase.work.num_prompt)
-        tried = [setting for setting in left[phase.is_decode] if setting.ubatch <= longest]
-        speeds: dict[LlamaSettings, list[float]] = {setting: [] for setting in tried}
+        speeds: dict[LlamaSettings, list[float]] = {
+            setting: [] for setting in settings if setting.ubatch <= longest
+        }
         for _ in range(repeats):
-            for setting in tried:
-                speeds[setting].append(fleet.run(phase, setting))
-                print(f"  {phase.name}, {setting}: {speeds[setting][-1]:.1f} tokens/s", flush=True)
-        fastest: dict[tuple[bool, bool], float] = {}
-        for setting, values in speeds.items():
-            kind = (setting.repack, setting.flash)
-            fastest[kind] = max(fastest.get(kind, 0.0), *values)
-        hopeful = {k for k, speed in fastest.items() if speed * _HOPELESS >= max(fastest.values())}
-        left[phase.is_decode] = tuple(
-            setting
-            for setting in left[phase.is_decode]
-            if (setting.repack, setting.flash) in hopeful
-        )
+            best = max((max(values, default=0.0) for values in speeds.values()), default=0.0)
+            for setting, values in speeds.items():
+                if values and max(values) * _HOPELESS < best:
+                    continue
+                values.append(fleet.run(phase, setting))
+                print(f"  {phase.name}, {setting}: {values[-1]:.1f} tokens/s", flush=True)
         found[phase.name] = speeds
     return found
 
@@ -161,6 +160,8 @@ def measure_pairs(
     for index in range(options.repeats):
         for phase in phases:
             name = phase.name
+            if index >= options.deep_repeats and phase.work.num_prompt >= _DEEP_TOKENS:
+                continue
             if index % 2:
                 theirs[name].append(fleet.run(phase, best[name]))
             ours[name].append(phase.speed(engine.run(phase.work)))
@@ -270,6 +271,10 @@ def run(options: argparse.Namespace, model: Path, python: str | None) -> int:
         fleet = LlamaFleet(python, model, options.threads, stack)
         facts["versions"] += f" llama-cpp-python={fleet.child(False).facts['version']}"
         repacks = (False,) if options.no_repack else (False, True)
+        if not options.no_repack:
+            repacked_mib = fleet.child(True).facts["repacked_mib"]
+            facts["repacked_mib"] = f"{repacked_mib:.0f}"
+            print(f"llama.cpp repacks {repacked_mib:.0f} MiB of this file")
         tuned = tune(fleet, phases, every_setting(repacks, options.ubatches), options.tune_repeats)
         best = best_settings(tuned)
         rows = show_tuning(tuned, best)
@@ -297,6 +302,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ubatches", type=int, nargs="*", default=[512, 2048], metavar="TOKENS")
     parser.add_argument("--no-repack", action="store_true", help="do not try repacked weights, which need memory for a second copy")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=7, help="pairs per phase")
+    parser.add_argument("--deep-repeats", type=int, default=3, help="pairs behind 4096 tokens and more, at most")  # fmt: skip
     parser.add_argument("--tune-repeats", type=int, default=3, help="runs per setting of llama.cpp")
     parser.add_argument("--tune-only", action="store_true", help="only find llama.cpp's best")
     parser.add_argument("--bandwidth-bytes", type=int, default=BUFFER_BYTES, help=argparse.SUPPRESS)

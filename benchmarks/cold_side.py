@@ -14,7 +14,10 @@ import threading
 import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thermocline import Engine
 
 
 def read_bytes() -> int:
@@ -54,9 +57,18 @@ def read_all(path: Path) -> dict[str, Any]:
         return {"read_s": time.perf_counter() - begin, "read_bytes": read_bytes() - before}
 
 
+async def prompt_of(engine: Engine, options: argparse.Namespace) -> list[int]:
+    """Return the beginning of a text, or random tokens."""
+    from benchmarks.engine_side import random_prompt
+    from benchmarks.routing_source import held_text
+
+    if options.text:
+        return list(await engine.encode(held_text()))[: options.prompt]
+    return random_prompt(engine.tokenizer.vocab_size, options.prompt, seed=options.seed)
+
+
 async def compute(options: argparse.Namespace) -> dict[str, Any]:
     """Compute a prompt as one chunk, then decode; greedy unless a temperature is given."""
-    from benchmarks.engine_side import random_prompt
     from benchmarks.memory import resident
     from thermocline import Engine, EngineConfig, SamplingParams
     from thermocline.config import CpuConfig, MemoryConfig, PrefetchConfig, SchedulerConfig
@@ -80,7 +92,7 @@ async def compute(options: argparse.Namespace) -> dict[str, Any]:
         scheduler=SchedulerConfig(prefill_chunk_tokens=options.prompt),
     )
     async with Engine.open(options.model, config) as engine:
-        prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, seed=options.seed)
+        prompt = await prompt_of(engine, options)
         params = SamplingParams(
             max_tokens=options.decode + 1,
             ignore_eos=True,
@@ -125,6 +137,9 @@ def _main() -> None:
     parser.add_argument("--decode", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument(
+        "--text", action="store_true", help="a prompt of prose, not of random tokens"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the prompt, and of what is drawn")
     options = parser.parse_args()
     if options.group is not None:

@@ -22,6 +22,7 @@ from benchmarks.measure import (
     write_rows,
 )
 from benchmarks.model_options import add_patience, model_parser, parse, run_on_model
+from benchmarks.routing_source import DEMO, held_text, routing_of
 from thermocline import Engine, EngineConfig
 from thermocline.config import (
     CpuConfig,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAME: Final = "expert link"
+# The text of the next round begins so many tokens further on.
+_TURN_TOKENS: Final = 53
 _MAX_RATIO: Final = 1.10
 _LINKS_BYTES_PER_S: Final = (1e7, 1e8, 1e9, 1e10, 1e11)
 
@@ -56,6 +59,15 @@ def config(threads: int, context: int, link_bytes_per_s: float | None) -> Engine
     )
 
 
+async def _prompt(engine: Engine, routing: str, num_tokens: int, turn: int) -> list[int]:
+    """Return tokens that the model's router chooses for as it does at work: text for a trained one."""
+    if routing != DEMO:
+        return random_prompt(engine.tokenizer.vocab_size, num_tokens, turn)
+    text = list(await engine.encode(held_text()))
+    start = turn * _TURN_TOKENS % max(1, len(text) - num_tokens)
+    return text[start : start + num_tokens]
+
+
 async def compare(
     model: Path, options: argparse.Namespace, rounds: QuietRounds
 ) -> tuple[dict[float | None, list[float]], dict[float, str]]:
@@ -63,6 +75,7 @@ async def compare(
     sides: tuple[float | None, ...] = (None, *_LINKS_BYTES_PER_S)
     spent: dict[float | None, list[float]] = {side: [] for side in sides}
     context = options.prompt + options.answer + 1
+    routing = routing_of(model)
     async with AsyncExitStack() as stack:
         engines = {
             side: await stack.enter_async_context(
@@ -77,7 +90,7 @@ async def compare(
             with one:
                 for side in (*sides[first:], *sides[:first]):
                     engine = engines[side]
-                    prompt = random_prompt(engine.tokenizer.vocab_size, options.prompt, turn)
+                    prompt = await _prompt(engine, routing, options.prompt, turn)
                     timings = await time_request(engine, prompt, options.answer)
                     taken[side] = timings.prompt_s + timings.decode_s
             if one.counts:
@@ -98,20 +111,21 @@ def run(options: argparse.Namespace, model: Path) -> int:
     facts = describe_machine(options.threads)
     rounds = QuietRounds(options.repeats, warm_ups=2, patience=options.patience)
     spent, notes = asyncio.run(compare(model, options, rounds))
-    case = f"prompt {options.prompt}, answer {options.answer}"
-    rows = [Row(_NAME, case, "cpu alone", "request", "s", tuple(spent[None]))]
+    case, routing = f"prompt {options.prompt}, answer {options.answer}", routing_of(model)
+    alone = tuple(spent[None])
+    rows = [Row(_NAME, case, "cpu alone", "request", "s", alone, model.stem, routing)]
     holds = []
     for link in _LINKS_BYTES_PER_S:
         ratios = paired_ratios(spent[link], spent[None])
         side = f"link {link / 1e6:g} MB/s"
         rows += [
-            Row(_NAME, case, side, "request", "s", tuple(spent[link]), notes[link]),
-            Row(_NAME, case, side, "of cpu alone", "ratio", ratios, notes[link]),
+            Row(_NAME, case, side, "request", "s", tuple(spent[link]), notes[link], routing),
+            Row(_NAME, case, side, "of cpu alone", "ratio", ratios, notes[link], routing),
         ]
         ratio = statistics.median(ratios)
         holds.append(ratio <= _MAX_RATIO)
         print(
-            f"{verdict(holds[-1])}  {case}, {side}: {ratio:.3f} of the time, at most {_MAX_RATIO}"
+            f"{verdict(holds[-1])}  {routing}, {case}, {side}: {ratio:.3f} of the time, at most {_MAX_RATIO}"
         )
         print(f"      {notes[link]}")
     print(rounds)

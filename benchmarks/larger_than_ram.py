@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from benchmarks.foresight import foresight
 from benchmarks.measure import (
     RESULTS,
     ForeignLoad,
@@ -33,6 +35,7 @@ from benchmarks.measure import (
     verdict,
     write_rows,
 )
+from benchmarks.routing_source import routing_of
 from benchmarks.sides import Child, Work, llama_python
 from benchmarks.synthetic_model import write_model
 from thermocline.kernels.native import load_native
@@ -155,48 +158,6 @@ def measure(field: Field, group: Path, options: argparse.Namespace, *, has_llama
     return runs
 
 
-def offline_misses(selections: Sequence[tuple[int, Sequence[int]]], room: int) -> int:
-    """Return how many experts must be read by one who knows the future, with room for `room` experts.
-
-    Belady's rule from an empty cache: what is wanted furthest in the future goes. Experts of one layer and
-    token are wanted at once.
-    """
-    uses: dict[tuple[int, int], list[int]] = {}
-    for step, (layer, experts) in enumerate(selections):
-        for expert in experts:
-            uses.setdefault((layer, expert), []).append(step)
-    held: dict[tuple[int, int], None] = {}
-    misses = 0
-
-    def next_use(key: tuple[int, int], step: int) -> float:
-        return next((use for use in uses[key] if use > step), float("inf"))
-
-    for step, (layer, experts) in enumerate(selections):
-        wanted = {(layer, expert) for expert in experts}
-        new = wanted - held.keys()
-        misses += len(new)
-        while held.keys() - wanted and len(held) + len(new) > room:
-            del held[max(held.keys() - wanted, key=lambda key: next_use(key, step))]
-        held.update(dict.fromkeys(new))
-    return misses
-
-
-def recent_misses(selections: Sequence[tuple[int, Sequence[int]]], room: int) -> int:
-    """Return how many experts a least-recently-used cache reads, from an empty one."""
-    held: dict[tuple[int, int], None] = {}
-    misses = 0
-    for layer, experts in selections:
-        for expert in experts:
-            if (layer, expert) in held:
-                del held[layer, expert]
-            else:
-                misses += 1
-            held[layer, expert] = None
-        while len(held) > room:
-            del held[next(iter(held))]
-    return misses
-
-
 def _times(runs: Runs, side: str, key: str) -> list[float]:
     return [run[key] for run in runs[side]]
 
@@ -271,26 +232,6 @@ def _required(runs: Runs, case: str, rows: list[Row]) -> list[tuple[str, bool]]:
     return found
 
 
-def show_prediction(run: dict[str, Any], room: int) -> None:
-    """Print how well one run's decode was predicted, beside recency and the offline optimum."""
-    lines = [
-        (str(layer), str(selected), *(f"{value:.0%}" for value in values))
-        for layer, (selected, *values) in enumerate(run["layers"])
-    ]
-    header = ("layer", "selected", "recall", "precision", "recency alone")
-    print("", table(header, lines), sep="\n")
-    hits, late, misses = run["found"]
-    best = offline_misses(run["selections"], room)
-    recent = recent_misses(run["selections"], room)
-    selected = sum(len(experts) for _, experts in run["selections"])
-    print(
-        f"selected experts: {hits} in memory, {late} on their way, {misses} unasked; "
-        f"{run['wasted_bytes'] / 1e9:.2f} GB read in vain\n"
-        f"of decode's {selected}, from nothing and with room for {room}: the offline optimum reads {best}, "
-        f"least recently used {recent}\n"
-    )
-
-
 def run(options: argparse.Namespace, model: Path) -> int:
     """Measure `model`; 1 if a requirement does not hold."""
     facts = describe_machine(options.threads)
@@ -301,8 +242,11 @@ def run(options: argparse.Namespace, model: Path) -> int:
         field = Field(options, model, llama)
         runs = measure(field, group, options, has_llama=llama is not None)
     rows, required = report(runs, options)
+    rows = [replace(row, routing=routing_of(model)) for row in rows]
     # What the experts of the smaller memory are: about six tenths of it, of experts of 3 MB.
-    show_prediction(runs["prefetch"][-1], (options.limit_mib << 20) * 6 // 10 // (3 << 20))
+    room = (options.limit_mib << 20) * 6 // 10 // (3 << 20)
+    case, cold = f"decode {options.decode}, limit {options.limit_mib} MiB", runs["prefetch"]
+    rows += foresight(_NAME, case, cold, room, routing_of(model))
     for what, holds in required:
         print(f"{verdict(holds)}  {what}")
     print(load)

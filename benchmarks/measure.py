@@ -9,6 +9,7 @@ import csv
 import math
 import os
 import platform
+import secrets
 import statistics
 import subprocess
 import time
@@ -29,6 +30,8 @@ RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
 MAX_FOREIGN_CORES: Final = 0.1
 """Other programs' use of the processor beyond which a figure is marked as disturbed."""
 
+_WRITTEN: Final = (":!docs/results", ":!docs/benchmarks.md", ":!README.md")
+
 _CPU_FLAGS: Final = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vbmi",
     "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -40,7 +43,8 @@ _CPU_FLAGS: Final = (
 class Row:
     """One measured quantity: `values` are the repetitions, in the order in which they were taken.
 
-    case: what was asked ("prefill 512"); side: who computed it; note: the setting that it ran with.
+    case: what was asked ("prefill 512"); side: who computed it; note: the setting that it ran with; routing: where the
+    experts' choices came from, "" where that does not matter (`benchmarks/routing_source.py`).
     """
 
     benchmark: str
@@ -50,6 +54,7 @@ class Row:
     unit: str
     values: tuple[float, ...]
     note: str = ""
+    routing: str = ""
 
     @property
     def median(self) -> float:
@@ -88,10 +93,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def describe_machine(threads: int) -> dict[str, str]:
-    """Return what a figure depends on besides its case, as columns for the CSV."""
+    """Return what a figure depends on besides its case, as columns for the CSV. run: tells this call from others."""
     facts = machine_facts()
     versions = facts.versions | _versions("nanobind")
     return {
+        "run": secrets.token_hex(4),
         "taken": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
         "commit": _commit(),
         "cpu": facts.cpu,
@@ -137,6 +143,7 @@ def write_rows(path: Path, rows: Sequence[Row], facts: dict[str, str]) -> None:
                 "median": f"{row.median:.6g}",
                 "values": " ".join(f"{value:.6g}" for value in row.values),
                 "note": row.note,
+                **({"routing": row.routing} if row.routing else {}),
                 **facts,
             }
         )
@@ -277,14 +284,23 @@ def _versions(*names: str) -> dict[str, str]:
     return found
 
 
-def _commit() -> str:
-    root = Path(__file__).parents[1]
+def _commit(root: Path = RESULTS.parents[1]) -> str:
+    """Return the commit, with "-dirty" behind it where tracked files differ.
+
+    Not those that benchmarks and `make results` write: what one benchmark found changes nothing of the next one.
+    """
     try:
-        ran = subprocess.run(
-            ["git", "describe", "--always", "--dirty"],
-            cwd=root, capture_output=True, text=True, check=True, timeout=10,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )  # fmt: skip
+        commit = _git(root, "describe", "--always")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *_WRITTEN)
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    ran = subprocess.run(
+        ["git", *arguments],
+        cwd=root, capture_output=True, text=True, check=True, timeout=10,
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+    )  # fmt: skip
     return ran.stdout.strip()

@@ -3,7 +3,8 @@
 Real lanes, channels, joins and stages over a model without arithmetic: a decode walk with each layer as
 one job, the same walk stage by stage; prompts of 64 tokens, two chunks in flight, that take turns on their
 lane in the same two ways, or go round the ring with half of the experts on a lane of their own. Each with
-the recorder off and on. Runs anywhere in seconds.
+the recorder off and on. Runs anywhere in seconds. Three of them have a limit with the recorder off; one that is
+over its limit is called BROKEN, and the status is 1.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from benchmarks.measure import RESULTS, ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.measure import RESULTS, ForeignLoad, Row, describe_machine, write_rows
 from benchmarks.null_model import NullModel, null_graph
 from thermocline.kernels.lane import LaneThread
 from thermocline.messages import Chunk, ChunkId, RequestId, Segment, SegmentKind
@@ -28,7 +30,7 @@ from thermocline.traces.lanes import Lane
 from thermocline.traces.recorder import MemoryRecorder, NullRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from thermocline.traces.recorder import Recorder
 
@@ -36,8 +38,9 @@ _NAME: Final = "pipeline_overhead"
 _LAYERS: Final = 48
 _WALK: Final = "decode, a layer as one job"
 _PROMPTS: Final = "prompts, a layer as one job"
-_MAX_WALK_US: Final = 25.0
-_MAX_RING_US: Final = 100.0
+_RING: Final = "prompts, the ring with a hot lane"
+MAX_US: Final = MappingProxyType({_WALK: 25.0, _PROMPTS: 100.0, _RING: 100.0})
+"""The most that a case may take with the recorder off, in microseconds per chunk and layer."""
 
 
 def _chunk(number: int, num_tokens: int, kind: SegmentKind) -> Chunk:
@@ -107,7 +110,7 @@ def _cases(count: int) -> dict[str, Callable[[Recorder], float]]:
         "decode, stage by stage": case(decode, 1),
         _PROMPTS: case(prompt, 2, shortcut=True),
         "prompts, stage by stage": case(prompt, 2),
-        "prompts, the ring with a hot lane": case(prompt, 2, hot=True),
+        _RING: case(prompt, 2, hot=True),
     }
 
 
@@ -118,6 +121,16 @@ def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def gates(spent: Mapping[tuple[str, str], Sequence[float]]) -> list[tuple[str, bool]]:
+    """Return each limit in words and whether it is kept. spent: microseconds by case and recorder."""
+    found = []
+    for case, limit in MAX_US.items():
+        median = statistics.median(spent[case, "off"])
+        text = f"{case}: {median:.1f} us per chunk and layer, at most {limit:g}"
+        found.append((text, median <= limit))
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -148,14 +161,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             f"{name:34} recorder {side:3}  {statistics.median(values):6.1f} us per chunk and layer"
         )
-    walk = statistics.median(spent[_WALK, "off"])
-    prompts = statistics.median(spent[_PROMPTS, "off"])
-    print(f"{verdict(walk <= _MAX_WALK_US)}  decode {walk:.1f} us, at most {_MAX_WALK_US}")
-    print(f"{verdict(prompts <= _MAX_RING_US)}  prompts {prompts:.1f} us, at most {_MAX_RING_US}")
+    judged = gates(spent)
+    for text, holds in judged:
+        print(f"{'pass' if holds else 'BROKEN'}  {text}")
     print(load)
     facts["foreign_cores"] = f"{load.cores:.2f}"
     write_rows(options.out, rows, facts)
-    return 0 if options.quick or (walk <= _MAX_WALK_US and prompts <= _MAX_RING_US) else 1
+    return 0 if options.quick or all(holds for _, holds in judged) else 1
 
 
 if __name__ == "__main__":

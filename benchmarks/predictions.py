@@ -31,6 +31,7 @@ from benchmarks.measure import (
     write_rows,
 )
 from benchmarks.model_options import add_patience
+from benchmarks.routing_source import routing_of
 from benchmarks.sides import EngineChild, Work
 from benchmarks.synthetic_model import write_model
 from thermocline.calibration import calibrate
@@ -164,7 +165,9 @@ def measure(case: str, rounds: Iterator[tuple[Times, Times]]) -> Rounds:
     return found
 
 
-def report(case: str, rounds: Rounds, options: argparse.Namespace) -> tuple[list[Row], bool]:
+def report(
+    case: str, routing: str, rounds: Rounds, options: argparse.Namespace
+) -> tuple[list[Row], bool]:
     """Print the table; return the rows for the CSV, and whether both predictions hold."""
     rows, lines, all_hold = [], [], True
     for phase, count in (("prefill", options.prompt), ("decode", options.decode)):
@@ -178,11 +181,17 @@ def report(case: str, rounds: Rounds, options: argparse.Namespace) -> tuple[list
         what = f"{phase} {count}"
         lines.append((what, spread(ours), spread(theirs), spread(ratios, 2), verdict(holds)))
         rows += [
-            Row(_NAME, case, "predicted", what, "tokens/s", ours),
-            Row(_NAME, case, "real", what, "tokens/s", theirs),
-            Row(_NAME, case, "predicted/real", what, "ratio", ratios),
+            Row(_NAME, case, "predicted", what, "tokens/s", ours, "", routing),
+            Row(_NAME, case, "real", what, "tokens/s", theirs, "", routing),
+            Row(_NAME, case, "predicted/real", what, "ratio", ratios, "", routing),
         ]
-    header = (case, "predicted tokens/s", "real tokens/s", "ratio", "within 15 %")
+    header = (
+        f"{case}, {routing} routing",
+        "predicted tokens/s",
+        "real tokens/s",
+        "ratio",
+        "within 15 %",
+    )
     print("", table(header, lines), "", sep="\n")
     return rows, all_hold
 
@@ -199,7 +208,8 @@ def run(options: argparse.Namespace, models: list[Path]) -> int:
         for name, measured in map(known.__getitem__, options.cases):
             case = f"{subject.path.stem}, {name}"
             rounds = QuietRounds(options.rounds, patience=options.patience)
-            rows, holds = report(case, measure(case, measured(subject, options, rounds)), options)
+            found = measure(case, measured(subject, options, rounds))
+            rows, holds = report(case, routing_of(subject.path), found, options)
             all_hold = all_hold and holds
             print(rounds)
             write_rows(options.out, rows, facts | rounds.facts())

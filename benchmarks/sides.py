@@ -128,13 +128,28 @@ class LlamaChild(Child):
         command = [python, script, str(model.absolute()), "--threads", str(threads)]
         super().__init__([*command, "--repack"] if repack else command)
 
-    def run(self, work: Work, settings: LlamaSettings, *, keep_prompt: bool = False) -> Speeds:
-        """Compute `work`; with `keep_prompt`, behind the prompt of the last such request."""
+    def run(
+        self,
+        work: Work,
+        settings: LlamaSettings,
+        *,
+        keep_prompt: bool = False,
+        states: Path | None = None,
+    ) -> Speeds:
+        """Compute `work`; with `keep_prompt`, behind the prompt of the last such request.
+
+        states: a folder through which children that repack and that do not give each other the caches of such prompts.
+        """
+        state = None
+        if states is not None:
+            name = f"{work.num_prompt}-{work.seed}-{'flash' if settings.flash else 'plain'}.state"
+            state = str(states / name)
         request = work.as_request() | {
             "flash": settings.flash,
             "ubatch": settings.ubatch,
             "context": -(-(work.num_prompt + work.num_decode + 1) // 256) * 256,
             "keep": keep_prompt,
+            "state": state,
         }
         return _speeds(work, self.ask(request))
 

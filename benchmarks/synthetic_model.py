@@ -238,7 +238,7 @@ def write_model(
     num_layers = DEFAULT_LAYERS[shape_name] if layers is None else layers
     tensors = tuple(tensors_of(shape, num_layers, mix))
     partial = path.with_name(path.name + ".partial")
-    _write_header(partial, shape_name, num_layers, mix, tensors)
+    _write_header(partial, shape_name, num_layers, mix, tensors, skew)
     source = WeightSource(seed)
     alignment = gguf.GGUF_DEFAULT_ALIGNMENT
     with partial.open("ab") as file:
@@ -269,11 +269,16 @@ def _content(tensor: Tensor, source: WeightSource, skew: float, seed: int) -> It
 
 
 def _write_header(
-    path: Path, shape_name: str, layers: int, mix: str, tensors: tuple[Tensor, ...]
+    path: Path,
+    shape_name: str,
+    layers: int,
+    mix: str,
+    tensors: tuple[Tensor, ...],
+    skew: float = 0.0,
 ) -> None:
     shape = SHAPES[shape_name]
     writer = gguf.GGUFWriter(path, shape.architecture)
-    writer.add_name(f"synthetic {shape_name} {mix}")
+    writer.add_name(f"synthetic {shape_name} {mix}" + (f" skew {skew:g}" if skew else ""))
     writer.add_block_count(layers)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)

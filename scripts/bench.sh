@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large
-#                         | larger | predictions | experts | link | round-trip | workers | gpu [ARGUMENTS of the benchmark...]
+# usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | layer | types | lag | memory | requests | overlap | overhead | http | http-large
+#                         | larger | predictions | experts | foresight | link | round-trip | workers | gpu [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
-#                                 and 9 GB more for predictions
+#                                 and 13 GB more for predictions
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
 #                                 which builds it where it is missing)
 set -euo pipefail
@@ -13,12 +13,12 @@ models=${BENCH_MODELS:-build/models}
 what=${1:?say which benchmark}
 shift
 
-model() { # LAYERS [SHAPE]
+model() { # LAYERS [SHAPE [SKEW]]
   local shape=${2:-qwen3-30b-a3b}
-  local path=$models/$shape-$1-layers.gguf
+  local path=$models/$shape-$1-layers${3:+-skew-$3}.gguf
   if [ ! -f "$path" ]; then
     mkdir -p "$models"
-    "$python" -m benchmarks.synthetic_model "$path" --shape "$shape" --layers "$1" >&2
+    "$python" -m benchmarks.synthetic_model "$path" --shape "$shape" --layers "$1" --skew "${3:-0}" >&2
   fi
   echo "$path"
 }
@@ -27,7 +27,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions expert_cache worker_round_trip expert_workers; do
+    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions expert_cache expert_foresight expert_link worker_round_trip expert_workers; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -39,6 +39,12 @@ case $what in
     export THERMOCLINE_LLAMA_PYTHON
     path=$(model 8)
     "$python" -m benchmarks.against_llama "$path" "$@"
+    ;;
+  llama-qwen35moe | llama-olmoe)
+    THERMOCLINE_LLAMA_PYTHON=${THERMOCLINE_LLAMA_PYTHON:-$(scripts/oracle_env.sh)}
+    export THERMOCLINE_LLAMA_PYTHON
+    if [ "$what" = llama-olmoe ]; then path=$(model 16 olmoe-1b-7b); else path=$(model 8 qwen3.6-35b-a3b); fi
+    "$python" -m benchmarks.against_llama "$path" --contexts 0 --out "docs/results/against-$what.csv" "$@"
     ;;
   layer) "$python" -m benchmarks.moe_layer "$@" ;;
   types) "$python" -m benchmarks.type_table "$@" ;;
@@ -64,7 +70,14 @@ case $what in
     path=$(model 48)
     "$python" -m benchmarks.memory "$path" "$@"
     ;;
-  link) "$python" -m benchmarks.expert_link thermocline/demo/demo-moe.gguf "$@" ;;
+  link)
+    status=0
+    for path in thermocline/demo/demo-moe.gguf "$(model 4 mini)" "$(model 4 mini 0.5)"; do
+      "$python" -m benchmarks.expert_link "$path" "$@" || status=$?
+    done
+    exit $status
+    ;;
+  foresight) "$python" -m benchmarks.expert_foresight "$@" ;;
   experts) "$python" -m benchmarks.expert_cache "$@" ;;
   round-trip) "$python" -m benchmarks.worker_round_trip "$@" ;;
   workers)
@@ -79,7 +92,7 @@ case $what in
     "$python" -m benchmarks.larger_than_ram "$path" "$@"
     ;;
   predictions) # as root: it makes a memory group
-    "$python" -m benchmarks.predictions "$(model 8)" \
+    "$python" -m benchmarks.predictions "$(model 8)" "$(model 8 qwen3-30b-a3b 0.5)" \
       "$(model 8 qwen3.6-35b-a3b)" "$(model 16 olmoe-1b-7b)" "$@"
     ;;
   *)

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from benchmarks.larger_than_ram import drop_pages, offline_misses, recent_misses
+from benchmarks.foresight import offline_misses, recent_misses
+from benchmarks.larger_than_ram import drop_pages
 
 
 def test_with_room_for_all_both_read_each_expert_once():

@@ -71,6 +71,30 @@ def test_a_new_column_leaves_earlier_rows_as_they_were(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["rows.csv"]
 
 
+def test_a_commit_is_dirty_by_what_is_measured(tmp_path):
+    """New results and the pages that quote them leave a commit clean; a changed program does not."""
+
+    def git(*arguments):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    program, found = tmp_path / "program.py", tmp_path / "docs" / "results" / "rows.csv"
+    found.parent.mkdir(parents=True)
+    for path in (program, found, tmp_path / "README.md"):
+        path.write_text("1")
+    git("init")
+    assert measure._commit(tmp_path) == "unknown"
+    git("add", ".")
+    git("commit", "-m", "first")
+    commit = measure._commit(tmp_path)
+    assert len(commit) >= 7
+    found.write_text("2")
+    (tmp_path / "README.md").write_text("2")
+    assert measure._commit(tmp_path) == commit
+    program.write_text("2")
+    assert measure._commit(tmp_path) == f"{commit}-dirty"
+
+
 def test_foreign_load_is_what_others_did(monkeypatch):
     """Busy seconds of the machine without our own, over the time that passed; beyond a tenth, marked."""
     clock, busy, own = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 import statistics
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from benchmarks import (
     against_llama,
     expert_cache,
+    expert_foresight,
+    expert_link,
     expert_workers,
     loop_lag,
     many_requests,
@@ -25,8 +28,10 @@ from benchmarks import (
 )
 from benchmarks.bandwidth import BandwidthProbe
 from benchmarks.kernel_calls import available_sets, supported_formats
-from benchmarks.sides import LlamaSettings, Work, every_setting, llama_python
+from benchmarks.routing_source import routing_of
+from benchmarks.sides import LlamaChild, LlamaSettings, Work, every_setting, llama_python
 from benchmarks.synthetic_blocks import DRAWABLE
+from thermocline.demo import DEMO_MODEL_PATH
 
 PYTHON = llama_python(None)
 
@@ -124,14 +129,35 @@ def test_memory_is_measured_in_a_child(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(PYTHON is None, reason="no interpreter here can import llama_cpp")
 def test_both_sides_run_in_turn(tmp_path, capsys):
-    """Settings are tried, the best one meets thermocline, and every phase has a ratio per pair."""
+    """Every setting is tried, weights are really repacked, the best meets thermocline; a ratio for each pair."""
     out = tmp_path / "llama.csv"
     assert against_llama.main(["--quick", "--out", str(out)]) == 0
     rows = rows_of(out)
     pairs = [row for row in rows if row["side"] == "ratio"]
     assert {row["case"] for row in pairs} == {"prefill 16", "decode at 0", "decode at 32"}
     assert all(len(row["values"].split()) == 2 for row in pairs)
+    tried = {row["note"] for row in rows if row["metric"] == "speed, tuning"}
+    assert tried == {str(setting) for setting in every_setting((False, True), (512,))}
+    assert float(rows[0]["repacked_mib"]) > 0.5
     assert "thermocline keeps" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON is None, reason="no interpreter here can import llama_cpp")
+def test_llama_computes_as_it_was_asked(tmp_path):
+    """Prompts of one micro-batch are run as one, repacked weights are told, and a kept prompt goes to the other child."""
+    model = synthetic_model.write_model(tmp_path / "tiny.gguf", "tiny")
+    asked = LlamaSettings(False, True, 600), LlamaSettings(True, True, 600)
+    with LlamaChild(PYTHON, model, 1, repack=False) as plain:
+        assert plain.facts["repacked_mib"] == 0
+        assert plain.run(Work(600, 0), asked[0]).prefill > 0
+        assert plain.run(Work(600, 4, 2), asked[0], keep_prompt=True, states=tmp_path).prefill > 0
+        assert plain.run(Work(600, 4, 2), asked[0], keep_prompt=True, states=tmp_path).prefill == 0
+    with LlamaChild(PYTHON, model, 1, repack=True) as repacked:
+        assert repacked.facts["repacked_mib"] > 0.5
+        found = repacked.run(Work(600, 4, 2), asked[1], keep_prompt=True, states=tmp_path)
+        assert found.prefill == 0
+        assert found.decode > 0
 
 
 class FakeFleet:
@@ -146,22 +172,41 @@ class FakeFleet:
         return (50.0 if settings.repack else 100.0) + settings.ubatch / 100
 
 
-def test_only_settings_that_can_matter_are_tried():
-    """No batch beyond the prompt, nothing again that was far behind, one batch size for decode."""
+def test_every_setting_that_can_matter_is_tried():
+    """Repacked and not, flash attention on and off, both batches where the prompt is that long; the slow ones once."""
     fleet = FakeFleet()
     phases = [
         against_llama.Phase("prefill 512", Work(512, 0), False),
         against_llama.Phase("prefill 2048", Work(2048, 0), False),
         against_llama.Phase("decode at 0", Work(1, 8), True),
+        against_llama.Phase("decode at 8192", Work(8192, 8), True),
     ]
     settings = every_setting((False, True), (512, 2048))
-    tuned = against_llama.tune(fleet, phases, settings, 2)
-    tried = {name: {(s.repack, s.ubatch) for s in speeds} for name, speeds in tuned.items()}
-    assert tried["prefill 512"] == {(False, 512), (True, 512)}
-    assert tried["prefill 2048"] == {(False, 512), (False, 2048)}
-    assert tried["decode at 0"] == {(False, 512), (True, 512)}
-    assert len(fleet.asked) == 2 * (4 + 4 + 4)
+    tuned = against_llama.tune(fleet, phases, settings, 3)
+    assert {name: set(speeds) for name, speeds in tuned.items()} == {
+        "prefill 512": {setting for setting in settings if setting.ubatch == 512},
+        "prefill 2048": set(settings),
+        "decode at 0": {setting for setting in settings if setting.ubatch == 512},
+        "decode at 8192": {setting for setting in settings if setting.ubatch == 512},
+    }
+    for speeds in tuned.values():
+        for setting, values in speeds.items():
+            assert len(values) == (1 if setting.repack else 3), setting
+    assert len(fleet.asked) == 3 * 8 + 16
     assert against_llama.best_settings(tuned)["prefill 2048"].ubatch == 2048
+
+
+def test_every_tried_setting_is_a_row(capsys):
+    """With all its runs and its name, the best one marked in the table; slow ones are not left out."""
+    fast, slow = LlamaSettings(False, True, 2048), LlamaSettings(True, False, 512)
+    tuned = {"prefill 2048": {slow: [50.0], fast: [90.0, 100.0, 95.0]}}
+    rows = against_llama.show_tuning(tuned, against_llama.best_settings(tuned))
+    assert {(row.note, row.values) for row in rows} == {
+        ("repacked, no flash attention, ubatch 512", (50.0,)),
+        ("not repacked, flash attention, ubatch 2048", (90.0, 100.0, 95.0)),
+    }
+    (best,) = [line for line in capsys.readouterr().out.splitlines() if "best" in line]
+    assert "not repacked, flash attention, ubatch 2048" in best
 
 
 def test_the_fastest_setting_is_chosen():
@@ -184,7 +229,31 @@ def test_the_pipeline_s_benchmarks_run(benchmark, tmp_path, capsys):
     assert benchmark.main(["--quick", "--out", str(out)]) == 0
     assert all(float(row["median"]) > 0 for row in rows_of(out))
     text = capsys.readouterr().out
-    assert text.count("pass  ") + text.count("FAIL  ") in (2, 3)
+    assert sum(text.count(word) for word in ("pass  ", "FAIL  ", "BROKEN  ")) in (2, 3)
+
+
+def test_the_ring_has_a_limit_of_its_own(monkeypatch, tmp_path, capsys):
+    """A ring that takes more than 100 us is BROKEN and the status 1, however cheap the walks are."""
+
+    def spent(ring):
+        return dict.fromkeys(pipeline_overhead.MAX_US, 20.0) | {
+            "prompts, the ring with a hot lane": ring
+        }
+
+    def run(ring):
+        cases = {name: lambda _, us=us: us for name, us in spent(ring).items()}
+        monkeypatch.setattr(pipeline_overhead, "_cases", lambda _: cases)
+        return pipeline_overhead.main(["--out", str(tmp_path / "rows.csv")])
+
+    assert run(100.0) == 0
+    assert "BROKEN" not in capsys.readouterr().out
+    assert run(101.0) == 1
+    text = capsys.readouterr().out
+    assert (
+        "BROKEN  prompts, the ring with a hot lane: 101.0 us per chunk and layer, at most 100"
+        in text
+    )
+    assert "prompts, the ring with a hot lane  recorder off   101.0 us per chunk and layer" in text
 
 
 @pytest.mark.slow
@@ -195,18 +264,60 @@ def test_predictions_are_held_against_runs(tmp_path, capsys):
     rows = rows_of(out)
     assert {row["side"] for row in rows} == {"predicted", "real", "predicted/real"}
     assert {row["metric"] for row in rows} == {"prefill 16", "decode 4"}
+    assert {row["routing"] for row in rows} == {"uniform"}
     assert "within 15 %" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_the_expert_cache_is_replayed(tmp_path, capsys):
-    """A dozen requests of the demo model: better than LRU and the best fixed set, never worse than the CPU alone."""
+    """On three routings, each named in its rows: faster than LRU and the best fixed set where there is something to
+    know, and never worse than the CPU alone."""
     out, routing = tmp_path / "rows.csv", tmp_path / "routing.npz"
     assert expert_cache.main(["--quick", "--out", str(out), "--keep", str(routing)]) == 0
-    assert {row["side"] for row in rows_of(out)} >= {"expert cache", "plain LRU", "offline optimum"}
+    rows = rows_of(out)
+    for name in ("demo model", "uniform", "generated skewed"):
+        mine = [row for row in rows if row["routing"] == name]
+        assert {row["side"] for row in mine} >= {"expert cache", "plain LRU", "offline optimum"}
+    assert {row["clock"] for row in rows} == {"virtual"}
     text = capsys.readouterr().out
-    assert (text.count("pass  "), text.count("FAIL  ")) == (5, 0)
-    assert "0 experts, and says: nothing is copied" in text
+    assert (text.count("pass  "), text.count("FAIL  ")) == (13, 0)
+    assert text.count("0 experts, and says: nothing is copied") == 3
+
+
+@pytest.mark.slow
+def test_foresight_is_counted_by_routing(tmp_path, capsys):
+    """Each routing has shares by layer (a busy machine scores not all), and the optimum finds what recency does."""
+    out = tmp_path / "rows.csv"
+    assert expert_foresight.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    for name in ("demo model", "uniform", "generated skewed"):
+        mine = {(row["side"], row["metric"]): row for row in rows if row["routing"] == name}
+        recall = [float(value) for value in mine["router, ahead", "recall"]["values"].split()]
+        assert 1 <= len(recall) <= 4
+        assert all(0 <= value <= 1 for value in recall)
+        best, recent = (mine[side, "hits"] for side in ("offline optimum", "least recently used"))
+        assert float(best["median"]) >= float(recent["median"])
+    assert "| generated skewed |" in capsys.readouterr().out
+
+
+def test_a_file_says_what_routing_it_gives(tmp_path):
+    """The demo model is trained; the generator's files are uniform, or skewed where the router is; others have a name."""
+    even = synthetic_model.write_model(tmp_path / "even.gguf", "tiny")
+    skewed = synthetic_model.write_model(tmp_path / "skewed.gguf", "tiny", skew=0.5)
+    found = [routing_of(path) for path in (DEMO_MODEL_PATH, even, skewed)]
+    assert found == ["demo model", "uniform", "generated skewed"]
+    copy = shutil.copy(DEMO_MODEL_PATH, tmp_path / "other.gguf")
+    assert routing_of(copy) == "thermocline demo"
+
+
+@pytest.mark.slow
+def test_a_link_is_measured_with_its_routing(tmp_path, capsys):
+    """Each side's time against the CPU alone, on the routing that the file gives."""
+    out = tmp_path / "link.csv"
+    assert expert_link.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    assert {row["routing"] for row in rows} == {"uniform"}
+    assert sum(row["metric"] == "of cpu alone" for row in rows) == 5
 
 
 def test_workers_are_measured(tmp_path, capsys):

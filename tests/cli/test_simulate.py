@@ -63,6 +63,20 @@ def test_a_replay_names_every_side(toy, routing, measured, invoke):
     assert all(found[side]["decode_tokens_per_s"] > 0 for side in SIDES)
     assert found["expert cache"]["decode_hit_share"] == 1.0
     assert found["experts on the CPU"]["decode_hit_share"] == 0.0
+    assert found["routing"] == "recorded"
+
+
+@pytest.mark.parametrize(
+    ("word", "label"), [("uniform", "uniform"), ("skewed", "generated skewed")]
+)
+def test_generated_routing_is_called_so(toy, measured, invoke, word, label):
+    """In every line of the table and in the JSON, since no model routed so."""
+    flags = ("--vram", "1GiB", "--gpu-layers", "0", "--expert-budget", "8kB", "--simulate", word)
+    page = invoke("plan", toy, *flags).stdout
+    assert page.count(label) == len(SIDES) + 1
+    found = json.loads(invoke("plan", toy, *flags, "--json").stdout)["simulation"]
+    assert found["routing"] == label
+    assert found["optimal_decode_hit_share"] >= found["plain LRU"]["decode_hit_share"]
 
 
 def test_a_described_machine_counts(toy, routing, measured, invoke):

@@ -116,9 +116,9 @@ _MAX_SPREAD = 4
 @click.option(
     "--simulate",
     "routing",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Replay the routing that run --routing recorded there, and show what an expert cache would bring.",
+    metavar="FILE|uniform|skewed",
+    help="Replay the routing that run --routing recorded there, or generated one, and show what an expert cache would "
+    "bring.",
 )
 @click.option(
     "--pcie", default="16GB/s", show_default=True, metavar="RATE", help="Its link to the device."
@@ -152,7 +152,7 @@ def plan(  # noqa: PLR0913 - one per flag
     heat: Path | None,
     no_heat: bool,
     may_measure: bool,
-    routing: Path | None,
+    routing: str | None,
     pcie: str,
     ram_speed: str | None,
     vram_speed: str,

@@ -89,10 +89,11 @@ def placement_table(footprint: Footprint, placement: Placement, hot_device: HotD
 
 
 def simulation_table(rows: Iterable[Sequence[str]]) -> Table:
-    """Return what replayed routing takes; rows: name, prompt and answer speed, hits, copied bytes."""
-    table = _table("The recorded routing, replayed")
-    table.add_column("experts")
-    for name in ("prompt tokens/s", "answer tokens/s", "found there", "copied"):
+    """Return what replayed routing takes; rows: routing, name, prompt and answer speed, hits, bytes."""
+    table = _table("Routing, replayed")
+    table.add_column("routing", no_wrap=True)
+    table.add_column("experts", no_wrap=True)
+    for name in ("prompt tok/s", "answer tok/s", "found there", "copied"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*row)

@@ -1,4 +1,6 @@
-"""What `thermocline plan --simulate` shows: recorded routing replayed on the described machine, policy by policy.
+"""What `thermocline plan --simulate` shows: routing replayed on the described machine, policy by policy.
+
+The routing was recorded, or is generated for the model's dimensions, and every figure says which.
 
 Decides nothing: the replay says what would have happened, the cost model what things take.
 """
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from thermocline.models.sizes import ModelSizes
 
 _LAUNCH_S = 5e-6
+GENERATED_ROUTINGS = ("uniform", "skewed")
+"""What may be named instead of a file."""
+# Tokens of each prompt, and of the whole request.
+_GENERATED_LENGTHS = ((256, 352),) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +45,22 @@ class DescribedSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """sides: figures by what the device had. optimum: Belady's hit shares of prompts and answers."""
+    """sides: figures by what the device had. optimum: Belady's hit shares of prompts and answers.
 
+    routing: where the experts' choices came from.
+    """
+
+    routing: str
     sides: dict[str, ReplayFigures]
     optimum: tuple[float, float]
 
-    def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Return name, prompt and answer tokens per second, hits and copied bytes of each side."""
+    def rows(self) -> list[tuple[str, str, str, str, str, str]]:
+        """Return routing, name, prompt and answer tokens per second, hits and copied bytes of each side."""
         from thermocline.units import format_bytes
 
         rows = [
             (
+                self.routing,
                 name,
                 f"{figures.prefill.tokens_per_s:.4g}",
                 f"{figures.decode.tokens_per_s:.4g}",
@@ -58,7 +69,7 @@ class Simulation:
             )
             for name, figures in self.sides.items()
         ]
-        return [*rows, ("offline optimum", "-", "-", f"{self.optimum[1]:.1%}", "-")]
+        return [*rows, (self.routing, "offline optimum", "-", "-", f"{self.optimum[1]:.1%}", "-")]
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values."""
@@ -73,7 +84,10 @@ class Simulation:
             }
             for name, figures in self.sides.items()
         }
-        return found | {"optimal_decode_hit_share": self.optimum[1]}
+        return found | {
+            "routing": self.routing,
+            "optimal_decode_hit_share": self.optimum[1],
+        }
 
     @property
     def reason(self) -> str:
@@ -92,7 +106,7 @@ def parse_rate(flag: str, text: str) -> float:
 
 
 def simulate(
-    path: Path,
+    routing: str,
     sizes: ModelSizes,
     plan: Plan,
     measured: MachineSpeeds,
@@ -101,9 +115,9 @@ def simulate(
     chunk_tokens: int,
     heat: Sequence[Sequence[float]] | None,
 ) -> Simulation:
-    """Return what the trace at `path` takes with the plan's bytes for experts.
+    """Return what some routing takes with the plan's bytes for experts.
 
-    heat: how experts were used before, with which the cache begins, as the plan does.
+    routing: a file of run --routing, or one of `GENERATED_ROUTINGS`; heat: how experts were used before, with which the cache begins, as the plan does.
 
     Raises ConfigError for a trace of another model.
     """
@@ -115,10 +129,8 @@ def simulate(
     )
     from thermocline.experts.pricing.described_machine import describe, other_device, other_memory
     from thermocline.experts.pricing.replay import replay, steps_of
-    from thermocline.experts.pricing.routing_trace import read_routing
 
-    trace = read_routing(path)
-    _check(trace, sizes, path)
+    trace = _routing(routing, sizes)
     speeds = measured
     if described.host_memory is not None:
         speeds = other_memory(speeds, parse_rate("--ram-speed", described.host_memory))
@@ -138,6 +150,7 @@ def simulate(
     lru = PlainLru(machine.layers, capacity)
     best = best_static_set(steps, machine.layers, capacity)
     return Simulation(
+        trace.source,
         {
             "experts on the CPU": replay(steps, machine, None, may_upload=False),
             "as planned": replay(steps, machine, None, placed=placed, may_upload=False),
@@ -146,6 +159,28 @@ def simulate(
             "expert cache": replay(steps, machine, cache, placed=placed),
         },
         optimal_hit_shares(steps, machine.layers, capacity),
+    )
+
+
+def _routing(text: str, sizes: ModelSizes) -> RoutingTrace:
+    """Return the file's routing, or generated one. Raises ConfigError."""
+    from pathlib import Path
+
+    from thermocline.experts.pricing.generated_routing import GeneratedKind, generate_routing
+    from thermocline.experts.pricing.routing_trace import read_routing
+
+    kind = {word: GeneratedKind[word.upper()] for word in GENERATED_ROUTINGS}.get(text)
+    if kind is None:
+        path = Path(text)
+        trace = read_routing(path)
+        _check(trace, sizes, path)
+        return trace
+    return generate_routing(
+        kind,
+        num_layers=len(sizes.layers) - sizes.num_dense_layers,
+        num_experts=sizes.num_experts,
+        num_used=sizes.num_used,
+        lengths=_GENERATED_LENGTHS,
     )
 
 

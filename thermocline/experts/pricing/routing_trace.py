@@ -1,7 +1,7 @@
 """The experts that every token of some requests chose, as a file: what a replay needs to know of a run.
 
-One compressed archive of NumPy arrays: a version, the model's name and number of experts, each request's tokens, and
-all choices. Knows no engine and no policy.
+One compressed archive of NumPy arrays: a version, the model's name and number of experts, each request's tokens, all
+choices, and where they came from. Knows no engine and no policy.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from thermocline.messages import ExpertIds
 
+RECORDED: Final = "recorded"
+
 _VERSION: Final = 1
 
 
@@ -36,11 +38,15 @@ class RoutedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RoutingTrace:
-    """Requests of one model, in the order in which they ended. num_experts: of a layer."""
+    """Requests of one model, in the order in which they ended.
+
+    num_experts: of a layer; source: "recorded", or what kind of routing was generated.
+    """
 
     model: str
     num_experts: int
     requests: tuple[RoutedRequest, ...]
+    source: str = RECORDED
 
     @property
     def num_layers(self) -> int:
@@ -58,6 +64,7 @@ class RoutingTrace:
                     file,
                     version=np.int64(_VERSION),
                     model=np.str_(self.model),
+                    source=np.str_(self.source),
                     num_experts=np.int64(self.num_experts),
                     prompt_tokens=np.array([each.num_prompt_tokens for each in requests], np.int64),
                     tokens=np.array([len(each.experts) for each in requests], np.int64),
@@ -101,4 +108,6 @@ def _parse(arrays: Mapping[str, Any]) -> RoutingTrace:
         RoutedRequest(num_prompt, part)
         for num_prompt, part in zip(prompts.tolist(), parts, strict=True)
     )
-    return RoutingTrace(str(arrays["model"]), num_experts, tuple(requests))
+    # Older files do not say, and were all recorded.
+    source = str(arrays["source"]) if "source" in arrays else RECORDED
+    return RoutingTrace(str(arrays["model"]), num_experts, tuple(requests), source)
