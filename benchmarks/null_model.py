@@ -115,7 +115,7 @@ def null_graph(
 ) -> Graph:
     """Return the real ring of real stages; with a `hot` lane half of the experts are hot.
 
-    shortcut: let walks take each layer as one job.
+    shortcut: let chunks take each layer as one job.
     """
     placement = uniform_placement(model.num_layers, model.num_experts, 0.5 if hot else 0.0)
     tiers = FixedTiers(placement)

@@ -1,7 +1,7 @@
 """What does the pipeline itself cost per layer? Usage `python -m benchmarks.pipeline_overhead`.
 
-Real lanes, channels, joins and stages over a model without arithmetic: a decode walk with each layer as
-one job, the same walk stage by stage; prompts of 64 tokens, two chunks in flight, that take turns on their
+Real lanes, channels, joins and stages over a model without arithmetic: a decode step with each layer as
+one job, the same step stage by stage; prompts of 64 tokens, two chunks in flight, that take turns on their
 lane in the same two ways, or go round the ring with half of the experts on a lane of their own. Each with
 the recorder off and on. Runs anywhere in seconds. Three of them have a limit with the recorder off; one that is
 over its limit is called BROKEN, and the status is 1.
