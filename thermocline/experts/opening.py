@@ -1,7 +1,7 @@
 """What an opened model begins with: how its experts were used before, and which of them are hot by that.
 
 Reads what is known when the model is opened and keeps what was seen when it is closed. Never in the way: a
-heat file that can not be used is a reason among others, not an error.
+heat file that can not be used is a reason among others, unless the user named it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from thermocline.errors import ConfigError
 from thermocline.experts.choice import split_experts
 from thermocline.experts.heat import ExpertHeat
-from thermocline.experts.heat_file import heat_home, keep_heat, load_heat
+from thermocline.experts.heat_file import heat_home, keep_heat, load_heat, why_not_kept
 from thermocline.experts.wishes import Wishes, parse_experts
 from thermocline.kernels.cache_format import CacheType
 from thermocline.models.sizes import measure_sizes
@@ -38,8 +38,11 @@ class ExpertStart:
         config: EngineConfig,
         room_bytes: int | None = None,
     ) -> None:
-        """room_bytes: of hot experts, None for all. Raises ConfigError for --hot or --cold that the model does not have."""
-        self._home = heat_home(file, spec)
+        """room_bytes: of hot experts, None for all.
+
+        Raises ConfigError for --hot or --cold that the model does not have, and for a --heat-file of another model.
+        """
+        self._home = heat_home(file, spec, config.heat.file)
         self._is_kept = config.heat.enabled and config.heat.saved
         remarks: tuple[str, ...] = ()
         self.known: HeatRecord | None = None
@@ -47,6 +50,8 @@ class ExpertStart:
             try:
                 self.known = load_heat(self._home)
             except ConfigError as error:
+                if self._home.is_given:
+                    raise
                 remarks = (f"the use of experts so far is not known: {error}",)
         # What the cache holds does not matter to experts.
         sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
@@ -54,7 +59,8 @@ class ExpertStart:
         choice = _choose(sizes, config.placement, wishes, self.known, room_bytes)
         self.kept_away = wishes.kept_away(spec.num_layers, spec.router.num_experts)
         self.placement = choice.placement
-        self.reasons = (*remarks, *choice.reasons)
+        unkept = why_not_kept(self._home) if self._is_kept else None
+        self.reasons = (*remarks, *choice.reasons, *([unkept] if unkept else []))
         self.heat = ExpertHeat(
             spec.num_layers, spec.router.num_experts, config.heat.half_life_tokens
         )
