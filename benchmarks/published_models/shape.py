@@ -6,11 +6,12 @@ Knows no family and no file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from benchmarks.published_models.vocabulary import Vocabulary
 
 Value = bool | int | float | str | tuple[int, ...] | tuple[bool, ...] | tuple[str, ...]
