@@ -193,6 +193,7 @@ def plan(  # noqa: PLR0913 - one per flag
             CacheType[kv_type.upper()],
             in_flight_tokens=SchedulerConfig().max_prompt_chunks * prefill_chunk,
         )
+        files = file.paths
         known = _heat(file, spec, _HeatSource(heat, heat_file, no_heat))
     num_tokens = _context(ctx, spec)
     wishes = Wishes(
@@ -213,7 +214,7 @@ def plan(  # noqa: PLR0913 - one per flag
     )
     held = _held_by_workers(sizes, found, workers, worker_share)
     ram_bytes = _host_memory(ram)
-    speeds = speeds_for(path, kv_type, may_measure=may_measure)
+    speeds = speeds_for(path, files, kv_type, may_measure=may_measure)
     speed = None
     if speeds is not None:
         speed = make_estimates(
