@@ -26,8 +26,10 @@ _TULU: Final = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 _LAGUNA: Final = (
-    "{% for message in messages %}<{{ message.role }}>\n{{ message.content }}\n</{{ message.role }}>\n"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}"
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "<assistant>\n{{ message.content }}\n</assistant>\n{% else %}"
+    "<user>\n{{ message.content }}\n</user>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}"
 )
 
 # T of Qwen3: ids 151643 to 151668. The converter takes what looks like <|...|> for control tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -32,15 +33,13 @@ MAX_S = 120
 def files(tmp_path_factory):
     """Every published model's file, by name."""
     folder = tmp_path_factory.mktemp("published")
-    return {
-        name: write_sparse(folder / f"{name}.gguf", model) for name, model in MODELS.items()
-    }
+    return {name: write_sparse(folder / f"{name}.gguf", model) for name, model in MODELS.items()}
 
 
 def own_memory_bytes() -> int:
     """Anonymous memory of this process, which is none of a mapped file's."""
-    with open("/proc/self/status") as file:
-        (line,) = (line for line in file if line.startswith("RssAnon:"))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon:"))
     return int(line.split()[1]) << 10
 
 
@@ -126,5 +125,9 @@ async def test_published_models_open_in_little_memory(files):
             assert own_memory_bytes() - before < 300 << 20, name
             text = "niuq thsr \u4e00, and <|im_end|>"
             ids = await engine.encode(text)
-            assert await engine.decode(ids) == text
+            assert engine.tokenizer.decode(ids, skip_special=False) == text
+            assert len(ids) < len(text), "no merge was used"
+            assert engine.tokenizer.vocab_size == MODELS[name].vocabulary.size
+            assert MODELS[name].vocabulary.eos_id in engine.tokenizer.end_ids
+            assert await engine.encode_chat([{"role": "user", "content": text}])
     assert time.monotonic() - start < MAX_S
