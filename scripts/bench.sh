@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | requests | overlap | overhead | http | http-large
+# usage: scripts/bench.sh quick | llama | layer | types | lag | memory | published | requests | overlap | overhead | http | http-large
 #                         | larger | predictions | experts | link | round-trip | workers | gpu [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 9 GB more for predictions
@@ -27,7 +27,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions expert_cache worker_round_trip expert_workers; do
+    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions expert_cache worker_round_trip expert_workers published_models; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -64,6 +64,7 @@ case $what in
     path=$(model 48)
     "$python" -m benchmarks.memory "$path" "$@"
     ;;
+  published) "$python" -m benchmarks.published_models "$@" ;;
   link) "$python" -m benchmarks.expert_link thermocline/demo/demo-moe.gguf "$@" ;;
   experts) "$python" -m benchmarks.expert_cache "$@" ;;
   round-trip) "$python" -m benchmarks.worker_round_trip "$@" ;;

@@ -95,7 +95,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         for name in names:
             model = write_sparse(folder / f"{name}.gguf", MODELS[name])
             for case, arguments in looks(_VRAM[:1] if options.quick else _VRAM):
-                if name == names[0]:
+                if name == names[0] and not options.quick:
                     look(model, arguments, folder)  # compiles the modules
                 found = [look(model, arguments, folder) for _ in range(options.repetitions)]
                 found_rows = [
