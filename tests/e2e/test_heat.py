@@ -187,6 +187,17 @@ async def test_a_cache_that_can_not_be_written_is_a_remark(toy, kept_heat):
     assert "the use of experts is not kept" in statistics.placement_reasons[-1]
 
 
+@pytest.mark.slow
+async def test_what_can_not_be_kept_at_the_end_is_logged(toy, kept_heat, caplog):
+    """A cache that could be written at the start and can not at the end: the answer stands, the log has a line."""
+    async with Engine.open(toy, EngineConfig(kernels="reference")) as engine:
+        assert not any("not kept" in reason for reason in engine.statistics().placement_reasons)
+        await greedy_tokens(engine, PROMPT, 2)
+        kept_heat.write_text("a file where a folder should be")
+    assert [record.name for record in caplog.records] == ["thermocline.heat"]
+    assert "was not kept" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("wishes", "says"), [({"hot": ("3",)}, "layers 0 to 2"), ({"cold": ("x",)}, "layer:expert")]
 )

@@ -47,7 +47,8 @@ def heat(
     `run`, `chat` and `serve` remember it unless they have --no-heat: in ~/.cache/thermocline/heat (in
     thermocline/heat of XDG_CACHE_HOME, or heat of THERMOCLINE_CACHE, where those are set), or in the file of
     --heat-file. A MODEL.gguf.heat.json beside the model, which earlier versions wrote, is read while
-    there is nothing else. Old choices fade. "top quarter" is the share that the most used quarter of a
+    there is nothing else. Where nothing can be written nothing is remembered, and the command says so. Old
+    choices fade. "top quarter" is the share that the most used quarter of a
     layer's experts takes, "bits" the entropy of its choices: the less, the better a small device serves.
     """
     from thermocline.experts.heat_file import (

@@ -6,7 +6,8 @@ heat file that can not be used is a reason among others, unless the user named i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError
 from thermocline.experts.choice import split_experts
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.sizes import ModelSizes
     from thermocline.models.spec import ModelSpec
+
+
+_LOG: Final = logging.getLogger("thermocline.heat")
 
 
 class ExpertStart:
@@ -60,6 +64,7 @@ class ExpertStart:
         self.kept_away = wishes.kept_away(spec.num_layers, spec.router.num_experts)
         self.placement = choice.placement
         unkept = why_not_kept(self._home) if self._is_kept else None
+        self._is_announced = unkept is not None
         self.reasons = (*remarks, *choice.reasons, *([unkept] if unkept else []))
         self.heat = ExpertHeat(
             spec.num_layers, spec.router.num_experts, config.heat.half_life_tokens
@@ -69,10 +74,16 @@ class ExpertStart:
         return f"ExpertStart({self._home.identity.name}, {self.placement.num_hot} hot)"
 
     def close(self) -> None:
-        """Add what was counted to what is kept; nothing where nothing was."""
+        """Add what was counted to what is kept; nothing where nothing was. Where that fails, the log says so."""
         fresh = self.heat.known()
-        if self._is_kept and fresh.num_tokens:
-            keep_heat(self._home, fresh)
+        if not self._is_kept or not fresh.num_tokens:
+            return
+        if keep_heat(self._home, fresh) is None and not self._is_announced:
+            _LOG.warning(
+                "the use of experts was not kept, because %s can not be written: check the permissions and the "
+                "free space, or name another file with --heat-file",
+                self._home.place,
+            )
 
 
 def _wishes(sizes: ModelSizes, config: PlacementConfig) -> Wishes:
