@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | layer | types | lag | memory | requests | overlap | overhead | http | http-large
+# usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | layer | types | lag | memory | published | requests | overlap | overhead | http | http-large
 #                         | larger | predictions | experts | foresight | link | round-trip | workers | gpu [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 13 GB more for predictions
@@ -27,7 +27,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions expert_cache expert_foresight expert_link worker_round_trip expert_workers; do
+    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead predictions expert_cache expert_foresight expert_link worker_round_trip expert_workers published_models; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -70,6 +70,7 @@ case $what in
     path=$(model 48)
     "$python" -m benchmarks.memory "$path" "$@"
     ;;
+  published) "$python" -m benchmarks.published_models "$@" ;;
   link)
     status=0
     for path in thermocline/demo/demo-moe.gguf "$(model 4 mini)" "$(model 4 mini 0.5)"; do

@@ -17,5 +17,7 @@ pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 pip install -c constraints.txt scikit-build-core nanobind cmake ninja
 target=.
 [ "$kind" = dev ] && target=".[dev]"
+# An environment from before the distribution was renamed holds the same files under the old name.
+if pip show thermocline >/dev/null 2>&1; then pip uninstall -y thermocline; fi
 pip install -c constraints.txt --no-build-isolation -e "$target"
 touch "$venv/.installed-$kind"

@@ -52,6 +52,10 @@ if ! complete; then
       CMAKE_ARGS=$(llama_flags) "$venv/bin/python" -m pip install -q --no-cache-dir \
         --no-binary llama-cpp-python "${constraints[@]}" "llama-cpp-python>=0.3.16"
     fi
+    # From before the distribution was renamed: the same files under the old name.
+    if "$venv/bin/python" -m pip show -q thermocline 2>/dev/null; then
+      "$venv/bin/python" -m pip uninstall -q -y thermocline
+    fi
     # A build folder of its own: the everyday environment's has that environment's paths in it.
     "$venv/bin/python" -m pip install -q "${constraints[@]}" \
       --config-settings=build-dir="build/oracle" -e ".[dev,oracle]"

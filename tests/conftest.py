@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from thermocline.experts import heat_file
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _OUR_THREADS = ("lane ", "thermocline ")
+_openings = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +31,20 @@ def _seeded():
 def _own_cache(tmp_path_factory):
     """Nothing is written to the cache of the user who runs the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("THERMOCLINE_CACHE", os.fspath(tmp_path_factory.mktemp("cache")))
-        yield
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("THERMOCLINE_CACHE", os.fspath(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True)
-def _no_heat(request, monkeypatch):
-    """No test knows what experts others used, except one that asks for `kept_heat`."""
+def _no_heat(request, monkeypatch, _own_cache):
+    """No opening knows what experts others used, except in a test that asks for `kept_heat`."""
+
+    def fresh_place(model: Path, identity: object) -> tuple[Path, None]:
+        return _own_cache / f"heat-{next(_openings)}" / "heat.json", None
+
     if "kept_heat" not in request.fixturenames:
-        monkeypatch.setattr(heat_file, "heat_places", lambda model, identity: ())
+        monkeypatch.setattr(heat_file, "heat_places", fresh_place)
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ import re
 import statistics
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thermocline.config import CpuConfig, EngineConfig, MemoryConfig, SchedulerConfig
 from thermocline.demo import DEMO_MODEL_PATH
-from thermocline.engine import Engine
 from thermocline.experts.catalog import ByteSpan, ExpertCatalog
 from thermocline.experts.pricing.cost_model import Phase, Workload, estimate
 from thermocline.experts.pricing.kernel_speeds import measure_kernels, timed_layers
@@ -34,8 +32,10 @@ from thermocline.prefetch.disk_speed import measure_disk
 from thermocline.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
+    from thermocline.engine import Engine
     from thermocline.experts.pricing.machine_speeds import DeviceSpeeds
     from thermocline.kernels.weight import ByteArray
     from thermocline.messages import LayerIndex
@@ -63,18 +63,20 @@ def machine_speeds(
 
     again: measure in any case. Raises ModelError, ConfigError, NativeModuleError.
     """
-    known = None if again else known_speeds(path, cpu, kv_type)
+    with open_model_file(path) as file:
+        paths = file.paths
+    known = None if again else known_speeds(paths, cpu, kv_type)
     if known is None:
         known = calibrate(path, cpu, kv_type)
-        with open_model_file(path) as file:
-            keep_speeds(_paths(file), _settings(cpu, kv_type), known)
+        keep_speeds(paths, _settings(cpu, kv_type), known)
     return known
 
 
-def known_speeds(path: str, cpu: CpuConfig, kv_type: str = "f16") -> MachineSpeeds | None:
-    """Return what was measured before, None where nothing was. Raises ModelError."""
-    with open_model_file(path) as file:
-        return cached_speeds(_paths(file), _settings(cpu, kv_type))
+def known_speeds(
+    paths: Sequence[Path], cpu: CpuConfig, kv_type: str = "f16"
+) -> MachineSpeeds | None:
+    """Return what was measured before of a model with these files, None where nothing was."""
+    return cached_speeds(paths, _settings(cpu, kv_type))
 
 
 def calibrate(
@@ -167,6 +169,9 @@ def _measure_step(cpu: CpuConfig) -> float:
 
 async def _time_steps(demo: _Opened, cpu: CpuConfig) -> float:
     """Kernels and steps in turn, so that a passing load falls on both."""
+    # Here: a plan asks this module for what is known, and needs no engine for it.
+    from thermocline.engine import Engine
+
     config = EngineConfig(
         cpu=cpu,
         memory=MemoryConfig(max_context_tokens=_STEP_CONTEXT, max_full_contexts=1),
@@ -189,10 +194,6 @@ async def _step_seconds(engine: Engine) -> float:
             if event.timings is not None:
                 return event.timings.decode_s / _STEP_TOKENS
     raise AssertionError("the stream ended without its last event")
-
-
-def _paths(file: ModelFile) -> list[Path]:
-    return sorted({Path(info.path) for info in file.tensors.values()})
 
 
 def _settings(cpu: CpuConfig, kv_type: str) -> str:

@@ -211,7 +211,10 @@ class HeatConfig:
     enabled: bool = setting(
         True,
         "--heat/--no-heat",
-        "Remember how often each expert is used, in MODEL.gguf.heat.json, and place experts by it.",
+        "Remember how often each expert is used, in the user's cache directory, and place experts by it.",
+    )
+    file: str | None = setting(
+        None, "--heat-file", "Remember it in this file instead; it is made if it is not there."
     )
     saved: bool = True
     """Whether what is seen now is added to what is known."""
@@ -219,7 +222,12 @@ class HeatConfig:
     """After so many tokens a choice counts half."""
 
     def __post_init__(self) -> None:
-        """Check ranges. Raises ConfigError."""
+        """Check ranges, and that the flags agree. Raises ConfigError."""
+        _require(
+            self.enabled or self.file is None,
+            "--heat-file and --no-heat exclude each other: leave one out",
+        )
+        _require(self.file != "", "--heat-file is empty: name a file")
         _require(
             self.half_life_tokens >= 1,
             f"half_life_tokens is {self.half_life_tokens}; it must be at least 1",

@@ -24,14 +24,17 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 def user_cache_folder() -> Path | None:
     """Return where things are kept for this user that can be made again; None for a user without a home.
 
-    THERMOCLINE_CACHE, or thermocline/ in XDG_CACHE_HOME or in ~/.cache.
+    THERMOCLINE_CACHE, or thermocline/ in XDG_CACHE_HOME or in ~/.cache. As the XDG rules say, a relative
+    XDG_CACHE_HOME counts as none.
     """
     given = os.environ.get("THERMOCLINE_CACHE")
     if given:
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "thermocline"
+        return (
+            Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+        ) / "thermocline"
     except RuntimeError:
         return None
 

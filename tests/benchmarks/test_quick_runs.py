@@ -28,6 +28,7 @@ from benchmarks import (
 )
 from benchmarks.bandwidth import BandwidthProbe
 from benchmarks.kernel_calls import available_sets, supported_formats
+from benchmarks.published_models import __main__ as published_models
 from benchmarks.routing_source import routing_of
 from benchmarks.sides import LlamaChild, LlamaSettings, Work, every_setting, llama_python
 from benchmarks.synthetic_blocks import DRAWABLE
@@ -266,6 +267,19 @@ def test_predictions_are_held_against_runs(tmp_path, capsys):
     assert {row["metric"] for row in rows} == {"prefill 16", "decode 4"}
     assert {row["routing"] for row in rows} == {"uniform"}
     assert "within 15 %" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_published_models_are_looked_at(tmp_path, capsys):
+    """Each look at the smallest model has its seconds and its memory, within what is required of memory."""
+    out = tmp_path / "published.csv"
+    assert published_models.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    assert len({row["case"] for row in rows}) == 3
+    memory = [float(row["median"]) for row in rows if row["unit"] == "bytes"]
+    assert len(memory) == 6
+    assert all(1 << 20 < value < 300 << 20 for value in memory)
+    assert capsys.readouterr().out.count("OLMoE-1B-7B") == 3
 
 
 @pytest.mark.slow

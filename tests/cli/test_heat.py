@@ -23,9 +23,10 @@ def used(tmp_path, kept_heat, invoke) -> str:
 def test_a_table_says_which_experts_were_used(used, invoke):
     """One line per layer, and where it is kept."""
     page = invoke("heat", used).stdout
-    for part in ("8 experts of each layer", "top quarter", "bits of 3.00", used + ".heat.json"):
+    for part in ("8 experts of each layer", "top quarter", "bits of 3.00", "cache/heat/toy.gguf-"):
         assert part in "".join(page.splitlines()), part
-    assert max(map(len, page.replace(used, "").splitlines())) <= 80
+    table = page.partition("kept in")[0]
+    assert max(map(len, table.splitlines())) <= 80
 
 
 def test_json_has_the_same_figures(used, invoke):
@@ -41,7 +42,7 @@ def test_json_has_the_same_figures(used, invoke):
 
 
 def test_a_plan_goes_by_it_unless_told(used, invoke, tmp_path):
-    """From beside the model, from an exported file after it is forgotten, or not at all."""
+    """From the cache, from an exported file after it is forgotten, or not at all."""
     flags = (
         "--vram",
         "12GiB",
@@ -71,7 +72,7 @@ def test_a_plan_goes_by_it_unless_told(used, invoke, tmp_path):
 
 def test_what_is_not_known_is_said(used, invoke):
     """Once it is forgotten there is nothing to show, and nothing to forget."""
-    assert "deleted: " + used in invoke("heat", used, "--reset").stderr
+    assert "deleted: " in invoke("heat", used, "--reset").stderr
     assert "nothing was kept" in invoke("heat", used, "--reset").stderr
     result = invoke("heat", used)
     assert result.exit_code == 1
@@ -94,6 +95,28 @@ def test_the_flags_of_a_plan_are_those_of_the_other_commands(invoke, command):
         assert flag in page, flag
         assert flag in invoke("plan", "--help").stdout
     assert "--no-heat" in page
+    assert "--heat-file" in page
+
+
+def test_a_named_file_serves_every_command(used, invoke, tmp_path):
+    """run keeps there; heat, plan and bench read there; what excludes it is refused."""
+    own = str(tmp_path / "own.json")
+    missing = invoke("plan", used, "--vram", "1GiB", "--no-measure", "--heat-file", own)
+    assert (missing.exit_code, "is not there" in missing.stderr) == (1, True)
+    assert invoke("run", used, *RUN, "--max-tokens", "6", "--heat-file", own).exit_code == 0
+    found = json.loads(invoke("heat", used, "--heat-file", own, "--json").stdout)
+    assert found["file"] == own
+    assert found["num_tokens"] > json.loads(invoke("heat", used, "--json").stdout)["num_tokens"]
+    plan = ("plan", used, "--vram", "1GiB", "--no-measure", "--heat-file", own, "--json")
+    assert json.loads(invoke(*plan).stdout)["hot_share"] is not None
+    flags = ("-p", "8", "-n", "2", "-r", "1", "--kernels", "reference", "--json")
+    assert invoke("bench", used, *flags, "--heat-file", own).exit_code == 0
+    for command in (("run", used, *RUN), ("plan", used)):
+        refused = invoke(*command, "--heat-file", own, "--no-heat")
+        assert refused.exit_code != 0
+        assert "exclude each other" in refused.stderr
+    assert invoke("heat", used, "--heat-file", own, "--reset").exit_code == 0
+    assert invoke("heat", used).exit_code == 0
 
 
 def test_wishes_reach_the_engine(used, invoke):

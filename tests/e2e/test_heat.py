@@ -25,7 +25,10 @@ def toy(tmp_path, kept_heat) -> Path:
 
 
 def heat_file(toy: Path) -> Path:
-    return toy.with_name(toy.name + ".heat.json")
+    """The file in the user's cache, of the one model that a test has."""
+    folder = toy.parent / "cache" / "heat"
+    files = list(folder.glob("*.heat.json")) if folder.is_dir() else []
+    return files[0] if files else folder / "toy.gguf.heat.json"
 
 
 async def answer(toy: Path, **settings: object) -> tuple[list[int], object]:
@@ -132,14 +135,67 @@ async def test_an_engine_that_computed_nothing_keeps_nothing(toy):
 
 
 @pytest.mark.slow
-async def test_a_damaged_file_is_a_remark_and_is_replaced(toy):
-    """The run goes on as if nothing were known, says so, and leaves a whole file."""
-    heat_file(toy).write_text("{")
+@pytest.mark.parametrize("is_beside", [False, True], ids=["in the cache", "beside the model"])
+async def test_a_damaged_file_is_a_remark_and_is_replaced(toy, is_beside):
+    """The run goes on as if nothing were known, says so, and leaves a whole file in the cache."""
+    if is_beside:
+        toy.with_name(toy.name + ".heat.json").write_text("{")
+    else:
+        await answer(toy)
+        heat_file(toy).write_text("{")
     split = PlacementConfig(hot_device="cpu")
     _, statistics = await answer(toy, placement=split)
     assert "the use of experts so far is not known" in statistics.placement_reasons[0]
     assert statistics.placement.hot == ((0, 2, 4, 6),) * 3
     assert json.loads(heat_file(toy).read_text())["num_tokens"] == len(PROMPT) + 7
+
+
+@pytest.mark.slow
+async def test_a_model_in_a_folder_that_can_not_be_written_learns(toy):
+    """Its folder stays as it is, and the next run knows what this one used."""
+    toy.parent.chmod(0o555)
+    try:
+        await answer(toy)
+        split = PlacementConfig(hot_device="cpu")
+        _, statistics = await answer(toy, placement=split)
+    finally:
+        toy.parent.chmod(0o755)
+    assert "by their use so far" in statistics.placement_reasons[0]
+    assert {path.name for path in toy.parent.iterdir()} == {"toy.gguf", "cache"}
+
+
+@pytest.mark.slow
+async def test_a_named_file_holds_the_heat(toy, tmp_path):
+    """--heat-file: there and nowhere else; a file that is none is refused at the start and left alone."""
+    named = tmp_path / "own.json"
+    await answer(toy, heat=HeatConfig(file=str(named)))
+    assert json.loads(named.read_text())["num_tokens"] == len(PROMPT) + 7
+    assert not heat_file(toy).exists()
+    named.write_text("notes")
+    with pytest.raises(ConfigError, match="no heat file"):
+        await answer(toy, heat=HeatConfig(file=str(named)))
+    assert named.read_text() == "notes"
+    with pytest.raises(ConfigError, match="exclude each other"):
+        HeatConfig(enabled=False, file="x")
+
+
+@pytest.mark.slow
+async def test_a_cache_that_can_not_be_written_is_a_remark(toy, kept_heat):
+    """The run answers, and says why its use of experts is not kept."""
+    kept_heat.write_text("a file where a folder should be")
+    _, statistics = await answer(toy)
+    assert "the use of experts is not kept" in statistics.placement_reasons[-1]
+
+
+@pytest.mark.slow
+async def test_what_can_not_be_kept_at_the_end_is_logged(toy, kept_heat, caplog):
+    """A cache that could be written at the start and can not at the end: the answer stands, the log has a line."""
+    async with Engine.open(toy, EngineConfig(kernels="reference")) as engine:
+        assert not any("not kept" in reason for reason in engine.statistics().placement_reasons)
+        await greedy_tokens(engine, PROMPT, 2)
+        kept_heat.write_text("a file where a folder should be")
+    assert [record.name for record in caplog.records] == ["thermocline.heat"]
+    assert "was not kept" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory) -> Path:
             cwd=folder,
         )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    (path,) = folder.glob("thermocline-*.whl")
+    (path,) = folder.glob("thermocline_moe-*.whl")
     return path
 
 

@@ -12,6 +12,7 @@ from thermocline.cli.console import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from thermocline.experts.planner import Plan
     from thermocline.experts.pricing.cost_model import Estimate
@@ -57,12 +58,17 @@ class Estimates:
         return found | {"on_cpu_alone": self.on_cpu_alone, "without_disk": self.without_disk}
 
 
-def speeds_for(path: str, kv_type: str, *, may_measure: bool) -> MachineSpeeds | None:
-    """Return what this machine reaches with the file; None where that was not measured and may not be."""
+def speeds_for(
+    path: str, files: Sequence[Path], kv_type: str, *, may_measure: bool
+) -> MachineSpeeds | None:
+    """Return what this machine reaches with the model; None where that was not measured and may not be.
+
+    files: all files of the model at `path`.
+    """
     from thermocline.calibration import known_speeds, machine_speeds
     from thermocline.config import CpuConfig
 
-    known = known_speeds(path, CpuConfig(), kv_type)
+    known = known_speeds(files, CpuConfig(), kv_type)
     if known is not None or not may_measure:
         return known
     with Progress() as progress:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import echo_json, note, show
-from thermocline.cli.options import json_option, model_argument
+from thermocline.cli.options import heat_file_option, json_option, model_argument
 from thermocline.cli.session import model_path
 from thermocline.errors import ConfigError
 
@@ -31,8 +31,11 @@ _NUM_TOP = 8
     metavar="FILE",
     help="Write what is known to FILE, for `thermocline plan --heat FILE` elsewhere.",
 )
+@heat_file_option
 @click.option("--reset", is_flag=True, help="Forget what is known of the model.")
-def heat(model: str | None, as_json: bool, export: Path | None, reset: bool) -> None:
+def heat(
+    model: str | None, as_json: bool, export: Path | None, heat_file: str | None, reset: bool
+) -> None:
     """Show how often a model's experts were chosen, layer by layer.
 
     \b
@@ -41,11 +44,12 @@ def heat(model: str | None, as_json: bool, export: Path | None, reset: bool) -> 
       thermocline heat model.gguf --export heat.json
       thermocline heat model.gguf --reset
 
-    `run`, `chat` and `serve` remember it in MODEL.gguf.heat.json unless they have --no-heat; where the
-    model's folder can not be written, in ~/.cache/thermocline or the folder that THERMOCLINE_CACHE
-    names. Old choices fade. "top quarter" is
-    the share that the most used quarter of a layer's experts takes, "bits" the entropy of its choices: the
-    less, the better a small device serves.
+    `run`, `chat` and `serve` remember it unless they have --no-heat: in ~/.cache/thermocline/heat (in
+    thermocline/heat of XDG_CACHE_HOME, or heat of THERMOCLINE_CACHE, where those are set), or in the file of
+    --heat-file. A MODEL.gguf.heat.json beside the model, which earlier versions wrote, is read while
+    there is nothing else. Where nothing can be written nothing is remembered, and the command says so. Old
+    choices fade. "top quarter" is the share that the most used quarter of a
+    layer's experts takes, "bits" the entropy of its choices: the less, the better a small device serves.
     """
     from thermocline.experts.heat_file import (
         find_heat,
@@ -59,7 +63,7 @@ def heat(model: str | None, as_json: bool, export: Path | None, reset: bool) -> 
 
     path = model_path(model)
     with open_model_file(path) as file:
-        home = heat_home(file, read_spec(file))
+        home = heat_home(file, read_spec(file), heat_file)
     if reset:
         deleted = reset_heat(home)
         note(f"deleted: {', '.join(map(str, deleted))}" if deleted else "nothing was kept of it")

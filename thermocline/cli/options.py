@@ -144,6 +144,7 @@ PLACE_FLAGS: Final = (
     "--cold",
     "--n-cpu-moe",
     "--heat/--no-heat",
+    "--heat-file",
     "--expert-worker",
     "--worker-share",
     "--worker-mode",
@@ -191,6 +192,11 @@ def model_argument(*, required: bool = False) -> Option:
     return click.argument("model", required=required, metavar="MODEL" if required else "[MODEL]")
 
 
+heat_file_option = click.option(
+    "--heat-file",
+    metavar="FILE",
+    help="The file in which their use is remembered (default: one in the user's cache directory).",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 trace_option = click.option(
     "--trace",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import echo_json, show
-from thermocline.cli.options import json_option, model_argument
+from thermocline.cli.options import heat_file_option, json_option, model_argument
 from thermocline.cli.session import model_path
 from thermocline.errors import ConfigError
 
@@ -105,6 +105,7 @@ _MAX_SPREAD = 4
     help="How often experts are used: a timeline of --trace, or what `thermocline heat --export` wrote "
     "(default: what is known of the model).",
 )
+@heat_file_option
 @click.option("--no-heat", is_flag=True, help="Plan as if nothing were known of the experts' use.")
 @click.option(
     "--measure/--no-measure",
@@ -150,6 +151,7 @@ def plan(  # noqa: PLR0913 - one per flag
     worker_share: float | None,
     on_failure: str,
     heat: Path | None,
+    heat_file: str | None,
     no_heat: bool,
     may_measure: bool,
     routing: str | None,
@@ -191,7 +193,8 @@ def plan(  # noqa: PLR0913 - one per flag
             CacheType[kv_type.upper()],
             in_flight_tokens=SchedulerConfig().max_prompt_chunks * prefill_chunk,
         )
-        known = None if no_heat else _heat(file, spec, heat)
+        files = file.paths
+        known = _heat(file, spec, _HeatSource(heat, heat_file, no_heat))
     num_tokens = _context(ctx, spec)
     wishes = Wishes(
         trunk_layers=gpu_layers if is_auto else gpu_layers or 0,
@@ -211,7 +214,7 @@ def plan(  # noqa: PLR0913 - one per flag
     )
     held = _held_by_workers(sizes, found, workers, worker_share)
     ram_bytes = _host_memory(ram)
-    speeds = speeds_for(path, kv_type, may_measure=may_measure)
+    speeds = speeds_for(path, files, kv_type, may_measure=may_measure)
     speed = None
     if speeds is not None:
         speed = make_estimates(
@@ -322,12 +325,44 @@ def _host_memory(ram: str | None) -> int:
     return page_cache_room_bytes() if given is None else given
 
 
-def _heat(file: ModelFile, spec: ModelSpec, given: Path | None) -> Sequence[Sequence[float]] | None:
-    """Return the use of experts that a plan goes by. Raises ConfigError for a file of another model."""
-    from thermocline.experts.heat_file import heat_home, is_heat_file, load_heat, read_heat
+@dataclass(frozen=True, slots=True)
+class _HeatSource:
+    """What the flags say of the experts' use: a file of any kind, the file where it is kept, or neither."""
 
+    told: Path | None
+    kept: str | None
+    no_heat: bool
+
+    def __post_init__(self) -> None:
+        """Check that there is at most one. Raises ConfigError."""
+        given = {"--heat": self.told, "--heat-file": self.kept, "--no-heat": self.no_heat or None}
+        flags = [flag for flag, value in given.items() if value is not None]
+        if len(flags) > 1:
+            raise ConfigError(f"{' and '.join(flags)} exclude each other: leave one out")
+
+
+def _heat(
+    file: ModelFile, spec: ModelSpec, source: _HeatSource
+) -> Sequence[Sequence[float]] | None:
+    """Return the use of experts that a plan goes by. Raises ConfigError for a file of another model."""
+    from thermocline.experts.heat_file import (
+        find_heat,
+        heat_home,
+        is_heat_file,
+        load_heat,
+        read_heat,
+    )
+
+    if source.no_heat:
+        return None
+    given = source.told
     if given is None:
-        known = load_heat(heat_home(file, spec))
+        home = heat_home(file, spec, source.kept)
+        if home.is_given and find_heat(home) is None:
+            raise ConfigError(
+                f"--heat-file is {source.kept}, which is not there: give it to run first, or leave it out"
+            )
+        known = load_heat(home)
         return None if known is None else known.warmth.tolist()
     if is_heat_file(given):
         rows: Sequence[Sequence[float]] = read_heat(given)[1].warmth.tolist()

@@ -1,11 +1,13 @@
 """Keeps a model's heat in a small file: its form, its place, and the check that it is this model's.
 
-The place is beside the model; where that folder can not be written, the user's cache directory. Knows no engine.
+The place is in the user's cache directory, or the one that the user names; never beside the model, whose folder
+may be shared. Knows no engine.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,41 +82,79 @@ def identify(file: ModelFile, spec: ModelSpec) -> ModelIdentity:
 
 @dataclass(frozen=True, slots=True)
 class HeatHome:
-    """Where the heat of one model is kept: absolute paths, the best place first. model: its own path."""
+    """Where the heat of one model is kept, as absolute paths. model: its own path.
+
+    place: the file that is read and written, None for a user without a cache directory. is_given: the user named it.
+    earlier: the file beside the model in which former versions kept it. It is read while `place` has nothing,
+    and never written.
+    """
 
     model: Path
     identity: ModelIdentity
-    places: tuple[Path, ...]
+    place: Path | None
+    earlier: Path | None
+    is_given: bool = False
 
 
-def heat_home(file: ModelFile, spec: ModelSpec) -> HeatHome:
-    """Return the home of an open model's heat. Raises ModelFileError for a closed file."""
+def heat_home(file: ModelFile, spec: ModelSpec, given: str | None = None) -> HeatHome:
+    """Return the home of an open model's heat. given: the file that the user names for it.
+
+    Raises ModelFileError for a closed file, ConfigError for a name that can not be a file.
+    """
     first = next((t.path for t in file.tensors.values() if t.shard == 0), file.path)
     model, identity = Path(first).absolute(), identify(file, spec)
-    return HeatHome(model, identity, heat_places(model, identity))
+    if given is None:
+        place, earlier = heat_places(model, identity)
+        return HeatHome(model, identity, place, earlier)
+    named = Path(given).absolute()
+    if not named.parent.is_dir():
+        raise ConfigError(
+            f"--heat-file is {given}, but there is no folder {named.parent}: make it or name another file"
+        )
+    if named.exists() and not named.is_file():
+        raise ConfigError(f"--heat-file is {given}, which is no file: name a file")
+    return HeatHome(model, identity, named, None, is_given=True)
 
 
-def heat_places(model: Path, identity: ModelIdentity) -> tuple[Path, ...]:
-    """Return the files in which heat may be kept: beside the model, and in the user's cache.
+def heat_places(model: Path, identity: ModelIdentity) -> tuple[Path | None, Path | None]:
+    """Return the place in the user's cache directory, and the one beside the model of former versions.
 
-    Nothing is kept inside of this package, so that the built-in model's heat is the user's own.
+    The first has the model's name and digest, not its folder: a file that was moved keeps its heat, and two
+    files of one name have one each. Beside the built-in model there never was one.
     """
     beside, folder = model.with_name(model.name + _SUFFIX), user_cache_folder()
-    places = () if _PACKAGE in beside.resolve().parents else (beside,)
+    earlier = None if _PACKAGE in beside.resolve().parents else beside
     if folder is None:
-        return places
-    own = folder.absolute() / "heat" / f"{model.name}-{identity.digest[:12]}{_SUFFIX}"
-    return (*places, own)
+        return None, earlier
+    name = f"{model.name}-{identity.digest[:12]}{_SUFFIX}"
+    return folder.absolute() / "heat" / name, earlier
 
 
 def find_heat(home: HeatHome) -> Path | None:
-    """Return the file in which this model's heat is, the newest of several; None where there is none."""
-    found = []
-    for place in home.places:
+    """Return the file in which this model's heat is; None where there is none."""
+    for place in (home.place, home.earlier):
         with suppress(OSError):
-            if place.is_file():
-                found.append((place.stat().st_mtime_ns, place))
-    return max(found)[1] if found else None
+            if place is not None and place.is_file():
+                return place
+    return None
+
+
+def why_not_kept(home: HeatHome) -> str | None:
+    """Return why heat can not be written and what to do about it; None where it can, as far as permissions tell."""
+    if home.place is None:
+        return (
+            "the use of experts is not kept, because this user has no cache directory: "
+            "set THERMOCLINE_CACHE to a folder or give --heat-file"
+        )
+    folder = home.place.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+        return None
+    return (
+        f"the use of experts is not kept, because {home.place} can not be written: "
+        "set THERMOCLINE_CACHE to another folder or give --heat-file"
+    )
 
 
 def load_heat(home: HeatHome) -> HeatRecord | None:
@@ -127,9 +167,12 @@ def load_heat(home: HeatHome) -> HeatRecord | None:
         return None
     found, record = read_heat(place)
     if found.digest != home.identity.digest or record.warmth.shape != _shape(home.identity):
-        raise ConfigError(
-            f"{place} is of another model than {home.model}: run `thermocline heat --reset {home.model}`"
+        way = (
+            "name another with --heat-file"
+            if home.is_given
+            else f"run `thermocline heat --reset {home.model}`, or give --no-heat"
         )
+        raise ConfigError(f"{place} is of another model than {home.model}: {way}")
     return record
 
 
@@ -181,27 +224,46 @@ def write_heat(path: Path, identity: ModelIdentity, record: HeatRecord) -> None:
 
 
 def keep_heat(home: HeatHome, fresh: HeatRecord) -> Path | None:
-    """Add what was seen to what was kept before, and return where it is now; None where nothing can be written.
+    """Add what was seen to what was kept before, and return where it is now; None where it can not be written.
 
-    What was kept meanwhile by another process counts; what can not be used is replaced.
+    What was kept meanwhile by another process counts. What can not be used is replaced, except in a file that
+    the user named, which may be anything.
     """
+    if home.place is None:
+        return None
     known = HeatRecord(np.zeros(_shape(home.identity)), 0, HALF_LIFE_TOKENS)
-    with suppress(ConfigError):
+    try:
         known = load_heat(home) or known
-    for place in home.places:
-        with suppress(OSError):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_heat(place, home.identity, known.followed_by(fresh))
-            return place
+    except ConfigError:
+        if home.is_given:
+            return None
+    with suppress(OSError):
+        if not home.is_given:
+            home.place.parent.mkdir(parents=True, exist_ok=True)
+        write_heat(home.place, home.identity, known.followed_by(fresh))
+        return home.place
     return None
 
 
 def reset_heat(home: HeatHome) -> tuple[Path, ...]:
-    """Delete what is kept of this model and return the files that were. Raises OSError."""
-    found = tuple(place for place in home.places if place.is_file())
-    for place in found:
-        place.unlink()
-    return found
+    """Delete what is kept of this model and return the files that were, one beside the model included.
+
+    Raises ConfigError for a file that can not be deleted, or that the user named and that is no heat file.
+    """
+    found = []
+    for place in (home.place, home.earlier):
+        if place is None or not place.is_file():
+            continue
+        if home.is_given and not is_heat_file(place):
+            raise ConfigError(f"--heat-file is {place}, which is no heat file: name another")
+        try:
+            place.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"{place} can not be deleted ({error.strerror}): delete it, or give --no-heat"
+            ) from error
+        found.append(place)
+    return tuple(found)
 
 
 def _shape(identity: ModelIdentity) -> tuple[int, int]:

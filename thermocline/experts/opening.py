@@ -1,17 +1,18 @@
 """What an opened model begins with: how its experts were used before, and which of them are hot by that.
 
 Reads what is known when the model is opened and keeps what was seen when it is closed. Never in the way: a
-heat file that can not be used is a reason among others, not an error.
+heat file that can not be used is a reason among others, unless the user named it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError
 from thermocline.experts.choice import split_experts
 from thermocline.experts.heat import ExpertHeat
-from thermocline.experts.heat_file import heat_home, keep_heat, load_heat
+from thermocline.experts.heat_file import heat_home, keep_heat, load_heat, why_not_kept
 from thermocline.experts.wishes import Wishes, parse_experts
 from thermocline.kernels.cache_format import CacheType
 from thermocline.models.sizes import measure_sizes
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.sizes import ModelSizes
     from thermocline.models.spec import ModelSpec
+
+
+_LOG: Final = logging.getLogger("thermocline.heat")
 
 
 class ExpertStart:
@@ -38,8 +42,11 @@ class ExpertStart:
         config: EngineConfig,
         room_bytes: int | None = None,
     ) -> None:
-        """room_bytes: of hot experts, None for all. Raises ConfigError for --hot or --cold that the model does not have."""
-        self._home = heat_home(file, spec)
+        """room_bytes: of hot experts, None for all.
+
+        Raises ConfigError for --hot or --cold that the model does not have, and for a --heat-file of another model.
+        """
+        self._home = heat_home(file, spec, config.heat.file)
         self._is_kept = config.heat.enabled and config.heat.saved
         remarks: tuple[str, ...] = ()
         self.known: HeatRecord | None = None
@@ -47,6 +54,8 @@ class ExpertStart:
             try:
                 self.known = load_heat(self._home)
             except ConfigError as error:
+                if self._home.is_given:
+                    raise
                 remarks = (f"the use of experts so far is not known: {error}",)
         # What the cache holds does not matter to experts.
         sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
@@ -54,7 +63,9 @@ class ExpertStart:
         choice = _choose(sizes, config.placement, wishes, self.known, room_bytes)
         self.kept_away = wishes.kept_away(spec.num_layers, spec.router.num_experts)
         self.placement = choice.placement
-        self.reasons = (*remarks, *choice.reasons)
+        unkept = why_not_kept(self._home) if self._is_kept else None
+        self._is_announced = unkept is not None
+        self.reasons = (*remarks, *choice.reasons, *([unkept] if unkept else []))
         self.heat = ExpertHeat(
             spec.num_layers, spec.router.num_experts, config.heat.half_life_tokens
         )
@@ -63,10 +74,16 @@ class ExpertStart:
         return f"ExpertStart({self._home.identity.name}, {self.placement.num_hot} hot)"
 
     def close(self) -> None:
-        """Add what was counted to what is kept; nothing where nothing was."""
+        """Add what was counted to what is kept; nothing where nothing was. Where that fails, the log says so."""
         fresh = self.heat.known()
-        if self._is_kept and fresh.num_tokens:
-            keep_heat(self._home, fresh)
+        if not self._is_kept or not fresh.num_tokens:
+            return
+        if keep_heat(self._home, fresh) is None and not self._is_announced:
+            _LOG.warning(
+                "the use of experts was not kept, because %s can not be written: check the permissions and the "
+                "free space, or name another file with --heat-file",
+                self._home.place,
+            )
 
 
 def _wishes(sizes: ModelSizes, config: PlacementConfig) -> Wishes:

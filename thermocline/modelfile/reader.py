@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -70,6 +71,11 @@ class ModelFile:
     def architecture(self) -> str:
         """The name of the model's architecture; ModelFileError if the file does not say."""
         return self.metadata.get_str(ARCHITECTURE_KEY)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that hold the tensors, in the order of their names."""
+        return tuple(sorted({Path(info.path) for info in self.tensors.values()}))
 
     @property
     def total_tensor_bytes(self) -> int:

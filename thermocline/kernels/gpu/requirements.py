@@ -6,10 +6,15 @@ import ctypes
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from thermocline.errors import DeviceMissingError
 
 _PACKAGES = ("torch", "triton")
+
+# As in pyproject.toml. They are named instead of an extra of this project: no command of ours fetches a
+# distribution by a name that another project may hold.
+INSTALL_COMMAND: Final = "pip install 'torch>=2.6' 'triton>=3.4'"
 
 NO_DRIVER = "no GPU's driver is on this machine"
 """What `why_no_gpu` says of most machines, where nobody wonders."""
@@ -24,7 +29,7 @@ def require_packages() -> None:
     if missing:
         raise DeviceMissingError(
             f"computing on a GPU needs the Python packages {' and '.join(missing)}, which are not "
-            "installed. Fix: pip install 'thermocline[gpu]', or compute on the CPU"
+            f"installed. Fix: {INSTALL_COMMAND}, or compute on the CPU"
         )
 
 
@@ -36,7 +41,7 @@ def require_gpu() -> None:
     if not torch.cuda.is_available():
         raise DeviceMissingError(
             f"torch {torch.__version__} finds no CUDA device on this machine. Fix: install the GPU's "
-            "driver and a torch that is built for it (pip install 'thermocline[gpu]'), or compute on the CPU"
+            f"driver and a torch that is built for it ({INSTALL_COMMAND}), or compute on the CPU"
         )
 
 
@@ -46,10 +51,7 @@ def why_no_gpu() -> str | None:
         return NO_DRIVER
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        return (
-            f"a GPU's driver is there, but not the Python packages {' and '.join(missing)}: "
-            "pip install 'thermocline[gpu]'"
-        )
+        return f"a GPU's driver is there, but not the Python packages {' and '.join(missing)}: {INSTALL_COMMAND}"
     return None
 
 

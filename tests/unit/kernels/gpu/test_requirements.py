@@ -26,7 +26,7 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(
         requirements, "find_spec", lambda name: None if name == "triton" else found(name)
     )
-    with pytest.raises(DeviceMissingError, match=r"triton.*pip install 'thermocline\[gpu\]'"):
+    with pytest.raises(DeviceMissingError, match=r"triton.*pip install 'torch>=.*' 'triton>=.*'"):
         requirements.require_gpu()
 
 

@@ -1,0 +1,52 @@
+"""Which type each tensor has: as llama.cpp's converter leaves it, and as its quantiser chooses for Q4_K_M.
+
+From conversion/base.py (prepare_tensors) and src/llama-quant.cpp (tensor_allows_quantization,
+llama_tensor_get_type, tensor_type_fallback). tests/oracle/test_published_models.py compares with a dry run of the
+quantiser itself. Knows no model.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from benchmarks.synthetic_model import has_more_bits
+from thermocline.modelfile.formats import FORMATS_BY_NAME
+
+_FLOAT32: Final = (
+    "ffn_gate_inp.weight",
+    "ffn_gate_inp_shexp.weight",
+    "ssm_conv1d.weight",
+    "_norm.weight",
+)
+_MORE_BITS: Final = ("attn_v.weight", "attn_qkv.weight", "ffn_down")
+_FALLBACK: Final = MappingProxyType({"Q4_K": "Q5_0", "Q6_K": "Q8_0"})
+"""For rows that 256 does not divide; what 32 does not divide either becomes F16."""
+
+
+def converted_type(name: str, shape: tuple[int, ...]) -> str:
+    """Return the type in a file of the converter: BF16, or F32 for vectors, norms and routers."""
+    is_float = len(shape) == 1 or name.endswith(_FLOAT32) or not name.endswith(".weight")
+    return "F32" if is_float else "BF16"
+
+
+def q4_k_m_type(name: str, shape: tuple[int, ...], num_blocks: int) -> str:
+    """Return the type in a file that llama.cpp's quantiser made as Q4_K_M, without an importance matrix."""
+    if converted_type(name, shape) == "F32":
+        return "F32"
+    wanted = "Q4_K"
+    if name == "output.weight":
+        # Its own rule: Q8_0 at once for rows that do not fit, which the fallback of Q6_K is too.
+        wanted = "Q6_K"
+    elif name.startswith("blk."):
+        block, part = name.removeprefix("blk.").split(".", 1)
+        if part.startswith(_MORE_BITS) and has_more_bits(int(block), num_blocks):
+            wanted = "Q6_K"
+    return _fitting(wanted, shape[-1])
+
+
+def _fitting(wanted: str, row_length: int) -> str:
+    for name in (wanted, _FALLBACK[wanted]):
+        if row_length % FORMATS_BY_NAME[name].block_elements == 0:
+            return name
+    return "F16"
