@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.kernels.dense_contract import HeadNorm
 from thermocline.kernels.whole_layer import (
     AttentionWeights,
@@ -32,18 +34,47 @@ def plain_rope(spec: ModelSpec) -> RopeRule:
 def read_attention(
     weights: WeightMap, spec: ModelSpec, prefix: str, *, gated: bool = False
 ) -> AttentionWeights:
-    """Return grouped-query attention without norms of its heads. gated: q has rows for gates, too."""
+    """Return grouped-query attention without norms of its heads. gated: q has rows for gates, too.
+
+    Queries, keys and values may be one tensor, attn_qkv, in this order.
+    """
     hidden = spec.hidden_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    sizes = (q_size * (2 if gated else 1), kv_size, kv_size)
+    if f"{prefix}attn_qkv.weight" in weights:
+        q, k, v = weights.matrices(f"{prefix}attn_qkv.weight", sizes, hidden)
+    else:
+        q, k, v = (
+            weights.matrix(f"{prefix}attn_{part}.weight", size, hidden)
+            for part, size in zip("qkv", sizes, strict=True)
+        )
     return AttentionWeights(
         norm=weights.vector(prefix + "attn_norm.weight", hidden),
-        q=weights.matrix(prefix + "attn_q.weight", q_size * (2 if gated else 1), hidden),
-        k=weights.matrix(prefix + "attn_k.weight", kv_size, hidden),
-        v=weights.matrix(prefix + "attn_v.weight", kv_size, hidden),
+        q=q,
+        k=k,
+        v=v,
         output=weights.matrix(prefix + "attn_output.weight", hidden, q_size),
         head_norm=HeadNorm(None, None, spec.rms_epsilon),
         scale=spec.attention_scale,
     )
+
+
+def read_biases(
+    weights: WeightMap, attention: AttentionWeights, prefix: str
+) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+    """Return what is added to queries, keys and values, if the file has it: in one tensor, or in three."""
+    sizes = tuple(matrix.rows for matrix in (attention.q, attention.k, attention.v))
+    if f"{prefix}attn_qkv.bias" in weights:
+        both = weights.vector(f"{prefix}attn_qkv.bias", sum(sizes))
+        q, k, v = np.split(both, [sizes[0], sizes[0] + sizes[1]])
+        return q, k, v
+    if f"{prefix}attn_q.bias" not in weights:
+        return None
+    q, k, v = (
+        weights.vector(f"{prefix}attn_{part}.bias", size)
+        for part, size in zip("qkv", sizes, strict=True)
+    )
+    return q, k, v
 
 
 def read_head_norm(weights: WeightMap, spec: ModelSpec, prefix: str) -> HeadNorm:

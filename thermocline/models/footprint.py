@@ -170,8 +170,13 @@ def _expert_bytes(routed: Iterable[TensorInfo]) -> tuple[int, ...]:
 
 def _format_shares(tensors: Iterable[TensorInfo]) -> tuple[FormatShare, ...]:
     groups: defaultdict[tuple[Role, str], list[int]] = defaultdict(list)
-    for tensor in tensors:
-        groups[tensor_role(tensor.name), tensor.format.name].append(tensor.nbytes)
+    table = tuple(tensors)
+    recurrent = {tensor.name.partition(".ssm_")[0] for tensor in table if ".ssm_" in tensor.name}
+    for tensor in table:
+        role, (block, fused, _) = tensor_role(tensor.name), tensor.name.partition(".attn_qkv.")
+        if fused and block not in recurrent:  # queries, keys and values of attention
+            role = Role.ATTENTION
+        groups[role, tensor.format.name].append(tensor.nbytes)
     shares = [
         FormatShare(role, name, len(sizes), sum(sizes)) for (role, name), sizes in groups.items()
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.models.blocks import read_attention, read_shared, routed_layer
+from thermocline.models.blocks import read_attention, read_biases, read_shared, routed_layer
 from thermocline.models.metadata import SpecReader
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
     prefix = f"blk.{index}."
     attention = read_attention(weights, spec, prefix)
-    if prefix + "attn_q.bias" in weights:
-        q, k, v = (
-            weights.vector(f"{prefix}attn_{part}.bias", matrix.rows)
-            for part, matrix in (("q", attention.q), ("k", attention.k), ("v", attention.v))
-        )
-        attention = replace(attention, biases=(q, k, v))
+    attention = replace(attention, biases=read_biases(weights, attention, prefix))
     gate = weights.row(prefix + "ffn_gate_inp_shexp.weight", spec.hidden_size)
     shared = replace(read_shared(weights, spec, prefix), gate=gate)
     return routed_layer(weights, spec, index, attention, shared)

@@ -61,6 +61,14 @@ class WeightMap:
             self.table(name, rows, cols), scale=1.0 if scales is None else float(scales[0])
         )
 
+    def matrices(self, name: str, rows: tuple[int, ...], cols: int) -> tuple[Weight, ...]:
+        """Return the matrices that lie one after another in tensor `name`. Raises ModelFileError."""
+        whole, ends = self.matrix(name, sum(rows), cols), np.cumsum(rows)
+        return tuple(
+            replace(whole, raw=whole.raw[end - count : end])
+            for count, end in zip(rows, ends, strict=True)
+        )
+
     def table(self, name: str, rows: int, cols: int) -> Weight:
         """Return tensor `name` [rows, cols], of which rows are looked up. Raises ModelFileError."""
         info = self._checked(name, (rows, cols))

@@ -57,6 +57,11 @@ SMALL_CASES = tuple(_case("small", arch) for arch in ARCHS)
 OTHER_CASES = (
     _case("fused", "qwen3next", "--fuse-gate-up-exps", seed=2),
     _case("fused", "qwen35moe", "--fuse-gate-up-exps", seed=2),
+    _case("fused_qkv", "qwen2moe", "--fuse-qkv", seed=5),
+    _case("fused_qkv", "qwen3moe", "--fuse-qkv", seed=3),
+    _case("fused_qkv", "olmoe", "--fuse-qkv", seed=2),
+    _case("fused_qkv", "qwen3next", "--fuse-qkv", seed=3),
+    _case("fused_qkv", "qwen35moe", "--fuse-qkv", seed=3),
     _case("tied", "qwen3moe", options={"tie_word_embeddings": True}, seed=4),
     _case("extra_block", "qwen35moe", extra_block=True),
     _case("extra_block", "qwen3next", extra_block=True),
