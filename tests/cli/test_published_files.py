@@ -110,6 +110,20 @@ def test_a_block_without_a_trunk_is_refused_as_such(tmp_path, toy):
         open_model(file, ReferenceKernels())
 
 
+def test_a_file_without_a_chat_template_still_runs(tmp_path, invoke):
+    """A plain prompt is answered; only a chat is refused, with what to do instead."""
+    path = write_toy_model(tmp_path / "m.gguf", metadata={"tokenizer.chat_template": ""})
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"tokenizer.chat_template", b"tokenizer.chat_templat_"))
+    answered = invoke("run", str(path), "-p", "the", "--max-tokens", "3", "--ignore-eos")
+    assert answered.exit_code == 0, answered.stderr
+    assert answered.stdout
+    for command in (("run", str(path), "--chat", "hello"), ("chat", str(path))):
+        refused = invoke(*command, input="hello\n")
+        assert refused.exit_code != 0
+        assert "no chat template: give a plain prompt, or use an instruct model" in refused.stderr
+
+
 async def test_keys_of_any_kind_do_no_harm(tmp_path):
     """Unknown keys of every type, arrays and arrays of arrays: read as they are, and the model runs."""
     shape = ToyShape()
@@ -191,8 +205,12 @@ def test_queries_keys_and_values_may_be_one_tensor(tmp_path, toy):
     plain = write_toy_arch(tmp_path / "plain.gguf", toy)
     path = write_toy_arch(tmp_path / "m.gguf", toy, weights=fused)
     with open_model_file(path) as file, open_model_file(plain) as other:
-        ours, theirs = (open_model(each, ReferenceKernels()).trunk.layers[-1] for each in (file, other))
-        assert np.shares_memory(ours.mixer.k.raw, file.view(f"blk.{toy.layers - 1}.attn_qkv.weight"))
+        ours, theirs = (
+            open_model(each, ReferenceKernels()).trunk.layers[-1] for each in (file, other)
+        )
+        assert np.shares_memory(
+            ours.mixer.k.raw, file.view(f"blk.{toy.layers - 1}.attn_qkv.weight")
+        )
         for part in ("q", "k", "v"):
             assert np.array_equal(getattr(ours.mixer, part).raw, getattr(theirs.mixer, part).raw)
         if theirs.mixer.biases is not None:

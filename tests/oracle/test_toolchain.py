@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+import gguf
 import numpy as np
 import pytest
 
@@ -21,13 +22,14 @@ from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.workshop import (
     MIXED_CASES,
     MIXES,
+    NVFP4_CASES,
     OTHER_CASES,
     SMALL_CASES,
     Workshop,
     open_exact,
-    position_errors,
 )
 from tests.support.compare import assert_within
+from tests.support.converted_files import position_errors
 from tests.support.engine_runs import EXACT_CACHE, greedy_tokens, prompt_logits
 from tests.support.oracle_cases import ANSWER_TOKENS, MIN_LEAD, prompt_ids
 from thermocline.config import EngineConfig
@@ -44,7 +46,8 @@ MAX_TIMES_LLAMA = 3.0
 # Where every product is exact on both sides, errors are noise and their ratio is, too.
 NOISE = 1e-10
 MAX_RELATIVE_DIFFERENCE = 0.005
-NUM_TEXTS, TEXT_TOKENS = 16, 128
+MAX_NVFP4_ERROR = 1e-3
+NUM_TEXTS, TEXT_TOKENS = 10, 128
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,29 @@ async def test_a_quantised_file_is_as_near_as_in_llama_cpp(workshop, case, mix):
     assert ours <= max(MAX_TIMES_LLAMA * theirs, NOISE), (ours, theirs)
 
 
+@pytest.mark.parametrize("case", NVFP4_CASES, ids=str)
+async def test_scales_beside_the_blocks_are_applied(workshop, case):
+    """From an NVFP4 checkpoint: exact with kernels that round nothing, and as near as llama.cpp with the others.
+
+    Release 0.3.36 of llama.cpp leaves out the scales of experts of qwen2moe, olmoe and laguna, and answers NaN there.
+    """
+    path = workshop.converted(case)[1]
+    ids = prompt_ids(PROMPT_TOKENS)
+    exact = open_exact(path).logits(ids)
+    names = {tensor.name for tensor in gguf.GGUFReader(path).tensors}
+    assert {"blk.1.attn_q.scale", "blk.1.ffn_down_exps.scale"} <= names
+    async with Engine.open(path, EngineConfig(kernels="reference", memory=EXACT_CACHE)) as engine:
+        assert_within(await prompt_logits(engine, ids[:12]), exact[:12], "transformers/mixed")
+    async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
+        ours = np.median(position_errors(await prompt_logits(engine, ids), exact))
+    with LlamaModel(path) as llama:
+        theirs = np.median(position_errors(llama.logits(ids), exact))
+    print(f"{case}: ours {ours:.2e}, llama.cpp {theirs:.2e}")  # noqa: T201 - shown by -s
+    assert ours <= MAX_NVFP4_ERROR
+    if case.tiny.arch in ("qwen3moe", "qwen3next", "qwen35moe"):
+        assert ours <= MAX_TIMES_LLAMA * theirs, (ours, theirs)
+
+
 @pytest.fixture(scope="module")
 def likely_text():
     """Texts that the packaged model wrote itself: what it finds unlikely would be moved by rounding alone."""
@@ -109,6 +135,21 @@ async def test_perplexity_of_a_trained_model_agrees(tmp_path, likely_text, mix):
         theirs = llama_perplexity(llama, likely_text, TEXT_TOKENS)
     print(f"{mix}: ours {ours.perplexity:.4f}, llama.cpp {theirs:.4f}")  # noqa: T201 - shown by -s
     assert abs(ours.perplexity / theirs - 1) <= MAX_RELATIVE_DIFFERENCE, (ours, theirs)
+
+
+async def test_a_split_model_may_stay_split(workshop, tmp_path):
+    """The quantiser's several files give the logits of its single one, to the bit."""
+    case = next(case for case in OTHER_CASES if case.name == "qwen2moe_split")
+    source = workshop.converted(case)[1]
+    single = quantise(source, tmp_path / "single.gguf", "Q8_0")
+    quantise(source, tmp_path / "parts", "Q8_0", keep_split=True)
+    parts = sorted(tmp_path.glob("parts-*-of-*.gguf"))
+    assert len(parts) > 2
+    logits = []
+    for path in (single, parts[0]):
+        async with Engine.open(path) as engine:
+            logits.append(await prompt_logits(engine, prompt_ids(PROMPT_TOKENS)))
+    assert np.array_equal(*logits)
 
 
 def test_an_extra_block_is_written(workshop):

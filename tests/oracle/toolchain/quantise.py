@@ -26,13 +26,17 @@ FILE_TYPES = {
 """llama.cpp's numbers of the mixes that people publish."""
 
 
-def quantise(source: Path, out: Path, mix: str) -> Path:
-    """Write `source` in the mix `mix` to `out`, and return that."""
+def quantise(source: Path, out: Path, mix: str, *, keep_split: bool = False) -> Path:
+    """Write `source` in the mix `mix` to `out`, and return that.
+
+    keep_split: into as many files as `source` has, which are named after `out` without its suffix.
+    """
     silence()
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = FILE_TYPES[mix]
     params.nthread = 2
     params.allow_requantize = True
+    params.keep_split = keep_split
     code = llama_cpp.llama_model_quantize(
         str(source).encode(), str(out).encode(), ctypes.byref(params)
     )

@@ -5,14 +5,13 @@ Knows which small models there are and how each file is made, not what is compar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from tests.oracle.hf_archs import Keys, open_hf
 from tests.oracle.hf_model import HfModel, open_qwen3moe
 from tests.oracle.toolchain.convert import convert
+from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.tiny_hf import TinyModel, save_tiny_model
 
@@ -29,6 +28,8 @@ class ToolCase:
     name: str
     tiny: TinyModel
     arguments: tuple[str, ...] = ()
+    nvfp4: bool = False
+    """Converted from a checkpoint of that format, as ModelOpt has it."""
 
     def __str__(self) -> str:
         return self.name
@@ -41,12 +42,18 @@ def _case(name: str, arch: str, *arguments: str, **options: object) -> ToolCase:
     return ToolCase(f"{arch}_{name}", tiny, arguments)
 
 
-def _wide(arch: str) -> dict[str, object]:
-    """Experts of width 256."""
+def _wide(arch: str, width: int = 256) -> dict[str, object]:
+    """Experts of this width."""
     if arch == "olmoe":
-        return {"intermediate_size": 256}
-    shared = {} if arch == "qwen3moe" else {"shared_expert_intermediate_size": 256}
-    return {"moe_intermediate_size": 256, **shared}
+        return {"intermediate_size": width}
+    shared = {} if arch == "qwen3moe" else {"shared_expert_intermediate_size": width}
+    return {"moe_intermediate_size": width, **shared}
+
+
+def _nvfp4(arch: str) -> ToolCase:
+    """Rows of 64, which are a block of that format in llama.cpp."""
+    case = _case("nvfp4", arch, hidden=64, seed=10, options=_wide(arch, 64))
+    return replace(case, nvfp4=True)
 
 
 ARCHS = ("qwen2moe", "qwen3moe", "olmoe", "qwen3next", "qwen35moe", "laguna")
@@ -77,6 +84,28 @@ MIXED_CASES = (
 )
 """To be quantised. Down matrices of the narrow ones have rows of 32, for which the quantiser falls back to others."""
 
+NVFP4_CASES = tuple(_nvfp4(arch) for arch in ARCHS)
+"""Converted from checkpoints in NVFP4, whose matrices have scales beside them."""
+
+GOLDEN_CASES = (
+    *((_case("tiny", arch, hidden=32, seed=8), "F32") for arch in ARCHS if arch != "qwen35moe"),
+    (_case("tiny", "qwen35moe", hidden=32, seed=8, extra_block=True), "F32"),
+    *(
+        (_case("golden", arch, hidden=256, layers=layers, seed=9), mix)
+        for arch, layers, mix in (
+            ("qwen2moe", 1, "Q4_K_M"),
+            ("qwen3moe", 1, "MXFP4_MOE"),
+            ("olmoe", 1, "IQ4_XS"),
+            ("qwen3next", 2, "Q5_K_S"),
+            ("qwen35moe", 2, "Q6_K"),
+            ("laguna", 2, "Q2_K"),
+        )
+    ),
+    (_case("tiny", "qwen3moe", hidden=32, seed=8), "Q8_0"),
+    *((case, "NVFP4") for case in NVFP4_CASES if case.tiny.arch in ("qwen3moe", "qwen35moe")),
+)
+"""With the mix of each: what the ordinary suite opens."""
+
 MIXES = ("BF16", "Q8_0", "Q6_K", "Q5_K_S", "Q4_K_M", "IQ4_XS", "Q2_K", "MXFP4_MOE")
 
 
@@ -93,6 +122,8 @@ class Workshop:
             source = self._folder / case.name
             model = save_tiny_model(source, case.tiny)
             oracle = HfModel(model, None, tied=False)
+            if case.nvfp4:
+                quantise_checkpoint(source)
             out = self._folder / f"{case.name}.gguf"
             convert(source, out, case.tiny.arch, *case.arguments)
             if not out.exists():  # in several files, which are named after it
@@ -111,9 +142,3 @@ class Workshop:
 def open_exact(path: Path) -> HfModel:
     """Return transformers' model, holding in float32 what the file's weights decode to."""
     return (open_qwen3moe if Keys(path).arch == "qwen3moe" else open_hf)(path)
-
-
-def position_errors(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Return each position's squared error over its squared logits, in double: float64 [tokens]."""
-    a, b = found.astype(np.float64), exact.astype(np.float64)
-    return np.square(a - b).sum(axis=-1) / np.square(b).sum(axis=-1)

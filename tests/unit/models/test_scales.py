@@ -6,10 +6,13 @@ to the bit, whatever computes it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.support.compare import assert_within
+from tests.support.devices import DEVICES
 from tests.support.engine_runs import EXACT_CACHE, greedy_tokens, prompt_logits
 from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
@@ -164,6 +167,24 @@ async def test_wherever_experts_are_computed(tmp_path, placement, remote):
     logits, tokens = await answer(path, config(remote, **placement))
     assert np.array_equal(logits, expected[0])
     assert tokens == expected[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["fused", "qwen35moe"])
+async def test_a_trunk_on_a_device_takes_them(tmp_path, device, name):
+    """Matrices with a scale lie there multiplied out: plain numbers to the bit, blocks in bfloat16."""
+    toy = TOYS[name]
+    weights = weights_of(toy)
+    settings = replace(config(trunk_device=device), kernels="reference")
+    logits = []
+    for stem, tensors in (("plain", weights), ("scaled", scaled(weights))):
+        async with Engine.open(write(tmp_path / f"{stem}.gguf", toy, tensors), settings) as engine:
+            logits.append(await prompt_logits(engine, PROMPT[:12]))
+    if name == "fused":
+        assert np.array_equal(*logits)
+    else:
+        assert_within(logits[1], logits[0], "trunk/whole models")
 
 
 def test_a_gpu_leaves_scaled_experts_to_the_cpu(tmp_path):
