@@ -92,18 +92,11 @@ class WeightMap:
         """
         if f"{prefix}ffn_gate_up_exps.weight" in self:
             return self._fused_experts(prefix, num_experts, intermediate, hidden)
-        shapes = {"gate": (intermediate, hidden), "up": (intermediate, hidden)}
-        (gate, up, down), infos = zip(
-            *(
-                self._stack(
-                    f"{prefix}ffn_{role}_exps.weight",
-                    (num_experts, *shapes.get(role, (hidden, intermediate))),
-                )
-                for role in ("gate", "up", "down")
-            ),
-            strict=True,
-        )
-        return StackedExperts(ExpertStack(gate, up, down), infos)
+        inner, outer = (num_experts, intermediate, hidden), (num_experts, hidden, intermediate)
+        gate, gate_info = self._stack(f"{prefix}ffn_gate_exps.weight", inner)
+        up, up_info = self._stack(f"{prefix}ffn_up_exps.weight", inner)
+        down, down_info = self._stack(f"{prefix}ffn_down_exps.weight", outer)
+        return StackedExperts(ExpertStack(gate, up, down), (gate_info, up_info, down_info))
 
     def _fused_experts(
         self, prefix: str, num_experts: int, intermediate: int, hidden: int
