@@ -20,6 +20,7 @@ from tests.oracle.decoded import decoded_weights
 from tests.oracle.llama_model import LlamaModel, llama_perplexity
 from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.workshop import (
+    BF16_CASES,
     MIXED_CASES,
     MIXES,
     NVFP4_CASES,
@@ -65,6 +66,20 @@ async def test_a_converted_file_answers_as_transformers(workshop, case):
     assert least_lead > MIN_LEAD, "two tokens are too close to compare: give the case another seed"
     async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
         assert_within(await prompt_logits(engine, ids), oracle.logits(ids), "transformers/F32")
+        assert await greedy_tokens(engine, ids, ANSWER_TOKENS) == expected
+
+
+@pytest.mark.parametrize("case", BF16_CASES, ids=str)
+async def test_a_file_in_bfloat16_answers_as_transformers(workshop, case):
+    """The converter's bfloat16: transformers' logits and answer from the rounded weights."""
+    path = workshop.converted(case)[1]
+    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    assert kinds == {"BF16", "F32"}
+    oracle, ids = open_exact(path), prompt_ids(PROMPT_TOKENS)
+    expected, least_lead = oracle.greedy(ids, ANSWER_TOKENS)
+    assert least_lead > MIN_LEAD, "two tokens are too close to compare: give the case another seed"
+    async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
+        assert_within(await prompt_logits(engine, ids), oracle.logits(ids), "transformers/BF16")
         assert await greedy_tokens(engine, ids, ANSWER_TOKENS) == expected
 
 

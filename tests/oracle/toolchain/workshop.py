@@ -78,6 +78,9 @@ OTHER_CASES = (
 )
 """What the converter writes otherwise for some."""
 
+BF16_CASES = tuple(_case("bf16", arch, "--outtype", "bf16", seed=11) for arch in ARCHS)
+"""Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
+
 MIXED_CASES = (
     *(_case("narrow", arch, hidden=256, seed=6) for arch in ARCHS),
     *(_case("wide", arch, hidden=256, seed=7, options=_wide(arch)) for arch in ARCHS),
