@@ -74,7 +74,7 @@ async def test_a_block_that_guesses_changes_nothing(tmp_path, invoke, toy):
     assert facts["spec"]["num_layers"] == toy.layers
     page = invoke("info", str(path)).stdout
     assert "not used yet" in page
-    assert "1 more that guess further tokens" in page
+    assert "1 block that guesses further tokens" in page
     assert json.loads(invoke("info", str(plain), "--json").stdout)["not_used"] == {
         "predict_layers": 0,
         "bytes": 0,

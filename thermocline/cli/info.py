@@ -234,8 +234,9 @@ def _layer_rows(spec: ModelSpec, unused_bytes: int) -> list[tuple[str, str]]:
     if spec.num_dense_layers:
         rows.append(("- dense layers", f"the first {spec.num_dense_layers}, without experts"))
     if spec.num_predict_layers:
-        unused = f"{spec.num_predict_layers} more that guess further tokens"
-        rows.append(("- not used yet", f"{unused}, {format_bytes(unused_bytes)}"))
+        count = spec.num_predict_layers
+        blocks = "1 block that guesses" if count == 1 else f"{count} blocks that guess"
+        rows.append(("- not used yet", f"{blocks} further tokens, {format_bytes(unused_bytes)}"))
     return rows
 
 
