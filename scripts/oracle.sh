@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 python=$(scripts/oracle_env.sh)
 if [ "${1:-}" = golden ]; then
   "$python" -m tests.oracle.make_logits_golden
+  "$python" -m tests.oracle.make_converted_golden
   exec "$python" -m tests.oracle.make_tokenizer_golden
 fi
 exec "$python" -m pytest -m oracle tests/oracle --timeout 1800 "$@"

@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -45,7 +46,9 @@ inline Weight make_weight(int type_id, const Bytes& raw) {
 // A weight as Python hands it over once: checked, and its bytes kept alive.
 class Matrix {
    public:
-    Matrix(int type_id, Bytes raw) : raw_(std::move(raw)), weight_(make_weight(type_id, raw_)) {}
+    Matrix(int type_id, Bytes raw, float scale) : raw_(std::move(raw)), weight_(make_weight(type_id, raw_)) {
+        weight_.scale = scale;
+    }
 
     const Weight& weight() const { return weight_; }
 
@@ -59,25 +62,32 @@ class MatrixStack {
    public:
     using Strided = nb::ndarray<const uint8_t, nb::ndim<3>, nb::device::cpu>;
 
-    MatrixStack(int type_id, Strided raw)
+    using Scales = std::optional<In<float, 1>>;
+
+    MatrixStack(int type_id, Strided raw, Scales scales)
         : raw_(std::move(raw)),
+          scales_(std::move(scales)),
           weight_(make_weight(type_id, raw_.data(), static_cast<int64_t>(raw_.shape(1)),
                               static_cast<int64_t>(raw_.shape(2)))) {
         require(raw_.stride(2) == 1 && raw_.stride(1) == weight_.row_bytes, "an expert's rows must lie row after row");
+        require(!scales_ || static_cast<int64_t>(scales_->shape(0)) == size(), "one scale per expert");
     }
 
     int64_t size() const { return static_cast<int64_t>(raw_.shape(0)); }
     int64_t stride() const { return raw_.stride(0); }  // bytes
+    const float* scales() const { return scales_ ? scales_->data() : nullptr; }
     int64_t rows() const { return weight_.rows; }
     int64_t cols() const { return weight_.cols; }
     Weight operator[](int64_t index) const {
         Weight weight = weight_;
         weight.data += index * stride();
+        if (scales_) weight.scale = scales_->data()[index];
         return weight;
     }
 
    private:
     Strided raw_;
+    Scales scales_;
     Weight weight_;  // of the first
 };
 

@@ -164,9 +164,9 @@ class LayerWeights {
             const Experts& experts = routed_->experts();
             require(experts.gate.cols() == hidden(), "experts must take and give the hidden size");
             layer_.router = routed_->part();
-            layer_.gate = {experts.gate[0], experts.gate.stride()};
-            layer_.up = {experts.up[0], experts.up.stride()};
-            layer_.down = {experts.down[0], experts.down.stride()};
+            layer_.gate = {experts.gate[0], experts.gate.stride(), experts.gate.scales()};
+            layer_.up = {experts.up[0], experts.up.stride(), experts.up.scales()};
+            layer_.down = {experts.down[0], experts.down.stride(), experts.down.scales()};
         }
         if (shared_) {
             layer_.shared = shared_->part();

@@ -180,11 +180,13 @@ std::vector<std::string> emulated_sets() {
 
 void bind_products(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<Matrix>(m, "Matrix",
-          "A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive.")
-        .def(nb::init<int, Bytes>(), nb::arg("type_id"), nb::arg("raw").noconvert());
+          "A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive. Its products are "
+          "multiplied by `scale`.")
+        .def(nb::init<int, Bytes, float>(), nb::arg("type_id"), nb::arg("raw").noconvert(), nb::arg("scale") = 1.0f);
     nb::class_<MatrixStack>(m, "MatrixStack",
-          "One matrix per expert: uint8 [experts, rows, bytes of a row].")
-        .def(nb::init<int, MatrixStack::Strided>(), nb::arg("type_id"), nb::arg("raw").noconvert());
+          "One matrix per expert: uint8 [experts, rows, bytes of a row]. scales: float32 [experts], of their products.")
+        .def(nb::init<int, MatrixStack::Strided, MatrixStack::Scales>(), nb::arg("type_id"),
+             nb::arg("raw").noconvert(), nb::arg("scales").noconvert().none() = nb::none());
     nb::class_<Experts>(m, "Experts",
           "The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, "
           "intermediate].")

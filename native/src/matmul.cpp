@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "pair_scales.h"
 #include "scratch.h"
 #include "thermocline/unpack.h"
 
@@ -253,17 +254,27 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
             }
             multiply_panel(compute, Panel::of(product.weight, row), of, next, sums);
             const int64_t width = std::min<int64_t>(kPanelRows, product.weight.rows - row);
+            const float scale = product.weight.scale;
             for (int64_t t = 0; t < n; ++t) {
                 const int64_t at = (place.first + t) * product.out_stride + row;
                 const float* from = sums + t * kPanelRows;
-                for (int64_t i = 0; i < width; ++i)
-                    product.out[at + i] = product.add ? product.add[at + i] + from[i] : from[i];
+                for (int64_t i = 0; i < width; ++i) {
+                    const float value = scale * from[i];
+                    product.out[at + i] = product.add ? product.add[at + i] + value : value;
+                }
             }
         }
     });
 }
 
 namespace {
+
+// sums[t][0 .. width) *= the weight's scale, for `tokens` rows that lie kPanelRows apart.
+void apply_scale(const Weight& weight, int64_t tokens, int64_t width, float* sums) {
+    if (weight.scale == 1.0f) return;
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t i = 0; i < width; ++i) sums[t * kPanelRows + i] *= weight.scale;
+}
 
 // h[pair][intermediate] = silu(gate) * up for every pair.
 void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, int64_t intermediate) {
@@ -316,6 +327,8 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
                 multiply_panel(compute, up, up_tokens, {}, up_sums);
             }
             const int64_t width = std::min<int64_t>(kStripRows, intermediate - row);
+            apply_scale(w.gate, item.count, width, sums);
+            apply_scale(w.up, item.count, width, up_sums + kStripRows);
             for (int64_t t = 0; t < item.count; ++t)
                 compute.set.dense->silu_multiply(sums + t * kPanelRows, up_sums + t * kPanelRows + kStripRows, width,
                                                 inner + (item.first + t) * intermediate + row);
@@ -343,6 +356,7 @@ struct Inner {
 
 void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) {
     if (work.num_groups == 0) return;
+    const PairScales scales(work);
     const Inner inner(compute, work);
     struct Item {
         int64_t group, row, first, count;
@@ -362,7 +376,7 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
         for (int64_t i = 0; i < item.count; ++i) {
             const int64_t pair = item.first + i;
             float* to = out + pair * work.hidden + item.row;
-            for (int64_t n = 0; n < width; ++n) to[n] = work.scale[pair] * sums[i * kPanelRows + n];
+            for (int64_t n = 0; n < width; ++n) to[n] = scales[pair] * sums[i * kPanelRows + n];
         }
     });
 }
@@ -370,6 +384,7 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
 void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* pair_of, int64_t slots,
                 const float* residual, float* out) {
     if (work.num_groups == 0) return;
+    const PairScales scales(work);
     const Inner inner(compute, work);
     const int64_t panels = ceil_div(work.hidden, kPanelRows);
     compute.pool.for_each(panels, [&](int64_t panel) {
@@ -391,7 +406,7 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
         }
         for (int64_t t = 0; t < work.tokens; ++t) {
             const int64_t at = t * work.hidden + row;
-            compute.set.gemm->add_slots(sums, kPanelRows, work.scale, pair_of + t * slots, slots, residual + at,
+            compute.set.gemm->add_slots(sums, kPanelRows, scales.data(), pair_of + t * slots, slots, residual + at,
                                         width, out + at);
         }
     });

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "pair_scales.h"
 #include "tile_matmul.h"
 #include "tile_run.h"
 
@@ -22,6 +23,14 @@ struct Range {
     int64_t first, count;  // of the pairs
     int64_t tile;          // of tokens
 };
+
+// The sums times the weight's scale: themselves, or a copy in `memory`.
+const SumTile& scaled(const Weight& weight, const SumTile& sums, SumTile& memory) {
+    if (weight.scale == 1.0f) return sums;
+    for (int r = 0; r < kStripRows; ++r)
+        for (int t = 0; t < kTileTokens; ++t) memory.v[r][t] = weight.scale * sums.v[r][t];
+    return memory;
+}
 
 struct Layer {
     std::vector<Expert> experts;
@@ -89,7 +98,9 @@ struct Layer {
             const int64_t strip = start + i;
             for (int64_t t = 0; t < token_tiles; ++t, sums += kStrips) {
                 RightTile& to = inner[(range.tile + t) * depth + strip / 2];
-                kernels.pack_inner(sums[0], sums[1], static_cast<int>(strip % 2), to);
+                SumTile gate, up;
+                kernels.pack_inner(scaled(*expert.gate.weight, sums[0], gate), scaled(*expert.up.weight, sums[1], up),
+                                   static_cast<int>(strip % 2), to);
                 if (strip % 2 == 0 && strip / 2 * kTileColumns + kStripRows >= intermediate)  // no strip after it
                     std::memset(to.pair[kTileColumns / 4], 0, sizeof to / 2);
             }
@@ -102,6 +113,7 @@ struct Layer {
 void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) {
     if (work.num_groups == 0) return;
     const TileKernels& kernels = *compute.set.tiles;
+    const PairScales scales(work);
     const Layer layer(compute, work);
     const int64_t pairs = ceil_div(work.hidden, kPanelRows), ranges = static_cast<int64_t>(layer.ranges.size());
     const int64_t length = std::clamp<int64_t>(pairs * ranges / (8 * compute.pool.threads()), 4, 32);
@@ -118,7 +130,7 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
                 for (int s = 0; s < kStrips; ++s, ++sums) {
                     const int64_t row = (start + i) * kPanelRows + s * kStripRows, width = work.hidden - row;
                     const int count = static_cast<int>(std::min<int64_t>(kTileTokens, range.count - t));
-                    const float* scale = work.scale + range.first + t;
+                    const float* scale = scales.data() + range.first + t;
                     float* to = out + (range.first + t) * work.hidden + row;
                     if (width >= kStripRows) {
                         kernels.turn(*sums, count, scale, to, work.hidden);
@@ -137,6 +149,7 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
                 const float* residual, float* out) {
     if (work.num_groups == 0) return;
     const TileKernels& kernels = *compute.set.tiles;
+    const PairScales scales(work);
     const Layer layer(compute, work);
     // Every item reads all inner activations, so that its rows should be many, and keeps all pairs' outputs of
     // its rows in the second-level cache, so that they should be few.
@@ -162,7 +175,7 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
                 }
         });
         for (int64_t t = 0; t < work.tokens; ++t)
-            compute.set.gemm->add_slots(outputs, block, work.scale, pair_of + t * slots, slots,
+            compute.set.gemm->add_slots(outputs, block, scales.data(), pair_of + t * slots, slots,
                                         residual + t * work.hidden + row, width, out + t * work.hidden + row);
     });
 }

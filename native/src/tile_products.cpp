@@ -26,7 +26,8 @@ void put(const TileKernels& kernels, const SumTile& sums, const Product& product
          int64_t tokens) {
     const int64_t width = std::min<int64_t>(kStripRows, product.weight.rows - row);
     const int64_t at = first * product.out_stride + row;
-    if (width == kStripRows && product.add == nullptr) {
+    const float scale = product.weight.scale;
+    if (width == kStripRows && product.add == nullptr && scale == 1.0f) {
         kernels.turn(sums, static_cast<int>(tokens), nullptr, product.out + at, product.out_stride);
         return;
     }
@@ -35,7 +36,8 @@ void put(const TileKernels& kernels, const SumTile& sums, const Product& product
     for (int64_t t = 0; t < tokens; ++t)
         for (int64_t i = 0; i < width; ++i) {
             const int64_t to = at + t * product.out_stride + i;
-            product.out[to] = product.add ? product.add[to] + turned[t][i] : turned[t][i];
+            const float value = scale * turned[t][i];
+            product.out[to] = product.add ? product.add[to] + value : value;
         }
 }
 

@@ -13,10 +13,19 @@ if TYPE_CHECKING:
 
 
 def decoded_weights(path: Path) -> dict[str, np.ndarray]:
-    """Return every tensor of the file decoded to float32, in numpy order."""
+    """Return every tensor of the file decoded to float32, in numpy order, its scale multiplied in.
+
+    A scale is a tensor beside the weight: a number for a matrix, or one for each expert's.
+    """
     weights = {}
     for tensor in gguf.GGUFReader(path).tensors:
         values = dequantize(np.ascontiguousarray(tensor.data), tensor.tensor_type)
         shape = [int(n) for n in reversed(tensor.shape)]
         weights[tensor.name] = np.array(values, np.float32).reshape(shape)
+    for name in [name for name in weights if name.endswith(".input_scale")]:
+        del weights[name]  # of activations, where those are rounded to four bits
+    for name in [name for name in weights if name.endswith(".scale")]:
+        scales, weight = weights.pop(name), name.removesuffix("scale") + "weight"
+        by_expert = (-1, 1, 1) if weights[weight].ndim == 3 else ()
+        weights[weight] = weights[weight] * scales.reshape(by_expert or (1,) * weights[weight].ndim)
     return weights

@@ -57,15 +57,26 @@ class Keys:
         """Whether the file has a key."""
         return f"{self.arch}.{key}" in self.fields
 
+    @property
+    def num_layers(self) -> int:
+        """The trunk's layers."""
+        return self("block_count") - self("nextn_predict_layers", 0)
+
+    @property
+    def head_dim(self) -> int:
+        """The size of a head; files leave it out where it is the usual one."""
+        usual = self("embedding_length") // np.max(self("attention.head_count"))
+        return self("attention.key_length", int(usual))
+
     def common(self, *, tied: bool) -> dict[str, Any]:
         """The settings that all configurations have."""
         return {
             "vocab_size": len(self.fields["tokenizer.ggml.tokens"].data),
             "hidden_size": self("embedding_length"),
-            "num_hidden_layers": self("block_count"),
+            "num_hidden_layers": self.num_layers,
             "num_attention_heads": self("attention.head_count"),
             "num_key_value_heads": self("attention.head_count_kv"),
-            "head_dim": self("attention.key_length"),
+            "head_dim": self.head_dim,
             "num_experts": self("expert_count"),
             "num_experts_per_tok": self("expert_used_count"),
             "moe_intermediate_size": self("expert_feed_forward_length"),
@@ -112,6 +123,11 @@ def _renamed(own: State, names: dict[str, str]) -> State:
     return state
 
 
+def _row(values: np.ndarray) -> np.ndarray:
+    """A matrix of one row, which some writers store as a vector."""
+    return values.reshape(1, -1)
+
+
 def _experts(own: State) -> State:
     gate, up, down = (own[f"ffn_{role}_exps.weight"] for role in ("gate", "up", "down"))
     return {
@@ -141,13 +157,12 @@ def _qwen2moe_config(keys: Keys, common: dict[str, Any]):
 
 
 def _qwen2moe_state(keys: Keys, own: State) -> State:
-    gate = own["ffn_gate_inp_shexp.weight"]
     state = _renamed(own, _ATTENTION | _SHARED) | _experts(own)
-    return state | {"mlp.shared_expert_gate.weight": gate[None]}
+    return state | {"mlp.shared_expert_gate.weight": _row(own["ffn_gate_inp_shexp.weight"])}
 
 
 def _hybrid_settings(keys: Keys) -> dict[str, Any]:
-    fraction = keys("rope.dimension_count") / keys("attention.key_length")
+    fraction = keys("rope.dimension_count") / keys.head_dim
     interval = keys("full_attention_interval")
     return {
         "shared_expert_intermediate_size": keys("expert_shared_feed_forward_length"),
@@ -158,7 +173,7 @@ def _hybrid_settings(keys: Keys) -> dict[str, Any]:
         "linear_num_value_heads": keys("ssm.time_step_rank"),
         "layer_types": [
             "linear_attention" if (layer + 1) % interval else "full_attention"
-            for layer in range(keys("block_count"))
+            for layer in range(keys.num_layers)
         ],
         "rope_parameters": {
             "rope_type": "default",
@@ -197,7 +212,7 @@ def _hybrid_state(keys: Keys, own: State) -> State:
         **_SHARED,
     }
     state = _renamed(own, names) | _experts(own)
-    state["mlp.shared_expert_gate.weight"] = own["ffn_gate_inp_shexp.weight"][None]
+    state["mlp.shared_expert_gate.weight"] = _row(own["ffn_gate_inp_shexp.weight"])
     if "ssm_a" in own:
         state["linear_attn.A_log"] = np.log(-own["ssm_a"])
         state["linear_attn.dt_bias"] = own["ssm_dt.bias"]

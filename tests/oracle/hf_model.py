@@ -47,13 +47,18 @@ def open_qwen3moe(path: Path) -> HfModel:
 
 
 class HfModel:
-    """A model in float32 with plain attention, filled with `state`; every call starts from nothing."""
+    """A model in float32 with plain attention, filled with `state`; every call starts from nothing.
+
+    state: None where the model has its weights already.
+    """
 
     def __init__(
-        self, model: torch.nn.Module, state: dict[str, torch.Tensor], *, tied: bool
+        self, model: torch.nn.Module, state: dict[str, torch.Tensor] | None, *, tied: bool
     ) -> None:
         torch.set_num_threads(1)  # products this small only lose by sharing
         self._model = model.eval().requires_grad_(False)
+        if state is None:
+            return
         missing, unexpected = self._model.load_state_dict(state, strict=False)
         assert not unexpected, unexpected
         assert missing == (["lm_head.weight"] if tied else []), missing

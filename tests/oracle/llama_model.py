@@ -31,6 +31,11 @@ def _silent(_level, _text, _data):
     """Drop llama.cpp's log lines."""
 
 
+def silence() -> None:
+    """Let llama.cpp write no log."""
+    llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+
+
 def write_float32_twin(path: Path, case: OracleCase, model: Path) -> Path:
     """Write the weights of `case`'s file `model`, decoded to float32, as a model of its own."""
     shape = replace(case.shape, formats={})
@@ -41,7 +46,7 @@ class LlamaModel:
     """One loaded file; use it as a context manager. Every call starts from an empty cache."""
 
     def __init__(self, path: Path, max_tokens: int = 512) -> None:
-        llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
+        silence()
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0

@@ -60,6 +60,13 @@ class ModelFacts:
     tokenizer: str
     has_chat_template: bool
     unsupported: tuple[str, ...]
+    unused_bytes: int = 0
+    """Of blocks after the trunk, which guess further tokens."""
+
+    @property
+    def num_predict_layers(self) -> int:
+        """Blocks that guess further tokens."""
+        return 0 if self.spec is None else self.spec.num_predict_layers
 
 
 def inspect(file: ModelFile) -> ModelFacts:
@@ -94,7 +101,7 @@ def inspect(file: ModelFile) -> ModelFacts:
         metadata.get_str("tokenizer.ggml.model", default="none"),
         metadata.get_str("tokenizer.ggml.pre", default=""),
     )
-    tensors = tuple(file.tensors.values())
+    tensors = every = tuple(file.tensors.values())
     if spec is not None:
         tensors = trunk_tensors(tensors, spec.num_layers)
     return ModelFacts(
@@ -104,6 +111,8 @@ def inspect(file: ModelFile) -> ModelFacts:
         tokenizer=", ".join(filter(None, names)),
         has_chat_template="tokenizer.chat_template" in metadata,
         unsupported=tuple(unsupported),
+        unused_bytes=sum(tensor.nbytes for tensor in every)
+        - sum(tensor.nbytes for tensor in tensors),
     )
 
 
@@ -121,6 +130,7 @@ def _as_json(file: ModelFile, facts: ModelFacts) -> dict[str, object]:
         "unsupported": list(facts.unsupported),
         "spec": spec,
         "footprint": asdict(facts.footprint),
+        "not_used": {"predict_layers": facts.num_predict_layers, "bytes": facts.unused_bytes},
         "cache": cache,
         "tokenizer": facts.tokenizer,
         "has_chat_template": facts.has_chat_template,
@@ -133,7 +143,7 @@ def _show(file: ModelFile, facts: ModelFacts) -> None:
     rows = [("architecture", file.architecture)]
     rows += _size_rows(facts.footprint)
     if facts.spec is not None and facts.sizes is not None:
-        rows += _shape_rows(facts.spec)
+        rows += _shape_rows(facts.spec, facts.unused_bytes)
         rows.append(("a request's cache", _cache_row(facts.spec, facts.sizes)))
     if file.num_shards > 1:
         rows.append(("files", str(file.num_shards)))
@@ -165,7 +175,7 @@ def _size_rows(footprint: Footprint) -> list[tuple[str, str]]:
     return rows
 
 
-def _shape_rows(spec: ModelSpec) -> list[tuple[str, str]]:
+def _shape_rows(spec: ModelSpec, unused_bytes: int) -> list[tuple[str, str]]:
     router = spec.router
     experts = (
         f"{router.num_experts} per layer, {router.num_experts_used} used by a token, "
@@ -178,7 +188,7 @@ def _shape_rows(spec: ModelSpec) -> list[tuple[str, str]]:
         heads = f"{min(spec.layer_heads)} to {spec.num_heads} heads"
     return [
         ("layers", f"{spec.num_layers} of width {spec.hidden_size}"),
-        *_layer_rows(spec),
+        *_layer_rows(spec, unused_bytes),
         ("experts", experts),
         ("attention", f"{heads} of {spec.head_dim}, {spec.num_kv_heads} for keys and values"),
         ("vocabulary", f"{spec.vocab_size} tokens"),
@@ -202,7 +212,7 @@ def _cache_row(spec: ModelSpec, sizes: ModelSizes) -> str:
     return row
 
 
-def _layer_rows(spec: ModelSpec) -> list[tuple[str, str]]:
+def _layer_rows(spec: ModelSpec, unused_bytes: int) -> list[tuple[str, str]]:
     """What layers that are not like the others remember, and what they lack."""
     from thermocline.models.spec import LayerKind
     from thermocline.units import format_bytes
@@ -224,7 +234,9 @@ def _layer_rows(spec: ModelSpec) -> list[tuple[str, str]]:
     if spec.num_dense_layers:
         rows.append(("- dense layers", f"the first {spec.num_dense_layers}, without experts"))
     if spec.num_predict_layers:
-        rows.append(("- left out", f"{spec.num_predict_layers} that guess further tokens"))
+        count = spec.num_predict_layers
+        blocks = "1 block that guesses" if count == 1 else f"{count} blocks that guess"
+        rows.append(("- not used yet", f"{blocks} further tokens, {format_bytes(unused_bytes)}"))
     return rows
 
 

@@ -59,7 +59,11 @@ class ExpertCatalog:
         """Return formats and shapes of an expert of a layer; experts of one layout fit the same slots."""
         stack = self.stack(layer)
         parts = (stack.gate, stack.up, stack.down)
-        return ",".join(f"{part.format.name} {part.raw.shape[1]}x{part.cols}" for part in parts)
+        return ",".join(
+            f"{part.format.name} {part.raw.shape[1]}x{part.cols}"
+            + (" scaled" if part.scales is not None else "")
+            for part in parts
+        )
 
     def layer_spans(self, layer: LayerIndex) -> tuple[ByteSpan, ...]:
         """Return gate, up and down of all experts of a layer as ranges of the file."""

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 11
+interface: int = 12
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -107,15 +107,17 @@ class Core:
 
 class Matrix:
     """
-    A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive.
+    A weight [rows, cols] where it lies: uint8 [rows, bytes of a row], which it keeps alive. Its products are multiplied by `scale`.
     """
 
-    def __init__(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None: ...
+    def __init__(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu', writable=False)], scale: float = 1.0) -> None: ...
 
 class MatrixStack:
-    """One matrix per expert: uint8 [experts, rows, bytes of a row]."""
+    """
+    One matrix per expert: uint8 [experts, rows, bytes of a row]. scales: float32 [experts], of their products.
+    """
 
-    def __init__(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), device='cpu', writable=False)]) -> None: ...
+    def __init__(self, type_id: int, raw: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None: ...
 
 class Experts:
     """

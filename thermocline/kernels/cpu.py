@@ -144,6 +144,8 @@ class NativeKernels:
         """See `Kernels.decode_rows`."""
         out = np.empty((len(rows), weight.cols), np.float32)
         self._core.decode_rows(self._matrix(weight), rows, out)
+        if weight.scale != 1.0:
+            out *= np.float32(weight.scale)
         return out
 
     def multiply_all(
@@ -331,7 +333,8 @@ class NativeKernels:
     def _matrix(self, weight: Weight) -> Matrix:
         known = self._matrices.get(id(weight))
         if known is None:
-            matrix = self._native.Matrix(self._type_id(weight.format), weight.raw)
+            type_id = self._type_id(weight.format)
+            matrix = self._native.Matrix(type_id, weight.raw, weight.scale)
             known = self._matrices[id(weight)] = (weight, matrix)
         return known[1]
 
@@ -339,7 +342,7 @@ class NativeKernels:
         known = self._stacks.get(id(stack))
         if known is None:
             parts = [
-                self._native.MatrixStack(self._type_id(part.format), part.raw)
+                self._native.MatrixStack(self._type_id(part.format), part.raw, part.scales)
                 for part in (stack.gate, stack.up, stack.down)
             ]
             known = self._stacks[id(stack)] = (stack, self._native.Experts(*parts))

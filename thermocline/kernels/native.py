@@ -15,7 +15,7 @@ _BUILD_HINT = (
 
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 11
+_INTERFACE = 12
 
 
 def load_native() -> ModuleType:

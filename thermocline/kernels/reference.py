@@ -85,7 +85,8 @@ class ReferenceKernels:
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         """See `Kernels.decode_rows`."""
-        return decode_blocks(weight.raw[rows], weight.format.type_id)
+        decoded = decode_blocks(weight.raw[rows], weight.format.type_id)
+        return decoded * np.float32(weight.scale)
 
     def multiply_all(
         self, weights: Sequence[Weight], x: FloatArray, *, prompt: bool = False
@@ -101,6 +102,7 @@ class ReferenceKernels:
         out = np.empty((x.shape[0], weight.rows), np.float32)
         for token, row in enumerate(x):
             out[token] = ordered_dot(decoded, row)
+        out *= np.float32(weight.scale)
         return out if add is None else add + out
 
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:

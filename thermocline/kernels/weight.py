@@ -30,12 +30,14 @@ class Weight:
     """A weight matrix as it lies in the file.
 
     raw: uint8 [rows, bytes of a row], a view of the mapped file; it stays valid while the file is open.
+    scale: what every product with it, and every decoded row, is multiplied by.
     """
 
     name: str
     format: BlockFormat
     raw: ByteArray
     cols: int
+    scale: float = 1.0
 
     @property
     def rows(self) -> int:
@@ -66,19 +68,22 @@ class ExpertWeights:
 class WeightStack:
     """One matrix per expert, as they lie in the file.
 
-    raw: uint8 [experts, rows, bytes of a row], a view of the mapped file.
+    raw: uint8 [experts, rows, bytes of a row], a view of the mapped file. scales: float32 [experts], each
+    matrix's own; None where all are 1.
     """
 
     name: str
     format: BlockFormat
     raw: ByteArray
     cols: int
+    scales: FloatArray | None = None
 
     def __len__(self) -> int:
         return int(self.raw.shape[0])
 
     def __getitem__(self, expert: int) -> Weight:
-        return Weight(f"{self.name}[{expert}]", self.format, self.raw[expert], self.cols)
+        scale = 1.0 if self.scales is None else float(self.scales[expert])
+        return Weight(f"{self.name}[{expert}]", self.format, self.raw[expert], self.cols, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,11 @@ class ExpertStack:
     gate: WeightStack
     up: WeightStack
     down: WeightStack
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a matrix has a scale of its own."""
+        return any(part.scales is not None for part in (self.gate, self.up, self.down))
 
     def __len__(self) -> int:
         return len(self.gate)

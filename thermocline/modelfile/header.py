@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from thermocline.modelfile.cursor import MAX_HEADER_BYTES, NUMBER_DTYPES, Cursor, quoted
 from thermocline.modelfile.formats import FORMATS_BY_ID, BlockFormat
-from thermocline.modelfile.layout import Field, Metadata, TensorInfo, ValueType
+from thermocline.modelfile.layout import Field, Metadata, NestedArray, TensorInfo, ValueType
 from thermocline.units import align_up
 
 if TYPE_CHECKING:
@@ -28,10 +28,14 @@ MAX_KEY_BYTES = (1 << 16) - 1
 MAX_TENSOR_NAME_BYTES = 64
 MAX_DIMENSIONS = 4
 MAX_TENSOR_BYTES = (1 << 63) - 1
+MAX_NESTED_ARRAYS = 1 << 16
+MAX_NESTING = 8
 ALIGNMENT_KEY = "general.alignment"
 
 _CONVERT_AGAIN = "convert the model again with a current converter"
 
+# Of an array in an array: type and count.
+_MIN_ARRAY_BYTES = 4 + 8
 # The smallest entry: key of one byte with its length, type, value / name, dimensions, type, offset.
 _MIN_METADATA_ENTRY_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_ENTRY_BYTES = 8 + 1 + 4 + 8 + 4 + 8
@@ -121,8 +125,42 @@ def _read_field(cursor: Cursor, what: str) -> Field:
         return Field(value_type, False, _read_scalar(cursor, value_type, what), start)
     element_type = _read_value_type(cursor, f"element type of {what}")
     if element_type is ValueType.ARRAY:
-        cursor.fail(f"{what} is an array of arrays", at=start, fix=_CONVERT_AGAIN)
+        return Field(element_type, True, _read_nested(cursor, what), start)
     return Field(element_type, True, _read_array(cursor, element_type, what), start)
+
+
+def _read_nested(cursor: Cursor, what: str) -> NestedArray:
+    """Read an array of arrays, each element of which begins with its own type and count."""
+    start = cursor.position
+
+    def read_count() -> int:
+        return cursor.read_count(f"elements of {what}", _MIN_ARRAY_BYTES, MAX_NESTED_ARRAYS)
+
+    # By depth: how many elements are still to come, and those that are there.
+    open_arrays: list[tuple[int, list[Stored]]] = [(read_count(), [])]
+    num_seen = 0
+    while True:
+        left, elements = open_arrays.pop()
+        if left == 0:
+            nested = NestedArray(tuple(elements))
+            if not open_arrays:
+                return nested
+            open_arrays[-1][1].append(nested)
+            continue
+        open_arrays.append((left - 1, elements))
+        num_seen += 1
+        if num_seen > MAX_NESTED_ARRAYS or len(open_arrays) > MAX_NESTING:
+            cursor.fail(
+                f"{what} has more than {MAX_NESTED_ARRAYS} arrays in arrays, or nests them more than "
+                f"{MAX_NESTING} deep",
+                at=start,
+                fix=_CONVERT_AGAIN,
+            )
+        element_type = _read_value_type(cursor, f"element type of {what}")
+        if element_type is ValueType.ARRAY:
+            open_arrays.append((read_count(), []))
+        else:
+            elements.append(_read_array(cursor, element_type, what))
 
 
 def _read_value_type(cursor: Cursor, what: str) -> ValueType:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from thermocline.modelfile.formats import BlockFormat
 
 Default = TypeVar("Default")
-Value = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
+Value = int | float | bool | str | tuple["Value", ...]
 
 
 class ValueType(IntEnum):
@@ -69,7 +69,14 @@ class StringArray:
         return tuple([data[start:end].decode() for start, end in bounds])
 
 
-Stored = int | float | bool | str | StringArray | np.ndarray
+@dataclass(frozen=True, slots=True)
+class NestedArray:
+    """An array of arrays. No key that a model needs holds one."""
+
+    elements: tuple[Stored, ...]
+
+
+Stored = int | float | bool | str | StringArray | NestedArray | np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +92,18 @@ class Field:
     def type_name(self) -> str:
         """The type as a person writes it: "UINT32" or "array of STRING"."""
         return f"array of {self.type.name}" if self.is_array else self.type.name
+
+
+def _plain(stored: Stored) -> Value:
+    match stored:
+        case StringArray():
+            return stored.decode()
+        case NestedArray():
+            return tuple(_plain(element) for element in stored.elements)
+        case np.ndarray():
+            return tuple(stored.tolist())
+        case _:
+            return stored
 
 
 class _Missing:
@@ -126,13 +145,8 @@ class Metadata:
         return field is not None and field.is_array
 
     def raw(self, key: str) -> Value:
-        """Return the value as Python has it: int, float, bool, str, or a tuple of one of these."""
-        field = self._require(key)
-        if isinstance(field.stored, StringArray):
-            return field.stored.decode()
-        if isinstance(field.stored, np.ndarray):
-            return tuple(field.stored.tolist())
-        return field.stored
+        """Return the value as Python has it: int, float, bool, str, or a tuple of these or of tuples."""
+        return _plain(self._require(key).stored)
 
     @overload
     def get_str(self, key: str) -> str: ...

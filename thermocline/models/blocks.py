@@ -5,8 +5,6 @@ Knows the names and shapes of tensors, not which architecture has which part.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -59,19 +57,14 @@ def read_attention(
 
 
 def _query_key_value(
-    weights: WeightMap, prefix: str, rows: tuple[int, ...], hidden: int
+    weights: WeightMap, prefix: str, rows: tuple[int, int, int], hidden: int
 ) -> tuple[Weight, ...]:
     name = prefix + "attn_qkv.weight"
-    if name not in weights:
-        return tuple(
-            weights.matrix(f"{prefix}attn_{part}.weight", count, hidden)
-            for part, count in zip(_QKV, rows, strict=True)
-        )
-    whole = weights.matrix(name, sum(rows), hidden)
-    ends = accumulate(rows)
+    if name in weights:
+        return weights.matrices(name, rows, hidden)
     return tuple(
-        replace(whole, name=f"{name}[{part}]", raw=whole.raw[end - count : end])
-        for part, count, end in zip(_QKV, rows, ends, strict=True)
+        weights.matrix(f"{prefix}attn_{part}.weight", count, hidden)
+        for part, count in zip(_QKV, rows, strict=True)
     )
 
 

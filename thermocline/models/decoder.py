@@ -70,7 +70,7 @@ class Decoder:
         self.spec = spec
         self._kernels = kernels
         weights = WeightMap(file)
-        self._embedding = weights.matrix("token_embd.weight", spec.vocab_size, spec.hidden_size)
+        self._embedding = weights.table("token_embd.weight", spec.vocab_size, spec.hidden_size)
         layers = [read_layer(weights, spec, index) for index in range(spec.num_layers)]
         self._layers = tuple(layer.parts for layer in layers)
         windowed = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from thermocline.models.spec import RouterRule
 
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.")
-_ROUTED: Final = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.")
+_ROUTED: Final = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.weight$")
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUT: Final = "output.weight"
 

@@ -41,9 +41,8 @@ def read_hybrid_spec(file: ModelFile, *, tiled: bool) -> ModelSpec:
     read = SpecReader(file)
     read.refuse_expert_scale()
     spec = read.decoder(normalize_top_k=True)
-    extra = read.count("nextn_predict_layers", default=0)
+    num_layers, extra = read.trunk_layers(spec.num_layers)
     interval = read.size("full_attention_interval", default=4)
-    num_layers = read.trunk_layers(spec.num_layers, extra)
     recurrent = read.layer_flags("attention.recurrent_layers", num_layers) or tuple(
         (index + 1) % interval != 0 for index in range(num_layers)
     )

@@ -81,7 +81,7 @@ def _attention(
     own = replace(spec, num_heads=num_heads)
     # A number per head or one per row of q: the tensor's shape tells.
     name, q_size = prefix + "attn_gate.weight", num_heads * spec.head_dim
-    rows = num_heads if weights.shape(name)[0] == num_heads else q_size
+    rows = num_heads if weights.num_rows(name, spec.hidden_size) == num_heads else q_size
     attention = replace(
         read_attention(weights, own, prefix),
         head_norm=read_head_norm(weights, own, prefix),

@@ -148,13 +148,23 @@ class SpecReader:
             raise self._bad(f"{name} is {value}; it must lie in 0..{_MAX_SIZE}")
         return value
 
-    def trunk_layers(self, num_blocks: int, num_extra: int) -> int:
-        """Return how many blocks are the trunk's, the extra ones at the end left out."""
+    def trunk_layers(self, num_blocks: int) -> tuple[int, int]:
+        """Return how many blocks are the trunk's, and how many at the end guess further tokens.
+
+        A file may name such blocks and lack them. Where its last blocks are plain ones, all are the trunk's.
+        """
+        num_extra = self.count("nextn_predict_layers", default=0)
         if num_extra >= num_blocks:
             raise self._bad(
                 f"{self._prefix}nextn_predict_layers is {num_extra}, of {num_blocks} blocks in all"
             )
-        return num_blocks - num_extra
+        tensors, first = self._file.tensors, f"blk.{num_blocks - num_extra}."
+        if num_extra and f"{first}attn_norm.weight" in tensors:
+            if "blk.0.attn_norm.weight" not in tensors:
+                raise self._unsupported("a file of nothing but blocks that guess further tokens")
+            if f"{first}nextn.eh_proj.weight" not in tensors:
+                return num_blocks, 0
+        return num_blocks - num_extra, num_extra
 
     def rotary_dims(
         self, head_dim: int, key: str = "rope.dimension_count", default: int | None = None

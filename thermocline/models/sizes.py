@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thermocline.models.spec import ModelSpec, WindowSpec
 
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
-_EXPERTS: Final = "_exps."
+_EXPERTS: Final = "_exps.weight"
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUTS: Final = ("output.weight", "output_norm.weight")
 _IN_FLIGHT_TOKENS: Final = 1024

@@ -50,19 +50,33 @@ class WeightMap:
     def __contains__(self, name: str) -> bool:
         return name in self._file.tensors
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of tensor `name`, slowest dimension first. Raises ModelFileError."""
-        return self._info(name).shape
+    def num_rows(self, name: str, cols: int) -> int:
+        """Return how many rows of `cols` numbers tensor `name` has. Raises ModelFileError."""
+        return math.prod(self._info(name).shape) // cols
 
     def matrix(self, name: str, rows: int, cols: int) -> Weight:
-        """Return tensor `name` [rows, cols] as a view of the map. Raises ModelFileError."""
+        """Return tensor `name` [rows, cols] as a view of the map, with its scale. Raises ModelFileError."""
+        scales = self._scales(name, 1)
+        return replace(
+            self.table(name, rows, cols), scale=1.0 if scales is None else float(scales[0])
+        )
+
+    def matrices(self, name: str, rows: tuple[int, ...], cols: int) -> tuple[Weight, ...]:
+        """Return the matrices that lie one after another in tensor `name`. Raises ModelFileError."""
+        whole, ends = self.matrix(name, sum(rows), cols), np.cumsum(rows)
+        return tuple(
+            replace(whole, raw=whole.raw[end - count : end])
+            for count, end in zip(rows, ends, strict=True)
+        )
+
+    def table(self, name: str, rows: int, cols: int) -> Weight:
+        """Return tensor `name` [rows, cols], of which rows are looked up. Raises ModelFileError."""
         info = self._checked(name, (rows, cols))
         return Weight(name, info.format, self._raw(name, rows), cols)
 
     def row(self, name: str, cols: int) -> Weight:
         """Return tensor `name` [cols] as a matrix of one row, a view of the map. Raises ModelFileError."""
-        info = self._checked(name, (cols,))
-        return Weight(name, info.format, self._raw(name, 1), cols)
+        return self.matrix(name, 1, cols)
 
     def vector(self, name: str, length: int) -> FloatArray:
         """Return tensor `name` [length] decoded to float32. Raises ModelFileError."""
@@ -78,33 +92,29 @@ class WeightMap:
         """
         if f"{prefix}ffn_gate_up_exps.weight" in self:
             return self._fused_experts(prefix, num_experts, intermediate, hidden)
-        names = [f"{prefix}ffn_{role}_exps.weight" for role in ("gate", "up", "down")]
-        shapes = [(intermediate, hidden), (intermediate, hidden), (hidden, intermediate)]
-        infos = [
-            self._checked(name, (num_experts, *shape))
-            for name, shape in zip(names, shapes, strict=True)
-        ]
-        gate, up, down = (
-            WeightStack(name, info.format, self._raw(name, num_experts, shape[0]), shape[1])
-            for name, info, shape in zip(names, infos, shapes, strict=True)
-        )
-        return StackedExperts(ExpertStack(gate, up, down), tuple(infos))
+        inner, outer = (num_experts, intermediate, hidden), (num_experts, hidden, intermediate)
+        gate, gate_info = self._stack(f"{prefix}ffn_gate_exps.weight", inner)
+        up, up_info = self._stack(f"{prefix}ffn_up_exps.weight", inner)
+        down, down_info = self._stack(f"{prefix}ffn_down_exps.weight", outer)
+        return StackedExperts(ExpertStack(gate, up, down), (gate_info, up_info, down_info))
 
     def _fused_experts(
         self, prefix: str, num_experts: int, intermediate: int, hidden: int
     ) -> StackedExperts:
         both_name, down_name = (f"{prefix}ffn_{role}_exps.weight" for role in ("gate_up", "down"))
-        both = self._checked(both_name, (num_experts, 2 * intermediate, hidden))
-        down = self._checked(down_name, (num_experts, hidden, intermediate))
-        raw = self._raw(both_name, num_experts, 2 * intermediate)
+        both, both_info = self._stack(both_name, (num_experts, 2 * intermediate, hidden))
+        down, down_info = self._stack(down_name, (num_experts, hidden, intermediate))
         gate, up = (
-            WeightStack(both_name, both.format, part, hidden)
-            for part in (raw[:, :intermediate], raw[:, intermediate:])
+            replace(both, raw=part)
+            for part in (both.raw[:, :intermediate], both.raw[:, intermediate:])
         )
-        last = WeightStack(
-            down_name, down.format, self._raw(down_name, num_experts, hidden), intermediate
-        )
-        return StackedExperts(ExpertStack(gate, up, last), (both, down))
+        return StackedExperts(ExpertStack(gate, up, down), (both_info, down_info))
+
+    def _stack(self, name: str, shape: tuple[int, int, int]) -> tuple[WeightStack, TensorInfo]:
+        info = self._checked(name, shape)
+        scales = self._scales(name, shape[0])
+        raw = self._raw(name, *shape[:2])
+        return WeightStack(name, info.format, raw, shape[2], scales), info
 
     def expert(self, prefix: str, suffix: str, intermediate: int, hidden: int) -> ExpertStack:
         """Return the matrices `prefix`ffn_{gate,up,down}`suffix` as a stack of one. Raises ModelFileError."""
@@ -119,9 +129,7 @@ class WeightMap:
 
     def part(self, weight: Weight, rows: IntArray) -> Weight:
         """Return some rows of a small matrix as one of their own, a copy."""
-        return Weight(
-            weight.name, weight.format, np.ascontiguousarray(weight.raw[rows]), weight.cols
-        )
+        return replace(weight, raw=np.ascontiguousarray(weight.raw[rows]))
 
     def array(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         """Return tensor `name` decoded to float32. Raises ModelFileError."""
@@ -143,6 +151,27 @@ class WeightMap:
                 unsupported=tuple(rest[:8]) + (("...",) if len(rest) > 8 else ()),
                 fix="convert the model again with a current converter, or use another file",
             )
+
+    def _scales(self, name: str, count: int) -> FloatArray | None:
+        """Return what products with the matrices of tensor `name` are multiplied by; None where it is 1.
+
+        `.scale` beside `.weight` is one number per matrix. `.input_scale` rounds activations on hardware that
+        computes with four bits; here they keep more, as in llama.cpp.
+        """
+        stem = name.removesuffix(".weight")
+        if f"{stem}.input_scale" in self:
+            self._taken.add(f"{stem}.input_scale")
+        if f"{stem}.scale" not in self:
+            return None
+        scales = self.vector(f"{stem}.scale", count)
+        if not np.isfinite(scales).all():
+            raise ModelFileError(
+                self._file.path,
+                f"tensor '{stem}.scale' holds a number that is not finite",
+                offset=self._info(f"{stem}.scale").offset,
+                fix="convert or download the model again",
+            )
+        return scales
 
     def _info(self, name: str) -> TensorInfo:
         info = self._file.tensors.get(name)
@@ -173,4 +202,5 @@ class WeightMap:
 
 
 def _stack_of(weight: Weight) -> WeightStack:
-    return WeightStack(weight.name, weight.format, weight.raw[None], weight.cols)
+    scales = None if weight.scale == 1.0 else np.array([weight.scale], np.float32)
+    return WeightStack(weight.name, weight.format, weight.raw[None], weight.cols, scales)

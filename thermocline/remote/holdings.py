@@ -22,7 +22,7 @@ from thermocline.models.weights import WeightMap
 from thermocline.remote.requests import no_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
 
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 _SAMPLE_BYTES: Final = 512
 
 
-def model_digest(file: ModelFile, tensors: Iterable[TensorInfo]) -> bytes:
+def model_digest(file: ModelFile, tensors: Sequence[TensorInfo]) -> bytes:
     """Return 16 bytes that tell a model's experts from others': shapes, types, and a sample of each tensor."""
     digest = hashlib.blake2b(file.architecture.encode(), digest_size=16)
-    for info in tensors:
+    names = [info.name.removesuffix(".weight") + ".scale" for info in tensors]
+    scales = [file.tensors[name] for name in names if name in file.tensors]
+    for info in (*tensors, *scales):
         digest.update(f"|{info.name}:{info.format.name}:{info.shape}:".encode())
         content = file.mapping(info.shard)[info.offset : info.offset + info.nbytes]
         digest.update(bytes(content[:_SAMPLE_BYTES]))

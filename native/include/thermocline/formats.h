@@ -17,13 +17,15 @@ struct FormatInfo {
 // False when the id is of no type that is computed from.
 bool format_info(int type_id, FormatInfo& info);
 
-// `rows` rows of `cols` elements, row after row.
+// `rows` rows of `cols` elements, row after row. A product with it is multiplied by `scale`, which files of some types
+// keep beside the blocks.
 struct Weight {
     int type_id;
     const uint8_t* data;
     int64_t rows;
     int64_t cols;
     int64_t row_bytes;
+    float scale = 1.0f;
 
     const uint8_t* row(int64_t r) const { return data + r * row_bytes; }
 };

@@ -57,10 +57,12 @@ struct RouterPart {
 struct StackedWeight {
     Weight first;
     int64_t stride;  // bytes from one expert's to the next
+    const float* scales = nullptr;  // [experts], or null: all are 1
 
     Weight operator[](int64_t expert) const {
         Weight weight = first;
         weight.data += expert * stride;
+        if (scales) weight.scale = scales[expert];
         return weight;
     }
 };

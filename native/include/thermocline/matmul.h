@@ -13,7 +13,7 @@ namespace thermocline {
 // form a token's result depends on nothing but the token, the weights and the instruction set.
 enum class Form { Decode, Prompt };
 
-// out[t * out_stride + n] = sum_k x[t, k] * w[n, k] (+ add[t * out_stride + n])
+// out[t * out_stride + n] = w.scale * sum_k x[t, k] * w[n, k] (+ add[t * out_stride + n])
 struct Product {
     Weight weight;
     float* out;

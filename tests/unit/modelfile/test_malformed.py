@@ -109,11 +109,18 @@ CASES = {
     "bool of 2": Case(field(b"\x02", type_id=BOOL), "bool 2, which must be 0 or 1", VALUE),
     # Arrays
     "array element type unknown": Case(field(array_of(77, ONE, 1), type_id=ARRAY), "is 77"),
-    "array of arrays": Case(
-        field(array_of(ARRAY, array_of(UINT8, b"x", 1), 1), type_id=ARRAY), "array of arrays"
+    "array of arrays longer than the file": Case(
+        field(array_of(ARRAY, array_of(UINT8, b"x", 1), 9_000), type_id=ARRAY), "bytes follow"
+    ),
+    "array of arrays of an unknown type": Case(
+        field(array_of(ARRAY, array_of(99, b"x" * 8, 1), 1), type_id=ARRAY), "is 99"
     ),
     "array nested 10,000 deep": Case(
-        field(array_of(ARRAY, b"", 1) * 10_000, type_id=ARRAY), "array of arrays"
+        field(array_of(ARRAY, b"", 1) * 10_000, type_id=ARRAY), "more than 8 deep"
+    ),
+    "70,000 arrays in an array": Case(
+        field(array_of(ARRAY, array_of(UINT8, b"", 0) * 70_000, 70_000), type_id=ARRAY),
+        "more than the 65536 allowed",
     ),
     "array count 2^64-1": Case(
         field(array_of(UINT8, b"x", 2**64 - 1), type_id=ARRAY), "are declared", VALUE + 4
@@ -266,3 +273,14 @@ def test_truncation_at_every_header_byte_is_an_error(tmp_path):
             open_model_file(path)
     path.write_bytes(content)
     open_model_file(path).close()
+
+
+def test_arrays_of_arrays_are_read(tmp_path):
+    """No model needs one, and files may carry them: of any depth up to the limit, empty ones among them."""
+    inner = array_of(UINT8, b"\x01\x02", 2)
+    texts = array_of(STRING, text(b"a") + text("\u00e9".encode()), 2)
+    deep = array_of(ARRAY, u32(ARRAY) + u64(2) + inner + texts + array_of(UINT8, b"", 0), 2)
+    path = tmp_path / "nested.gguf"
+    path.write_bytes(field(deep, type_id=ARRAY))
+    with open_model_file(path) as model:
+        assert model.metadata.raw("k") == (((1, 2), ("a", "\u00e9")), ())

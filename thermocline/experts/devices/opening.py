@@ -144,7 +144,8 @@ def open_gpu(
     if not layers:
         raise ConfigError(
             "no layer's experts are of formats that a GPU computes with "
-            f"({', '.join(sorted(DEVICE_FORMATS))}): leave them to the CPU (--hot-device none)"
+            f"({', '.join(sorted(DEVICE_FORMATS))}), without scales of their own: "
+            "leave them to the CPU (--hot-device none)"
         )
     sizes = {catalog.layout(layer): slot_bytes(catalog.stack(layer)) for layer in layers}
     first = Counter(
@@ -189,13 +190,13 @@ def _within(first: Counter[str], sizes: dict[str, int], budget: int) -> Counter[
 
 
 def device_layers(catalog: ExpertCatalog) -> list[LayerIndex]:
-    """Return the layers whose experts are of formats that a GPU's kernels read."""
+    """Return the layers whose experts a GPU's kernels read: by their formats, and without scales of their own."""
     found = []
     for layer in _layers(catalog):
         if catalog.expert_bytes(layer):
             stack = catalog.stack(layer)
             names = {part.format.name for part in (stack.gate, stack.up, stack.down)}
-            if names <= DEVICE_FORMATS:
+            if names <= DEVICE_FORMATS and not stack.is_scaled:
                 found.append(layer)
     return found
 

@@ -157,9 +157,8 @@ class SimulatedDevice:
 
     def begin_copy(self, key: ExpertKey, slot: int, *, urgent: bool = False) -> Future[None]:
         """See `SlotDevice.begin_copy`."""
-        targets = [part.raw[slot].reshape(-1) for part in _parts(self._pool_of[key.layer].stack)]
-        stack = self._catalog.stack(key.layer)
-        sources = [part.raw[key.expert].reshape(-1) for part in _parts(stack)]
+        targets = _bytes_of(self._pool_of[key.layer].stack, slot)
+        sources = _bytes_of(self._catalog.stack(key.layer), key.expert)
         return self._engine.begin(key, targets, sources, urgent=urgent)
 
     @contextmanager
@@ -223,10 +222,21 @@ def _parts(stack: ExpertStack) -> tuple[WeightStack, WeightStack, WeightStack]:
     return stack.gate, stack.up, stack.down
 
 
+def _bytes_of(stack: ExpertStack, index: int) -> list[ByteArray]:
+    """Return the matrices of one expert, and their scales where they have some, as rows of bytes."""
+    parts = [part.raw[index].reshape(-1) for part in _parts(stack)]
+    scales = [part.scales[index : index + 1] for part in _parts(stack) if part.scales is not None]
+    return parts + [scale.view(np.uint8) for scale in scales]
+
+
 def _empty(like: ExpertStack, num_slots: int) -> ExpertStack:
     gate, up, down = (
         WeightStack(
-            part.name, part.format, np.empty((num_slots, *part.raw.shape[1:]), np.uint8), part.cols
+            part.name,
+            part.format,
+            np.empty((num_slots, *part.raw.shape[1:]), np.uint8),
+            part.cols,
+            None if part.scales is None else np.ones(num_slots, np.float32),
         )
         for part in _parts(like)
     )

@@ -1,7 +1,7 @@
 """A trunk's weight matrices on a device, and products with them. Knows no layer.
 
 Formats that the device's kernels read stay the blocks that they are in the file; F32 and BF16 stay plain numbers,
-and what is left is expanded to bfloat16 when it is loaded (docs/decisions/0014).
+and what is left, or has a scale of its own, is expanded to bfloat16 when it is loaded (docs/decisions/0014).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def device_bytes(weight: Weight) -> int:
 
 
 def _stays_blocks(weight: Weight) -> bool:
-    return weight.format.name in DEVICE_FORMATS and weight.format.name != "BF16"
+    is_scaled = weight.scale != 1.0
+    return weight.format.name in DEVICE_FORMATS and weight.format.name != "BF16" and not is_scaled
 
 
 class MatrixLoader:

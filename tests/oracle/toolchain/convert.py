@@ -1,0 +1,50 @@
+"""Runs llama.cpp's own converter on a folder in the hub's form, in a process of its own.
+
+The converter knows a pre-tokenizer by a hash over the tokens of a test text. A tiny vocabulary has no entry there,
+so `get_vocab_base_pre` alone is replaced; everything else is the real code of the pinned release.
+
+usage: python -m tests.oracle.toolchain.convert SOURCES PRE_TOKENIZER [the converter's own arguments]
+"""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.oracle.toolchain.sources import llama_cpp_sources
+
+_PRE_TOKENIZERS = {"olmoe": "olmo", "qwen35moe": "qwen35", "laguna": "laguna"}
+
+
+def convert(folder: Path, out: Path, arch: str, *arguments: str) -> Path:
+    """Convert the model in `folder` to the file `out`, and return that.
+
+    arguments: more of the converter's, which writes float32 where they name no other type.
+    """
+    pre = _PRE_TOKENIZERS.get(arch, "qwen2")
+    options = ["--outfile", str(out), "--outtype", "f32", *arguments]
+    command = [sys.executable, "-W", "ignore", "-m", __name__, str(llama_cpp_sources()), pre]
+    done = subprocess.run(
+        [*command, str(folder), *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out
+
+
+def main() -> None:
+    """Run the converter with everything after the first two arguments."""
+    sources, pre = sys.argv[1:3]
+    script = Path(sources) / "convert_hf_to_gguf.py"
+    sys.path.insert(0, sources)
+    sys.path.insert(0, str(Path(sources) / "gguf-py"))
+    from conversion.base import TextModel
+
+    TextModel.get_vocab_base_pre = lambda _self, _tokenizer: pre
+    sys.argv = [str(script), *sys.argv[3:]]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Tiny random models of transformers' own classes, saved as a model from the hub is: config, safetensors, tokenizer.
+
+Knows the configurations of the six architectures, not GGUF. Needs `torch`, `transformers` and `tokenizers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from thermocline.demo import DEMO_HELD_TEXT_PATH
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM_TOKENS = 320
+_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A random model. options: of the configuration, over the defaults of `_CONFIGS`.
+
+    extra_block: with a block after the trunk that guesses a further token; hybrids alone have one.
+    """
+
+    arch: str
+    hidden: int = 64
+    layers: int = 2
+    seed: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    extra_block: bool = False
+
+
+def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
+    """Save the model and its tokenizer in `folder`, and return it in float32, ready to be asked."""
+    torch.manual_seed(tiny.seed)
+    torch.set_num_threads(1)  # products this small only lose by sharing
+    config = _CONFIGS[tiny.arch](_common(tiny), tiny)
+    model = getattr(transformers, _CLASSES[tiny.arch])(config)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            _draw(name, values)
+        for name, values in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                values.normal_(0, 0.2)
+    model.save_pretrained(folder)
+    if tiny.extra_block:
+        _add_block(folder, config)
+    _tokenizer().save_pretrained(folder)
+    return model.eval().requires_grad_(False)
+
+
+def _draw(name: str, values: torch.Tensor) -> None:
+    """Fill a parameter with numbers of a trained model's spread: each product keeps its input's power."""
+    if name.endswith("conv1d.weight"):
+        values.normal_(0, 0.5)
+    elif name.endswith("embed_tokens.weight"):
+        values.normal_(0, 1)
+    elif values.ndim >= 2:
+        gain = 3.0 if name == "lm_head.weight" else 2.0 if name.endswith("mlp.gate.weight") else 1.0
+        values.normal_(0, gain * values.shape[-1] ** -0.5)
+    elif name.endswith("norm.weight"):
+        values.normal_(float(values.mean()), 0.1)  # around one, or around zero where one is added
+    elif name.endswith("dt_bias"):
+        values.normal_(-1, 0.5)
+    elif name.endswith("A_log"):
+        values.normal_(-1, 1)
+    else:
+        values.normal_(0, 0.2)
+
+
+def _tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A byte-level vocabulary with merges of English prose, and three control tokens at its end."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=NUM_TOKENS - len(_SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([DEMO_HELD_TEXT_PATH.read_text(encoding="utf-8")], trainer)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=_SPECIAL[2], pad_token=_SPECIAL[0]
+    )
+    fast.add_special_tokens({"additional_special_tokens": _SPECIAL})
+    fast.chat_template = _CHAT_TEMPLATE
+    assert len(fast) == NUM_TOKENS, len(fast)
+    return fast
+
+
+def _add_block(folder: Path, config: Any) -> None:
+    """Add the tensors of a block that guesses a further token, under the names that published files have."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    last = f"model.layers.{config.num_hidden_layers - 1}."  # of attention
+    block = {
+        "mtp.layers.0." + name.removeprefix(last): values.flip(0).contiguous()
+        for name, values in tensors.items()
+        if name.startswith(last)
+    }
+    hidden = config.hidden_size
+    block["mtp.fc.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        block[f"mtp.{name}.weight"] = torch.randn(hidden) * 0.1
+    save_file(tensors | block, path, {"format": "pt"})
+
+
+def _common(tiny: TinyModel) -> dict[str, Any]:
+    return {
+        "vocab_size": NUM_TOKENS,
+        "hidden_size": tiny.hidden,
+        "num_hidden_layers": tiny.layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": tiny.hidden // 4,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "attn_implementation": "eager",
+        "experts_implementation": "eager",
+        "dtype": "float32",
+        "eos_token_id": NUM_TOKENS - 1,
+        "pad_token_id": NUM_TOKENS - 3,
+    }
+
+
+def _olmoe(common: dict[str, Any], tiny: TinyModel) -> Any:
+    del common["moe_intermediate_size"], common["head_dim"]
+    # The converter writes this epsilon whatever the configuration says: published models have it.
+    own = {"intermediate_size": 32, "norm_topk_prob": False, "rms_norm_eps": 1e-5}
+    own["num_key_value_heads"] = 4  # llama.cpp opens no other
+    return transformers.OlmoeConfig(**(common | own | tiny.options))
+
+
+def _qwen2moe(common: dict[str, Any], tiny: TinyModel) -> Any:
+    del common["head_dim"]
+    own = {"intermediate_size": 64, "shared_expert_intermediate_size": 32, "norm_topk_prob": False}
+    return transformers.Qwen2MoeConfig(**(common | own | tiny.options))
+
+
+def _qwen3moe(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {"intermediate_size": 64, "norm_topk_prob": True, "head_dim": 32}
+    return transformers.Qwen3MoeConfig(**(common | own | tiny.options))
+
+
+def _hybrid(tiny: TinyModel) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "shared_expert_intermediate_size": 32,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"] * (tiny.layers // 2),
+        "full_attention_interval": 2,
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    }
+    return own
+
+
+def _qwen35moe(common: dict[str, Any], tiny: TinyModel) -> Any:
+    settings = common | _hybrid(tiny) | tiny.options
+    settings["rope_parameters"]["mrope_section"] = [3, 3, 2]
+    if tiny.extra_block:
+        settings["mtp_num_hidden_layers"] = 1
+    return transformers.Qwen3_5MoeTextConfig(**settings)
+
+
+def _qwen3next(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {"intermediate_size": 64, "norm_topk_prob": True, "decoder_sparse_step": 1}
+    return transformers.Qwen3NextConfig(**(common | _hybrid(tiny) | own | tiny.options))
+
+
+def _laguna(common: dict[str, Any], tiny: TinyModel) -> Any:
+    heads = [4 if layer % 4 == 0 else 6 for layer in range(tiny.layers)]
+    own = {
+        "num_attention_heads": max(heads),
+        "num_attention_heads_per_layer": heads,
+        "head_dim": 16,
+        "layer_types": [
+            "sliding_attention" if layer % 4 else "full_attention" for layer in range(tiny.layers)
+        ],
+        "mlp_layer_types": ["dense"] + ["sparse"] * (tiny.layers - 1),
+        "intermediate_size": 64,
+        "shared_expert_intermediate_size": 32,
+        "moe_routed_scaling_factor": 1.5,
+        "gating": "per-head",
+        "sliding_window": 16,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 8.0,
+                "beta_slow": 1.0,
+            },
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    }
+    return transformers.LagunaConfig(**(common | own | tiny.options))
+
+
+_CLASSES = {
+    "laguna": "LagunaForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "qwen3next": "Qwen3NextForCausalLM",
+}
+_CONFIGS = {
+    "laguna": _laguna,
+    "olmoe": _olmoe,
+    "qwen2moe": _qwen2moe,
+    "qwen3moe": _qwen3moe,
+    "qwen35moe": _qwen35moe,
+    "qwen3next": _qwen3next,
+}

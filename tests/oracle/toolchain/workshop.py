@@ -1,0 +1,147 @@
+"""Makes files as users get them, once each: a model of transformers', converted and quantised by llama.cpp.
+
+Knows which small models there are and how each file is made, not what is compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tests.oracle.hf_archs import Keys, open_hf
+from tests.oracle.hf_model import HfModel, open_qwen3moe
+from tests.oracle.toolchain.convert import convert
+from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
+from tests.oracle.toolchain.quantise import quantise
+from tests.oracle.toolchain.tiny_hf import TinyModel, save_tiny_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HYBRIDS = ("qwen3next", "qwen35moe")
+
+
+@dataclass(frozen=True)
+class ToolCase:
+    """A tiny model, and what the converter is told besides."""
+
+    name: str
+    tiny: TinyModel
+    arguments: tuple[str, ...] = ()
+    nvfp4: bool = False
+    """Converted from a checkpoint of that format, as ModelOpt has it."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _case(name: str, arch: str, *arguments: str, **options: object) -> ToolCase:
+    tiny = TinyModel(arch, **options)
+    if arch in _HYBRIDS and not tiny.extra_block:
+        arguments += ("--no-mtp",)
+    return ToolCase(f"{arch}_{name}", tiny, arguments)
+
+
+def _wide(arch: str, width: int = 256) -> dict[str, object]:
+    """Experts of this width."""
+    if arch == "olmoe":
+        return {"intermediate_size": width}
+    shared = {} if arch == "qwen3moe" else {"shared_expert_intermediate_size": width}
+    return {"moe_intermediate_size": width, **shared}
+
+
+def _nvfp4(arch: str) -> ToolCase:
+    """Rows of 64, which are a block of that format in llama.cpp."""
+    case = _case("nvfp4", arch, hidden=64, seed=10, options=_wide(arch, 64))
+    return replace(case, nvfp4=True)
+
+
+ARCHS = ("qwen2moe", "qwen3moe", "olmoe", "qwen3next", "qwen35moe", "laguna")
+
+SMALL_CASES = tuple(_case("small", arch) for arch in ARCHS)
+"""In float32; no row is a multiple of 256."""
+
+OTHER_CASES = (
+    _case("fused", "qwen3next", "--fuse-gate-up-exps", seed=2),
+    _case("fused", "qwen35moe", "--fuse-gate-up-exps", seed=2),
+    _case("fused_qkv", "qwen2moe", "--fuse-qkv", seed=5),
+    _case("fused_qkv", "qwen3moe", "--fuse-qkv", seed=3),
+    _case("fused_qkv", "olmoe", "--fuse-qkv", seed=2),
+    _case("fused_qkv", "qwen3next", "--fuse-qkv", seed=3),
+    _case("fused_qkv", "qwen35moe", "--fuse-qkv", seed=3),
+    _case("tied", "qwen3moe", options={"tie_word_embeddings": True}, seed=4),
+    _case("extra_block", "qwen35moe", extra_block=True),
+    _case("extra_block", "qwen3next", extra_block=True),
+    _case("long", "laguna", layers=5, seed=3),
+    _case("element_gates", "laguna", layers=2, options={"gating": "per-element"}),
+    _case("split", "qwen2moe", "--split-max-tensors", "10", seed=5),
+)
+"""What the converter writes otherwise for some."""
+
+BF16_CASES = tuple(_case("bf16", arch, "--outtype", "bf16", seed=11) for arch in ARCHS)
+"""Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
+
+MIXED_CASES = (
+    *(_case("narrow", arch, hidden=256, seed=6) for arch in ARCHS),
+    *(_case("wide", arch, hidden=256, seed=7, options=_wide(arch)) for arch in ARCHS),
+)
+"""To be quantised. Down matrices of the narrow ones have rows of 32, for which the quantiser falls back to others."""
+
+NVFP4_CASES = tuple(_nvfp4(arch) for arch in ARCHS)
+"""Converted from checkpoints in NVFP4, whose matrices have scales beside them."""
+
+GOLDEN_CASES = (
+    *((_case("tiny", arch, hidden=32, seed=8), "F32") for arch in ARCHS if arch != "qwen35moe"),
+    (_case("tiny", "qwen35moe", hidden=32, seed=8, extra_block=True), "F32"),
+    *(
+        (_case("golden", arch, hidden=256, layers=layers, seed=9), mix)
+        for arch, layers, mix in (
+            ("qwen2moe", 1, "Q4_K_M"),
+            ("qwen3moe", 1, "MXFP4_MOE"),
+            ("olmoe", 1, "IQ4_XS"),
+            ("qwen3next", 2, "Q5_K_S"),
+            ("qwen35moe", 2, "Q6_K"),
+            ("laguna", 2, "Q2_K"),
+        )
+    ),
+    (_case("tiny", "qwen3moe", hidden=32, seed=8), "Q8_0"),
+    *((case, "NVFP4") for case in NVFP4_CASES if case.tiny.arch in ("qwen3moe", "qwen35moe")),
+)
+"""With the mix of each: what the ordinary suite opens."""
+
+MIXES = ("BF16", "Q8_0", "Q6_K", "Q5_K_S", "Q4_K_M", "IQ4_XS", "Q2_K", "MXFP4_MOE")
+
+
+class Workshop:
+    """A folder of files, each made when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._converted: dict[str, tuple[HfModel, Path]] = {}
+
+    def converted(self, case: ToolCase) -> tuple[HfModel, Path]:
+        """Return transformers' model and the file that the converter made of it, in float32."""
+        if case.name not in self._converted:
+            source = self._folder / case.name
+            model = save_tiny_model(source, case.tiny)
+            oracle = HfModel(model, None, tied=False)
+            if case.nvfp4:
+                quantise_checkpoint(source)
+            out = self._folder / f"{case.name}.gguf"
+            convert(source, out, case.tiny.arch, *case.arguments)
+            if not out.exists():  # in several files, which are named after it
+                (out,) = self._folder.glob(f"{case.name}-00001-of-*.gguf")
+            self._converted[case.name] = oracle, out
+        return self._converted[case.name]
+
+    def quantised(self, case: ToolCase, mix: str) -> Path:
+        """Return the file that the quantiser made of the converted one."""
+        out = self._folder / f"{case.name}-{mix}.gguf"
+        if not out.exists():
+            quantise(self.converted(case)[1], out, mix)
+        return out
+
+
+def open_exact(path: Path) -> HfModel:
+    """Return transformers' model, holding in float32 what the file's weights decode to."""
+    return (open_qwen3moe if Keys(path).arch == "qwen3moe" else open_hf)(path)
