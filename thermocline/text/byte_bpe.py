@@ -30,9 +30,7 @@ class ByteBpe:
         self, id_of: Mapping[str, int], merges: Sequence[tuple[str, str]], pre: PreTokenizer
     ) -> None:
         self._byte_of = byte_alphabet()
-        self._missing = frozenset(
-            byte for char, byte in self._byte_of.items() if char not in id_of
-        )
+        self._missing = frozenset(byte for char, byte in self._byte_of.items() if char not in id_of)
 
         def spell(text: str) -> list[int]:
             return [id_of[char] for char in text if char in id_of]

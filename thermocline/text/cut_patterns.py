@@ -48,8 +48,15 @@ def _ascii_led_words(*punctuation: str) -> str:
 
 
 def _threes_from_the_end() -> tuple[str, str]:
-    """A run of digits is cut into threes from its end; two steps, so that it costs linear time."""
-    return r"\p{N}+", r"\A\p{N}{1,2}(?=(?:\p{N}{3})++\z)|\p{N}{1,3}"
+    """A run of digits is cut into threes from its end; what stands before stays with the first.
+
+    Two steps, so that a long run costs linear time: first the text is cut after every run.
+    """
+    first = r"\A\P{N}*+"
+    return (
+        r"\P{N}++\p{N}*+|\p{N}++",
+        rf"{first}\p{{N}}{{1,2}}(?=(?:\p{{N}}{{3}})++\z)|{first}\p{{N}}{{1,3}}|\p{{N}}{{1,3}}",
+    )
 
 
 _CJK_OR_KANA = "[一-龥\u3040-\u309f\u30a0-\u30ff]+"
@@ -81,9 +88,7 @@ FALCON: Final = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, r"[0-9][0-9][0-9]")
 LLAMA3: Final = (_words(_DIGITS_BY_THREE),)
 QWEN2: Final = (_words(r"\p{N}"),)
 QWEN2_BY_LINE: Final = (r"[^\n]+|\n+", *QWEN2)
-QWEN2_NO_CONTRACTIONS: Final = (
-    "|".join((_LEAD + r"\p{L}+", r"\p{N}", _PUNCTUATION, _LINE_TAIL)),
-)
+QWEN2_NO_CONTRACTIONS: Final = ("|".join((_LEAD + r"\p{L}+", r"\p{N}", _PUNCTUATION, _LINE_TAIL)),)
 QWEN35: Final = (
     _CONTRACTION_ANY_CASE
     + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"

@@ -47,13 +47,16 @@ class SpecialTokens:
             pieces = cut
         return pieces
 
+    def after(self, token_id: int | None, text: str) -> str:
+        """What is left of a text that stands after the token; of any text if there is none."""
+        return text.lstrip(_C_SPACES) if token_id in self._swallowing else text
+
     def _cut(self, piece: str, token_id: int, special: str) -> list[str | int]:
         first, *others = piece.split(special)
         cut: list[str | int] = [first] if first else []
-        swallows = token_id in self._swallowing
         for other in others:
             cut.append(token_id)
-            rest = other.lstrip(_C_SPACES) if swallows else other
+            rest = self.after(token_id, other)
             if rest:
                 cut.append(rest)
         return cut

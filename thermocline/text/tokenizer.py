@@ -21,7 +21,7 @@ from thermocline.text.token_roles import TokenRoles
 from thermocline.text.vocabulary import SENTENCEPIECE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from thermocline.text.text_engine import TextEngine
     from thermocline.text.vocabulary import TokenizerData
@@ -88,8 +88,45 @@ class Tokenizer:
                     "this model has no BOS token: do not ask for one", param="add_bos"
                 )
             ids.append(self.bos_id)
-        is_after_special = True
-        for piece in self._specials.split(text, parse_special=parse_special):
+        ids += self._encode_pieces(self._specials.split(text, parse_special=parse_special))
+        if add_bos is None and self.add_eos:
+            assert self.eos_id is not None
+            ids.append(self.eos_id)
+        return ids
+
+    def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
+        """Token ids of texts and special tokens in a row, [T]; neither BOS nor EOS is added.
+
+        The texts may be a user's: control tokens are only those that are given as ids. Texts side by
+        side are cut apart. Raises RequestError as `encode` does.
+        """
+        pieces: list[str | int] = []
+        token_id: int | None = None
+        for part in parts:
+            if isinstance(part, int):
+                token_id = part
+                pieces.append(part)
+            else:
+                self._check_text(part)
+                rest = self._specials.after(token_id, part)
+                pieces += self._specials.split(rest, parse_special=False)
+                token_id = None
+        return self._encode_pieces(pieces)
+
+    def encode_more(self, text: str) -> list[int]:
+        """Token ids of text that goes on where other text ended, [T]: nothing is put before it.
+
+        Raises RequestError as `encode` does.
+        """
+        self._check_text(text)
+        pieces = self._specials.split(text, parse_special=False)
+        return self._encode_pieces(pieces, is_after_special=False)
+
+    def _encode_pieces(
+        self, pieces: Iterable[str | int], *, is_after_special: bool = True
+    ) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
                 is_after_special = True
@@ -97,9 +134,6 @@ class Tokenizer:
                 space = " " if is_after_special and self._add_space_prefix else ""
                 ids += self._engine.encode(space + piece)
                 is_after_special = False
-        if add_bos is None and self.add_eos:
-            assert self.eos_id is not None
-            ids.append(self.eos_id)
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
