@@ -95,11 +95,6 @@ QWEN35: Final = (
     + _LINE_TAIL,
 )
 MINICPM5: Final = (_DIGITS_BY_THREE, _words(r"\p{N}+"))
-JAIS2: Final = (
-    _words(_DIGITS_BY_THREE).removesuffix(_BLANKS)
-    + "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))
-    + r"|\s{1,2}(?!\S)|\s",
-)
 BAILING: Final = (
     r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|"
     + "|".join((_LEAD + r"\p{L}+", r"\p{N}", _PUNCTUATION, r"\s*[\r\n]", _BLANKS)),
@@ -151,7 +146,7 @@ DEEPSEEK_LLM: Final = (
     r"[\r\n]",
     rf"\s?[{_CASED_LETTERS}]+",
     r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001\u3002]+",
-    r"\s+\z",
+    r"(?<!\s)\s++\z",  # the blanks at the end, tried once per run
     _CJK_OR_ANY_ASIAN,
     r"\p{N}+",
 )

@@ -56,7 +56,6 @@ _ROWS = (
     ),
     ("dbrx smaug-bpe chatglm-bpe", PreTokenizer(cuts.LLAMA3)),
     ("glm4 glm5", PreTokenizer(cuts.LLAMA3, ignore_merges=True)),
-    ("jais-2", PreTokenizer(cuts.JAIS2)),
     (
         "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
         PreTokenizer(cuts.QWEN2),

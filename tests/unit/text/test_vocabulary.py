@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
@@ -47,6 +50,29 @@ def test_reads_all_keys(metadata, vocabulary):
     assert data.padding_id == 0
     assert (data.bos_id, data.eot_id, data.unknown_id, data.add_bos) == (None, None, None, False)
     assert Tokenizer(data).encode("hi")
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "vocabularies.md").read_text()
+MODELS = re.findall(r"^\| [^|]+ \| [^|]+ \| `(\w+)` \| ([^|]+) \| (?:shipped|trained)", PAGE, re.M)
+
+
+@pytest.mark.parametrize(("model", "names"), MODELS)
+def test_models_of_the_documentation_open(model, names):
+    """Every vocabulary that docs/vocabularies.md lists by model is one that opens."""
+    for pre in re.findall("`([^`]+)`", names) or [""]:
+        data = TokenizerData(
+            model=model,
+            pre="gemma4" if model == "gemma4" else pre,
+            tokens=("<unk>", "<s>", "</s>", "a"),
+            token_types=(2, 3, 3, 1),
+            scores=(0.0,) * 4,
+        )
+        assert Tokenizer(data).encode("a") == [3]
+
+
+def test_documentation_lists_models():
+    """The table above was found, with all its rows."""
+    assert len(MODELS) >= 20
 
 
 def test_missing_token_types_mean_normal(metadata):
