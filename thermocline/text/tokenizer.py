@@ -37,6 +37,7 @@ class Tokenizer:
     `parse_special`; USER_DEFINED tokens always, before any other cutting; NORMAL tokens by merging;
     BYTE, UNUSED and UNDEFINED tokens are never searched for. `control_texts` are the texts that are
     found only with `parse_special`: more than the control tokens where TokenRoles says so.
+    `add_space_prefix`: `encode` puts a space before a text, which is in the bytes of its first token.
 
     Raises ModelFileError for tokens or merges that contradict each other.
     """
@@ -56,7 +57,7 @@ class Tokenizer:
             steering=roles.steering_ids,
             swallowing=roles.swallowing_ids,
         )
-        self._add_space_prefix = data.add_space_prefix
+        self.add_space_prefix = data.add_space_prefix
         self.vocab_size = len(self._texts)
         self.bos_id = data.bos_id
         self.eos_id = data.eos_id
@@ -131,7 +132,7 @@ class Tokenizer:
                 ids.append(piece)
                 is_after_special = True
             else:
-                space = " " if is_after_special and self._add_space_prefix else ""
+                space = " " if is_after_special and self.add_space_prefix else ""
                 ids += self._engine.encode(space + piece)
                 is_after_special = False
         return ids
@@ -144,7 +145,7 @@ class Tokenizer:
         out.
         """
         ids = list(ids)
-        strips = self._add_space_prefix
+        strips = self.add_space_prefix
         if skip_special and self.add_bos and ids[:1] == [self.bos_id]:
             strips = False
             del ids[0]
