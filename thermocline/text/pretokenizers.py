@@ -95,9 +95,9 @@ def find_pre_tokenizer(name: str, *, path: str) -> PreTokenizer:
     if found is None:
         raise UnsupportedModelError(
             path,
-            f"unknown pre-tokenizer (known: {', '.join(sorted(PRE_TOKENIZERS))})",
+            "unknown pre-tokenizer",
             unsupported=(name or "(none named)",),
-            fix="convert the model with a current converter that names a known pre-tokenizer "
-            "in tokenizer.ggml.pre",
+            fix="convert the model with a current converter, so that tokenizer.ggml.pre is one of "
+            + ", ".join(sorted(PRE_TOKENIZERS)),
         )
     return found
