@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from thermocline.text.text_engine import SPACE_MARK, byte_name, find_unwritten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 _MAX_CACHED = 1 << 16
 _MAX_CACHED_CHARS = 64
+_MAX_CHECKED_CHARS = 256
+"""A longer token is taken as one that merges can build: to check it takes the square of its length."""
 
 
 class SentencePiece:
@@ -56,9 +58,7 @@ class SentencePiece:
 
     def find_lacking(self, text: str) -> str | None:
         """The first character of `text` that can not be written."""
-        id_of = self._id_of
-        unwritten = find_unwritten(text.replace(" ", SPACE_MARK), id_of)
-        return unwritten
+        return find_unwritten(text.replace(" ", SPACE_MARK), self._id_of)
 
     def _merge(self, word: str) -> tuple[int, ...]:
         """Merge until no two neighbours form a token.
@@ -120,10 +120,15 @@ def _joined_pairs(texts: Mapping[str, int]) -> frozenset[str]:
     built: set[str] = set()
     pairs: set[str] = set()
     for text in sorted(texts, key=len):
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if (cut == 1 or left in built) and (len(right) == 1 or right in built):
-                built.add(text)
-                pairs.update(map(str.__add__, text, text[1:]))
-                break
+        if len(text) > _MAX_CHECKED_CHARS or _is_built(text, built):
+            built.add(text)
+            pairs.update(map(str.__add__, text, text[1:]))
     return frozenset(pairs)
+
+
+def _is_built(text: str, built: Collection[str]) -> bool:
+    """Whether two characters or tokens of `built` make `text`."""
+    return any(
+        (cut == 1 or text[:cut] in built) and (cut == len(text) - 1 or text[cut:] in built)
+        for cut in range(1, len(text))
+    )

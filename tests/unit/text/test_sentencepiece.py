@@ -141,6 +141,23 @@ def test_long_runs_take_few_steps(monkeypatch, pieces, text):
     assert len(steps) <= 3 * len(run)
 
 
+def test_tokens_longer_than_are_checked(trained):
+    """A token of a million characters is opened at once, and is found if merges build it."""
+    halves = [("ab" * 128)[:size] for size in range(1, 257)]
+    texts = [*dict.fromkeys(halves), "ab" * 150, "ab" * 22 + "x" * 10**6, "x"]
+    texts += [("ab" * 150)[:size] for size in range(257, 300)]
+    id_of = {text: index for index, text in enumerate(texts)}
+    engine = SentencePiece(id_of, [float(len(text)) for text in texts])
+    assert [texts[i] for i in engine.encode("ab" * 150)] == ["ab" * 150]
+
+
+def test_scores_that_are_no_numbers(trained):
+    """A file's NaN and infinity cost quality, and nothing else."""
+    scores = [*trained.scores[:-3], float("nan"), float("nan"), float("-inf")]
+    tokenizer = Tokenizer(trained.data("default", scores=scores))
+    assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
+
+
 def test_chat_prompt(pieces):
     """A chat has BOS once, no EOS, no forged token, and the beginning of an answer as it goes on."""
     source = (
