@@ -48,7 +48,7 @@ def _data(name: str, **options: int) -> TokenizerData:
         vocabulary = train_pieces(**PIECES[name], **options)
         return vocabulary.data("default", **PIECES_CHANGES[name])
     # llama.cpp adds BOS for Gemma 4 whatever the file says.
-    return train(name, **options).data(name, add_bos=name.startswith(("gemma4", "granite-embed")))
+    return train(name, **options).data(name, add_bos=name == "gemma4")
 
 
 @pytest.fixture(scope="module", params=[*ROWS, *PIECES])

@@ -80,7 +80,7 @@ _ROWS = (
     ("poro-chat bloom gpt3-finnish", PreTokenizer(cuts.BLOOM)),
     ("viking", PreTokenizer(cuts.VIKING)),
     ("chameleon", PreTokenizer(cuts.CHAMELEON, add_bos=True)),
-    ("gemma4 granite-embed-multi-311m", PreTokenizer((), ignore_merges=True, is_raw=True)),
+    ("gemma4", PreTokenizer((), ignore_merges=True, is_raw=True)),
     ("sarvam-moe", PreTokenizer((), is_raw=True)),
 )
 
