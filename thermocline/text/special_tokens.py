@@ -52,11 +52,18 @@ class SpecialTokens:
         return text.lstrip(_C_SPACES) if token_id in self._swallowing else text
 
     def _cut(self, piece: str, token_id: int, special: str) -> list[str | int]:
-        first, *others = piece.split(special)
-        cut: list[str | int] = [first] if first else []
-        for other in others:
+        cut: list[str | int] = []
+        start = 0
+        while (found := piece.find(special, start)) >= 0:
+            if found > start:
+                cut.append(piece[start:found])
             cut.append(token_id)
-            rest = self.after(token_id, other)
-            if rest:
-                cut.append(rest)
+            start = found + len(special)
+            if (
+                token_id in self._swallowing
+            ):  # before the next search: a token may begin with blanks
+                while piece[start : start + 1] in _C_SPACES and start < len(piece):
+                    start += 1
+        if start < len(piece):
+            cut.append(piece[start:])
         return cut

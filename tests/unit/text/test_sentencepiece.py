@@ -90,6 +90,8 @@ def test_blanks_after_a_swallowing_token(trained):
     hello = tokenizer.encode("hello")
     assert tokenizer.encode("<|im_end|> \n\thello", parse_special=True) == [end, *hello]
     assert tokenizer.encode_parts([end, "\nhello", end, " "]) == [end, *hello, end]
+    blanks = tokenizer.token_id("    \n")
+    assert tokenizer.encode("    \n    \nhello") == [blanks, *hello]
     assert tokenizer.encode("<|endoftext|> hello", parse_special=True) == [
         skipped,
         *tokenizer.encode(" hello"),
