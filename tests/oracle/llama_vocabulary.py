@@ -36,12 +36,19 @@ def write_vocabulary(path: Path, data: TokenizerData) -> None:
     writer.add_tokenizer_pre(data.pre)
     writer.add_token_list(list(data.tokens))
     writer.add_token_types(list(data.token_types))
-    writer.add_token_merges(list(data.merges))
-    if data.bos_id is not None:
-        writer.add_bos_token_id(data.bos_id)
-    if data.eos_id is not None:
-        writer.add_eos_token_id(data.eos_id)
+    if data.model == "llama":
+        writer.add_token_scores(list(data.scores))
+        writer.add_add_space_prefix(data.add_space_prefix)
+    else:
+        writer.add_token_merges(list(data.merges))
+    for name in ("bos", "eos", "eot", "eom"):
+        token_id = getattr(data, f"{name}_id")
+        if token_id is not None:
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
+    if data.swallows_blanks:
+        writer.add_name("Phi-3")
     writer.add_add_bos_token(data.add_bos)
+    writer.add_add_eos_token(data.add_eos)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -59,16 +66,26 @@ class LlamaVocabulary:
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(self._vocab)
 
-    def encode(self, text: str, *, parse_special: bool, add_bos: bool = False) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, add_special: bool = False) -> list[int]:
         """llama_tokenize."""
         raw = text.encode()
         room = len(raw) + 8
         ids = (llama_cpp.llama_token * room)()
         count = llama_cpp.llama_tokenize(
-            self._vocab, raw, len(raw), ids, room, add_bos, parse_special
+            self._vocab, raw, len(raw), ids, room, add_special, parse_special
         )
         assert count >= 0, count
         return list(ids[:count])
+
+    def decode(self, ids: list[int], *, skip_special: bool) -> bytes:
+        """llama_detokenize; control tokens and what was added are left out, or all is shown."""
+        array = (llama_cpp.llama_token * len(ids))(*ids)
+        room = ctypes.create_string_buffer(1024 * (len(ids) + 1))
+        count = llama_cpp.llama_detokenize(
+            self._vocab, array, len(ids), room, len(room), skip_special, not skip_special
+        )
+        assert count >= 0, count
+        return room.raw[:count]
 
     def piece(self, token_id: int) -> bytes:
         """llama_token_to_piece, special tokens shown."""
@@ -79,6 +96,11 @@ class LlamaVocabulary:
     def is_control(self, token_id: int) -> bool:
         """llama_vocab_is_control."""
         return bool(llama_cpp.llama_vocab_is_control(self._vocab, token_id))
+
+    def is_unknown(self, token_id: int) -> bool:
+        """Whether llama_vocab_get_attr says so."""
+        attributes = llama_cpp.llama_vocab_get_attr(self._vocab, token_id)
+        return bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     def is_end(self, token_id: int) -> bool:
         """llama_vocab_is_eog."""

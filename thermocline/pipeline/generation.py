@@ -244,5 +244,5 @@ class Generation:
 def _reasoning_limit(budget: ReasoningBudget | None, tokenizer: Tokenizer) -> ReasoningLimit | None:
     if budget is None:
         return None
-    closing_ids = tokenizer.encode(budget.closing, add_bos=False)
+    closing_ids = tokenizer.encode_more(budget.closing)
     return ReasoningLimit(budget, closing_ids, tokenizer.token_bytes)

@@ -55,8 +55,8 @@ class Vocabulary(Protocol):
         """True for tokens that are no text."""
         ...
 
-    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
-        """Token ids of `text`."""
+    def encode_more(self, text: str) -> list[int]:
+        """Token ids of `text` that goes on where other text ended."""
         ...
 
 
@@ -262,7 +262,7 @@ class _Words:
         """Return how the model would write `text`, which the grammar forces."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
-        return self._vocabulary.encode(text, add_bos=False)
+        return self._vocabulary.encode_more(text)
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:

@@ -30,9 +30,10 @@ def encode_chat(
     """Token ids of the prompt that `template` makes of `messages`, [T].
 
     Arguments as of `ChatTemplate.render_parts`. Control tokens are only those that the template
-    itself wrote; everything else is encoded as `tokenizer.encode(text)` would. The template decides
-    about BOS; where it wrote none and the model file wants one, it is put first. continue_final: the
-    last message's text is what the answer begins with.
+    itself wrote; everything else is text, in which only user-defined tokens are found. The template
+    decides about BOS; where it wrote none and the model file wants one, it is put first. EOS is never
+    put last, whatever the file says: the answer is still to come. continue_final: the last message's
+    text is what the answer begins with.
 
     Raises RequestError and ChatTemplateError as `render_parts` and `encode` do, and ConfigError if the
     template was built for other control tokens.
@@ -42,7 +43,7 @@ def encode_chat(
             "template and tokenizer differ in their control tokens: build the template with "
             "control_tokens=tokenizer.control_texts"
         )
-    beginning: list[int] = []
+    beginning: list[str | int] = []
     if continue_final:
         if len(messages) == 1:
             raise RequestError(
@@ -50,19 +51,19 @@ def encode_chat(
                 param="messages",
             )
         final = normalize_messages(messages)[-1]["content"]
-        beginning = tokenizer.encode(final, add_bos=False)
+        beginning = [final]
         messages = messages[:-1]
-    ids: list[int] = []
-    parts = template.render_parts(
+    rendered = template.render_parts(
         messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
     )
-    for part in parts:
+    parts: list[str | int] = []
+    for part in rendered:
         if part.is_control:
             token_id = tokenizer.token_id(part.text)
             assert token_id is not None, part
-            ids.append(token_id)
+            parts.append(token_id)
         else:
-            ids.extend(tokenizer.encode(part.text, add_bos=False))
-    if tokenizer.add_bos and ids[:1] != [tokenizer.bos_id]:
-        ids[:0] = tokenizer.encode("", add_bos=True)
-    return ids + beginning
+            parts.append(part.text)
+    if tokenizer.add_bos and parts[:1] != [tokenizer.bos_id]:
+        parts[:0] = tokenizer.encode("", add_bos=True)
+    return tokenizer.encode_parts([*parts, *beginning])

@@ -1,7 +1,6 @@
-"""Pre-tokenizer table: the name in `tokenizer.ggml.pre` -> how text is cut before byte-level BPE.
+"""Pre-tokenizer table: the name in `tokenizer.ggml.pre` -> how text is cut before BPE.
 
-Owns the regular expressions and the two habits that go with a name (whether a whole word in the
-vocabulary skips the merges, whether BOS is added when the file does not say). It knows no vocabulary.
+Owns which name goes with which expressions and habits. It knows no vocabulary.
 
 Only names whose ids were compared with llama.cpp on thousands of random strings are here
 (tests/oracle/test_tokenizer_llama.py); an unknown name is an error, never a silent default.
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from thermocline.errors import UnsupportedModelError
+from thermocline.text import cut_patterns as cuts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,69 +24,68 @@ class PreTokenizer:
     """How one pre-tokenizer name cuts text.
 
     `patterns` are Oniguruma expressions applied one after the other: each cuts every piece left by
-    the one before into matches and the gaps between them, and drops nothing.
+    the one before into matches and the gaps between them, and drops nothing. `ignore_merges`: a whole
+    piece that is a token is that token. `add_bos`: BOS is added when the file does not say.
+    `is_raw`: the merges are of characters and of whole lines (raw_bpe.py); then `patterns` is empty,
+    and `ignore_merges` is about runs of line ends only.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    is_raw: bool = False
 
 
-_CONTRACTION = r"'s|'t|'re|'ve|'m|'ll|'d"
-_CONTRACTION_ANY_CASE = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
-_LINE_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = _CONTRACTION + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = PreTokenizer(cuts.LLAMA3, ignore_merges=True, add_bos=True)
 
-
-def _words(digits: str) -> str:
-    """One leading mark joins a word; digits as told; punctuation keeps the line ends after it."""
-    return (
-        _CONTRACTION_ANY_CASE
-        + r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
-        + digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-        + _LINE_TAIL
-    )
-
-
-def _cased_words(digits: str, suffix: str) -> str:
-    """A word also ends where ASCII lower case turns to upper: `fooBar` gives `foo`, `Bar`."""
-    not_lower, not_upper = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
-    lead = r"[^\r\n\p{L}\p{N}]?"
-    return (
-        f"{lead}{not_lower}*{not_upper}+{suffix}|{lead}{not_lower}+{not_upper}*{suffix}|"
-        + digits
-        + r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
-        + _LINE_TAIL
-    )
-
-
-_QWEN2 = _words(r"\p{N}")
-_QWEN35 = (
-    _CONTRACTION_ANY_CASE
-    + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
-    + _LINE_TAIL
+_ROWS = (
+    ("default", PreTokenizer(cuts.PUNCTUATION_FIRST)),
+    (
+        "gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe gigachat "
+        "a.x-4.0 mellum modern-bert exaone4 mpt olmo jais trillion granite-docling",
+        PreTokenizer(cuts.GPT2),
+    ),
+    (
+        "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
+        PreTokenizer(cuts.GPT2_SINGLE_DIGITS),
+    ),
+    ("falcon", PreTokenizer(cuts.FALCON)),
+    (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        _LLAMA3,
+    ),
+    ("dbrx smaug-bpe chatglm-bpe", PreTokenizer(cuts.LLAMA3)),
+    ("glm4 glm5", PreTokenizer(cuts.LLAMA3, ignore_merges=True)),
+    (
+        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
+        PreTokenizer(cuts.QWEN2),
+    ),
+    ("qwen35", PreTokenizer(cuts.QWEN35)),
+    ("laguna", PreTokenizer(cuts.QWEN2_BY_LINE)),
+    ("ufakzeka", PreTokenizer(cuts.QWEN2_NO_CONTRACTIONS)),
+    ("minicpm5", PreTokenizer(cuts.MINICPM5, ignore_merges=True)),
+    ("bailingmoe bailingmoe2 llada-moe", PreTokenizer(cuts.BAILING)),
+    ("seed-coder", PreTokenizer(cuts.SEED_CODER)),
+    ("exaone-moe", PreTokenizer(cuts.EXAONE_MOE)),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", PreTokenizer(cuts.GPT4O)),
+    ("tekken", PreTokenizer(cuts.TEKKEN, ignore_merges=True, add_bos=True)),
+    ("tiny_aya cohere2moe", PreTokenizer(cuts.TINY_AYA)),
+    ("youtu", PreTokenizer(cuts.YOUTU, ignore_merges=True)),
+    ("kimi-k2", PreTokenizer(cuts.KIMI_K2)),
+    ("deepseek-llm", PreTokenizer(cuts.DEEPSEEK_LLM)),
+    ("deepseek-coder", PreTokenizer(cuts.DEEPSEEK_CODER)),
+    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", PreTokenizer(cuts.DEEPSEEK3)),
+    ("spark2_5", PreTokenizer(cuts.SPARK25)),
+    ("afmoe", PreTokenizer(cuts.AFMOE)),
+    ("poro-chat bloom gpt3-finnish", PreTokenizer(cuts.BLOOM)),
+    ("viking", PreTokenizer(cuts.VIKING)),
+    ("chameleon", PreTokenizer(cuts.CHAMELEON, add_bos=True)),
+    ("gemma4", PreTokenizer((), ignore_merges=True, is_raw=True)),
+    ("sarvam-moe", PreTokenizer((), is_raw=True)),
 )
-_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True)
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
-    {
-        "default": PreTokenizer(
-            (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-        ),
-        "gpt-2": PreTokenizer((_GPT2,)),
-        "gpt-4o": PreTokenizer(
-            (_cased_words(r"\p{N}{1,3}", _CONTRACTION_ANY_CASE + "?"),),
-        ),
-        "laguna": PreTokenizer((r"[^\n]+|\n+", _QWEN2)),
-        "llama-bpe": _LLAMA3,
-        "llama-v3": _LLAMA3,
-        "llama3": _LLAMA3,
-        "olmo": PreTokenizer((_GPT2,)),
-        "qwen2": PreTokenizer((_QWEN2,)),
-        "qwen35": PreTokenizer((_QWEN35,)),
-        "tekken": PreTokenizer((_cased_words(r"\p{N}", ""),), ignore_merges=True, add_bos=True),
-    }
+    {name: row for names, row in _ROWS for name in names.split()}
 )
 
 
@@ -96,9 +95,9 @@ def find_pre_tokenizer(name: str, *, path: str) -> PreTokenizer:
     if found is None:
         raise UnsupportedModelError(
             path,
-            f"unknown pre-tokenizer (known: {', '.join(sorted(PRE_TOKENIZERS))})",
+            "unknown pre-tokenizer",
             unsupported=(name or "(none named)",),
-            fix="convert the model with a current converter that names a known pre-tokenizer "
-            "in tokenizer.ggml.pre",
+            fix="convert the model with a current converter, so that tokenizer.ggml.pre is one of "
+            + ", ".join(sorted(PRE_TOKENIZERS)),
         )
     return found

@@ -102,6 +102,12 @@ FIM_NAMES: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 FIM_ENDING = ("fim_pad", "fim_rep", "fim_sep")
 
+SHOWN_NAMES = frozenset(["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"])
+"""Harmony's markers: part of the answer's text, so that its channels can be told apart."""
+
+SWALLOWING_EXCEPT = frozenset(["<unk>", "<s>", "<|endoftext|>"])
+"""Phi 3's special tokens take in the blanks after them, except these."""
+
 
 def byte_alphabet() -> dict[str, int]:
     """Byte-level BPE writes each byte as one printable character: that character -> the byte."""

@@ -1,41 +1,43 @@
-"""Byte-level BPE over a GGUF vocabulary: text -> token ids -> text.
+"""One vocabulary: text -> token ids -> text.
 
-Owns the BPE engine and the search for special tokens. It follows llama.cpp id by id, which means
-no Unicode normalisation (`e` + U+0301 stays two characters). The one difference: letters, digits and
-marks that Unicode 16 added are known here and are not in llama.cpp's tables (Unicode 15.1), so words
-of those scripts may be cut elsewhere. It knows no chat messages and no files.
+Owns what all kinds of vocabulary share: special tokens in text, BOS and EOS, the bytes of a token. The
+engines in byte_bpe.py, raw_bpe.py and sentencepiece.py do the rest. It follows llama.cpp id by id, which
+means no Unicode normalisation (`e` + U+0301 stays two characters). It knows no chat messages and no files.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import tokenizers
-from tokenizers import models, pre_tokenizers
-
-from thermocline.errors import ModelFileError, RequestError
-from thermocline.text.pretokenizers import PreTokenizer, find_pre_tokenizer
-from thermocline.text.token_kinds import TokenType, byte_alphabet
+from thermocline.errors import RequestError
+from thermocline.text.byte_bpe import ByteBpe
+from thermocline.text.pretokenizers import find_pre_tokenizer
+from thermocline.text.raw_bpe import RawBpe
+from thermocline.text.sentencepiece import SentencePiece
+from thermocline.text.special_tokens import SpecialTokens
+from thermocline.text.text_engine import named_byte
+from thermocline.text.token_kinds import TokenType
+from thermocline.text.token_roles import TokenRoles
+from thermocline.text.vocabulary import SENTENCEPIECE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from thermocline.text.text_engine import TextEngine
     from thermocline.text.vocabulary import TokenizerData
 
 MAX_TEXT_BYTES = 4 << 20
 """One call encodes at most this much: about a million tokens, and 1 to 8 s per million bytes."""
-
-_HIDDEN_TYPES = frozenset((int(TokenType.CONTROL), int(TokenType.UNKNOWN)))
-_PLAIN_TYPES = _HIDDEN_TYPES | {int(TokenType.USER_DEFINED)}
 
 
 class Tokenizer:
     """Encodes and decodes with one vocabulary. Immutable after construction, so thread-safe.
 
     Token types, as in llama.cpp: CONTROL and UNKNOWN tokens are found in text only with
-    `parse_special`; USER_DEFINED tokens always, before any other cutting; NORMAL tokens by BPE;
-    BYTE, UNUSED and UNDEFINED tokens are never searched for. Where special tokens overlap in the
-    text, the one with more bytes is taken first over the whole text, then the next.
+    `parse_special`; USER_DEFINED tokens always, before any other cutting; NORMAL tokens by merging;
+    BYTE, UNUSED and UNDEFINED tokens are never searched for. `control_texts` are the texts that are
+    found only with `parse_special`: more than the control tokens where TokenRoles says so.
+    `add_space_prefix`: `encode` puts a space before a text, which is in the bytes of its first token.
 
     Raises ModelFileError for tokens or merges that contradict each other.
     """
@@ -45,29 +47,25 @@ class Tokenizer:
         self._max_text_bytes = max_text_bytes
         self._texts = data.token_texts()
         self._id_of = {text: index for index, text in enumerate(self._texts)}
-        self._types = data.resolved_types(self._id_of)
-        self._byte_of = byte_alphabet()
         self._engine = _build_engine(data, self._id_of)
-        specials = [index for index, kind in enumerate(self._types) if kind in _PLAIN_TYPES]
-        specials.sort(key=lambda index: -len(self._texts[index].encode()))
-        self._specials = [(index, self._texts[index]) for index in specials]
-        self._always = [
-            (index, text)
-            for index, text in self._specials
-            if self._types[index] == TokenType.USER_DEFINED
-        ]
-        self._missing_bytes = frozenset(
-            byte for char, byte in self._byte_of.items() if char not in self._id_of
+        roles = TokenRoles(data, self._id_of)
+        self._types = roles.types
+        self._hidden_ids = roles.hidden_ids
+        self._special_ids = roles.special_ids
+        self._specials = SpecialTokens(
+            [(token_id, self._texts[token_id]) for token_id in sorted(roles.special_ids)],
+            steering=roles.steering_ids,
+            swallowing=roles.swallowing_ids,
         )
+        self.add_space_prefix = data.add_space_prefix
         self.vocab_size = len(self._texts)
         self.bos_id = data.bos_id
         self.eos_id = data.eos_id
         self.eot_id = data.eot_id
         self.add_bos = data.add_bos
-        self.end_ids = data.end_ids(self._id_of)
-        self.control_texts = frozenset(
-            self._texts[index] for index, _ in self._specials if self._types[index] in _HIDDEN_TYPES
-        )
+        self.add_eos = data.add_eos
+        self.end_ids = roles.end_ids
+        self.control_texts = frozenset(self._texts[token_id] for token_id in roles.steering_ids)
 
     def __repr__(self) -> str:
         return f"Tokenizer(path={self._path!r}, vocab_size={self.vocab_size})"
@@ -78,7 +76,8 @@ class Tokenizer:
         """Token ids of `text`, [T].
 
         With `parse_special` the texts of control tokens become those tokens; never set it for text
-        that a user wrote. `add_bos` None means what the model file says.
+        that a user wrote. `add_bos` None means what the model file says, of BOS before the text and of
+        EOS after it; True and False say whether BOS is added, and EOS is not.
         Raises RequestError for text that is too long, is not valid Unicode, or holds a byte that the
         vocabulary lacks.
         """
@@ -90,23 +89,75 @@ class Tokenizer:
                     "this model has no BOS token: do not ask for one", param="add_bos"
                 )
             ids.append(self.bos_id)
-        for piece in self._split_specials(text, self._specials if parse_special else self._always):
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                # A batch of one: encoding a single text holds the interpreter lock, for seconds if it is long.
-                (encoded,) = self._engine.encode_batch_fast([piece], add_special_tokens=False)
-                ids.extend(encoded.ids)
+        ids += self._encode_pieces(self._specials.split(text, parse_special=parse_special))
+        if add_bos is None and self.add_eos:
+            assert self.eos_id is not None
+            ids.append(self.eos_id)
         return ids
 
-    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that form no character become U+FFFD. Raises RequestError on bad ids."""
-        joined = b"".join(
-            self.token_bytes(token_id)
+    def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
+        """Token ids of texts and special tokens in a row, [T]; neither BOS nor EOS is added.
+
+        The texts may be a user's: control tokens are only those that are given as ids. Texts side by
+        side are cut apart. Raises RequestError as `encode` does.
+        """
+        pieces: list[str | int] = []
+        token_id: int | None = None
+        for part in parts:
+            if isinstance(part, int):
+                token_id = part
+                pieces.append(part)
+            else:
+                self._check_text(part)
+                rest = self._specials.after(token_id, part)
+                pieces += self._specials.split(rest, parse_special=False)
+                token_id = None
+        return self._encode_pieces(pieces)
+
+    def encode_more(self, text: str) -> list[int]:
+        """Token ids of text that goes on where other text ended, [T]: nothing is put before it.
+
+        Raises RequestError as `encode` does.
+        """
+        self._check_text(text)
+        pieces = self._specials.split(text, parse_special=False)
+        return self._encode_pieces(pieces, is_after_special=False)
+
+    def _encode_pieces(
+        self, pieces: Iterable[str | int], *, is_after_special: bool = True
+    ) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids.append(piece)
+                is_after_special = True
+            else:
+                space = " " if is_after_special and self.add_space_prefix else ""
+                ids += self._engine.encode(space + piece)
+                is_after_special = False
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that form no character become U+FFFD. Raises RequestError on bad ids.
+
+        Where `encode` puts a space before the text, the first token loses one, as in llama.cpp: not
+        after a BOS token that `skip_special` leaves out. With `skip_special` control tokens are left
+        out.
+        """
+        ids = list(ids)
+        strips = self.add_space_prefix
+        if skip_special and self.add_bos and ids[:1] == [self.bos_id]:
+            strips = False
+            del ids[0]
+        if skip_special and self.add_eos and ids[-1:] == [self.eos_id]:
+            del ids[-1]
+        pieces = [
+            b"" if skip_special and self.is_control(token_id) else self.token_bytes(token_id)
             for token_id in ids
-            if not (skip_special and self.is_control(token_id))
-        )
-        return joined.decode("utf-8", "replace")
+        ]
+        if strips and pieces:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Exact bytes of one token.
@@ -116,21 +167,16 @@ class Tokenizer:
         """
         self._check_id(token_id)
         text, kind = self._texts[token_id], self._types[token_id]
-        if kind in _PLAIN_TYPES:
+        if token_id in self._special_ids:
             return text.encode()
         if kind == TokenType.BYTE:
-            return _named_byte(text)
-        if kind != TokenType.NORMAL:
-            return b""
-        try:
-            return bytes([self._byte_of[char] for char in text])
-        except KeyError:
-            return text.encode()
+            return named_byte(text)
+        return self._engine.piece_bytes(text) if kind == TokenType.NORMAL else b""
 
     def is_control(self, token_id: int) -> bool:
         """True for CONTROL and UNKNOWN tokens, which are no text. Raises RequestError on a bad id."""
         self._check_id(token_id)
-        return self._types[token_id] in _HIDDEN_TYPES
+        return token_id in self._hidden_ids
 
     def token_text(self, token_id: int) -> str:
         """The vocabulary entry of an id, as the file writes it. Raises RequestError on a bad id."""
@@ -161,65 +207,18 @@ class Tokenizer:
                 f"the text has {len(raw)} bytes: send at most {self._max_text_bytes}",
                 param="prompt",
             )
-        lacking = self._missing_bytes and self._missing_bytes.intersection(raw)
-        if lacking:
+        lacking = self._engine.find_lacking(text)
+        if lacking is not None:
             raise RequestError(
-                f"the vocabulary has no token for byte 0x{min(lacking):02x}: leave that character out",
+                f"the vocabulary has no token for {lacking}: leave that character out",
                 param="prompt",
             )
 
-    @staticmethod
-    def _split_specials(text: str, specials: Sequence[tuple[int, str]]) -> list[str | int]:
-        """Cut `text` into plain pieces and ids of special tokens, longest token first."""
-        pieces: list[str | int] = [text] if text else []
-        for token_id, special in specials:
-            if special not in text:
-                continue
-            cut: list[str | int] = []
-            for piece in pieces:
-                if isinstance(piece, int):
-                    cut.append(piece)
-                    continue
-                parts = piece.split(special)
-                for index, part in enumerate(parts):
-                    if index:
-                        cut.append(token_id)
-                    if part:
-                        cut.append(part)
-            pieces = cut
-        return pieces
 
-
-def _named_byte(text: str) -> bytes:
-    """b"\\x0a" for "<0x0A>"; nothing for a BYTE token that is not written so."""
-    try:
-        return bytes.fromhex(text[3:5])
-    except ValueError:
-        return b""
-
-
-def _build_engine(data: TokenizerData, id_of: dict[str, int]) -> tokenizers.Tokenizer:
+def _build_engine(data: TokenizerData, id_of: Mapping[str, int]) -> TextEngine:
+    if data.model == SENTENCEPIECE:
+        return SentencePiece(id_of, data.scores)
     pre = find_pre_tokenizer(data.pre, path=data.path)
-    merges = data.merge_pairs()
-    for left, right in merges:
-        if left not in id_of or right not in id_of or left + right not in id_of:
-            raise ModelFileError(
-                data.path,
-                f"the merge {left!r} + {right!r} names a token that the vocabulary lacks",
-                fix="convert the model again, its tokenizer metadata is inconsistent",
-            )
-    engine = tokenizers.Tokenizer(
-        models.BPE(vocab=id_of, merges=merges, ignore_merges=pre.ignore_merges)
-    )
-    engine.pre_tokenizer = _cutter(pre)
-    return engine
-
-
-def _cutter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    cuts = [
-        pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
-        for pattern in pre.patterns
-    ]
-    return pre_tokenizers.Sequence(
-        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    if pre.is_raw:
+        return RawBpe(id_of, data.merge_pairs(), whole_line_ends=pre.ignore_merges)
+    return ByteBpe(id_of, data.merge_pairs(), pre)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.text.vocabularies import (
     CONTROL,
     FIM,
+    GOLDEN_CASES,
     NAMED_BYTE,
     UNKNOWN,
     UNUSED,
@@ -23,6 +24,8 @@ from thermocline.text.pretokenizers import PRE_TOKENIZERS
 from thermocline.text.token_kinds import TokenType
 from thermocline.text.tokenizer import Tokenizer
 
+# The first name of each row: the others have the same row.
+_ROWS = sorted({row: name for name, row in reversed(PRE_TOKENIZERS.items())}.values())
 GOLDEN = Path(__file__).parents[2] / "golden" / "tokenizer_llama_cpp.json"
 
 
@@ -32,16 +35,29 @@ def golden():
     return json.loads(GOLDEN.read_text())
 
 
-@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
-def test_golden_ids(golden, pre):
-    """Every pre-tokenizer name gives llama.cpp's ids on the golden strings."""
-    vocabulary = TrainedVocabulary(golden["tokens"], golden["token_types"], golden["merges"])
-    tokenizer = Tokenizer(vocabulary.data(pre))
-    expected = golden["ids"][pre if pre in golden["ids"] else "llama-bpe"]
-    for mode, all_ids in expected.items():
-        for text, ids in zip(golden["strings"], all_ids, strict=True):
-            special = mode == "parse_special"
-            assert tokenizer.encode(text, parse_special=special, add_bos=False) == ids, text
+def _opened(golden, case: str) -> Tokenizer:
+    """The golden vocabulary of a pre-tokenizer, or of a SentencePiece case."""
+    is_pieces = case in GOLDEN_CASES
+    is_raw = not is_pieces and PRE_TOKENIZERS[case].is_raw
+    kind = "pieces" if is_pieces else "raw" if is_raw else "bytes"
+    vocabulary = TrainedVocabulary(**golden["vocabularies"][kind])
+    changes = GOLDEN_CASES[case] if is_pieces else {"add_bos": is_raw}
+    return Tokenizer(vocabulary.data("default" if is_pieces else case, **changes))
+
+
+@pytest.mark.parametrize("case", [*_ROWS, *GOLDEN_CASES])
+def test_golden_ids(golden, case):
+    """Every row of the table and every kind of vocabulary gives llama.cpp's ids, BOS and EOS included."""
+    tokenizer = _opened(golden, case)
+    for mode, answers in golden["ids"][case].items():
+        for text, answer in zip(golden["strings"], answers, strict=True):
+            ids = tokenizer.encode(text, parse_special=mode == "special")
+            assert ids == golden["answers"][answer], text
+
+
+def test_golden_file_is_complete(golden):
+    """No row of the table and no case is left out."""
+    assert set(golden["ids"]) == {*_ROWS, *GOLDEN_CASES}
 
 
 @given(st.text(max_size=60))
@@ -180,20 +196,24 @@ def test_empty_tokens_get_a_name(vocabulary):
     assert tokenizer.decode(tokenizer.encode("abc", parse_special=True)) == "abc"
 
 
-@pytest.mark.parametrize(
-    ("merges", "message"),
-    [
-        (("a zz9",), "lacks"),
-        (("q q",), "lacks"),
-        (("ab",), "not two tokens"),
-        (("",), "not two tokens"),
-        (("a ",), "not two tokens"),
-    ],
-)
-def test_bad_merges(vocabulary, merges, message):
-    """A merge of unknown tokens, to an unknown token, or of one token is a model file error."""
-    with pytest.raises(ModelFileError, match=message):
+@pytest.mark.parametrize("merges", [("ab",), ("",), ("a ",)])
+def test_bad_merges(vocabulary, merges):
+    """A merge of one token is a model file error."""
+    with pytest.raises(ModelFileError, match="not two tokens"):
         Tokenizer(vocabulary.data("qwen2", merges=merges))
+
+
+def test_merges_of_texts_that_are_no_tokens(vocabulary):
+    """A merge may lead over a text that is no token; where it ends in one, its characters stand."""
+    longer = TrainedVocabulary(
+        (*vocabulary.tokens, "zqz"),
+        (*vocabulary.token_types, 1),
+        ("z q", "zq z", "q 7", *vocabulary.merges),
+    )
+    tokenizer = Tokenizer(longer.data("qwen2"))
+    z, q, last = tokenizer.token_id("z"), tokenizer.token_id("q"), tokenizer.vocab_size - 1
+    assert tokenizer.encode("zqz") == [last]
+    assert tokenizer.encode("zqzzq") == [last, z, q]
 
 
 def test_repeated_merge_keeps_its_first_rank(vocabulary):
@@ -220,3 +240,33 @@ def test_repr_names_the_file(tokenizer):
         repr(tokenizer)
         == f"Tokenizer(path='trained vocabulary', vocab_size={tokenizer.vocab_size})"
     )
+
+
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+
+
+def test_harmony_markers_are_shown_and_not_forged(vocabulary):
+    """The markers of channels are text of an answer, end nothing, and come from no user."""
+    types = (*vocabulary.token_types, *[int(TokenType.CONTROL)] * len(HARMONY))
+    harmony = TrainedVocabulary((*vocabulary.tokens, *HARMONY), types, vocabulary.merges)
+    tokenizer = Tokenizer(harmony.data("qwen2"))
+    text = "<|start|>a<|channel|>b<|message|>c<|end|>"
+    ids = tokenizer.encode(text, parse_special=True)
+    assert tokenizer.decode(ids) == text
+    assert not set(ids) & tokenizer.end_ids
+    assert set(HARMONY) <= tokenizer.control_texts
+    assert not {tokenizer.token_id(name) for name in HARMONY} & set(tokenizer.encode(text))
+    ends = {tokenizer.token_id(name) for name in ("<|return|>", "<|call|>")}
+    assert ends <= tokenizer.end_ids
+
+
+def test_eos_is_added_only_by_default(vocabulary):
+    """A file that wants EOS gets it after a text, and not where the caller says what is added."""
+    tokenizer = Tokenizer(vocabulary.data("qwen2", add_eos=True))
+    eos = tokenizer.eos_id
+    assert tokenizer.encode("")[-1:] == [eos]
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+    for add_bos in (False, True):
+        assert eos not in tokenizer.encode("hello", add_bos=add_bos)
+    assert eos not in tokenizer.encode_parts(["hello"])
+    assert eos not in tokenizer.encode_more("hello")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
 
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
@@ -17,12 +19,22 @@ from thermocline.text.pretokenizers import PRE_TOKENIZERS
 from thermocline.text.token_kinds import TokenType
 from thermocline.text.vocabulary import TokenizerData
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|box_start|>", "<|im|>")
 USER_DEFINED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "    \n", "<<think>>")
 UNKNOWN = "<unk>"
 UNUSED = "[PAD0]"
 NAMED_BYTE = "<0x0A>"
 FIM = "<|fim_prefix|>"
+
+# SentencePiece vocabularies of the golden file: what they change in TokenizerData.
+GOLDEN_CASES: dict[str, dict[str, object]] = {
+    "pieces": {"add_bos": True, "add_space_prefix": True},
+    "pieces, no prefix": {"add_space_prefix": False, "add_eos": True},
+    "pieces, swallowing": {"swallows_blanks": True, "add_space_prefix": True},
+}
 
 _WORDS = [
     "the",
@@ -271,9 +283,13 @@ def random_character(rng: random.Random) -> str:
             return character
 
 
-def hostile_text(rng: random.Random, max_parts: int = 14) -> str:
+SPECIALS = (*CONTROL, *USER_DEFINED, UNKNOWN, UNUSED, NAMED_BYTE, FIM)
+
+
+def hostile_text(
+    rng: random.Random, max_parts: int = 14, specials: Sequence[str] = SPECIALS
+) -> str:
     """Short strings that mix everything that cutters disagree on, special tokens included."""
-    specials = (*CONTROL, *USER_DEFINED, UNKNOWN, UNUSED, NAMED_BYTE, FIM)
     parts = []
     for _ in range(rng.randint(0, max_parts)):
         kind = rng.randrange(9)
@@ -284,7 +300,7 @@ def hostile_text(rng: random.Random, max_parts: int = 14) -> str:
         elif kind == 3:
             parts.append(rng.choice(_MARKS))
         elif kind == 4:
-            parts.append(rng.choice(_BLANKS) * rng.randint(1, 3))
+            parts.append(rng.choice(_BLANKS) * rng.choice((1, 2, 3, 3, 17)))
         elif kind == 5:
             parts.append(rng.choice(_RARE_BLANKS))
         elif kind == 6:
@@ -303,15 +319,17 @@ class TrainedVocabulary:
     tokens: tuple[str, ...]
     token_types: tuple[int, ...]
     merges: tuple[str, ...]
+    scores: tuple[float, ...] = ()
 
     def data(self, pre: str, **changes: object) -> TokenizerData:
-        """TokenizerData of it, EOS <|im_end|>, BOS <|endoftext|>."""
+        """TokenizerData of it, EOS <|im_end|>, BOS <|endoftext|>; with scores, of SentencePiece."""
         fields: dict[str, object] = {
-            "model": "gpt2",
+            "model": "llama" if self.scores else "gpt2",
             "pre": pre,
             "tokens": self.tokens,
             "token_types": self.token_types,
             "merges": self.merges,
+            "scores": self.scores,
             "bos_id": self.tokens.index("<|endoftext|>"),
             "eos_id": self.tokens.index("<|im_end|>"),
             "path": "trained vocabulary",
@@ -320,36 +338,97 @@ class TrainedVocabulary:
 
 
 def train(pre: str, *, vocab_size: int, num_words: int, seed: int = 1) -> TrainedVocabulary:
-    """Train byte-level BPE with the cutter of `pre`."""
-    rng = random.Random(seed)
-    engine = tokenizers.Tokenizer(models.BPE())
+    """Train BPE with the cutter of `pre`: byte-level, or over characters where `pre` is so."""
+    if PRE_TOKENIZERS[pre].is_raw:
+        return train_raw(vocab_size=vocab_size, num_words=num_words, seed=seed)
     cuts = [
         pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
         for pattern in PRE_TOKENIZERS[pre].patterns
     ]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    engine.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
-    trainer = trainers.BpeTrainer(
+    tokens, merges = _trained(
+        pre_tokenizers.Sequence([*cuts, byte_level]),
+        _training_texts(num_words, seed),
         vocab_size=vocab_size,
-        show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    engine.train_from_iterator(
-        (natural_text(rng, 200) + hostile_text(rng) for _ in range(max(1, num_words // 200))),
-        trainer,
+    return _with_specials(tokens, merges)
+
+
+def train_raw(*, vocab_size: int, num_words: int, seed: int = 1) -> TrainedVocabulary:
+    """Train BPE over characters, spaces as U+2581, with a token for every byte."""
+    # Words are kept short in training, or a whole line would become one token.
+    cutter = pre_tokenizers.Split(tokenizers.Regex(r"\n+|\x{2581}*[^\x{2581}\n]{1,12}"), "isolated")
+    texts = (text.replace(" ", "\u2581") for text in _training_texts(num_words, seed))
+    tokens, merges = _trained(
+        cutter, texts, vocab_size=vocab_size, initial_alphabet=["\n", "\u2581"], limit_alphabet=400
     )
+    unbuilt = next("\n" * size for size in count(3) if "\n" * size not in tokens)
+    return _with_specials([*tokens, unbuilt], merges, every_byte=True)
+
+
+def train_pieces(
+    *, vocab_size: int, num_words: int, seed: int = 1, tie: int = 1
+) -> TrainedVocabulary:
+    """Train SentencePiece BPE: as `train_raw`, merges told as scores, `tie` of them with one score."""
+    raw = train_raw(vocab_size=vocab_size, num_words=num_words, seed=seed)
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    first = ["<unk>", "<s>", "</s>", *names]
+    types = [int(TokenType.UNKNOWN), *[int(TokenType.CONTROL)] * 2, *[int(TokenType.BYTE)] * 256]
+    scores = [0.0] * len(first)
+    rank_of = {merge.replace(" ", ""): rank for rank, merge in reversed([*enumerate(raw.merges)])}
+    specials = {
+        text: kind
+        for text, kind in zip(raw.tokens, raw.token_types, strict=True)
+        if kind != TokenType.NORMAL and text not in first
+    }
+    normal = [
+        text
+        for text, kind in zip(raw.tokens, raw.token_types, strict=True)
+        if kind == TokenType.NORMAL
+    ]
+    normal.sort(key=lambda text: rank_of.get(text, len(rank_of)))
+    scores += [-float(rank_of.get(text, 10**6) // tie) for text in normal]
+    scores += [-1000.0] * len(specials)
+    return TrainedVocabulary(
+        (*first, *normal, *specials),
+        (*types, *[int(TokenType.NORMAL)] * len(normal), *specials.values()),
+        (),
+        tuple(scores),
+    )
+
+
+def _training_texts(num_words: int, seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    for _ in range(max(1, num_words // 200)):
+        yield natural_text(rng, 200) + hostile_text(rng)
+
+
+def _trained(
+    cutter: pre_tokenizers.PreTokenizer, texts: Iterable[str], **options: object
+) -> tuple[list[str], tuple[str, ...]]:
+    """Tokens and merges that the trainer of the `tokenizers` package finds."""
+    engine = tokenizers.Tokenizer(models.BPE())
+    engine.pre_tokenizer = cutter
+    trainer = trainers.BpeTrainer(show_progress=False, **options)
+    engine.train_from_iterator(texts, trainer)
     model = json.loads(engine.to_str())["model"]
     vocab = model["vocab"]
-    tokens = sorted(vocab, key=vocab.__getitem__)
     merges = tuple(m if isinstance(m, str) else " ".join(m) for m in model["merges"])
-    types = [int(TokenType.NORMAL)] * len(tokens)
+    return sorted(vocab, key=vocab.__getitem__), merges
+
+
+def _with_specials(
+    tokens: list[str], merges: tuple[str, ...], *, every_byte: bool = False
+) -> TrainedVocabulary:
+    type_of = dict.fromkeys(tokens, int(TokenType.NORMAL))
+    names = [f"<0x{byte:02X}>" for byte in range(256)] if every_byte else [NAMED_BYTE]
     for texts, kind in (
         (CONTROL, TokenType.CONTROL),
         ((*USER_DEFINED, FIM), TokenType.USER_DEFINED),
         ((UNKNOWN,), TokenType.UNKNOWN),
         ((UNUSED,), TokenType.UNUSED),
-        ((NAMED_BYTE,), TokenType.BYTE),
+        (names, TokenType.BYTE),
     ):
-        tokens.extend(texts)
-        types.extend([int(kind)] * len(texts))
-    return TrainedVocabulary(tuple(tokens), tuple(types), merges)
+        type_of.update(dict.fromkeys(texts, int(kind)))  # training may have found one
+    return TrainedVocabulary(tuple(type_of), tuple(type_of.values()), merges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -166,7 +167,7 @@ async def _with_bad_words(
     sequences = []
     for word in words:
         for text in (word, " " + word.lstrip(" ")):
-            ids = tuple(await engine.encode(text, parse_special=False, add_bos=False))
+            ids = tuple(await asyncio.to_thread(engine.tokenizer.encode_more, text))
             if ids and ids not in sequences:
                 sequences.append(ids)
     return replace(params, bad_token_sequences=tuple(sequences))

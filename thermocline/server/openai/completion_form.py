@@ -34,7 +34,7 @@ class CompletionForm(AnswerForm):
         """echoes: the text begins with the prompt."""
         super().__init__(served, ask, options)
         self._echoes = echoes
-        self._texts = [_Text(served.vocabulary) for _ in range(ask.num_choices)]
+        self._texts = [self._text() for _ in range(ask.num_choices)]
         self._echoed: set[int] = set()
 
     def _pieces(self, step: AnswerStep) -> list[Choice]:
@@ -84,7 +84,11 @@ class CompletionForm(AnswerForm):
         prompt = self._ask.prompts[choice // self._ask.n]
         if self._ask.prompt_logprobs is None:
             return self._texts[choice].skip(prompt)
-        return _Text(self._vocabulary).skip(prompt)
+        return self._text().skip(prompt)
+
+    def _text(self) -> _Text:
+        strips = self._echoes and self._vocabulary.add_space_prefix
+        return _Text(self._vocabulary, strips_space=strips)
 
     def _logprobs(self, steps: Sequence[Step]) -> CompletionLogprobs | None:
         chosen: list[TokenLogprob | int] = []
@@ -128,10 +132,14 @@ def _token_text(raw: bytes) -> str:
 
 
 class _Text:
-    """The characters of one text, token by token."""
+    """The characters of one text, token by token.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    strips_space: the space that the tokenizer put before the text is not part of it.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, strips_space: bool) -> None:
         self._vocabulary = vocabulary
+        self._strips_space = strips_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_chars = 0
 
@@ -139,7 +147,9 @@ class _Text:
         """Return the characters before this token, the next one of the text, and what it adds."""
         offset, text = self._num_chars, ""
         if not self._vocabulary.is_control(token_id):
-            text = self._decoder.decode(self._vocabulary.token_bytes(token_id))
+            raw = self._vocabulary.token_bytes(token_id)
+            text = self._decoder.decode(raw.removeprefix(b" ") if self._strips_space else raw)
+            self._strips_space = False
             self._num_chars += len(text)
         return offset, text
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 
 class Vocabulary(Protocol):
-    """What answers need to know of a tokenizer."""
+    """What answers need to know of a tokenizer. add_space_prefix: a prompt's first token has a space more."""
+
+    add_space_prefix: bool
 
     def token_bytes(self, token_id: int) -> bytes:
         """Exact bytes of one token."""
