@@ -46,7 +46,10 @@ def grammar_text(constraint: Constraint) -> str:
     _check_multiples(constraint, body)
     grammars = [{"name": "body", "lark_grammar": body}]
     reasoning = constraint.reasoning
-    if reasoning is not None:
+    if reasoning is not None and reasoning.rules:
+        lines = ("start: before @body", reasoning.rules)
+        grammars.insert(0, {"name": "top", "lark_grammar": "\n".join(lines)})
+    elif reasoning is not None:
         end = literal_regex(reasoning.end)
         first = "(thinking gap)?" if reasoning.begin else "thinking gap"
         lines = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from thermocline.errors import ConfigError, EngineClosedError
 from thermocline.text.chat_template import ChatTemplate
-from thermocline.text.tool_formats import read_template
+from thermocline.text.template_facts import read_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ class TemplateHolder:
     """Starts the chat template's child process when the first chat prompt asks for it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        self.facts = read_template(source)
+        self.facts = read_template(source, vocabulary=tokenizer)
         self.source = source
         self._tokenizer = tokenizer
         self._lock = threading.Lock()

@@ -54,6 +54,12 @@ END_NAMES = frozenset(
 )
 """Texts of tokens that end an answer, whatever type the file gives them."""
 
+MESSAGE_ENDS: Mapping[str, tuple[frozenset[str], ...]] = MappingProxyType(
+    {"<|end|>": (frozenset(("<|return|>", "<|call|>")), frozenset(("<|calls|>", "<|flush|>")))}
+)
+"""Texts of END_NAMES that end a message only, in vocabularies that have all texts of one of the sets:
+gpt-oss and Solar write several messages in one answer."""
+
 # Fill-in-the-middle tokens are control tokens too, unless the file itself names the id of that kind.
 FIM_NAMES: Mapping[str, frozenset[str]] = MappingProxyType(
     {

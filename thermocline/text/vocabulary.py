@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.text.pretokenizers import find_pre_tokenizer
-from thermocline.text.token_kinds import END_NAMES, FIM_ENDING, FIM_NAMES, TokenType
+from thermocline.text.token_kinds import END_NAMES, FIM_ENDING, FIM_NAMES, MESSAGE_ENDS, TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -179,4 +179,12 @@ class TokenizerData:
                 found.add(self.fim_ids[kind])
             else:
                 found |= {id_of[name] for name in FIM_NAMES[kind] & id_of.keys()}
-        return frozenset(found)
+        return frozenset(found - self._message_ends(id_of))
+
+    def _message_ends(self, id_of: Mapping[str, int]) -> set[int]:
+        """Ids of tokens that end a message and not the answer: another message may follow."""
+        return {
+            id_of[end]
+            for end, others in MESSAGE_ENDS.items()
+            if end in id_of and any(id_of.keys() >= names for names in others)
+        }

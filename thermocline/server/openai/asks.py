@@ -13,7 +13,7 @@ from thermocline.server.openai.completion_form import CompletionForm
 from thermocline.server.openai.form import FormOptions, Served
 from thermocline.server.openai.schema import refuse_non_text
 from thermocline.server.structured import plan_format
-from thermocline.text.tool_formats import TemplateFacts
+from thermocline.text.template_facts import NO_TEMPLATE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ async def prepare_completion(
     params, n, options = asked.sampling_params(), asked.num_answers, asked.options()
     engine = model.engine
     # No template stands between such a prompt and its answer, which is text and nothing else.
-    plan = plan_format(TemplateFacts(), asked.format_fields())
+    plan = plan_format(NO_TEMPLATE, asked.format_fields())
     prompts = [
         await engine.encode(prompt) if isinstance(prompt, str) else prompt
         for prompt in asked.prompts()
