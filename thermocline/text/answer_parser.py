@@ -67,8 +67,7 @@ class FormatParser:
             shape.form, shape.schemas or {}, self._feed, self._pieces.append, self._outlet
         )
         self._is_reasoning = shape.thinking is Thinking.HAS_BEGUN
-        knows_marks = shape.can_call or shape.thinking is not Thinking.NEVER
-        self._drops = (*shape.form.drops, *shape.control) if knows_marks else ()
+        self._drops = (*shape.form.drops, *shape.control)
         messages = shape.form.messages
         self._reading = self._answer() if messages is None else self._messages(messages)
         self._is_done = False
@@ -148,7 +147,7 @@ class FormatParser:
         marks = self._shape.marks
         calls = self._shape.can_call and self._shape.form.ends_reasoning
         openings = self._calls.openings() if calls else ()
-        found = yield from self._thought((marks.end, *openings))
+        found = yield from self._thought((marks.end, *marks.other_ends, *openings))
         if found is not None and found in openings:
             yield from self._calls.calls(found)
         elif found is not None:

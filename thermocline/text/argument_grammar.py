@@ -18,14 +18,13 @@ from thermocline.text.tagged_values import (
     types_of,
     with_definitions,
 )
-from thermocline.text.tool_formats import Slot, parts_of
+from thermocline.text.tool_formats import GEMMA_QUOTE, Slot, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from thermocline.text.tool_formats import Part, ToolFormat
 
-_GEMMA_QUOTE: Final = '<|"|>'
 _MAX_DEPTH: Final = 32
 # What says no more of a value than its type does.
 _SAYS_TYPE: Final = frozenset(
@@ -254,8 +253,8 @@ class _Gemma:
             each = [self.value({**schema, "type": kind}, depth) for kind in sorted(types)]
             return self._any_of(each)
         if types == ONLY_TEXT:
-            text = _text(self._lark, schema, _GEMMA_QUOTE)
-            return self._lark.shared("quoted", f"{self._lark.literal(_GEMMA_QUOTE)} {text}")
+            text = _text(self._lark, schema, GEMMA_QUOTE)
+            return self._lark.shared("quoted", f"{self._lark.literal(GEMMA_QUOTE)} {text}")
         if types == {"array"} and isinstance(schema.get("items"), dict):
             return self._list(schema, depth)
         if types == {"object"} and (schema.get("properties") or depth == 0):
@@ -281,7 +280,7 @@ class _Gemma:
 
     def _constant(self, value: object) -> str:
         if isinstance(value, str):
-            return self._lark.literal(f"{_GEMMA_QUOTE}{value}{_GEMMA_QUOTE}")
+            return self._lark.literal(f"{GEMMA_QUOTE}{value}{GEMMA_QUOTE}")
         return self._lark.literal(json.dumps(value))
 
     def _any_of(self, rules: Sequence[str]) -> str:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 from thermocline.text.feed import SPACE, begins_with, peek, run_of, skip_space, takes, until
 from thermocline.text.literals import GEMMA, JSON, PYTHON, Outcome, literal
 from thermocline.text.pieces import Piece, TextPiece, ToolCallArguments, ToolCallBegin
-from thermocline.text.tagged_values import ONLY_TEXT, as_json, as_text, is_in_string, resolved, types_of
+from thermocline.text.tagged_values import (
+    ONLY_TEXT,
+    as_json,
+    as_text,
+    from_elements,
+    is_in_string,
+    resolved,
+    types_of,
+)
 from thermocline.text.tool_formats import Slot, parts_of
 
 if TYPE_CHECKING:
@@ -87,7 +95,9 @@ class CallReader:
     ) -> None:
         self._row, self._schemas, self._feed = row, schemas, feed
         self._say, self._outlet = say, outlet
-        self._parts = parts_of(row.call)
+        form = row.messages
+        pattern = row.call if form is None else row.call.partition(form.header_end)[2]
+        self._parts = parts_of(pattern)
         self._section, self._end = row.section_begin.split(), row.section_end.split()
         first = self._parts[0]
         self._first = first.split() if isinstance(first, str) else []
@@ -341,6 +351,8 @@ class CallReader:
         num_values = 0
         while True:
             yield from skip_space(self._feed)
+            if after and (yield from begins_with(self._feed, after[0])):
+                break
             if not (yield from takes(self._feed, opening)):
                 break
             if not num_values:
@@ -394,43 +406,32 @@ class _Parameter:
     ) -> None:
         self._reader, self._feed, self._schema = reader, reader._feed, schema
         self._put = reader._put
-        self._has_cdata = reader._row.has_cdata
+        self._row = reader._row
         self._parts = parts
         self._value: list[str] = []
 
     def read(self, number: int) -> Reading[None]:
         """Hand on `"key": value`; the first word of the opening was taken."""
-        key, types = "", None
-        is_first = True
-        for place, part in enumerate(self._parts):
+        key, value, types = "", None, None
+        place = next(place for place, part in enumerate(self._parts) if part == Slot("value"))
+        for before, part in enumerate(self._parts[:place]):
             if isinstance(part, str):
-                if place + 1 == len(self._parts) or _is_value(self._parts[place - 1]):
-                    continue  # read with the value
-                words = part.split()[1 if is_first else 0 :]
-                for word in words:
+                for word in part.split()[0 if before else 1 :]:
                     yield from self._mark(word)
-                is_first = False
             elif part.kind == "key":
-                key = yield from self._key(self._mark_after(place))
-                types = types_of(resolved(self._property(key), self._schema))
+                key = yield from self._key(str(self._parts[before + 1]).split()[0])
+                value = resolved((self._schema.get("properties") or {}).get(key), self._schema)
+                types = types_of(value)
                 self._put(f"{', ' if number else ''}{as_text(key)}: ")
-            elif part.kind == "value":
-                yield from self._text(types, self._lines_around(place), self._mark_after(place))
             else:
                 told = yield from run_of(self._feed, _WORD, _MAX_NAME_CHARS)
                 types = _told_types(told, types)
-
-    def _mark_after(self, place: int) -> str:
-        after = self._parts[place + 1]
-        assert isinstance(after, str), "a key and a value end with a mark"
-        return after.strip().split()[0]
+        closing = "".join(p if isinstance(p, str) else key for p in self._parts[place + 1 :])
+        yield from self._text(value, types, self._lines_around(place), closing.split()[0])
 
     def _lines_around(self, place: int) -> tuple[bool, bool]:
         before, after = self._parts[place - 1], self._parts[place + 1]
         return str(before).endswith("\n"), str(after).startswith("\n")
-
-    def _property(self, key: str) -> object:
-        return (self._schema.get("properties") or {}).get(key)
 
     def _mark(self, word: str) -> Reading[None]:
         yield from skip_space(self._feed)
@@ -449,7 +450,11 @@ class _Parameter:
             yield
 
     def _text(
-        self, types: frozenset[str] | None, lines: tuple[bool, bool], mark: str
+        self,
+        schema: object,
+        types: frozenset[str] | None,
+        lines: tuple[bool, bool],
+        mark: str,
     ) -> Reading[None]:
         begins_line, ends_line = lines
         if begins_line:
@@ -458,7 +463,7 @@ class _Parameter:
         put = self._put_text if is_text else self._value.append
         if is_text:
             self._put('"')
-        if self._has_cdata and (yield from takes(self._feed, _CDATA)):
+        if self._row.has_cdata and (yield from takes(self._feed, _CDATA)):
             if (yield from until(self._feed, (_CDATA_END,), put)) is None:
                 raise _EndedError
             yield from skip_space(self._feed)
@@ -471,14 +476,17 @@ class _Parameter:
             if is_text or not is_in_string("".join(self._value)):
                 break
             self._value.append(found)
-        self._put('"' if is_text else as_json("".join(self._value), types))
+        self._put('"' if is_text else self._json(schema, types))
+
+    def _json(self, schema: object, types: frozenset[str] | None) -> str:
+        text, prefix = "".join(self._value), self._row.nested
+        has_parts = prefix and text.lstrip().startswith(f"{prefix}<")
+        if has_parts and (types is None or "string" not in types):
+            return as_text(from_elements(text, prefix, schema, self._schema))
+        return as_json(text, types)
 
     def _put_text(self, text: str) -> None:
         self._put(json.dumps(text, ensure_ascii=False)[1:-1])
-
-
-def _is_value(part: Part) -> bool:
-    return isinstance(part, Slot) and part.kind == "value"
 
 
 def _told_types(told: str, types: frozenset[str] | None) -> frozenset[str] | None:

@@ -109,8 +109,12 @@ KIMI_K3: Final = ToolFormat(
     separator="",
     signs=("<|open|>", "<|close|>", "<|sep|>"),
     reasoning=ReasoningMarks(
-        "<|open|>think<|sep|>", "<|close|>think<|sep|>", closing="<|close|>think<|sep|>"
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        closing="<|close|>think<|sep|>",
+        other_ends=("<|open|>response<|sep|>",),
     ),
+    ends_reasoning=True,
     drops=(
         "<|open|>response<|sep|>",
         "<|close|>response<|sep|>",
@@ -229,6 +233,16 @@ MINIMAX_M2: Final = ToolFormat(
     section_end="</minimax:tool_call>",
     separator="",
     signs=("<minimax:tool_call>",),
+)
+MINIMAX_M3: Final = ToolFormat(
+    "minimax-m3",
+    ']<]minimax[>[<invoke name="{name}">{parameters}]<]minimax[>[</invoke>\n',
+    parameter="]<]minimax[>[<{key}>{value}]<]minimax[>[</{key}>",
+    section_begin="]<]minimax[>[<tool_call>\n",
+    section_end="]<]minimax[>[</tool_call>",
+    separator="",
+    signs=("]<]minimax[>[", "<invoke"),
+    nested="]<]minimax[>[",
 )
 SEED: Final = ToolFormat(
     "seed",
@@ -387,6 +401,7 @@ FORMATS: Final = (
     GLM,
     GLM_4_7,
     MINIMAX_M2,
+    MINIMAX_M3,
     SEED,
     MINICPM_5,
     MISTRAL_3_2,

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 from thermocline.text.feed import peek, run_of, skip_space, takes, until
+from thermocline.text.tool_formats import GEMMA_QUOTE
 
 if TYPE_CHECKING:
     from thermocline.text.feed import Feed, Put, Reading
@@ -46,7 +47,7 @@ class Dialect:
 
 JSON: Final = Dialect(('"',))
 PYTHON: Final = Dialect(('"', "'"), is_python=True)
-GEMMA: Final = Dialect(('<|"|>', '"'), has_bare_words=True)
+GEMMA: Final = Dialect((GEMMA_QUOTE, '"'), has_bare_words=True)
 
 
 class Outcome(Enum):

@@ -6,6 +6,7 @@ Pure. Knows no tags.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -127,3 +128,37 @@ def is_in_string(text: str) -> bool:
         elif char == '"':
             inside = not inside
     return inside
+
+
+def from_elements(text: str, prefix: str, schema: object, root: Mapping[str, Any]) -> object:
+    """Return the value of elements in elements, each tag with `prefix` before it.
+
+    An element is a property, or an <item> of a list. What is no element is a scalar. root: where the
+    schema's references lead.
+    """
+    schema = resolved(schema, root)
+    elements = _elements(text, prefix)
+    if elements is None or (types_of(schema) or frozenset()) == ONLY_TEXT:
+        return json.loads(as_json(text, types_of(schema)))
+    inner = schema if isinstance(schema, dict) else {}
+    if all(tag == "item" for tag, _ in elements) and "item" not in (inner.get("properties") or {}):
+        items = inner.get("items")
+        return [from_elements(one, prefix, items, root) for _, one in elements]
+    properties = inner.get("properties") or {}
+    return {tag: from_elements(one, prefix, properties.get(tag), root) for tag, one in elements}
+
+
+def _elements(text: str, prefix: str) -> list[tuple[str, str]] | None:
+    """Return the outermost elements of `text`; None if it is not made of them."""
+    found, rest = [], text.strip()
+    while rest:
+        opening = re.match(rf"{re.escape(prefix)}<([^<>/]+)>", rest)
+        if opening is None:
+            return None
+        closing = f"{prefix}</{opening[1]}>"
+        end = rest.find(closing, opening.end())
+        if end < 0:
+            return None
+        found.append((opening[1], rest[opening.end() : end]))
+        rest = rest[end + len(closing) :].lstrip()
+    return found or None

@@ -14,6 +14,8 @@ from typing import Final, TypeAlias
 SLOTS: Final = frozenset(
     ("name", "number", "id", "json", "arguments", "keywords", "dict", "parameters", "key", "value", "type", "is_text")
 )  # fmt: skip
+GEMMA_QUOTE: Final = '<|"|>'
+"""What stands around a text in {dict}."""
 _SLOT: Final = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -45,13 +47,14 @@ def parts_of(pattern: str) -> tuple[Part, ...]:
 class ReasoningMarks:
     """What stands around reasoning.
 
-    closing: what a model is made to write when its budget is used up. is_repeated: reasoning may begin
-    again later in the answer.
+    closing: what a model is made to write when its budget is used up. other_ends: texts that end it too.
+    is_repeated: reasoning may begin again later in the answer.
     """
 
     begin: str
     end: str
     closing: str = ""
+    other_ends: tuple[str, ...] = ()
     is_repeated: bool = False
 
     def closing_text(self) -> str:
@@ -102,7 +105,8 @@ class ToolFormat:
     is_bare: calls have no mark, and stand at the start of the answer. may_lack_begin: the pattern's
     second word may come without its first. drops: texts around what is said that are no part of it.
     ends_reasoning: a call in reasoning ends it, and is none otherwise. one_call: an answer ends with its
-    first call. has_cdata: a value may stand in <![CDATA[...]]>. efforts: the words that the template
+    first call. has_cdata: a value may stand in <![CDATA[...]]>. nested: what stands before each tag of a
+    value of several parts, which is written as elements in elements. efforts: the words that the template
     takes for reasoning_effort, the least first; () for any.
     """
 
@@ -122,6 +126,7 @@ class ToolFormat:
     ends_reasoning: bool = False
     one_call: bool = False
     has_cdata: bool = False
+    nested: str = ""
     efforts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -131,6 +136,8 @@ class ToolFormat:
         """Return the texts that this format writes around names, values, messages and what is said."""
         patterns = (self.call, self.parameter, self.section_begin, self.section_end)
         texts = [part for one in patterns for part in parts_of(one) if isinstance(part, str)]
+        if "{dict}" in self.call:
+            texts.append(GEMMA_QUOTE)
         form = self.messages
         if form is not None:
             texts += (*form.starts, form.header_end, *form.ends, form.next, *form.text_begins)
