@@ -15,7 +15,7 @@ from thermocline.sampling.params import SamplingParams
 from thermocline.sampling.sampler import Sampler
 from thermocline.server.structured import FormatFields, plan_format
 from thermocline.text.detokenizer import Detokenizer
-from thermocline.text.format_table import FORMATS, HARMONY, THINK
+from thermocline.text.format_table import FORMATS
 from thermocline.text.pieces import TextPiece, ToolCallArguments, ToolCallBegin
 from thermocline.text.template_facts import read_template
 
@@ -33,7 +33,11 @@ WEATHER = {
             "type": "object",
             "properties": {
                 "name": {"type": "string", "maxLength": 4},
-                "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+                "tags": {
+                    "type": "array",
+                    "items": {"type": "string", "maxLength": 3},
+                    "maxItems": 2,
+                },
             },
             "required": ["name"],
             "additionalProperties": False,

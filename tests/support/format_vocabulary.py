@@ -26,7 +26,7 @@ def control_words(row):
 def vocabulary(words=(), ends=ENDS):
     """Return a tokenizer of single bytes, some frequent words, and `words` as control tokens."""
     tokens = list(byte_alphabet())
-    tokens += ["Ġt", "he", "in", "er", '":', "{\"", "},"]
+    tokens += ["Ġt", "he", "in", "er", '":', '{"', "},"]
     merges = ["Ġ t", "h e", "i n", "e r", '" :', '{ "', "} ,"]
     types = [int(TokenType.NORMAL)] * len(tokens)
     special = [word for word in dict.fromkeys((*words, *ends)) if word not in tokens]

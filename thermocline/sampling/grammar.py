@@ -47,8 +47,8 @@ def grammar_text(constraint: Constraint) -> str:
     grammars = [{"name": "body", "lark_grammar": body}]
     reasoning = constraint.reasoning
     if reasoning is not None and reasoning.rules:
-        lines = ("start: before @body", reasoning.rules)
-        grammars.insert(0, {"name": "top", "lark_grammar": "\n".join(lines)})
+        top = f"start: before @body\n{reasoning.rules}"
+        grammars.insert(0, {"name": "top", "lark_grammar": top})
     elif reasoning is not None:
         end = literal_regex(reasoning.end)
         first = "(thinking gap)?" if reasoning.begin else "thinking gap"

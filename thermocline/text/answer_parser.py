@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
-from thermocline.text.call_parser import CallReader, TextOutlet
+from thermocline.text.call_parser import CallReader
 from thermocline.text.feed import SPACE, Feed, begins_with, skip_space, takes, until
 from thermocline.text.format_table import PLAIN, THINK
+from thermocline.text.open_call import TextOutlet
 from thermocline.text.pieces import Piece, ReasoningPiece
 
 if TYPE_CHECKING:

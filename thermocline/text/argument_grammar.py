@@ -5,6 +5,7 @@ What it allows is read back as an object that fits the tool's schema. Pure; know
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from thermocline.text.tool_formats import Part, ToolFormat
 
 _MAX_DEPTH: Final = 32
+_BOOLEAN, _NULL, _ARRAY, _OBJECT = (
+    frozenset((kind,)) for kind in ("boolean", "null", "array", "object")
+)
 # What says no more of a value than its type does.
 _SAYS_TYPE: Final = frozenset(
     ("type", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "anyOf", "oneOf")
@@ -83,9 +87,9 @@ def keyword_arguments(lark: Lark, tool: CallableTool) -> str:
     """Return the rule of name=literal, ..., as in Python."""
     items = []
     for key, value, is_required in tool.properties():
-        if types_of(value) == {"boolean"} and set(value) <= _SAYS_TYPE:
+        if types_of(value) == _BOOLEAN and set(value) <= _SAYS_TYPE:
             written = '("True" | "False")'
-        elif types_of(value) == {"null"}:
+        elif types_of(value) == _NULL:
             written = '"None"'
         else:
             written = lark.shared("json", tool.value_rule(value))
@@ -106,7 +110,7 @@ def _mark_of_value(row: ToolFormat) -> str:
 
 
 def _pairs(parts: Sequence[Part]) -> list[tuple[Part, Part]]:
-    return list(zip(parts, parts[1:], strict=False))
+    return list(itertools.pairwise(parts))
 
 
 def _tagged(lark: Lark, row: ToolFormat, key: str, kind: str, written: str) -> str:
@@ -255,9 +259,9 @@ class _Gemma:
         if types == ONLY_TEXT:
             text = _text(self._lark, schema, GEMMA_QUOTE)
             return self._lark.shared("quoted", f"{self._lark.literal(GEMMA_QUOTE)} {text}")
-        if types == {"array"} and isinstance(schema.get("items"), dict):
+        if types == _ARRAY and isinstance(schema.get("items"), dict):
             return self._list(schema, depth)
-        if types == {"object"} and (schema.get("properties") or depth == 0):
+        if types == _OBJECT and (schema.get("properties") or depth == 0):
             return self._object(schema, depth)
         return self._json(schema)
 

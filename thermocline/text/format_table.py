@@ -25,9 +25,7 @@ REASONING: Final = (
 
 PLAIN: Final = ToolFormat("plain", "{json}", is_bare=True)
 """{"name": ..., "arguments": {...}} and nothing around it: models that say nothing else."""
-HERMES: Final = ToolFormat(
-    "hermes", "<tool_call>\n{json}\n</tool_call>", signs=("<tool_call>",)
-)
+HERMES: Final = ToolFormat("hermes", "<tool_call>\n{json}\n</tool_call>", signs=("<tool_call>",))
 """Hermes, Qwen 2.5 and 3, Granite 4, and many others."""
 XML: Final = ToolFormat(
     "xml",
@@ -367,7 +365,9 @@ GIGACHAT_3: Final = ToolFormat(
     "<|message_sep|>\n\nfunction call<|role_sep|>\n{json}",
     signs=("function call", "<|role_sep|>"),
 )
-GIGACHAT_3_1: Final = ToolFormat("gigachat-3.1", "<|function_call|>{json}", signs=("<|function_call|>",))
+GIGACHAT_3_1: Final = ToolFormat(
+    "gigachat-3.1", "<|function_call|>{json}", signs=("<|function_call|>",)
+)
 FUNCTIONARY_3_1: Final = ToolFormat(
     "functionary-3.1",
     "<function={name}>{arguments}</function>",

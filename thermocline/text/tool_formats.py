@@ -6,10 +6,12 @@ Pure. Knows no format by name, no request and no parser.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SLOTS: Final = frozenset(
     ("name", "number", "id", "json", "arguments", "keywords", "dict", "parameters", "key", "value", "type", "is_text")
