@@ -165,6 +165,7 @@ _ONE_REQUEST_FLAGS: Final = (
     "--ctx",
     "--kv-type",
     "--prefill-chunk",
+    "--chat-template-file",
     *PLACE_FLAGS,
 )
 

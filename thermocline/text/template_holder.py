@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from thermocline.errors import ConfigError, EngineClosedError
+from thermocline.errors import ChatTemplateError, ConfigError, EngineClosedError
 from thermocline.text.chat_template import ChatTemplate
 from thermocline.text.template_facts import read_template
 
@@ -43,6 +43,13 @@ class TemplateHolder:
             if self._template is None:
                 self._template = self._start(self.source)
             return self._template
+
+    def check(self, name: str) -> None:
+        """Start the template now. Raises ConfigError that says what is wrong with `name`."""
+        try:
+            self.get()
+        except ChatTemplateError as error:
+            raise ConfigError(f"{name}: {error}; correct the file") from error
 
     @contextmanager
     def borrow(self, source: str | None) -> Iterator[ChatTemplate]:
