@@ -24,8 +24,8 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if __name__ == "__main__":
