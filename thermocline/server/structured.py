@@ -240,21 +240,29 @@ def _template_variables(facts: TemplateFacts, fields: FormatFields) -> dict[str,
                 f"reasoning_effort is {effort!r}: use one of {', '.join(_EFFORTS)}",
                 param="reasoning_effort",
             )
-        thinks = effort != "none"
-        values = {
-            "enable_thinking": thinks,
-            "thinking": thinks,
-            "thinking_mode": "enabled" if thinks else "disabled",
-            "reasoning_effort": _effort_word(facts.tool_format, effort),
-        }
-        variables = {name: values[name] for name in values if name in facts.variables}
+        variables["reasoning_effort"] = _effort_word(facts.tool_format, effort)
+        variables |= _switches(effort != "none")
     given = fields.chat_template_kwargs
     if given is not None and not isinstance(given, Mapping):
         raise RequestError(
             "chat_template_kwargs must be an object of template variables",
             param="chat_template_kwargs",
         )
-    return variables | dict(given or {})
+    # Clients know one name of the switch, and templates another.
+    wanted = (given or {}).get("enable_thinking")
+    if isinstance(wanted, bool):
+        variables |= _switches(wanted)
+    known = {name: value for name, value in variables.items() if name in facts.variables}
+    return known | dict(given or {})
+
+
+def _switches(thinks: bool) -> dict[str, object]:
+    """Return the names under which templates know whether to think."""
+    return {
+        "enable_thinking": thinks,
+        "thinking": thinks,
+        "thinking_mode": "enabled" if thinks else "disabled",
+    }
 
 
 def _effort_word(form: ToolFormat, effort: str) -> str:
