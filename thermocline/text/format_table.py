@@ -125,7 +125,9 @@ SOLAR: Final = ToolFormat(
     section_begin="<|tool_calls|>",
     separator="",
     signs=("<|tool_call:begin|>", "<|tool_call:args|>"),
-    reasoning=ReasoningMarks("<|think|>", "<|end|>", closing="<|end|><|begin|>assistant"),
+    reasoning=ReasoningMarks(
+        "<|think|>", "<|end|><|begin|>assistant", closing="<|end|><|begin|>assistant"
+    ),
     drops=("<|begin|>assistant", "<|content|>", "<|end|>", "<|calls|>"),
 )
 DSML: Final = ToolFormat(
