@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import jsonschema
@@ -76,25 +77,27 @@ def special_toy(tmp_path_factory):
 @pytest.mark.slow
 async def test_forced_calls_in_every_format():
     """Required and named calls of the demo model are whole calls that fit, whatever its template's format."""
+
+    async def ask(server, number, row):
+        asked = {
+            "chat_template": format_template(row.name),
+            "tools": TOOLS,
+            "parallel_tool_calls": False,
+            "thinking_token_budget": 4,
+            "temperature": 1.0,
+            "seed": number,
+        }
+        body = await server.chat(tool_choice=NAMED, max_tokens=300, **asked)
+        (choice,) = body["choices"]
+        assert choice["finish_reason"] == "tool_calls", (row.name, body)
+        (call,) = choice["message"]["tool_calls"]
+        check(call, "weather")
+        assert not choice["message"]["content"], row.name
+        body = await server.chat(tool_choice="none", max_tokens=8, **asked)
+        assert not body["choices"][0]["message"].get("tool_calls"), row.name
+
     async with live(DEMO_MODEL_PATH, trust_request_chat_template=True) as server:
-        for seed, row in enumerate(FORMATS):
-            asked = {
-                "chat_template": format_template(row.name),
-                "tools": TOOLS,
-                "parallel_tool_calls": False,
-                "thinking_token_budget": 4,
-                "temperature": 1.0,
-                "seed": seed,
-                "max_tokens": 300,
-            }
-            body = await server.chat(tool_choice=NAMED, **asked)
-            (choice,) = body["choices"]
-            assert choice["finish_reason"] == "tool_calls", (row.name, body)
-            (call,) = choice["message"]["tool_calls"]
-            check(call, "weather")
-            assert not choice["message"]["content"], row.name
-            body = await server.chat(tool_choice="none", **asked | {"max_tokens": 12})
-            assert not body["choices"][0]["message"].get("tool_calls"), row.name
+        await asyncio.gather(*(ask(server, number, row) for number, row in enumerate(FORMATS)))
 
 
 @pytest.mark.slow
