@@ -18,7 +18,7 @@ from thermocline.sampling.constraint import (
     Reasoning,
     ReasoningBudget,
 )
-from thermocline.sampling.grammar import json_rule, rule
+from thermocline.sampling.grammar import delimited, json_rule, rule
 from thermocline.server.answer_fields import (
     ToolChoice,
     ToolMode,
@@ -143,7 +143,13 @@ class FormatPlan:
         if not self.callable_tools:
             return self._alone(wanted, thinking, reasoning)
         tools = [
-            CallableTool(tool.name, tool.schema, partial(json_rule, lenient=not tool.strict))
+            CallableTool(
+                tool.name,
+                tool.schema,
+                partial(json_rule, lenient=not tool.strict),
+                delimited,
+                is_strict=tool.strict,
+            )
             for tool in self.callable_tools
             if self.choice.allows(tool.name)
         ]

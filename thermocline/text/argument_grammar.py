@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,17 +40,29 @@ _GEMMA_WORDS: Final = frozenset(
      "default", "additionalProperties", "$defs", "definitions", "minItems", "maxItems", "minLength",
      "maxLength", "pattern", "examples")
 )  # fmt: skip
+# Longer texts would make huge automata: their length is not enforced.
+_MAX_LENGTH: Final = 1000
+# Patterns of what every engine of regular expressions knows.
+_SIMPLE: Final = re.compile(
+    r"(?:[^\\^$(\[]|\\[dDwWsSnrt.\-/+*?()\[\]{}|^$\\]|\((?!\?)|\(\?:|\[\^?)*"
+)
 # A text that begins so may be read as another value than a text.
 _LIKE_JSON: Final = r"\s*[\"\[{0-9tfnTFN-](?s:.*)"
 
 
 @dataclass(frozen=True, slots=True)
 class CallableTool:
-    """A tool that may be called. schema: of its arguments; json_rule: makes the rule of a schema."""
+    """A tool that may be called.
+
+    schema: of its arguments. json_rule: makes the rule of a schema. regex: makes a schema's pattern one
+    that may stand between slashes. is_strict: what can not be enforced is an error.
+    """
 
     name: str
     schema: Mapping[str, Any]
     json_rule: Callable[[Any], str]
+    regex: Callable[[str], str] = str
+    is_strict: bool = False
 
     def properties(self) -> list[tuple[str, Any, bool]]:
         """Return each property's name, its schema, and whether it is required."""
@@ -144,7 +157,7 @@ def _written_values(
     if choices := text_choices(value):
         return [("string", f"{lark.literal(choice)} {ending}") for choice in choices]
     if types == ONLY_TEXT:
-        return [("string", _text(lark, value, mark))]
+        return [("string", _text(lark, tool, value, mark))]
     if not may_be_text(types):
         kind = next(iter(types)) if types is not None and len(types) == 1 else "object"
         return [(kind, f"{lark.shared('json', tool.value_rule(value))} {ending}")]
@@ -154,43 +167,57 @@ def _written_values(
     for one in _alternatives(value):
         one = resolved(one, tool.schema)
         if types_of(one) == ONLY_TEXT and not text_choices(one):
-            ways.append(("string", _text(lark, one, mark, is_only_text=False)))
+            ways.append(("string", _text(lark, tool, one, mark, is_only_text=False)))
         else:
             ways += [("string", f"{lark.literal(text)} {ending}") for text in _texts(one)]
     return ways
 
 
-def _text(lark: Lark, schema: object, mark: str, *, is_only_text: bool = True) -> str:
+def _text(
+    lark: Lark, tool: CallableTool, schema: object, mark: str, *, is_only_text: bool = True
+) -> str:
     """Return a text of this schema and the mark after it."""
-    limits = _text_limits(schema)
+    limits = _text_limits(tool, schema)
     if not limits and is_only_text:
         return lark.until(mark)
-    word = lark.first_word(mark)[0]
+    word, rest = lark.first_word(mark)
     expression = " & ".join(limits or [f"/{ANY}/"])
-    if not lark.is_control(word):
-        expression += f" & ~/{ANY}{quoted(word)}{ANY}/"
     if not is_only_text:
         expression += f" & ~/{_LIKE_JSON}/"
-    return f"{lark.terminal(expression)} {lark.literal(mark)}"
+    if lark.is_control(word):
+        return f"{lark.terminal(expression)} {lark.literal(mark)}"
+    # One lazy terminal with the mark in it: a text alone would take the mark's start for its own.
+    expression += f" & ~/{ANY}{quoted(word)}{ANY}/"
+    whole = lark.terminal(f"({expression}) {json.dumps(word)}")
+    lazy = lark.shared("until", whole, "[lazy]")
+    return f"{lazy} {lark.literal(rest)}" if rest else lazy
 
 
-def _text_limits(schema: object) -> list[str]:
+def _text_limits(tool: CallableTool, schema: object) -> list[str]:
     """Return the regular expressions that a schema asks of a text."""
     if not isinstance(schema, dict):
         return []
-    low, high = schema.get("minLength"), schema.get("maxLength")
+    low, high = (_length(schema.get(word)) for word in ("minLength", "maxLength"))
     limits = []
-    if isinstance(low, int) or isinstance(high, int):
-        limits.append(f"/(?s:.{{{low or 0},{high if isinstance(high, int) else ''}}})/")
+    if low is not None or high is not None:
+        limits.append(f"/(?s:.{{{low or 0},{'' if high is None else high}}})/")
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        body = pattern.replace("/", "\\/").replace("\n", "\\n")
-        before = "" if body.startswith("^") else ANY
-        after = "" if body.endswith("$") and not body.endswith("\\$") else ANY
-        body = body.removeprefix("^") if not before else body
-        body = body[:-1] if not after else body
-        limits.append(f"/{before}({body}){after}/")
+        has_start, has_end = pattern.startswith("^"), _ends_anchored(pattern)
+        body = pattern[has_start : len(pattern) - has_end]
+        if tool.is_strict or _SIMPLE.fullmatch(body):
+            before, after = "" if has_start else ANY, "" if has_end else ANY
+            limits.append(f"/{before}({tool.regex(body)}){after}/")
     return limits
+
+
+def _length(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value <= _MAX_LENGTH else None
+
+
+def _ends_anchored(pattern: str) -> bool:
+    before = pattern.removesuffix("$")
+    return before != pattern and (len(before) - len(before.rstrip("\\"))) % 2 == 0
 
 
 def _is_loose(value: object) -> bool:
@@ -257,7 +284,7 @@ class _Gemma:
             each = [self.value({**schema, "type": kind}, depth) for kind in sorted(types)]
             return self._any_of(each)
         if types == ONLY_TEXT:
-            text = _text(self._lark, schema, GEMMA_QUOTE)
+            text = _text(self._lark, self._tool, schema, GEMMA_QUOTE)
             return self._lark.shared("quoted", f"{self._lark.literal(GEMMA_QUOTE)} {text}")
         if types == _ARRAY and isinstance(schema.get("items"), dict):
             return self._list(schema, depth)
@@ -278,8 +305,10 @@ class _Gemma:
         low, high = schema.get("minItems") or 0, schema.get("maxItems")
         if high == 0:
             return '"[]"'
-        most = "" if high is None else high - 1
-        some = f'{item} ("," {item}){{{max(low - 1, 0)},{most}}}'
+        some = item
+        if high is None or high > 1:
+            most = "" if high is None else high - 1
+            some += f' ("," {item}){{{max(low - 1, 0)},{most}}}'
         return self._lark.shared("list", f'"[" {some} "]"' + ("" if low else ' | "[]"'))
 
     def _constant(self, value: object) -> str:
