@@ -10,8 +10,7 @@ import pytest
 
 from tests.server.live import CARD, CHAT, HELLO, live
 from tests.support.format_templates import format_template
-from tests.support.format_vocabulary import control_words
-from tests.support.toy_model import ToyShape, byte_vocabulary, write_toy_model
+from tests.support.format_vocabulary import write_special_toy
 from thermocline import EngineConfig
 from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.text.format_table import (
@@ -38,8 +37,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}},
 ]
 NAMED = {"type": "function", "function": {"name": "weather"}}
-# Bytes that are in no UTF-8 text; their places in the vocabulary are taken by control tokens.
-UNUSED_BYTES = (0xC0, 0xC1, *range(0xF5, 0x100))
 
 
 def check(call, name=None):
@@ -56,18 +53,7 @@ def special_toy(tmp_path_factory):
     """Return a maker of models of random weights, in which a format's marks are control tokens."""
 
     def make(row):
-        tokens, types, _ = byte_vocabulary()
-        words = [word for word in control_words(row) if word not in tokens]
-        assert len(words) <= len(UNUSED_BYTES)
-        for place, word in zip(UNUSED_BYTES, words, strict=False):
-            tokens[place], types[place] = word, 3
-        metadata = {
-            "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": types,
-            "tokenizer.chat_template": format_template(row.name),
-        }
-        path = tmp_path_factory.mktemp("models") / "special.gguf"
-        return write_toy_model(path, ToyShape(context=4096), metadata=metadata)
+        return write_special_toy(tmp_path_factory.mktemp("models") / "special.gguf", row)
 
     return make
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tests.support.format_templates import format_template
+from tests.support.toy_model import ToyShape, byte_vocabulary, write_toy_model
 from thermocline.text.format_table import THINK
 from thermocline.text.token_kinds import TokenType, byte_alphabet
 from thermocline.text.tokenizer import Tokenizer
@@ -11,6 +13,8 @@ from thermocline.text.vocabulary import TokenizerData
 
 # What vocabularies hold as one token: words between these brackets, and Mistral's in capitals.
 _TOKEN = re.compile(r"<\|?[^<>\s]*?\|?>|<｜[^<>｜]*｜>|</[^<>\s]+>|\[/?[A-Z_]+\]")
+# Bytes that are in no UTF-8 text: control tokens may take their places.
+UNUSED_BYTES = (0xC0, 0xC1, *range(0xF5, 0x100))
 ENDS = ("<|im_end|>", "<|call|>", "<|return|>")
 
 
@@ -41,3 +45,18 @@ def vocabulary(words=(), ends=ENDS):
         eos_id=tokens.index(ends[0]),
     )
     return Tokenizer(data)
+
+
+def write_special_toy(path, row):
+    """Write a model of random weights whose template and control tokens are a format's."""
+    tokens, types, _ = byte_vocabulary()
+    words = [word for word in control_words(row) if word not in tokens]
+    assert len(words) <= len(UNUSED_BYTES)
+    for place, word in zip(UNUSED_BYTES, words, strict=False):
+        tokens[place], types[place] = word, int(TokenType.CONTROL)
+    metadata = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.chat_template": format_template(row.name),
+    }
+    return write_toy_model(path, ToyShape(context=4096), metadata=metadata)
