@@ -190,3 +190,16 @@ async def test_other_interfaces_use_the_same_formats(tmp_path, name):
         again = message | {"messages": history, "tool_choice": {"type": "auto"}, "max_tokens": 4}
         status, body = await server.post("/v1/messages", **again)
         assert status == 200, body
+
+
+@pytest.mark.slow
+async def test_a_channels_text_goes_on(special_toy):
+    """A last message of the assistant is the beginning of the final channel's text."""
+    async with live(special_toy(HARMONY)) as server:
+        messages = [*HELLO, {"role": "assistant", "content": "It is"}]
+        status, body = await server.post("/tokenize", messages=messages)
+        assert status == 200
+        status, body = await server.post("/detokenize", tokens=body["tokens"])
+        assert body["content"].endswith("<|start|>assistant<|channel|>final<|message|>It is")
+        answer = await server.chat(messages=messages, max_tokens=8, temperature=1.0, seed=1)
+        assert "<|" not in answer["choices"][0]["message"]["content"]

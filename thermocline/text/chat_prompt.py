@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from thermocline.text.tokenizer import Tokenizer
 
 
-def encode_chat(
+def encode_chat(  # noqa: PLR0913 - all that a prompt is made of
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
@@ -25,6 +25,7 @@ def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     continue_final: bool = False,
+    text_header: str = "",
     variables: Mapping[str, object] | None = None,
 ) -> list[int]:
     """Token ids of the prompt that `template` makes of `messages`, [T].
@@ -32,7 +33,8 @@ def encode_chat(
     Arguments as of `ChatTemplate.render_parts`. Control tokens are only those that the template
     itself wrote; everything else is encoded as `tokenizer.encode(text)` would. The template decides
     about BOS; where it wrote none and the model file wants one, it is put first. continue_final: the
-    last message's text is what the answer begins with.
+    last message's text is what the answer begins with. text_header: what the format writes before such
+    a text.
 
     Raises RequestError and ChatTemplateError as `render_parts` and `encode` do, and ConfigError if the
     template was built for other control tokens.
@@ -50,7 +52,8 @@ def encode_chat(
                 param="messages",
             )
         final = normalize_messages(messages)[-1]["content"]
-        beginning = tokenizer.encode(final, add_bos=False)
+        beginning = tokenizer.encode(text_header, parse_special=True, add_bos=False)
+        beginning += tokenizer.encode(final, add_bos=False)
         messages = messages[:-1]
     ids: list[int] = []
     parts = template.render_parts(

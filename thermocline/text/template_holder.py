@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thermocline.text.tokenizer import Tokenizer
+    from thermocline.text.tool_formats import TemplateFacts
 
 
 class TemplateHolder:
@@ -50,6 +51,10 @@ class TemplateHolder:
             self.get()
         except ChatTemplateError as error:
             raise ConfigError(f"{name}: {error}; correct the file") from error
+
+    def facts_of(self, source: str | None) -> TemplateFacts:
+        """Return what the template of another text tells; None: as `facts`."""
+        return self.facts if source is None else read_template(source, vocabulary=self._tokenizer)
 
     @contextmanager
     def borrow(self, source: str | None) -> Iterator[ChatTemplate]:

@@ -167,6 +167,12 @@ class TemplateFacts:
         return frozenset(self.control.values())
 
     @property
+    def text_header(self) -> str:
+        """What stands before an answer's text; "" for formats without messages."""
+        form = self.tool_format.messages
+        return "" if form is None else form.text_begins[0]
+
+    @property
     def thinks(self) -> bool:
         """Whether answers may begin with reasoning."""
         return self.reasoning is not None
