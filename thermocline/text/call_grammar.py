@@ -101,7 +101,8 @@ def _calls(
     """
     row = facts.tool_format
     goes_on = parallel and not row.one_call
-    one = lark.shared("call", " | ".join(_call(lark, row.call, row, tool) for tool in tools))
+    ways = [_call(lark, one, row, tool) for tool in tools for one in (row.call, *row.also)]
+    one = lark.shared("call", " | ".join(ways))
     separator = lark.literal(row.separator) if row.separator else ""
     if row.section_begin:
         begin = row.section_begin.partition(opening)[2] if opening else row.section_begin
@@ -126,7 +127,16 @@ def _call(lark: Lark, pattern: str, row: ToolFormat, tool: CallableTool) -> str:
         else:
             pieces += [lark.literal(text), _slot(lark, part.kind, row, tool)]
             text = ""
-    return " ".join((*pieces, lark.literal(text)) if text else pieces)
+    return " ".join((*pieces, _ending(lark, text)) if text else pieces)
+
+
+def _ending(lark: Lark, text: str) -> str:
+    """Return what matches a call's end; models leave out the line end before its last mark."""
+    before, line_end, mark = text.rpartition("\n")
+    if not (line_end and mark):
+        return lark.literal(text)
+    optional = f'"\\n"? {lark.literal(mark)}'
+    return f"{lark.literal(before)} {optional}" if before else optional
 
 
 def _slot(lark: Lark, kind: str, row: ToolFormat, tool: CallableTool) -> str:

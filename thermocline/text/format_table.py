@@ -58,6 +58,11 @@ HARMONY: Final = ToolFormat(
     ),
     one_call=True,
     efforts=("low", "medium", "high"),
+    also=(
+        "<|channel|>commentary to=functions.{name}<|message|>{arguments}",
+        " to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>{arguments}",
+        " to=functions.{name}<|channel|>commentary json<|message|>{arguments}",
+    ),
 )
 """gpt-oss."""
 MUSE: Final = ToolFormat(

@@ -109,7 +109,8 @@ class ToolFormat:
     ends_reasoning: a call in reasoning ends it, and is none otherwise. one_call: an answer ends with its
     first call. has_cdata: a value may stand in <![CDATA[...]]>. nested: what stands before each tag of a
     value of several parts, which is written as elements in elements. efforts: the words that the template
-    takes for reasoning_effort, the least first; () for any.
+    takes for reasoning_effort, the least first; () for any. also: other ways to write `call`, which a
+    grammar allows.
     """
 
     name: str
@@ -130,13 +131,14 @@ class ToolFormat:
     has_cdata: bool = False
     nested: str = ""
     efforts: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
 
     def marks(self) -> tuple[str, ...]:
         """Return the texts that this format writes around names, values, messages and what is said."""
-        patterns = (self.call, self.parameter, self.section_begin, self.section_end)
+        patterns = (self.call, *self.also, self.parameter, self.section_begin, self.section_end)
         texts = [part for one in patterns for part in parts_of(one) if isinstance(part, str)]
         if "{dict}" in self.call:
             texts.append(GEMMA_QUOTE)
