@@ -42,6 +42,7 @@ from thermocline.stages.embed import EmbedStage
 from thermocline.stages.head import HeadStage
 from thermocline.stages.layer import LayerStage
 from thermocline.stages.router import RouterStage, routing_of
+from thermocline.text.template_file import read_template_file
 from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.vocabulary import TokenizerData
@@ -160,7 +161,7 @@ def _build(
     on_step(LoadStep.WEIGHTS)
     model = open_model(file, kernels)
     on_step(LoadStep.TOKENIZER)
-    tokenizer, template, grammars = _text(file, model, owned)
+    tokenizer, template, grammars = _text(config, file, model, owned)
     spec = model.spec
     max_context_tokens = _context(config, spec.context_length)
     chunk_tokens = config.scheduler.prefill_chunk_tokens or _chunk_tokens(file)
@@ -239,11 +240,15 @@ def _build(
 
 
 def _text(
-    file: ModelFile, model: Model, owned: ExitStack
+    config: EngineConfig, file: ModelFile, model: Model, owned: ExitStack
 ) -> tuple[Tokenizer, TemplateHolder, Grammars]:
+    path = config.chat_template_file
+    given = None if path is None else read_template_file(path)
     tokenizer = _tokenizer(file, model)
     source = file.metadata.get_str("tokenizer.chat_template", default="")
-    template = owned.enter_context(closing(TemplateHolder(source, tokenizer)))
+    template = owned.enter_context(closing(TemplateHolder(given or source, tokenizer)))
+    if given is not None:
+        template.check(f"--chat-template-file {path}")
     return tokenizer, template, owned.enter_context(closing(Grammars(tokenizer)))
 
 

@@ -445,6 +445,12 @@ class EngineConfig:
     kernels: KernelChoice = setting(
         "native", "--kernels", "CPU kernels: native, or reference (slow NumPy twins, for checking)."
     )
+    chat_template_file: str | None = setting(
+        None,
+        "--chat-template-file",
+        "A Jinja file in place of the chat template that the model file holds; how the model calls tools and "
+        "thinks is read from it.",
+    )
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""

@@ -239,6 +239,7 @@ class Engine:
                     variables=variables,
                     add_generation_prompt=add_generation_prompt,
                     continue_final=continue_final,
+                    text_header=parts.template.facts_of(template).text_header,
                 )
 
         return await asyncio.to_thread(encode)

@@ -163,3 +163,22 @@ async def _in_thread(invoke, *args):
     import asyncio
 
     return await asyncio.to_thread(invoke, *args)
+
+
+@pytest.mark.slow
+def test_another_template(invoke, tmp_path):
+    """--chat-template-file replaces the model's template; one that can not be used is one plain line."""
+    path = tmp_path / "t.jinja"
+    path.write_text("{{ raise_exception('not today') }}")
+    flags = ("--chat", "hi", "-n", "1", "--chat-template-file", str(path))
+    result = invoke("run", *flags)
+    assert result.exit_code != 0
+    assert "not today" in result.stderr
+    path.write_text("{{ messages[0].content }}")
+    assert invoke("run", *flags).exit_code == 0
+    path.unlink()
+    for command in ("run", "chat"):
+        result = invoke(command, *(flags if command == "run" else flags[2:]), input="hi\n")
+        assert result.exit_code != 0
+        assert "no such file; check the path" in result.stderr
+        assert "Traceback" not in result.stderr

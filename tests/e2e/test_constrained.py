@@ -19,8 +19,10 @@ from thermocline.messages import FinishReason
 from thermocline.sampling.constraint import Constraint, ConstraintKind
 from thermocline.sampling.sampler import Sampler
 from thermocline.server.structured import FormatFields, plan_format
+from thermocline.text.format_table import HERMES, PLAIN, XML
 from thermocline.text.pieces import TextPiece, ToolCallArguments, ToolCallBegin
-from thermocline.text.tool_formats import TemplateFacts, ToolFormat
+from thermocline.text.template_facts import NO_TEMPLATE
+from thermocline.text.tool_formats import TemplateFacts
 
 PERSON = {
     "type": "object",
@@ -163,7 +165,7 @@ async def test_every_form_is_held(toy, model):
     """At temperature 1 and any seed, each answer is of its form and ends by itself."""
     async with Engine.open(toy if model == "toy" else DEMO_MODEL_PATH) as engine:
         for name, (fields, is_valid) in FORMS.items():
-            for text, _, reason, _ in await many(engine, TemplateFacts(), fields, range(6)):
+            for text, _, reason, _ in await many(engine, NO_TEMPLATE, fields, range(6)):
                 assert reason is FinishReason.STOP, (name, text)
                 assert is_valid(text), (name, text)
 
@@ -173,7 +175,7 @@ async def test_any_object_is_an_object(toy):
     """json_object answers that end are objects; those that do not are cut, and say so."""
     fields = {"response_format": {"type": "json_object"}}
     async with Engine.open(toy) as engine:
-        answers = await many(engine, TemplateFacts(), fields, range(8), max_tokens=120)
+        answers = await many(engine, NO_TEMPLATE, fields, range(8), max_tokens=120)
     ended = [text for text, _, reason, _ in answers if reason is FinishReason.STOP]
     assert ended
     assert all(isinstance(json.loads(text), dict) for text in ended)
@@ -183,7 +185,7 @@ async def test_any_object_is_an_object(toy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "form"), [*(("toy", form) for form in ToolFormat), ("demo", ToolFormat.HERMES)]
+    ("model", "form"), [("toy", HERMES), ("toy", XML), ("toy", PLAIN), ("demo", HERMES)]
 )
 async def test_every_call_fits_its_tool(toy, model, form):
     """Required and named calls, several or one, come out of the parser as calls that fit."""
@@ -208,15 +210,11 @@ async def test_every_call_fits_its_tool(toy, model, form):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ToolFormat)
+@pytest.mark.parametrize("form", [HERMES, XML, PLAIN], ids=str)
 async def test_a_call_that_begins_by_itself_fits(toy, form):
     """With tool_choice auto text is free, and a call in it fits its tool even on a random model."""
     plan = plan_format(TemplateFacts(form), FormatFields(tools=TOOLS)).for_prompt("")
-    start = {
-        ToolFormat.HERMES: "So: <tool_call>",
-        ToolFormat.XML: "So: <function=",
-        ToolFormat.PLAIN: "{",
-    }[form]
+    start = {"hermes": "So: <tool_call>", "xml": "So: <function=", "plain": "{"}[form.name]
     num_calls = 0
     async with Engine.open(toy) as engine:
         vocabulary = engine.tokenizer
@@ -262,7 +260,7 @@ async def test_schedules_do_not_change_constrained_answers(toy):
             "max_tokens": 250,
             "prompt": f"{seed} {long_prompt}",
         }  # no shared prompt, so that room is short
-        answer = await answered(engine, TemplateFacts(), fields, seed, **how)
+        answer = await answered(engine, NO_TEMPLATE, fields, seed, **how)
         return answer[1]
 
     async with Engine.open(toy) as engine:

@@ -10,13 +10,15 @@ from thermocline.errors import RequestError
 from thermocline.sampling.constraint import ConstraintKind, Reasoning, ReasoningBudget
 from thermocline.server.answer_fields import MAX_SCHEMA_BYTES
 from thermocline.server.structured import FormatFields, plan_format
+from thermocline.text.format_table import FORMATS, HARMONY, HUNYUAN_3, THINK
+from thermocline.text.format_table import HERMES as HERMES_FORM
 from thermocline.text.pieces import TextPiece, ToolCallBegin
-from thermocline.text.tool_formats import TemplateFacts, ToolFormat
+from thermocline.text.template_facts import NO_TEMPLATE as PLAIN
+from thermocline.text.tool_formats import TemplateFacts
 
-PLAIN = TemplateFacts()
-HERMES = TemplateFacts(ToolFormat.HERMES, knows_tools=True)
+HERMES = TemplateFacts(HERMES_FORM, knows_tools=True)
 THINKING = TemplateFacts(
-    ToolFormat.HERMES, knows_tools=True, thinks=True, variables=frozenset(("enable_thinking",))
+    HERMES_FORM, knows_tools=True, reasoning=THINK, variables=frozenset(("enable_thinking",))
 )
 ASKED = "<|im_start|>assistant\n"
 
@@ -174,22 +176,25 @@ def test_tools_go_to_the_template():
     assert plan.tools == ({"type": "function", "function": expected}, tool("g"))
 
 
-@pytest.mark.parametrize("form", ToolFormat)
+@pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize(
-    "choice", ["auto", "required", {"type": "function", "function": {"name": "g"}}]
+    "choice", ["auto", "required", {"type": "function", "function": {"name": "clock"}}]
 )
 @pytest.mark.parametrize("parallel", [True, False])
 def test_calls_are_held_to_their_tools(form, choice, parallel):
     """Every tool format has a grammar for every choice; named choices hold only the named tool."""
     facts = TemplateFacts(form)
     answer = planned(
-        facts, tools=[tool("f"), tool("g")], tool_choice=choice, parallel_tool_calls=parallel
+        facts,
+        tools=[tool("weather"), tool("clock")],
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
     )
     assert answer.constraint.kind is ConstraintKind.GRAMMAR
     assert answer.constraint.param == "tools"
     named = isinstance(choice, dict)
-    mentions_f = "f>" if form is ToolFormat.XML else '\\"f\\"'
-    assert (mentions_f in answer.constraint.text) != named
+    assert ("weather" in answer.constraint.text) != named
+    assert "clock" in answer.constraint.text
 
 
 def test_no_calls_when_none_are_wanted():
@@ -252,6 +257,24 @@ def test_effort_turns_thinking_on_and_off():
     assert variables(HERMES, reasoning_effort="max") == {}
     given = {"enable_thinking": True, "x": 1}
     assert variables(reasoning_effort="none", chat_template_kwargs=given) == given
+
+
+@pytest.mark.parametrize(
+    ("form", "effort", "word"),
+    [
+        (HARMONY, "none", "low"),
+        (HARMONY, "max", "high"),
+        (HARMONY, "medium", "medium"),
+        (HUNYUAN_3, "none", "no_think"),
+        (HUNYUAN_3, "xhigh", "high"),
+        (HERMES_FORM, "minimal", "minimal"),
+    ],
+)
+def test_effort_is_said_in_the_templates_words(form, effort, word):
+    """Templates that know few words for reasoning_effort get the nearest one; others get it as sent."""
+    facts = TemplateFacts(form, variables=frozenset(("reasoning_effort", "thinking")))
+    variables = plan_format(facts, FormatFields(reasoning_effort=effort)).template_variables
+    assert variables == {"reasoning_effort": word, "thinking": effort != "none"}
 
 
 def test_no_budget_is_no_limit():

@@ -24,11 +24,13 @@ from thermocline.cli.session import (
     stream_answer,
     trace_file,
 )
+from thermocline.cli.spoken import spoken
 from thermocline.errors import PromptTooLongError, RequestError
 
 if TYPE_CHECKING:
     import asyncio
 
+    from thermocline.cli.spoken import Spoken
     from thermocline.config import EngineConfig
     from thermocline.engine import Engine
     from thermocline.sampling.params import SamplingParams
@@ -103,21 +105,24 @@ class Conversation:
 
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt_ids = await self._fitting_prompt(messages)
-        answer = Answer()
+        answer, reader = Answer(), spoken(self.engine, prompt_ids)
         try:
             with AnswerWriter() as writer:
-                await stream_answer(self.engine, prompt_ids, self.params, writer.write, answer)
+                await stream_answer(
+                    self.engine, prompt_ids, self.params, writer.write, answer, reader=reader
+                )
         except asyncio.CancelledError:
-            self._keep(messages, answer)
+            self._keep(messages, answer, reader)
             raise
-        self._keep(messages, answer)
+        self._keep(messages, answer, reader)
         num_tokens = len(prompt_ids) + len(answer.token_ids)
         if answer.finish_reason == "length" and num_tokens >= self.engine.max_context_tokens:
             note("[the context is full: the answer was cut; the next turn drops the oldest turns]")
         hint_speed(answer.timings)
 
-    def _keep(self, messages: list[dict[str, str]], answer: Answer) -> None:
-        self.messages = [*messages, {"role": "assistant", "content": answer.text}]
+    def _keep(self, messages: list[dict[str, str]], answer: Answer, reader: Spoken | None) -> None:
+        said = {"role": "assistant", "content": answer.text}
+        self.messages = [*messages, said if reader is None else reader.message()]
 
     async def _fitting_prompt(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the prompt with room for an answer; drops the oldest turns where there is none."""

@@ -166,6 +166,7 @@ _ONE_REQUEST_FLAGS: Final = (
     "--ctx",
     "--kv-type",
     "--prefill-chunk",
+    "--chat-template-file",
     *PLACE_FLAGS,
 )
 

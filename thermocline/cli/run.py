@@ -28,6 +28,7 @@ from thermocline.cli.session import (
     stream_answer,
     trace_file,
 )
+from thermocline.cli.spoken import spoken
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ async def _run(order: _Order) -> None:
             order.params,
             answer=answer,
             wants_routing=order.routing is not None,
+            reader=None if order.prompt.chat is None else spoken(engine, prompt_ids),
         )
         if order.as_json:
             await stream(on_text=lambda _: None)

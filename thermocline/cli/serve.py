@@ -36,6 +36,7 @@ _SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
     "--prompt-chunks",
     "--decode-slowdown",
     "--prefix-cache/--no-prefix-cache",
+    "--chat-template-file",
     *PLACE_FLAGS,
 )
 def serve(model: str | None, listen: Callable[[], ServerConfig], config: EngineConfig) -> None:

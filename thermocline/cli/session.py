@@ -18,6 +18,7 @@ from thermocline.errors import ConfigError, RequestError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
+    from thermocline.cli.spoken import Spoken
     from thermocline.config import EngineConfig
     from thermocline.engine import Engine
     from thermocline.messages import ExpertIds, FinishReason, Timings
@@ -125,8 +126,12 @@ async def stream_answer(
     answer: Answer,
     *,
     wants_routing: bool = False,
+    reader: Spoken | None = None,
 ) -> None:
-    """Generate, calling `on_text` with each piece of text and collecting everything in `answer`."""
+    """Generate, calling `on_text` with each piece of text and collecting everything in `answer`.
+
+    reader: of a chat's answer whose marks are control tokens.
+    """
     from thermocline.messages import PromptProgress, RequestOptions, TokenEvent
 
     with Progress() as progress:
@@ -136,6 +141,7 @@ async def stream_answer(
                 progress.say(f"reading the prompt: {num_computed} of {num_total} tokens")
 
         show_progress(0, len(prompt))
+        params = params if reader is None else reader.params(params)
         events = engine.events(prompt, params, RequestOptions(wants_routing=wants_routing))
         async with aclosing(events) as stream:
             async for event in stream:
@@ -143,12 +149,13 @@ async def stream_answer(
                     show_progress(event.num_computed, event.num_total)
                 elif isinstance(event, TokenEvent):
                     progress.clear()
-                    answer.texts.append(event.text)
+                    text = event.text if reader is None else reader.text(event)
+                    answer.texts.append(text)
                     answer.token_ids.extend(event.token_ids)
                     answer.finish_reason = event.finish_reason
                     answer.timings = event.timings
                     answer.routing = event.routing
-                    on_text(event.text)
+                    on_text(text)
 
 
 def hint_speed(timings: Timings | None) -> None:

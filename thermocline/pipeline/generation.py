@@ -72,7 +72,11 @@ class Generation:
         self._end_ids = frozenset(params.stop_token_ids)
         if matcher is not None or not params.ignore_eos:
             self._end_ids |= tokenizer.end_ids
-        self._detokenizer = Detokenizer(tokenizer, show_control=not params.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            show_control=not params.skip_special_tokens,
+            shown=params.shown_token_ids,
+        )
         self._stops = StopMatcher(params.stop)
         self._mailbox = mailbox
         self._recorder = recorder
@@ -244,5 +248,5 @@ class Generation:
 def _reasoning_limit(budget: ReasoningBudget | None, tokenizer: Tokenizer) -> ReasoningLimit | None:
     if budget is None:
         return None
-    closing_ids = tokenizer.encode_more(budget.closing)
+    closing_ids = tokenizer.encode_more(budget.closing, parse_special=True)
     return ReasoningLimit(budget, closing_ids, tokenizer.token_bytes)

@@ -27,11 +27,13 @@ class Reasoning:
     """Free text that comes before the constrained answer.
 
     begin: what opens it if the answer does not begin inside of it; then it is optional. "" if the
-    answer does. end: what closes it.
+    answer does. end: what closes it. rules: Lark whose rule `before` is all that comes before the
+    answer, where begin and end do not say it; control tokens have no text for a grammar.
     """
 
     begin: str
     end: str
+    rules: str = ""
 
 
 @dataclass(frozen=True, slots=True)

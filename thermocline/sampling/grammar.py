@@ -46,7 +46,10 @@ def grammar_text(constraint: Constraint) -> str:
     _check_multiples(constraint, body)
     grammars = [{"name": "body", "lark_grammar": body}]
     reasoning = constraint.reasoning
-    if reasoning is not None:
+    if reasoning is not None and reasoning.rules:
+        top = f"start: before @body\n{reasoning.rules}"
+        grammars.insert(0, {"name": "top", "lark_grammar": top})
+    elif reasoning is not None:
         end = literal_regex(reasoning.end)
         first = "(thinking gap)?" if reasoning.begin else "thinking gap"
         lines = (
@@ -70,7 +73,7 @@ def rule(constraint: Constraint) -> str:
             schema = _loaded(constraint)
             return json_rule(schema, lenient=constraint.lenient)
         case ConstraintKind.REGEX:
-            return f"/{_delimited(constraint.text)}/"
+            return f"/{delimited(constraint.text)}/"
         case ConstraintKind.CHOICE:
             choices = _loaded(constraint)
             if not isinstance(choices, list) or not choices:
@@ -94,7 +97,7 @@ def json_rule(schema: Any, *, lenient: bool = False) -> str:  # noqa: ANN401 - a
 
 def literal_regex(text: str) -> str:
     """Return the regular expression of exactly `text`, for use between slashes."""
-    return _delimited(_SPECIAL.sub(r"\\\g<0>", text))
+    return delimited(_SPECIAL.sub(r"\\\g<0>", text))
 
 
 def depth_of(value: object) -> int:
@@ -134,7 +137,7 @@ def _lark(constraint: Constraint) -> str:
         raise _refused(constraint, f"is not valid GBNF: {error}") from error
 
 
-def _delimited(regex: str) -> str:
+def delimited(regex: str) -> str:
     r"""Return `regex` as it stands between slashes; \d and \w are ASCII's, as in JSON schemas."""
     parts = re.split(r"(\\.|[/\n])", regex, flags=re.DOTALL)
     return "".join(_IN_SLASHES.get(part, part) for part in parts)

@@ -52,6 +52,7 @@ class SamplingParams:
     bad_token_sequences  at most 256 sequences of token ids that the answer may not hold
     include_stop_str_in_output  the stop string that ended the answer is a part of it
     skip_special_tokens  control tokens add nothing to the text
+    shown_token_ids     control tokens that add their text all the same: marks that a reader looks for
     constraint          what the answer must be; None = anything. It ends the answer, and nothing else
                         does before it is fulfilled, but stop strings, stop tokens and max_tokens
     reasoning_budget    how long the model may reason; None = as long as it likes
@@ -77,6 +78,7 @@ class SamplingParams:
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     constraint: Constraint | None = None
     reasoning_budget: ReasoningBudget | None = None

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from thermocline.sampling.constraint import ReasoningBudget
 
-# Reasoning that is to come begins within so many tokens, or is not written at all.
-_MAX_BEGIN_TOKENS: Final = 16
+# Space before reasoning that is to come has at most so many tokens, or it is not written at all.
+_MAX_SPACE_TOKENS: Final = 16
 # A character has at most four bytes, and a token at least one.
 _MAX_CUT_TOKENS: Final = 3
 
@@ -29,7 +29,9 @@ class ReasoningLimit:
         token_bytes: Callable[[int], bytes],
     ) -> None:
         self._budget = budget
-        self._begin = budget.begin.encode()
+        self._begin = budget.begin.strip().encode()
+        # A token has at least one byte.
+        self._max_begin_tokens = _MAX_SPACE_TOKENS + len(self._begin)
         self._end = budget.end.encode()
         self._closing_ids = tuple(closing_ids)
         self._token_bytes = token_bytes
@@ -40,7 +42,7 @@ class ReasoningLimit:
     def forced(self, output_ids: Sequence[int]) -> int | None:
         """Return the token that must follow `output_ids`; None when any may."""
         budget = self._budget.max_tokens
-        latest = _MAX_BEGIN_TOKENS + budget + _MAX_CUT_TOKENS + len(self._closing_ids)
+        latest = self._max_begin_tokens + budget + _MAX_CUT_TOKENS + len(self._closing_ids)
         if not budget <= len(output_ids) < latest:
             return None
         begin = self._num_begin_tokens(output_ids)
@@ -56,7 +58,7 @@ class ReasoningLimit:
         """Return how many tokens open the reasoning; None if none do."""
         if not self._begin:
             return 0
-        for count in range(1, min(_MAX_BEGIN_TOKENS, len(output_ids)) + 1):
+        for count in range(1, min(self._max_begin_tokens, len(output_ids)) + 1):
             if self._text(output_ids[:count]).lstrip().startswith(self._begin):
                 return count
         return None

@@ -40,5 +40,6 @@ def in_format(ask: Ask, engine: Engine, plan: FormatPlan) -> Ask:
         ask.params,
         constraint=answer_format.constraint,
         reasoning_budget=answer_format.reasoning_budget,
+        shown_token_ids=answer_format.shown_token_ids,
     )
     return replace(ask, params=params, make_parser=answer_format.make_parser)

@@ -18,7 +18,7 @@ from thermocline.sampling.constraint import (
     Reasoning,
     ReasoningBudget,
 )
-from thermocline.sampling.grammar import json_rule, rule
+from thermocline.sampling.grammar import delimited, json_rule, rule
 from thermocline.server.answer_fields import (
     ToolChoice,
     ToolMode,
@@ -28,21 +28,27 @@ from thermocline.server.answer_fields import (
     read_tools,
 )
 from thermocline.text.answer_parser import AnswerShape, Thinking
-from thermocline.text.call_grammar import CallableTool, calls_only, no_calls, text_and_calls
-from thermocline.text.tool_formats import THINK_BEGIN, THINK_END
+from thermocline.text.call_grammar import (
+    CallableTool,
+    calls_only,
+    no_calls,
+    reasoning_rules,
+    text_and_calls,
+)
+from thermocline.text.format_table import THINK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thermocline.server.answer_fields import Tool
     from thermocline.text.pieces import AnswerParser
-    from thermocline.text.tool_formats import TemplateFacts
+    from thermocline.text.tool_formats import TemplateFacts, ToolFormat
 
 MakeParser: TypeAlias = "Callable[[], AnswerParser]"
 
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-# As Qwen 3 closes reasoning that it is told to end.
-_CLOSING: Final = f"\n{THINK_END}\n\n"
+# How much each word asks for; "no_think" is a template's own word for "none".
+_LEVELS: Final = {word: level for level, word in enumerate(_EFFORTS)} | {"no_think": 0}
 _MAX_BUDGET_TOKENS: Final = 1 << 31
 
 
@@ -69,11 +75,14 @@ class FormatFields:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """constraint, reasoning_budget: go into SamplingParams. make_parser: one parser for each choice."""
+    """constraint, reasoning_budget, shown_token_ids: go into SamplingParams. make_parser: one parser for
+    each choice.
+    """
 
     constraint: Constraint | None
     reasoning_budget: ReasoningBudget | None
     make_parser: MakeParser
+    shown_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,45 +109,87 @@ class FormatPlan:
         is not of its kind.
         """
         end = prompt_end.rstrip()
-        thinking = Thinking.NEVER
+        marks = self.facts.reasoning or THINK
+        thinking, is_closed = Thinking.NEVER, True
         if self.facts.thinks:
-            thinking = Thinking.HAS_BEGUN if end.endswith(THINK_BEGIN) else Thinking.MAY_BEGIN
-        reasoning = None
-        if thinking is not Thinking.NEVER and not end.endswith(THINK_END):
-            begin = "" if thinking is Thinking.HAS_BEGUN else THINK_BEGIN
-            reasoning = Reasoning(begin, THINK_END)
-        budget = None
-        if self.budget_tokens is not None and reasoning is not None:
-            budget = ReasoningBudget(reasoning.begin, THINK_END, _CLOSING, self.budget_tokens)
+            has_begun = end.endswith(marks.begin.strip())
+            thinking = Thinking.HAS_BEGUN if has_begun else Thinking.MAY_BEGIN
+            is_closed = end.endswith(marks.end.strip())
+        reasoning = budget = None
+        if not is_closed:
+            reasoning = Reasoning("" if thinking is Thinking.HAS_BEGUN else marks.begin, marks.end)
+            if self.budget_tokens is not None:
+                budget = ReasoningBudget(
+                    reasoning.begin, marks.end, marks.closing_text(), self.budget_tokens
+                )
         can_call = bool(self.callable_tools) and self.choice.mode is not ToolMode.NONE
         shape = AnswerShape(
             thinking,
-            self.facts.tool_format if can_call else None,
+            self.facts.tool_format,
+            can_call,
+            marks,
             {tool.name: tool.schema for tool in self.callable_tools},
+            frozenset(self.facts.control),
         )
-        return AnswerFormat(self._constraint(thinking, reasoning), budget, shape.parser)
+        return AnswerFormat(
+            self._constraint(thinking, reasoning),
+            budget,
+            shape.parser,
+            self.facts.shown if can_call or self.facts.thinks else frozenset(),
+        )
 
     def _constraint(self, thinking: Thinking, reasoning: Reasoning | None) -> Constraint | None:
-        form, wanted = self.facts.tool_format, self.wanted
+        wanted = self.wanted
         if not self.callable_tools:
-            return None if wanted is None else replace(wanted, reasoning=reasoning)
+            return self._alone(wanted, thinking, reasoning)
         tools = [
-            CallableTool(tool.name, tool.schema, partial(json_rule, lenient=not tool.strict))
+            CallableTool(
+                tool.name,
+                tool.schema,
+                partial(json_rule, lenient=not tool.strict),
+                delimited,
+                is_strict=tool.strict,
+            )
             for tool in self.callable_tools
             if self.choice.allows(tool.name)
         ]
         match self.choice.mode:
             case ToolMode.NONE:
                 if wanted is not None:
-                    return replace(wanted, reasoning=reasoning)
-                text = no_calls(form)
+                    return self._alone(wanted, thinking, reasoning)
+                text = no_calls(self.facts, thinking)
                 return None if text is None else _tool_grammar(text)
             case ToolMode.AUTO if wanted is None:
-                return _tool_grammar(text_and_calls(form, tools, thinking, parallel=self.parallel))
+                text = text_and_calls(self.facts, tools, thinking, parallel=self.parallel)
+                return _tool_grammar(text)
             case _:
                 other = None if wanted is None else rule(wanted)
-                text = calls_only(form, tools, parallel=self.parallel, other=other)
-                return replace(_tool_grammar(text), reasoning=reasoning)
+                text = calls_only(self.facts, tools, parallel=self.parallel, other=other)
+                return self._after_reasoning(_tool_grammar(text), thinking, reasoning)
+
+    def _alone(
+        self, wanted: Constraint | None, thinking: Thinking, reasoning: Reasoning | None
+    ) -> Constraint | None:
+        """Return what an answer without calls must be."""
+        if wanted is None:
+            return None
+        return self._after_reasoning(wanted, thinking, reasoning, before_text=True)
+
+    def _after_reasoning(
+        self,
+        constraint: Constraint,
+        thinking: Thinking,
+        reasoning: Reasoning | None,
+        *,
+        before_text: bool = False,
+    ) -> Constraint:
+        """Return `constraint` after the reasoning, and after what else a format writes before it."""
+        if reasoning is None:
+            return constraint
+        if self.facts.control or self.facts.tool_format.messages is not None:
+            rules = reasoning_rules(self.facts, thinking, before_text=before_text)
+            reasoning = replace(reasoning, rules=rules)
+        return replace(constraint, reasoning=reasoning)
 
 
 def plan_format(facts: TemplateFacts, fields: FormatFields) -> FormatPlan:
@@ -195,15 +246,36 @@ def _template_variables(facts: TemplateFacts, fields: FormatFields) -> dict[str,
                 f"reasoning_effort is {effort!r}: use one of {', '.join(_EFFORTS)}",
                 param="reasoning_effort",
             )
-        values = {"enable_thinking": effort != "none", "reasoning_effort": effort}
-        variables = {name: values[name] for name in values if name in facts.variables}
+        variables["reasoning_effort"] = _effort_word(facts.tool_format, effort)
+        variables |= _switches(effort != "none")
     given = fields.chat_template_kwargs
     if given is not None and not isinstance(given, Mapping):
         raise RequestError(
             "chat_template_kwargs must be an object of template variables",
             param="chat_template_kwargs",
         )
-    return variables | dict(given or {})
+    # Clients know one name of the switch, and templates another.
+    wanted = (given or {}).get("enable_thinking")
+    if isinstance(wanted, bool):
+        variables |= _switches(wanted)
+    known = {name: value for name, value in variables.items() if name in facts.variables}
+    return known | dict(given or {})
+
+
+def _switches(thinks: bool) -> dict[str, object]:
+    """Return the names under which templates know whether to think."""
+    return {
+        "enable_thinking": thinks,
+        "thinking": thinks,
+        "thinking_mode": "enabled" if thinks else "disabled",
+    }
+
+
+def _effort_word(form: ToolFormat, effort: str) -> str:
+    """Return the template's word that is nearest to `effort`."""
+    if not form.efforts:
+        return effort
+    return min(form.efforts, key=lambda word: abs(_LEVELS[word] - _LEVELS[effort]))
 
 
 def _budget(tokens: object) -> int | None:

@@ -1,28 +1,29 @@
 """Tells an answer's reasoning, text and tool calls apart, however the text is cut. Sans-I/O.
 
-Owns where reasoning begins and ends, and which parser reads the calls. Knows no tokens, no request and
-no interface.
+Owns where reasoning begins and ends, and what the messages of an answer are. Knows no format by name, no
+tokens, no request and no interface.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final
 
-from thermocline.text.hermes_calls import HermesCalls
-from thermocline.text.pieces import Piece, ReasoningPiece, TextPiece
-from thermocline.text.plain_calls import PlainCalls
-from thermocline.text.tool_calls import num_held
-from thermocline.text.tool_formats import THINK_BEGIN, THINK_END, ToolFormat
-from thermocline.text.xml_calls import XmlCalls
+from thermocline.text.call_parser import CallReader
+from thermocline.text.feed import SPACE, Feed, begins_with, skip_space, takes, until
+from thermocline.text.format_table import PLAIN, THINK
+from thermocline.text.open_call import TextOutlet
+from thermocline.text.pieces import Piece, ReasoningPiece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from thermocline.text.tool_calls import CallParser
+    from thermocline.text.feed import Reading
+    from thermocline.text.tool_formats import Messages, ReasoningMarks, ToolFormat
 
-_SPACE: Final = " \t\r\n"
+_MAX_HEADER_CHARS: Final = 512
 
 
 class Thinking(Enum):
@@ -39,133 +40,192 @@ class Thinking(Enum):
 class AnswerShape:
     """What an answer may consist of; `parser()` makes a parser of it.
 
-    calls: how tools are called; None if there are none to call. schemas: of each tool's arguments.
+    form: the model's format. can_call: whether there are tools to call. marks: around reasoning.
+    schemas: of each tool's arguments. control: marks that are control tokens, and so never said.
     """
 
     thinking: Thinking = Thinking.NEVER
-    calls: ToolFormat | None = None
+    form: ToolFormat = PLAIN
+    can_call: bool = False
+    marks: ReasoningMarks = THINK
     schemas: Mapping[str, Mapping[str, Any]] | None = None
+    control: frozenset[str] = frozenset()
 
-    def parser(self) -> ReasoningParser:
+    def parser(self) -> FormatParser:
         """Return the parser of one answer."""
-        return ReasoningParser(self.thinking, self._call_parser())
-
-    def _call_parser(self) -> CallParser:
-        match self.calls:
-            case None:
-                return NoCalls()
-            case ToolFormat.HERMES:
-                return HermesCalls()
-            case ToolFormat.XML:
-                return XmlCalls(self.schemas or {})
-            case ToolFormat.PLAIN:
-                return PlainCalls()
-            case _:
-                assert_never(self.calls)
+        return FormatParser(self)
 
 
-class NoCalls:
-    """All is text."""
+class FormatParser:
+    """Reads one answer. Space around reasoning is dropped, and so is space beside calls."""
 
-    def push(self, text: str) -> Iterator[Piece]:
-        """Yield `text`."""
-        if text:
-            yield TextPiece(text)
-
-    def flush(self) -> Iterator[Piece]:
-        """Yield nothing: nothing is held back."""
-        yield from ()
-
-
-class _At(Enum):
-    """START: reasoning may begin. GAP: it has ended, and space before the answer is passed over."""
-
-    START = auto()
-    REASONING = auto()
-    GAP = auto()
-    ANSWER = auto()
-
-
-class ReasoningParser:
-    """Takes the reasoning from the start of an answer; the rest goes to `calls`.
-
-    Space around reasoning is dropped.
-    """
-
-    def __init__(self, thinking: Thinking, calls: CallParser) -> None:
-        self._calls = calls
-        self._held = ""
-        self._has_reasoned = False
-        match thinking:
-            case Thinking.NEVER:
-                self._at = _At.ANSWER
-            case Thinking.MAY_BEGIN:
-                self._at = _At.START
-            case Thinking.HAS_BEGUN:
-                self._at = _At.REASONING
+    def __init__(self, shape: AnswerShape) -> None:
+        self._shape = shape
+        self._feed = Feed()
+        self._pieces: list[Piece] = []
+        self._outlet = TextOutlet(self._pieces.append)
+        self._calls = CallReader(
+            shape.form, shape.schemas or {}, self._feed, self._pieces.append, self._outlet
+        )
+        self._is_reasoning = shape.thinking is Thinking.HAS_BEGUN
+        self._drops = (*shape.form.drops, *shape.control)
+        messages = shape.form.messages
+        self._reading = self._answer() if messages is None else self._messages(messages)
+        self._is_done = False
 
     def __repr__(self) -> str:
-        return f"ReasoningParser({self._at.name}, held={self._held!r})"
+        return f"FormatParser({self._shape.form}, reasoning={self._is_reasoning}, {self._feed!r})"
 
     @property
     def is_reasoning(self) -> bool:
         """Whether the text that comes next is reasoning, as far as is known."""
-        return self._at is _At.REASONING
+        return self._is_reasoning
 
     def push(self, text: str) -> tuple[Piece, ...]:
         """Return what became certain; text that may begin a marker is held back."""
-        pieces: list[Piece] = []
-        text, self._held = self._held + text, ""
-        if self._at is _At.START:
-            text = self._in_start(text)
-        if self._at is _At.REASONING:
-            text = self._in_reasoning(text, pieces)
-        if self._at is _At.GAP:
-            text = text.lstrip(_SPACE)
-            if text:
-                self._at = _At.ANSWER
-        if self._at is _At.ANSWER and text:
-            pieces.extend(self._calls.push(text))
-        return tuple(pieces)
+        self._feed.text += text
+        return self._read_on()
 
     def flush(self) -> tuple[Piece, ...]:
         """Return what was held back; the answer has ended."""
-        pieces: list[Piece] = []
-        held, self._held = self._held, ""
-        if self._at is _At.REASONING:
-            self._add_reasoning(held.rstrip(_SPACE), pieces)
-        elif held:
-            pieces.extend(self._calls.push(held))
-        pieces.extend(self._calls.flush())
-        return tuple(pieces)
+        self._feed.has_ended = True
+        return self._read_on()
 
-    def _in_start(self, text: str) -> str:
-        """See whether reasoning begins; return what is left of `text`."""
-        rest = text.lstrip(_SPACE)
-        if rest.startswith(THINK_BEGIN):
-            self._at = _At.REASONING
-            return rest[len(THINK_BEGIN) :]
-        if THINK_BEGIN.startswith(rest):
-            self._held = text
-            return ""
-        self._at = _At.ANSWER
-        return text
+    def _read_on(self) -> tuple[Piece, ...]:
+        if not self._is_done:
+            try:
+                next(self._reading)
+            except StopIteration:
+                self._is_done = True
+        pieces = tuple(self._pieces)
+        self._pieces.clear()
+        return pieces
 
-    def _in_reasoning(self, text: str, pieces: list[Piece]) -> str:
-        thought, end, rest = text.partition(THINK_END)
-        if end:
-            self._at = _At.GAP
-            self._add_reasoning(thought.rstrip(_SPACE), pieces)
-            return rest
-        # Space is held with what follows it, since it is dropped before the end.
-        shown = text[: len(text) - num_held(text, (THINK_END,))].rstrip(_SPACE)
-        self._held = text[len(shown) :]
-        self._add_reasoning(shown, pieces)
-        return ""
+    def _answer(self) -> Reading[None]:
+        shape = self._shape
+        if shape.thinking is Thinking.HAS_BEGUN:
+            yield from self._reasoning()
+        elif shape.thinking is Thinking.MAY_BEGIN:
+            yield from self._start()
+        if shape.can_call and shape.form.is_bare:
+            for drop in shape.form.drops:
+                yield from takes(self._feed, drop)
+            yield from self._calls.bare_calls()
+        yield from self._text(())
+        self._outlet.flush()
 
-    def _add_reasoning(self, text: str, pieces: list[Piece]) -> None:
-        if not self._has_reasoned:
-            text = text.lstrip(_SPACE)
-        if text:
-            self._has_reasoned = True
-            pieces.append(ReasoningPiece(text))
+    def _start(self) -> Reading[None]:
+        """Read reasoning, if the answer begins with it."""
+        self._feed.start_record()
+        yield from skip_space(self._feed)
+        if (yield from takes(self._feed, self._shape.marks.begin)):
+            yield from self._reasoning()
+        elif (yield from takes(self._feed, self._shape.marks.end)):
+            yield from skip_space(self._feed)  # closed without having been opened
+        else:
+            self._outlet.push(self._feed.record())
+
+    def _text(self, ends: tuple[str, ...], *, has_calls: bool = True) -> Reading[str | None]:
+        """Read text, with calls in it, up to one of `ends`; return which."""
+        shape = self._shape
+        openings = self._calls.openings() if shape.can_call and has_calls else ()
+        if shape.form.is_bare:
+            openings = ()
+        again = (shape.marks.begin,) if shape.marks.is_repeated and not ends else ()
+        again = again if shape.thinking is not Thinking.NEVER else ()
+        marks = (*ends, *openings, *again, *self._drops)
+        while True:
+            found = yield from until(self._feed, marks, self._outlet.push)
+            if found is None or found in ends:
+                return found
+            if found in openings:
+                yield from self._calls.calls(found)
+            elif found in again:
+                yield from self._reasoning()
+
+    def _reasoning(self) -> Reading[None]:
+        """Read reasoning up to its end; a call ends it in formats where it does."""
+        marks = self._shape.marks
+        calls = self._shape.can_call and self._shape.form.ends_reasoning
+        openings = self._calls.openings() if calls else ()
+        found = yield from self._thought((marks.end, *marks.other_ends, *openings))
+        if found is not None and found in openings:
+            yield from self._calls.calls(found)
+        elif found is not None:
+            yield from skip_space(self._feed)
+
+    def _thought(self, ends: tuple[str, ...]) -> Reading[str | None]:
+        """Hand on reasoning without the space around it, up to one of `ends`; return which."""
+        self._is_reasoning = True
+        space, has_begun = "", False
+
+        def put(text: str) -> None:
+            nonlocal space, has_begun
+            whole = space + text
+            shown = whole.rstrip(SPACE)
+            space = whole[len(shown) :]
+            shown = shown if has_begun else shown.lstrip(SPACE)
+            if shown:
+                has_begun = True
+                self._pieces.append(ReasoningPiece(shown))
+
+        found = yield from until(self._feed, ends, put)
+        self._is_reasoning = found is None
+        return found
+
+    def _messages(self, form: Messages) -> Reading[None]:
+        """Read one message after the other."""
+        thinking = self._shape.thinking
+        found: str | None = ""
+        if thinking is Thinking.HAS_BEGUN:
+            found = yield from self._thought(self._message_ends(form))
+        while found is not None:
+            found = yield from self._message(form, found)
+        self._outlet.flush()
+
+    def _message_ends(self, form: Messages) -> tuple[str, ...]:
+        starts = tuple(start for start in form.starts if start.strip() == start)
+        return (*form.ends, *starts)
+
+    def _message(self, form: Messages, before: str) -> Reading[str | None]:
+        """Read a header and its message; return the mark at its end, which may begin the next header."""
+        is_begun = before in form.starts or (form.begins_inside and not before)
+        self._feed.start_record(before if before in form.starts else "")
+        if before in form.ends:
+            yield from skip_space(self._feed)
+        header = yield from self._header(form, is_begun)
+        ends = self._message_ends(form)
+        if header is None:
+            self._outlet.push(self._feed.record())
+            return (yield from self._text(ends, has_calls=False))
+        call = re.search(form.call, header)
+        if re.match(form.reasoning, header):
+            return (yield from self._thought(ends))
+        if re.match(form.text, header):
+            return (yield from self._text(ends, has_calls=False))
+        if call and self._shape.can_call:
+            yield from self._calls.named(call["name"])
+        elif self._shape.can_call and re.match(form.calls, header):
+            return (yield from self._text(ends))
+        return (yield from until(self._feed, ends, lambda _: None))
+
+    def _header(self, form: Messages, is_begun: bool) -> Reading[str | None]:
+        """Read a header; None if none comes. What was taken is in the feed's record."""
+        before = self._feed.record()
+        if not is_begun:
+            for start in form.starts:
+                if (yield from begins_with(self._feed, start)):
+                    break
+            else:
+                return None
+        while True:
+            header, end, _ = self._feed.text.partition(form.header_end)
+            if len(header) > _MAX_HEADER_CHARS or not re.fullmatch(form.header, before + header):
+                return None
+            if end:
+                self._feed.take(len(header) + len(end))
+                return before + header
+            if self._feed.has_ended:
+                # A header that is cut is no text, where it can not be mistaken for any.
+                return None if form.begins_inside else before
+            yield

@@ -5,15 +5,18 @@ Owns the rules of message shape. It knows neither templates nor tokens.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from thermocline.errors import RequestError
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 """A closed set, because some templates build a control token out of the role."""
 
+_SHORT_ID_CHARS: Final = 9
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
@@ -96,3 +99,68 @@ def _object_or_text(arguments: object) -> object:
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
+
+
+def other_forms(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a render's `context` in the forms that some templates want in place of the usual one.
+
+    Ids of calls as nine letters and digits; arguments of calls as JSON text; both; an empty list for no
+    tools; and, for templates from before there were tools, their text as `functions`.
+    """
+    messages = context["messages"]
+    if any(message.get("tool_calls") or message.get("tool_call_id") for message in messages):
+        short = [_with_short_ids(message) for message in messages]
+        yield {**context, "messages": short}
+        yield {**context, "messages": list(map(_with_argument_text, messages))}
+        yield {**context, "messages": list(map(_with_argument_text, short))}
+    if context["tools"] is None:
+        yield {**context, "tools": []}
+    else:
+        yield {**context, "tools": _described(context["tools"])}
+    functions = [tool.get("function", tool) for tool in context["tools"] or ()]
+    told = {"functions": json.dumps(functions, indent=4), "datetime": time.strftime("%Y-%m-%d")}
+    yield {**told, **context}
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    changed = dict(message)
+    if isinstance(message.get("tool_call_id"), str):
+        changed["tool_call_id"] = _short_id(message["tool_call_id"])
+    if message.get("tool_calls"):
+        changed["tool_calls"] = [
+            {**call, "id": _short_id(str(call.get("id", index)))}
+            for index, call in enumerate(message["tool_calls"])
+        ]
+    return changed
+
+
+def _short_id(text: str) -> str:
+    """Return nine letters and digits, the same for the same id."""
+    if len(text) == _SHORT_ID_CHARS and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:_SHORT_ID_CHARS]
+
+
+def _with_argument_text(message: dict[str, Any]) -> dict[str, Any]:
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _as_text(call["function"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _as_text(function: Mapping[str, Any]) -> str:
+    arguments = function["arguments"]
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _described(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return schemas in which all that has a type has a description."""
+    if isinstance(value, list):
+        return [_described(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    described = {key: _described(one) for key, one in value.items()}
+    return {"description": "", **described} if isinstance(value.get("type"), str) else described

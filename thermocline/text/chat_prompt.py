@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from thermocline.text.tokenizer import Tokenizer
 
 
-def encode_chat(
+def encode_chat(  # noqa: PLR0913 - all that a prompt is made of
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
@@ -25,6 +25,7 @@ def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     continue_final: bool = False,
+    text_header: str = "",
     variables: Mapping[str, object] | None = None,
 ) -> list[int]:
     """Token ids of the prompt that `template` makes of `messages`, [T].
@@ -33,7 +34,7 @@ def encode_chat(
     itself wrote; everything else is text, in which only user-defined tokens are found. The template
     decides about BOS; where it wrote none and the model file wants one, it is put first. EOS is never
     put last, whatever the file says: the answer is still to come. continue_final: the last message's
-    text is what the answer begins with.
+    text is what the answer begins with. text_header: what the format writes before such a text.
 
     Raises RequestError and ChatTemplateError as `render_parts` and `encode` do, and ConfigError if the
     template was built for other control tokens.
@@ -51,7 +52,8 @@ def encode_chat(
                 param="messages",
             )
         final = normalize_messages(messages)[-1]["content"]
-        beginning = [final]
+        header = tokenizer.encode(text_header, parse_special=True, add_bos=False)
+        beginning = [*header, final]
         messages = messages[:-1]
     rendered = template.render_parts(
         messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables

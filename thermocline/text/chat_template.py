@@ -6,6 +6,7 @@ the caller. It knows no token ids.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from thermocline.errors import ChatTemplateError, RequestError
-from thermocline.text.chat_messages import normalize_messages
+from thermocline.text.chat_messages import normalize_messages, other_forms
 from thermocline.text.template_process import TemplateProcess, WorkerLimits, WorkerLostError
 
 _END_MARK = "\ue2ff"
@@ -47,6 +48,10 @@ class PromptPart:
 
     text: str
     is_control: bool
+
+
+class _RefusedError(ChatTemplateError):
+    """The template itself raised an error."""
 
 
 class ChatTemplate:
@@ -132,7 +137,7 @@ class ChatTemplate:
         or breaks its limits.
         """
         context = _context(messages, tools, add_generation_prompt, variables)
-        return self._render(context, marked=False)[0]
+        return self._accepted(context, marked=False)[0]
 
     def render_parts(
         self,
@@ -155,15 +160,15 @@ class ChatTemplate:
                 "the caller: open the model with a template that writes them whole"
             )
         context = _context(messages, tools, add_generation_prompt, variables)
-        return self._split(*self._render(context, marked=True))
+        return self._split(*self._accepted(context, marked=True))
 
     def _joins_or_cuts_control_tokens(self) -> bool:
         """Whether harmless conversations come out with other control tokens than were marked."""
         for probe in _PROBES:
             context = _context(probe, None, True, None)
             try:
-                plain, _ = self._render(context, marked=False)
-                parts = self._split(*self._render(context, marked=True))
+                plain, _ = self._accepted(context, marked=False)
+                parts = self._split(*self._accepted(context, marked=True))
             except ChatTemplateError:
                 if self._process.pid is None:
                     raise
@@ -174,6 +179,16 @@ class ChatTemplate:
             if any(token in text for token in self._control for text in free):
                 return True
         return False
+
+    def _accepted(self, context: dict[str, Any], *, marked: bool) -> tuple[str, str]:
+        """The text, of another form of the messages where the template refuses the usual one."""
+        try:
+            return self._render(context, marked=marked)
+        except _RefusedError as error:
+            for other in other_forms(context):
+                with contextlib.suppress(_RefusedError):
+                    return self._render(other, marked=marked)
+            raise error from None
 
     def _render(self, context: dict[str, Any], *, marked: bool) -> tuple[str, str]:
         """The text, and the nonce of the marks in it."""
@@ -225,7 +240,7 @@ class ChatTemplate:
         message = self._without_marks(answer["message"])
         if answer["kind"] == "syntax":
             raise ChatTemplateError(f"the model's chat template is not valid: {message}")
-        raise ChatTemplateError(f"the chat template refused the messages: {message}")
+        raise _RefusedError(f"the chat template refused the messages: {message}")
 
     def _split(self, marked: str, nonce: str) -> list[PromptPart]:
         parts: list[PromptPart] = []

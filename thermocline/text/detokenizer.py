@@ -6,7 +6,10 @@ Owns the bytes of a character that has not fully arrived. It knows no stop strin
 from __future__ import annotations
 
 import codecs
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class TokenBytes(Protocol):
@@ -26,12 +29,19 @@ class Detokenizer:
 
     The pieces that `push` and `flush` return, joined, equal the bytes of all tokens decoded at once
     with errors="replace"; each piece is valid text by itself. Control tokens add nothing unless
-    `show_control` is set.
+    `show_control` is set, or they are among `shown`.
     """
 
-    def __init__(self, tokenizer: TokenBytes, *, show_control: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenBytes,
+        *,
+        show_control: bool = False,
+        shown: Collection[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._show_control = show_control
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
@@ -40,7 +50,8 @@ class Detokenizer:
         Raises RequestError if the vocabulary has no such id.
         """
         piece = self._tokenizer.token_bytes(token_id)
-        if not self._show_control and self._tokenizer.is_control(token_id):
+        hides = not self._show_control and token_id not in self._shown
+        if hides and self._tokenizer.is_control(token_id):
             return ""
         return self._decoder.decode(piece)
 

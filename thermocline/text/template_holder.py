@@ -6,21 +6,22 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from thermocline.errors import ConfigError, EngineClosedError
+from thermocline.errors import ChatTemplateError, ConfigError, EngineClosedError
 from thermocline.text.chat_template import ChatTemplate
-from thermocline.text.tool_formats import read_template
+from thermocline.text.template_facts import read_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thermocline.text.tokenizer import Tokenizer
+    from thermocline.text.tool_formats import TemplateFacts
 
 
 class TemplateHolder:
     """Starts the chat template's child process when the first chat prompt asks for it."""
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
-        self.facts = read_template(source)
+        self.facts = read_template(source, vocabulary=tokenizer)
         self.source = source
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
@@ -43,6 +44,17 @@ class TemplateHolder:
             if self._template is None:
                 self._template = self._start(self.source)
             return self._template
+
+    def check(self, name: str) -> None:
+        """Start the template now. Raises ConfigError that says what is wrong with `name`."""
+        try:
+            self.get()
+        except ChatTemplateError as error:
+            raise ConfigError(f"{name}: {error}; correct the file") from error
+
+    def facts_of(self, source: str | None) -> TemplateFacts:
+        """Return what the template of another text tells; None: as `facts`."""
+        return self.facts if source is None else read_template(source, vocabulary=self._tokenizer)
 
     @contextmanager
     def borrow(self, source: str | None) -> Iterator[ChatTemplate]:

@@ -24,6 +24,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -37,7 +38,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from jinja2.parser import Parser
 
@@ -62,7 +63,18 @@ class OutputTooLongError(Exception):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, but an unsafe attribute is an error at once, not an empty text."""
+    """jinja2's sandbox, but an unsafe attribute is an error at once, not an empty text.
+
+    A template may change lists of its own, which Kimi K2's does; `given` are the caller's.
+    """
+
+    given: frozenset[int] = frozenset()
+
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        """Whether a template may use this attribute."""
+        if type(obj) is list and attr in ("append", "pop"):
+            return id(obj) not in self.given
+        return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: object, attribute: str) -> jinja2.Undefined:
         """Raise SecurityError."""
@@ -96,8 +108,20 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_as_list,
     )
+
+
+def _as_list(value: object) -> list[object]:
+    """Return what a filter such as `map` made, which gives its values one by one."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def build_environment() -> Sandbox:
@@ -110,6 +134,17 @@ def build_environment() -> Sandbox:
     environment.globals["strftime_now"] = _strftime_now
     environment.filters["tojson"] = _to_json
     return environment
+
+
+def _lists_in(context: dict[str, Any]) -> list[list[Any]]:
+    """Return all lists of the caller's, however deep."""
+    found, level = [], list(context.values())
+    while level:
+        lists = [one for one in level if type(one) is list]
+        found += lists
+        inner = [one for each in lists for one in each]
+        level = inner + [one for each in level if type(each) is dict for one in each.values()]
+    return found
 
 
 def _searched_constants(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -157,11 +192,13 @@ class Loaded:
 
     plain: jinja2.Template
     marked: jinja2.Template
+    environment: Sandbox
     plain_globals: dict[str, str]
     marked_globals: dict[str, str]
 
     def render(self, context: dict[str, Any], marked: bool, max_chars: int) -> str:
         """Render. Raises OutputTooLongError past `max_chars` characters."""
+        self.environment.given = frozenset(map(id, _lists_in(context)))
         template = self.marked if marked else self.plain
         tokens = self.marked_globals if marked else self.plain_globals
         pieces: list[str] = []
@@ -183,6 +220,7 @@ def load(request: dict[str, Any]) -> Loaded:
     return Loaded(
         plain=environment.from_string(source),
         marked=environment.from_string(mark_control(environment.parse(source), mark)),
+        environment=environment,
         plain_globals={name: request[name] for name in names},
         marked_globals={name: mark(request[name]) for name in names},
     )

@@ -114,13 +114,13 @@ class Tokenizer:
                 token_id = None
         return self._encode_pieces(pieces)
 
-    def encode_more(self, text: str) -> list[int]:
+    def encode_more(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Token ids of text that goes on where other text ended, [T]: nothing is put before it.
 
-        Raises RequestError as `encode` does.
+        parse_special: as of `encode`. Raises RequestError as `encode` does.
         """
         self._check_text(text)
-        pieces = self._specials.split(text, parse_special=False)
+        pieces = self._specials.split(text, parse_special=parse_special)
         return self._encode_pieces(pieces, is_after_special=False)
 
     def _encode_pieces(

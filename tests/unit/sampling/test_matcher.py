@@ -365,6 +365,8 @@ def forced_text(limit, tokenizer, text):
         ("<think>", 2, "<think>ab", "\n</think>\n\n"),
         ("<think>", 2, "\n<think>ab", "\n</think>\n\n"),
         ("<think>", 2, "no thinking", ""),
+        ("<|channel|>analysis<|message|>", 2, "<|channel|>analysis<|message|>ab", "\n</think>\n\n"),
+        (" to=self<|message|>", 2, " to=self<|message|>ab", "\n</think>\n\n"),
         ("", 3, "ab€", "\n</think>\n\n"),
         ("", 40, "x" * 40 + "\n</think>\n\n", ""),
     ],

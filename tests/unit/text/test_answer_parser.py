@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermocline.text.answer_parser import AnswerShape, Thinking
+from thermocline.text.format_table import FORMATS, HERMES, PLAIN, THINK, XML
 from thermocline.text.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
-from thermocline.text.tool_formats import ToolFormat, read_template
+from thermocline.text.template_facts import read_template
 
 SCHEMAS = {
     "f": {
@@ -27,7 +28,6 @@ SCHEMAS = {
         "$defs": {"Size": {"enum": ["S", "M"]}},
     }
 }
-FORMATS = [None, *ToolFormat]
 
 
 def parse(shape, *texts):
@@ -57,7 +57,8 @@ def parse(shape, *texts):
 
 
 def shape(calls=None, thinking=Thinking.NEVER):
-    return AnswerShape(thinking, calls, SCHEMAS)
+    row = PLAIN if calls is None else calls
+    return AnswerShape(thinking, row, calls is not None, row.reasoning or THINK, SCHEMAS)
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"]}}\n</tool_call>'
@@ -70,20 +71,38 @@ MARKERS = [
 ANSWERS = st.lists(st.sampled_from(MARKERS), max_size=14).map("".join)
 
 
-@settings(deadline=None)
-@given(
-    ANSWERS,
-    st.lists(st.integers(0, 200), max_size=12),
-    st.sampled_from(FORMATS),
-    st.sampled_from(Thinking),
-)
-def test_cuts_change_nothing(text, cuts, calls, thinking):
+@st.composite
+def answers_in_a_format(draw):
+    """A row of the table, and an answer out of its own marks and of what calls are made of."""
+    row = draw(st.sampled_from(FORMATS))
+    marks = row.reasoning or THINK
+    own = [*row.marks(), marks.begin, marks.end, "f", "text", "1", '"x"', "true"]
+    whole = row.call.replace("{name}", "f").replace("{json}", '{"name": "f", "arguments": {}}')
+    own += [whole.replace("{arguments}", '{"a": 1}'), whole.replace("{parameters}", row.parameter)]
+    return row, "".join(draw(st.lists(st.sampled_from([*own, *MARKERS]), max_size=14)))
+
+
+@settings(deadline=None, max_examples=200)
+@given(answers_in_a_format(), st.lists(st.integers(0, 200), max_size=12), st.sampled_from(Thinking))
+def test_cuts_change_nothing(answer, cuts, thinking):
     """Any text, cut anywhere, gives the same joined pieces as in one, and as in single characters."""
-    whole = parse(shape(calls, thinking), text)
+    row, text = answer
+    whole = parse(shape(row, thinking), text)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     parts = [text[a:b] for a, b in itertools.pairwise(places)]
-    assert parse(shape(calls, thinking), *parts) == whole
-    assert parse(shape(calls, thinking), *text) == whole
+    assert parse(shape(row, thinking), *parts) == whole
+    assert parse(shape(row, thinking), *text) == whole
+
+
+@settings(deadline=None, max_examples=200)
+@given(answers_in_a_format(), st.sampled_from(Thinking))
+def test_calls_that_end_are_json(answer, thinking):
+    """Whatever a model writes: arguments of a call are an object once other text or a call follows."""
+    row, text = answer
+    pieces = parse(shape(row, thinking), *text, "\n")
+    for piece, following in itertools.pairwise(pieces):
+        if piece[0] == "call" and following:
+            assert isinstance(json.loads(piece[2]), dict), (text, piece)
 
 
 @settings(deadline=None)
@@ -94,7 +113,7 @@ def test_without_calls_nothing_is_lost(text):
 
 
 @settings(deadline=None)
-@given(ANSWERS, st.sampled_from([ToolFormat.HERMES, ToolFormat.PLAIN]))
+@given(ANSWERS, st.sampled_from([HERMES, PLAIN, XML]))
 def test_only_space_beside_calls_is_lost(text, calls):
     """All but space that is no call is in the text pieces, in order."""
     pieces = parse(shape(calls), *text)
@@ -166,27 +185,32 @@ BROKEN = [
 @pytest.mark.parametrize(("text", "expected"), HERMES_CASES)
 def test_hermes_calls(text, expected):
     """Names and arguments come in any order; what stands after the arguments is passed over."""
-    assert parse(shape(ToolFormat.HERMES), *text) == expected
+    assert parse(shape(HERMES), *text) == expected
 
 
 @pytest.mark.parametrize("text", BROKEN)
 def test_broken_calls_are_text(text):
     """What only looks like a call is handed on whole."""
-    assert parse(shape(ToolFormat.HERMES), *text) == [("text", text)]
+    assert parse(shape(HERMES), *text) == [("text", text)]
 
 
 def test_arguments_come_as_they_are_written():
     """Arguments are handed on with the character that brings them, not at the end of the call."""
-    parser = shape(ToolFormat.HERMES).parser()
+    parser = shape(HERMES).parser()
     assert parser.push('<tool_call>{"name": "f", "arguments": ') == ()
-    assert parser.push('{"a"') == (ToolCallBegin(0, "f"), ToolCallArguments(0, '{"a"'))
-    assert parser.push(": 1") == (ToolCallArguments(0, ": 1"),)
-    assert parser.push("}}</tool_call>") == (ToolCallArguments(0, "}"),)
+    assert said(parser.push('{"a"')) == '{"a"'
+    assert said(parser.push(': "so')) == ': "so'
+    assert said(parser.push(' it goes", "n": 1')) == ' it goes", "n": '
+    assert said(parser.push("}}</tool_call>")) == "1}"
+
+
+def said(pieces):
+    return "".join(piece.text for piece in pieces if isinstance(piece, ToolCallArguments))
 
 
 def test_text_that_may_begin_a_call_waits():
     """Text is held back only while it may be the start of a marker, and space beside it."""
-    parser = shape(ToolFormat.HERMES).parser()
+    parser = shape(HERMES).parser()
     assert parser.push("a <too") == (TextPiece("a"),)
     assert parser.push("th") == (TextPiece(" <tooth"),)
     assert parser.flush() == ()
@@ -208,7 +232,7 @@ PLAIN_CASES = [
 @pytest.mark.parametrize(("text", "expected"), PLAIN_CASES)
 def test_plain_calls(text, expected):
     """Calls without marks stand at the start of the answer, and nowhere else."""
-    assert parse(shape(ToolFormat.PLAIN), *text) == expected
+    assert parse(shape(PLAIN), *text) == expected
 
 
 def xml(*parameters, name="f"):
@@ -236,7 +260,7 @@ def xml(*parameters, name="f"):
 )
 def test_xml_values_become_json(key, value, expected):
     """Each parameter's text becomes the JSON that its schema wants; of an unknown one, what it looks like."""
-    ((kind, name, arguments),) = parse(shape(ToolFormat.XML), *xml((key, value)))
+    ((kind, name, arguments),) = parse(shape(XML), *xml((key, value)))
     assert (kind, name, json.loads(arguments)) == ("call", "f", {key: expected})
 
 
@@ -244,7 +268,7 @@ def test_xml_calls_and_text():
     """Text around calls stays; the outer marker may be missing; parameters join in one object."""
     bare = xml(("text", "x")).removeprefix("<tool_call>\n")
     text = f"first\n{xml(('text', 'a'), ('number', '1'))}\n{bare}\nlast"
-    assert parse(shape(ToolFormat.XML), *text) == [
+    assert parse(shape(XML), *text) == [
         ("text", "first"),
         ("call", "f", '{"text": "a", "number": 1}'),
         ("call", "f", '{"text": "x"}'),
@@ -257,24 +281,24 @@ def test_xml_calls_and_text():
 )
 def test_broken_xml_calls_are_text(text):
     """Before the name is known, what is no call is text."""
-    assert parse(shape(ToolFormat.XML), *text) == [("text", text)]
+    assert parse(shape(XML), *text) == [("text", text)]
 
 
 def test_text_values_stream():
     """A text parameter's value is handed on as it comes, as JSON."""
-    parser = shape(ToolFormat.XML).parser()
+    parser = shape(XML).parser()
     parser.push("<tool_call>\n<function=f>\n<parameter=text>\n")
-    assert parser.push('say "hi"') == (ToolCallArguments(0, 'say \\"hi\\"'),)
-    assert parser.push("\n</parameter>") == (ToolCallArguments(0, '"'),)
+    assert said(parser.push('say "hi"')) == 'say \\"hi\\"'
+    assert said(parser.push("\n</parameter>")) == '"'
 
 
 @pytest.mark.parametrize(
     ("source", "form", "thinks"),
     [
-        ("{{ messages }}", ToolFormat.PLAIN, False),
-        ("... <tool_call> ... {{ tools }}", ToolFormat.HERMES, False),
-        ("<tool_call><function=x><parameter=y> {{ tools }} </think>", ToolFormat.XML, True),
-        ("{% if enable_thinking %}</think>{% endif %}", ToolFormat.PLAIN, True),
+        ("{{ messages }}", PLAIN, False),
+        ("... <tool_call> ... {{ tools }}", HERMES, False),
+        ("<tool_call><function=x><parameter=y> {{ tools }} </think>", XML, True),
+        ("{% if enable_thinking %}</think>{% endif %}", PLAIN, True),
     ],
 )
 def test_templates_tell_the_format(source, form, thinks):
@@ -282,4 +306,4 @@ def test_templates_tell_the_format(source, form, thinks):
     facts = read_template(source)
     assert (facts.tool_format, facts.thinks) == (form, thinks)
     assert facts.knows_tools == ("tools" in source)
-    assert read_template(source, ToolFormat.XML).tool_format is ToolFormat.XML
+    assert read_template(source, XML).tool_format is XML

@@ -321,3 +321,64 @@ def test_threads_share_one_template(chatml):
         thread.join()
     assert all(f"\nn{index}<|im_end|>" in text for index, text in results.items())
     assert len(results) == 8
+
+
+def test_a_template_may_change_lists_of_its_own():
+    """Appending to a list of the template's and taking from it works, as Kimi K2's template does."""
+    source = "{% set l = [] %}{% for m in messages %}{% set _ = l.append(m.content) %}{% endfor %}{{ l.pop() }}"
+    with ChatTemplate(source) as template:
+        assert template.render([{"role": "user", "content": "hi"}]) == "hi"
+    with (
+        ChatTemplate("{{ messages[0].list.append(1) }}") as template,
+        pytest.raises(ChatTemplateError, match="unsafe"),
+    ):
+        template.render([{"role": "user", "content": "hi", "list": [[]]}])
+
+
+CALLED = [
+    {"role": "user", "content": "hi"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 'x' + messages[1].tool_calls[0].function.arguments }}", 'x{"a": 1}'),
+        (
+            "{% set i = messages[1].tool_calls[0].id %}{% if i|length != 9 %}{{ raise_exception('nine') }}"
+            "{% endif %}{{ i == messages[2].tool_call_id }}",
+            "True",
+        ),
+        ("{% for t in tools %}{{ t }}{% endfor %}no tools", "no tools"),
+        ("{{ 'f' + functions }}{{ datetime|length }}", "f[]10"),
+    ],
+)
+def test_templates_get_the_form_they_want(source, expected):
+    """Arguments as text, short ids, no tools as a list, functions as text: where the usual is refused."""
+    with ChatTemplate(source) as template:
+        assert template.render(CALLED) == expected
+
+
+def test_arguments_without_a_description_get_one():
+    """A template that adds descriptions up renders tools that have none."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}]  # fmt: skip
+    source = "{{ 'd' + tools[0].function.parameters.properties.a.description }}"
+    with ChatTemplate(source) as template:
+        assert template.render(CALLED, tools=tools) == "d"
+
+
+def test_what_no_form_helps_is_the_first_error():
+    """A template that refuses every form is refused for what it said first."""
+    with (
+        ChatTemplate("{{ raise_exception('never') }}") as template,
+        pytest.raises(ChatTemplateError, match="never"),
+    ):
+        template.render(CALLED)

@@ -14,7 +14,7 @@ from thermocline.server.openai.completion_form import CompletionForm
 from thermocline.server.openai.form import FormOptions, Served
 from thermocline.server.openai.schema import refuse_non_text
 from thermocline.server.structured import plan_format
-from thermocline.text.tool_formats import TemplateFacts
+from thermocline.text.template_facts import NO_TEMPLATE, read_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from thermocline.server.openai.schema import ChatRequest, CompletionRequest
     from thermocline.server.settings import ServerConfig
     from thermocline.server.structured import FormatPlan
+    from thermocline.text.tool_formats import TemplateFacts
 
 _SHOWN_NAMES: Final = 32
 
@@ -63,7 +64,7 @@ async def prepare_chat(model: OpenModel, asked: ChatRequest, manners: Manners) -
     params, n, options = asked.sampling_params(), asked.num_answers, asked.options()
     continues = asked.continues_final
     engine = model.engine
-    plan = plan_format(engine.template_facts, asked.format_fields())
+    plan = plan_format(_facts(engine, asked), asked.format_fields())
     prompt = await encode_prompt(engine, asked, plan)
     params = await _with_bad_words(engine, asked, params)
     ask = in_format(Ask((prompt,), params, n, options=options), engine, plan)
@@ -79,7 +80,7 @@ async def prepare_completion(
     params, n, options = asked.sampling_params(), asked.num_answers, asked.options()
     engine = model.engine
     # No template stands between such a prompt and its answer, which is text and nothing else.
-    plan = plan_format(TemplateFacts(), asked.format_fields())
+    plan = plan_format(NO_TEMPLATE, asked.format_fields())
     prompts = [
         await engine.encode(prompt) if isinstance(prompt, str) else prompt
         for prompt in asked.prompts()
@@ -101,9 +102,8 @@ async def prepare_completion(
 async def encode_chat_request(engine: Engine, asked: ChatRequest, manners: Manners) -> list[int]:
     """Return the token ids of the prompt that a chat becomes. Raises RequestError."""
     _check_template(asked, manners)
-    return await encode_prompt(
-        engine, asked, plan_format(engine.template_facts, asked.format_fields())
-    )
+    plan = plan_format(_facts(engine, asked), asked.format_fields())
+    return await encode_prompt(engine, asked, plan)
 
 
 async def encode_prompt(engine: Engine, asked: ChatRequest, plan: FormatPlan) -> list[int]:
@@ -118,6 +118,13 @@ async def encode_prompt(engine: Engine, asked: ChatRequest, plan: FormatPlan) ->
         continue_final=continues,
         template=asked.chat_template,
     )
+
+
+def _facts(engine: Engine, asked: ChatRequest) -> TemplateFacts:
+    """Return what the chat's template tells: the request's, if it brings one."""
+    if asked.chat_template is None:
+        return engine.template_facts
+    return read_template(asked.chat_template, vocabulary=engine.tokenizer)
 
 
 def form_options(asked: AnswerRequest, manners: Manners) -> FormOptions:
