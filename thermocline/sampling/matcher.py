@@ -46,13 +46,11 @@ class Vocabulary(Protocol):
 
     vocab_size: int
     end_ids: frozenset[int]
+    steering_ids: frozenset[int]
+    """Tokens that steer the model: a grammar's text is never made of them."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """Exact bytes of one token."""
-        ...
-
-    def is_control(self, token_id: int) -> bool:
-        """True for tokens that are no text."""
         ...
 
     def encode_more(self, text: str) -> list[int]:
@@ -256,7 +254,7 @@ class _Words:
         self.tokens = [vocabulary.token_bytes(token_id) for token_id in every]
         self.eos_token_id = min(end_ids)
         # An end token that is text besides would end the answer in the middle.
-        self.special_token_ids = [i for i in every if i in end_ids or vocabulary.is_control(i)]
+        self.special_token_ids = [i for i in every if i in end_ids or i in vocabulary.steering_ids]
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Return how the model would write `text`, which the grammar forces."""

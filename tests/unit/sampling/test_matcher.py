@@ -390,3 +390,30 @@ def test_a_closed_reasoning_leads_into_the_constraint(grammars, tokenizer):
     text = tokenizer.decode(output)
     assert re.search(r"\n</think>\n\n\s*(yes|no)$", text)
     assert len(output) < 40
+
+
+def test_marks_that_steer_are_no_text_of_an_answer():
+    """Harmony's marks are shown in answers, and a JSON string is never made of them, whatever their bytes."""
+    tokens, types, merges = byte_vocabulary()
+    marks = ["<|message|>", "<|end|>", "<|call|>", "<|return|>"]
+    harmony = Tokenizer(
+        TokenizerData(
+            model="gpt2",
+            pre="gpt-4o",
+            tokens=[*tokens, *marks],
+            token_types=[*types, *[3] * len(marks)],
+            merges=merges,
+            eos_id=len(tokens) + 3,
+        )
+    )
+    mark_ids = [harmony.token_id(mark) for mark in marks]
+    assert not harmony.is_control(mark_ids[0]), "it is shown"
+    grammars = Grammars(harmony)
+    try:
+        matcher = grammars.matcher(Constraint(Kind.JSON_OBJECT))
+        begun = harmony.encode('{"key": "text', add_bos=False)
+        logits = matcher.masked(np.zeros(harmony.vocab_size, np.float32), begun)
+        assert np.isfinite(logits[harmony.token_id("a")])
+        assert np.isneginf(logits[mark_ids]).all()
+    finally:
+        grammars.close()
