@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from thermocline.kernels.lane import Waits
     from thermocline.messages import Chunk
 
 
@@ -24,10 +25,10 @@ class LoopLane:
             return done.value
 
 
-async def any_of(futures: tuple[Any, ...] | None) -> None:
+async def any_of(waits: Waits | None) -> None:
     """Wait until one of the futures is done; for nothing, one turn of the loop."""
-    if futures is None:
+    if waits is None:
         await asyncio.sleep(0)
         return
-    waits = [asyncio.wrap_future(f) if isinstance(f, Future) else f for f in futures]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    futures = [asyncio.wrap_future(f) if isinstance(f, Future) else f for f in waits.futures]
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

@@ -13,11 +13,11 @@ import itertools
 import threading
 import time
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 from thermocline.errors import EngineClosedError
 from thermocline.kernels.turns import Turns
@@ -51,8 +51,15 @@ class AnyFuture(Protocol):
         ...
 
 
-Waits: TypeAlias = tuple[AnyFuture, ...]
-"""What a chunk's way waits for: it goes on when one of them is done."""
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a chunk waits for: it goes on when one of `futures` is done.
+
+    needs_lane: what must happen until then may need the very lane on which the chunk is driven.
+    """
+
+    futures: tuple[AnyFuture, ...]
+    needs_lane: bool = False
 
 
 class JobLane(Protocol):
@@ -92,7 +99,7 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """run: one turn; returns `_MORE` when another one must follow, or what it waits for in a `_Waiting`.
+    """run: one turn; returns `_MORE` when another one must follow, or what it `Waits` for.
 
     chunk: None for work of no chunk.
     """
@@ -108,11 +115,6 @@ class _Job:
 
 
 _MORE = object()
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    waits: Waits
 
 
 class LaneThread:
@@ -140,7 +142,10 @@ class LaneThread:
         self._busy = BusyTime()
         self._changed = threading.Condition()
         self._closed = False
-        self._num_waiting = 0
+        # Jobs that wait for other lanes, those of them that keep this one, and those that go on.
+        self._num_waiting = self._num_keeping = 0
+        self._resumed: deque[_Job] = deque()
+        self._step_s = 0.0
         self._thread = threading.Thread(target=self._work, name=f"lane {lane}", daemon=True)
         self._thread.start()
 
@@ -183,7 +188,8 @@ class LaneThread:
         """Take a chunk through its steps on this lane's thread, where its jobs run at once; return the result.
 
         Where it yields, others that wait have their turn; chunks of one kind take turns in order. What it
-        yields is waited for without the lane, but by a decode step, which keeps it: its token is waited for.
+        `Waits` for leaves the lane to others. A decode step keeps it where it can, since somebody waits for its
+        token: then only those go on that waited for other lanes.
         """
         return await self._give(partial(_turn, steps), chunk)
 
@@ -243,13 +249,16 @@ class LaneThread:
 
     def _take(self) -> _Job | None:
         with self._changed:
-            while (job := self._turns.take()) is None:
-                if self._closed and not self._num_waiting:
-                    return None
-                if self._spare and not self._closed:
-                    return heapq.heappop(self._spare)
+            while True:
+                if self._resumed:
+                    return self._resumed.popleft()
+                if not self._num_keeping:
+                    job = self._turns.take()
+                    if job is not None or (self._closed and not self._num_waiting):
+                        return job
+                    if self._spare and not self._closed:
+                        return heapq.heappop(self._spare)
                 self._changed.wait()
-            return job
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
@@ -257,39 +266,55 @@ class LaneThread:
             self._busy.begin(start_ns)
             try:
                 result, error = job.run(), None
-                while isinstance(result, _Waiting) and _keeps_lane(job.chunk):
-                    wait(cast("list[Future[Any]]", result.waits), return_when=FIRST_COMPLETED)
-                    result = job.run()
             except BaseException as caught:  # noqa: BLE001 - handed to the waiter, whatever it is
                 result, error = None, caught
             end_ns = time.perf_counter_ns()
             self._busy.end(end_ns)
             if job.chunk is not None:
-                seconds = (end_ns - start_ns) * 1e-9
-                self._turns.ran(seconds, is_prompt=job.chunk.is_prompt)
-                self._times.append((job.chunk.id, seconds))
+                self._count(job.chunk, (end_ns - start_ns) * 1e-9, result)
             if result is _MORE:
                 with self._changed:
                     self._queue(job)
-            elif isinstance(result, _Waiting):
-                self._queue_after(job, result.waits)
+            elif isinstance(result, Waits):
+                self._queue_after(job, result)
             else:
                 job.settle(result, error)
 
+    def _count(self, chunk: Chunk, seconds: float, result: object) -> None:
+        self._times.append((chunk.id, seconds))
+        if isinstance(result, Waits) and _keeps_lane(chunk, result):
+            self._step_s += seconds  # of a step that goes on
+            return
+        if not chunk.is_prompt:
+            seconds, self._step_s = seconds + self._step_s, 0.0
+        self._turns.ran(seconds, is_prompt=chunk.is_prompt)
+
     def _queue_after(self, job: _Job, waits: Waits) -> None:
-        """Queue the job again when one of `waits` is done."""
+        """Queue the job again when one of what it waits for is done.
+
+        What goes on after another lane's work goes on before all others: it does little until its next turn, and
+        others may wait for what it lets go. So it does while a decode step keeps the lane.
+        """
+        keeps, first = _keeps_lane(job.chunk, waits), itertools.count()
         with self._changed:
             self._num_waiting += 1
-        first = itertools.count()
+            self._num_keeping += keeps
 
         def again(_: object) -> None:
-            if next(first) == 0:
-                with self._changed:
-                    self._num_waiting -= 1
+            if next(first):
+                return
+            with self._changed:
+                self._num_waiting -= 1
+                self._num_keeping -= keeps
+                if waits.needs_lane:
                     self._queue(job)
-                    self._changed.notify()
+                elif keeps:
+                    self._resumed.appendleft(job)
+                else:
+                    self._resumed.append(job)
+                self._changed.notify()
 
-        for future in waits:
+        for future in waits.futures:
             future.add_done_callback(again)
 
     def _show(self, work: _Work, job: Callable[[], R]) -> R:
@@ -362,18 +387,18 @@ async def result_of(future: Future[R]) -> R:
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
-def _keeps_lane(chunk: Chunk | None) -> bool:
-    return chunk is not None and not chunk.is_prompt
+def _keeps_lane(chunk: Chunk | None, waits: Waits) -> bool:
+    return chunk is not None and not chunk.is_prompt and not waits.needs_lane
 
 
 def _turn(turns: Generator[Waits | None, None, R]) -> R:
-    """Run one turn; returns `_MORE` or a `_Waiting` unless it was the last."""
+    """Run one turn; returns `_MORE` or what it `Waits` for unless it was the last."""
     try:
         waits = next(turns)
     except StopIteration as done:
         result: R = done.value
         return result
-    return cast("R", _MORE if waits is None else _Waiting(waits))
+    return cast("R", _MORE if waits is None else waits)
 
 
 class _Elsewhere(Generic[R]):

@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from thermocline.kernels.lane import Waits
 from thermocline.messages import Hidden, LayerIndex, LayerSum, LayerWork, PartialSum, StepResult
 from thermocline.pipeline.graph import RESULTS
 from thermocline.pipeline.join import Join
@@ -20,7 +21,7 @@ from thermocline.pipeline.stage_queue import StageQueue
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator, Sequence
 
-    from thermocline.kernels.lane import AnyFuture, Waits
+    from thermocline.kernels.lane import AnyFuture
     from thermocline.messages import Chunk, StageMessage
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.graph import Graph, Shortcut
@@ -122,7 +123,7 @@ class _Way:
             return (yield from steps)
         except StageFailedError:
             while pending := self._pending():
-                yield pending
+                yield Waits(pending)
             raise
         finally:
             self._let_go()
@@ -164,7 +165,7 @@ class _Way:
         visit.advance()
         while visit.waits_for is not None:
             self._waiting.append(visit)
-            yield (visit.waits_for,)
+            yield Waits((visit.waits_for,))
             self._waiting.remove(visit)
             visit.advance()
         return visit.output
@@ -198,7 +199,9 @@ class _Way:
                     self._waiting.remove(visit)
                     visit.advance()
                     return visit
-            yield tuple(visit.waits_for for visit in self._waiting if visit.waits_for is not None)
+            yield Waits(
+                tuple(visit.waits_for for visit in self._waiting if visit.waits_for is not None)
+            )
 
     def _pass_on(self, name: str, output: StageMessage) -> StepResult | None:
         for edge in self._outgoing[name]:
@@ -232,7 +235,7 @@ class _Way:
         self._ready.clear()
         self._waiting.clear()
 
-    def _pending(self) -> Waits:
+    def _pending(self) -> tuple[AnyFuture, ...]:
         return tuple(
             visit.waits_for
             for visit in self._waiting

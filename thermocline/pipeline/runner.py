@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from thermocline.errors import StageError
+from thermocline.kernels.lane import Waits
 from thermocline.messages import Chunk, Hidden, Joined, LayerSum, LayerWork, PartialSum, StepResult
 from thermocline.pipeline.channel import Channel
 from thermocline.pipeline.chunk_order import ChunkOrder
@@ -21,7 +22,6 @@ from thermocline.pipeline.ring import Ring, StageFailedError
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
 
-    from thermocline.kernels.lane import Waits
     from thermocline.messages import LayerIndex, RequestId, StageMessage
     from thermocline.pipeline.channel import ChannelStatistics
     from thermocline.pipeline.graph import Graph
@@ -163,7 +163,7 @@ class Runner:
         try:
             stop = next(steps)
             while True:
-                if not isinstance(stop, tuple) and entered is not None:
+                if not isinstance(stop, Waits) and entered is not None:
                     self._order.attended(chunk, entered)
                     entered = None
                 if isinstance(stop, int):
@@ -172,7 +172,7 @@ class Runner:
                     while self._is_wanted(chunk) and (
                         blocker := self._order.before_layer(chunk, entered)
                     ):
-                        yield (blocker,)
+                        yield Waits((blocker,), needs_lane=True)
                 else:
                     yield stop
                 if self._is_wanted(chunk):
@@ -181,7 +181,7 @@ class Runner:
                     stop = steps.throw(StageFailedError("ring", chunk, AbandonedError()))
         except StopIteration as done:
             while blocker := self._order.before_end(chunk):
-                yield (blocker,)
+                yield Waits((blocker,), needs_lane=True)
             result: StepResult = done.value
             return result
         finally:

@@ -15,7 +15,7 @@ import pytest
 from tests.support.chunks import make_chunk, make_decode
 from thermocline.errors import EngineClosedError
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.kernels.lane import LaneThread
+from thermocline.kernels.lane import LaneThread, Waits
 from thermocline.kernels.timeline import PoolTimeline
 from thermocline.messages import LayerIndex
 from thermocline.traces.events import FlowEvent, SpanEvent
@@ -141,12 +141,10 @@ async def test_a_prompt_that_waits_leaves_the_lane_to_others():
     order: list[str] = []
     waits: Future[None] = Future()
 
-    def prompt(
-        name: str, *futures: Future[None]
-    ) -> Generator[tuple[Future[None], ...] | None, None, str]:
+    def prompt(name: str, *futures: Future[None]) -> Generator[Waits | None, None, str]:
         order.append(f"{name} begins")
         if futures:
-            yield futures
+            yield Waits(futures)
         order.append(f"{name} ends")
         return name
 
@@ -167,9 +165,9 @@ async def test_a_decode_step_keeps_the_lane_while_it_waits():
     order: list[str] = []
     begun, waits = threading.Event(), Future()
 
-    def decode() -> Generator[tuple[Future[None], ...], None, None]:
+    def decode() -> Generator[Waits, None, None]:
         begun.set()
-        yield (waits,)
+        yield Waits((waits,))
         order.append("decode")
 
     def prompt() -> Generator[None, None, None]:

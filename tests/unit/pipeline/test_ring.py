@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.chunks import make_chunk, make_decode, make_work, partial_sum
-from thermocline.kernels.lane import LaneThread, result_of
+from thermocline.kernels.lane import LaneThread, Waits, result_of
 from thermocline.messages import Hidden, LayerIndex, StepResult, Tier
 from thermocline.pipeline.graph import Shortcut, moe_graph
 from thermocline.pipeline.ring import Ring, StageFailedError
@@ -80,8 +80,8 @@ def end_of(steps) -> StepResult:
             stop = next(steps)
         except StopIteration as done:
             return done.value
-        if isinstance(stop, tuple):
-            wait(stop, return_when=FIRST_COMPLETED)
+        if isinstance(stop, Waits):
+            wait(stop.futures, return_when=FIRST_COMPLETED)
 
 
 def ring_of(graph) -> Ring:
@@ -216,8 +216,8 @@ def test_a_prompt_hands_its_lane_over_while_it_waits():
 
     steps, waited = ring_of(Split().graph()).steps(make_chunk(0)), 0
     for stop in steps:
-        if isinstance(stop, tuple):
-            assert stop == (done["hot"],)
+        if isinstance(stop, Waits):
+            assert stop == Waits((done["hot"],))
             assert next(steps) == stop, "it waits still"
             done["hot"].set_result(None)
             waited += 1
@@ -264,6 +264,23 @@ async def test_a_chunk_never_overtakes_the_one_in_front_of_it():
     for number in range(LAYERS):
         assert seen.index(("attend", 0, number)) < seen.index(("layer", 1, number))
     assert len(seen) == 2 * LAYERS
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+async def test_a_decode_step_lets_the_prompt_in_front_of_it_go_first(in_parts):
+    """A preempted request's tokens are computed again behind its prompt, which needs the lane that the step has."""
+    stages = ColdStages()
+    graph = moe_graph(stages.graph().stages, LAYERS, 2)
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        runner = Runner(graph, NullRecorder(), lane)
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            group.create_task(runner.run())
+            await asyncio.sleep(0)
+            runner.inject(make_chunk(0, request=1), in_parts=in_parts)
+            runner.inject(make_decode(make_chunk(1, request=1)))
+            assert [(await runner.receive()).chunk.id for _ in range(2)] == [0, 1]
+            runner.check_integrity()
+            runner.close()
 
 
 @pytest.mark.parametrize("in_parts", [True, False])
