@@ -184,6 +184,33 @@ async def test_a_decode_step_keeps_the_lane_while_it_waits():
     assert order == ["decode", "prompt"]
 
 
+async def test_what_a_decode_step_waits_for_may_wait_for_a_prompt():
+    """A prompt that goes on after another lane's work does so while the step keeps the lane, and sets it free."""
+    order: list[str] = []
+    begun, others, slot = threading.Event(), Future(), Future()
+
+    def prompt() -> Generator[Waits | None, None, None]:
+        yield Waits((others,))
+        order.append("prompt goes on")
+        slot.set_result(None)
+        yield None
+        order.append("prompt ends")
+
+    def decode() -> Generator[Waits, None, None]:
+        begun.set()
+        yield Waits((slot,))
+        order.append("decode")
+
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            group.create_task(lane.drive(prompt(), CHUNK))
+            await asyncio.sleep(0)
+            group.create_task(lane.drive(decode(), make_decode(CHUNK)))
+            await asyncio.to_thread(begun.wait, 5)
+            others.set_result(None)
+    assert order == ["prompt goes on", "decode", "prompt ends"]
+
+
 async def test_a_decode_step_overtakes_prompts_that_wait():
     """A prompt's next job waits for the step; the prompt's present job is not stopped."""
     order, started, release = [], threading.Event(), threading.Event()
