@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import re
 
-import llama_cpp
 import pytest
-import transformers
+
+llama_cpp = pytest.importorskip("llama_cpp")
+transformers = pytest.importorskip("transformers")
 
 from benchmarks.published_models.sparse_gguf import write_sparse
 from benchmarks.published_models.table import MODELS

@@ -177,10 +177,14 @@ class ThreadedDevice(FakeDevice):
 
 
 def walk(store: ExpertStore, device: FakeDevice, seed: int) -> int:
-    """Lease and give back at random; return how many leased slots were looked at."""
-    rng, num_checked = random.Random(seed), 0
+    """Lease and give back at random; return how many leased slots were looked at.
+
+    It goes on until that is worth something: how soon there is anything to lease is the other threads' affair.
+    """
+    rng, num_checked, num_rounds = random.Random(seed), 0, 0
     walkers = Walkers(store, device)
-    for _ in range(1500):
+    while num_rounds < 1500 or (num_checked <= 1000 and num_rounds < 100_000):
+        num_rounds += 1
         walkers.lease(rng)
         num_checked += sum(len(slots) for slots, _ in walkers.held)
         walkers.check()
