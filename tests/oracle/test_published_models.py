@@ -7,8 +7,11 @@ import re
 
 import pytest
 
-llama_cpp = pytest.importorskip("llama_cpp")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("llama_cpp")
+pytest.importorskip("transformers")
+
+import llama_cpp
+import transformers
 
 from benchmarks.published_models.sparse_gguf import write_sparse
 from benchmarks.published_models.table import MODELS
