@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SOFTMAX: Final = 1
 _SIGMOID: Final = 2
-_TEMPLATE: Final = (
+TEMPLATE: Final = (
     "{% for message in messages %}{% if message.role == 'assistant' %}"
     "<|assistant|>\n{{ message.content }}\n{% else %}<|user|>\n{{ message.content }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -139,7 +139,7 @@ def plain_vocabulary(pre: str, size: int, num_bpe: int) -> Vocabulary:
     names = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
     last = tuple((name, Kind.CONTROL) for name in names)
     return Vocabulary(
-        pre, size, num_bpe, (), last, _TEMPLATE, eos_id=num_bpe + 1, bos_id=num_bpe, add_bos=False
+        pre, size, num_bpe, (), last, TEMPLATE, eos_id=num_bpe + 1, bos_id=num_bpe, add_bos=False
     )
 
 

@@ -44,6 +44,28 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba:
+    """Mamba2 in a model whose blocks are one thing each. pattern: of each block, M Mamba2, * attention, E experts."""
+
+    conv: int
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    pattern: str
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's values."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that go through the convolution."""
+        return self.width + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """Layers with a sliding window, which have other heads and rotary positions than the full ones.
 
@@ -91,6 +113,7 @@ class Shape:
     rotary: int | None = None
     mrope_sections: tuple[int, ...] = ()
     delta: Delta | None = None
+    mamba: Mamba | None = None
     window: Window | None = None
     yarn: Yarn | None = None
     routed_scale: float = 1.0
@@ -104,7 +127,9 @@ class Shape:
         return self.layers + self.mtp_blocks
 
     def is_recurrent(self, block: int) -> bool:
-        """Whether a block has the gated delta rule; blocks after the layers have attention."""
+        """Whether a block has the gated delta rule or Mamba2; blocks after the layers have attention."""
+        if self.mamba is not None:
+            return self.mamba.pattern[block] == "M"
         return (
             self.delta is not None and block < self.layers and (block + 1) % self.delta.interval > 0
         )

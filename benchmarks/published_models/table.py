@@ -14,6 +14,7 @@ from benchmarks.published_models import families
 from benchmarks.published_models.gemma import GEMMA4
 from benchmarks.published_models.glm import GLM_AIR
 from benchmarks.published_models.latent import LATENT_ROWS
+from benchmarks.published_models.nemotron import NEMOTRON_NANO
 from benchmarks.published_models.shape import Delta, PublishedModel, Shape, Window, Yarn
 from benchmarks.published_models.vocabulary import Kind, Vocabulary
 
@@ -380,6 +381,7 @@ _ROWS: Final = (
     ),
     *LATENT_ROWS,
     GLM_AIR,
+    NEMOTRON_NANO,
 )
 
 MODELS: Final[Mapping[str, PublishedModel]] = MappingProxyType({row.name: row for row in _ROWS})

@@ -101,6 +101,11 @@ def test_a_published_model_has_a_plan_for_every_device(files, name):
         limits = prompt_limits(CONFIG, spec, 0, 0)
         cache = cache_spec(CONFIG, spec, limits)
         needs = device_needs(file.tensors.values(), spec, cache, limits, 2)
+        placed_bytes = sum(
+            tensor.nbytes
+            for tensor in file.tensors.values()
+            if not spec.cpu_only or "_exps." in tensor.name
+        )
     plans = []
     for text in VRAM:
         vram = parse_bytes(text)
@@ -114,7 +119,7 @@ def test_a_published_model_has_a_plan_for_every_device(files, name):
     assert plans == sorted(plans)
     assert plans[0] > 0
     num_experts = len(list(filter(None, needs.on_device.experts))) * spec.router.num_experts
-    assert (plans[-1] == num_experts) == (files[name].stat().st_size < 22e9)
+    assert (plans[-1] == num_experts) == (placed_bytes < 23e9)
 
 
 @pytest.mark.slow
