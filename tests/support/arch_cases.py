@@ -105,6 +105,7 @@ ARCH_CASES = (
     _case("odd", "llama", **_ODD | _NO_EXPERTS, biased=False, slowed=True, seed=62),
     _case("tied_biased", "llama", **_NO_EXPERTS, tied=True, kv_heads=1, extra=_LINEAR, seed=63),
     _case("slow_yarn", "llama", **_NO_EXPERTS, biased=False, slowed=True, extra=_YARN, seed=64),
+    _case("all_biased", "llama", **_NO_EXPERTS, all_biased=True, seed=66),
     _case("experts", "llama", kv_heads=4, seed=65),
     _case("odd_experts", "llama", **_ODD, seed=68),
     _case("one_expert", "llama", layers=2, experts=1, used=1, tied=True, seed=67),
@@ -120,6 +121,9 @@ ARCH_CASES = (
     _case("default", "gemma4", head_dim=32, kv_heads=1, window=16, fused=True, tied=True, seed=61),
     _case("odd", "gemma4", **_ODD, window=7, near_head_dim=6, near_kv_heads=1, seed=62),
     _case("wide_heads", "gemma4", head_dim=512, near_head_dim=256, window=24, seed=63),
+    _case(
+        "dense", "gemma4", **_NO_EXPERTS, head_dim=32, kv_heads=1, window=16, fused=True, seed=66
+    ),
     _case("one_expert", "gemma4", layers=6, experts=1, used=1, window=2, tied=True, seed=64),
 )
 

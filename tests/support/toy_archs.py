@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.support import toy_formulas, toy_recurrent, toy_routers
 from tests.support.gguf_files import write_gguf
-from tests.support.toy_gemma import gemma4_keys, gemma4_layer, gemma4_top
+from tests.support.toy_gemma import NO_EXPERTS, gemma4_keys, gemma4_layer, gemma4_top
 from tests.support.toy_latent import deepseek2_keys, deepseek2_layer
 from tests.support.toy_model import ToyShape, byte_vocabulary, tensor_format, toy_metadata
 
@@ -47,6 +47,8 @@ class ToyArch:
     extra: dict[str, Any] = field(default_factory=dict)
     """More keys of the metadata, without the architecture's prefix."""
     biased: bool = True
+    all_biased: bool = False
+    """Biases of attention's output and of a dense feed-forward, too."""
     key_heads: int = 2
     value_heads: int = 4
     state: int = 16
@@ -331,9 +333,10 @@ def _laguna_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 
 def _dense_keys(toy: ToyArch) -> dict[str, Any]:
-    no_experts = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_forward_length"))
-    own = {"feed_forward_length": toy.shared, "rope.dimension_count": toy.head_dim}
-    return no_experts | own
+    return NO_EXPERTS | {
+        "feed_forward_length": toy.shared,
+        "rope.dimension_count": toy.head_dim,
+    }
 
 
 def _qwen2_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
@@ -357,7 +360,11 @@ def _llama_keys(toy: ToyArch) -> dict[str, Any]:
 
 def _llama_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     if not toy.experts:
-        return _qwen2_layer(toy, draw, layer)
+        weights = _qwen2_layer(toy, draw, layer)
+        for name in ("attn_output", "ffn_gate", "ffn_up", "ffn_down") if toy.all_biased else ():
+            rows = len(weights[f"{name}.weight"])
+            weights[f"{name}.bias"] = draw.vector(rows, spread=0.3)
+        return weights
     own = {"ffn_norm.weight": draw.gain(toy.hidden), **_experts(toy, draw)}
     return _attention(toy, draw) | own
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 Weights = dict[str, np.ndarray]
 
+NO_EXPERTS = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_forward_length"))
+"""Keys of experts, which a model without them lacks."""
 _PERIOD = 3
 
 
@@ -22,7 +24,7 @@ def is_window(layer: int) -> bool:
 def gemma4_keys(toy: ToyArch) -> dict[str, Any]:
     layers = range(toy.layers)
     kv_heads = [toy.near_kv_heads if is_window(n) else toy.kv_heads for n in layers]
-    return {
+    return ({} if toy.experts else NO_EXPERTS) | {
         "attention.head_count_kv": kv_heads,
         "attention.key_length_swa": toy.near_head_dim,
         "attention.value_length_swa": toy.near_head_dim,
@@ -55,7 +57,7 @@ def gemma4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
         # Scores are not divided by the root of the head size, so the gains keep them small.
         "attn_q_norm.weight": draw.gain(head_dim) * np.float32(1 / np.sqrt(head_dim)),
         "attn_k_norm.weight": draw.gain(head_dim),
-        **{f"{name}.weight": draw.gain(hidden) for name in _NORMS},
+        **{f"{name}.weight": draw.gain(hidden) for name in _NORMS[: None if experts else -3]},
         "attn_q.weight": draw.matrix(q_size, hidden),
         "attn_k.weight": draw.matrix(kv_size, hidden),
         "attn_output.weight": draw.matrix(hidden, q_size),
@@ -63,13 +65,18 @@ def gemma4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
         "ffn_gate.weight": draw.matrix(toy.shared, hidden),
         "ffn_up.weight": draw.matrix(toy.shared, hidden),
         "ffn_down.weight": draw.matrix(hidden, toy.shared),
-        "ffn_gate_inp.weight": draw.matrix(experts, hidden, gain=2.0 * np.sqrt(hidden)),
-        "ffn_gate_inp.scale": draw.gain(hidden),
-        "ffn_down_exps.weight": draw.matrix(experts, hidden, toy.intermediate),
-        "ffn_down_exps.scale": draw.vector(experts, spread=0.2, mean=1.0),
     }
+    if experts:
+        weights |= {
+            "ffn_gate_inp.weight": draw.matrix(experts, hidden, gain=2.0 * np.sqrt(hidden)),
+            "ffn_gate_inp.scale": draw.gain(hidden),
+            "ffn_down_exps.weight": draw.matrix(experts, hidden, toy.intermediate),
+            "ffn_down_exps.scale": draw.vector(experts, spread=0.2, mean=1.0),
+        }
     if near or not toy.fused:
         weights["attn_v.weight"] = draw.matrix(kv_size, hidden)
+    if not experts:
+        return weights
     gate, up = draw.matrix(*inner), draw.matrix(*inner)
     if toy.fused:
         return weights | {"ffn_gate_up_exps.weight": np.concatenate((gate, up), axis=1)}

@@ -50,8 +50,8 @@ def read_attention(
 ) -> AttentionWeights:
     """Return grouped-query attention without norms of its heads. gated: q has rows for gates, too.
 
-    q, k and v may be one tensor, attn_qkv, in this order; those without gates may have biases. may_lack_values: values
-    are the keys where there is no attn_v.
+    q, k and v may be one tensor, attn_qkv, in this order; those without gates may have biases, and so may the output.
+    may_lack_values: values are the keys where there is no attn_v.
     """
     hidden = spec.hidden_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
@@ -60,6 +60,9 @@ def read_attention(
         f"{prefix}attn_{name}.weight" in weights for name in ("v", "qkv")
     )
     q, k, v = _query_key_value(weights, prefix, rows, hidden, values_are_keys=values_are_keys)
+    output_bias, name = None, prefix + "attn_output.bias"
+    if name in weights and not gated:
+        output_bias = weights.vector(name, hidden)
     return AttentionWeights(
         norm=weights.vector(prefix + "attn_norm.weight", hidden),
         q=q,
@@ -69,6 +72,7 @@ def read_attention(
         output=weights.matrix(prefix + "attn_output.weight", hidden, q_size),
         head_norm=HeadNorm(None, None, spec.rms_epsilon),
         scale=spec.attention_scale,
+        output_bias=output_bias,
     )
 
 

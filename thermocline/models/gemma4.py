@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.errors import UnsupportedModelError
 from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.dense_contract import Gating, PostNorm
 from thermocline.kernels.weight import ExpertActivation
@@ -37,19 +36,16 @@ def read_spec(file: ModelFile) -> ModelSpec:
     # Layers that reuse an earlier one's keys, and embeddings of each layer: the small models without experts.
     read.require_equal("attention.shared_kv_layers", 0)
     read.require_equal("embedding_length_per_layer_input", 0)
-    if "blk.0.ffn_gate_inp.weight" not in file.tensors:
-        raise UnsupportedModelError(
-            file.path,
-            "a gemma4 model without experts",
-            unsupported=("a feed-forward without experts",),
-            fix="use gemma-4-26B-A4B, which has experts",
-        )
     read.require_equal("expert_gating_func", Gating.SOFTMAX)
     read.refuse_expert_scale()
     read.refuse_rope_scaling()
     num_layers, hidden = read.size("block_count"), read.size("embedding_length")
     kv_heads = read.sizes("attention.head_count_kv", num_layers)
-    spec = read.decoder(normalize_top_k=True, num_kv_heads=max(kv_heads))
+    if read.count("expert_count", default=0):
+        spec = read.decoder(normalize_top_k=True, num_kv_heads=max(kv_heads))
+        spec = replace(spec, shared_intermediate_size=read.size("feed_forward_length"))
+    else:
+        spec = read.dense_decoder(num_kv_heads=max(kv_heads))
     near_dim = read.size("attention.key_length_swa")
     read.require_equal("attention.value_length_swa", near_dim)
     kinds = tuple(
@@ -70,7 +66,6 @@ def read_spec(file: ModelFile) -> ModelSpec:
             ),
             own_rotary_dims=read.rotary_dims(spec.head_dim),
             window=WindowSpec(read.size("attention.sliding_window"), near),
-            shared_intermediate_size=read.size("feed_forward_length"),
             embedding_scale=float(np.sqrt(np.float32(hidden))),
             logit_softcap=read.positive_float("final_logit_softcapping", default=0.0, zero=0.0),
         )
@@ -85,15 +80,16 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
         return weights.vector(f"{prefix}{name}.weight", hidden)
 
     attention, rope = _attention(weights, spec, index)
-    dense = weights.expert(prefix, "", spec.shared_intermediate_size, hidden, ExpertActivation.GELU)
-    routed, experts = _routed(weights, spec, prefix, gain("pre_ffw_norm_2"))
+    width = spec.shared_intermediate_size or spec.dense_intermediate_size
+    shared = SharedExpert(weights.expert(prefix, "", width, hidden, ExpertActivation.GELU), None)
     name, scale = prefix + "layer_output_scale.weight", 1.0
     if name in weights:
         scale = float(weights.vector(name, 1)[0])
-    end = PostNorm(
-        gain("post_ffw_norm"), epsilon, scale, (gain("post_ffw_norm_1"), gain("post_ffw_norm_2"))
-    )
-    shared = SharedExpert(dense, None)
+    end = PostNorm(gain("post_ffw_norm"), epsilon, scale)
+    routed, experts = None, None
+    if spec.has_experts:
+        routed, experts = _routed(weights, spec, prefix, gain("pre_ffw_norm_2"))
+        end = replace(end, parts=(gain("post_ffw_norm_1"), gain("post_ffw_norm_2")))
     parts = LayerParts(attention, gain("ffn_norm"), epsilon, routed, shared, end)
     return DecoderLayer(parts, rope, experts)
 

@@ -165,8 +165,9 @@ class SpecReader:
             score_scale = (1.0 + multiplier * math.log(max(factor, 1.0))) ** 2
         elif multiplier:
             raise self._unsupported(f"{name} = {multiplier}")
-        elif factor > 1:
-            magnitude *= 0.1 * math.log(factor) + 1.0
+        else:
+            usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+            magnitude *= self.positive_float("rope.scaling.yarn_attn_factor", default=usual)
         return Yarn(
             factor=factor,
             original_context=self.size(
@@ -314,11 +315,11 @@ class SpecReader:
         if value not in (0.0, 1.0):
             raise self._unsupported(f"{self._prefix}expert_weights_scale = {value}")
 
-    def dense_decoder(self) -> ModelSpec:
-        """Return the same dimensions of a model without routed experts, checked."""
+    def dense_decoder(self, *, num_kv_heads: int | None = None) -> ModelSpec:
+        """Return the same dimensions of a model without routed experts, checked. num_kv_heads: as for `decoder`."""
         if self.count("expert_count", default=0):
             raise self._unsupported(f"{self._prefix}expert_count, in this architecture")
-        spec = self._decoder(NO_EXPERTS, 0, None, None)
+        spec = self._decoder(NO_EXPERTS, 0, None, num_kv_heads)
         width = self.size("feed_forward_length")
         return replace(spec, num_dense_layers=spec.num_layers, dense_intermediate_size=width)
 

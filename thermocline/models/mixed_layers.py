@@ -66,6 +66,9 @@ def mixed_layer(
     gains = weights.vector(f"{prefix}{norm}.weight", hidden)
     output = replace(attention.output, scale=attention.output.scale * spec.residual_scale)
     attention, rope = replace(attention, output=output), rope or plain_rope(spec)
+    if isinstance(attention, AttentionWeights) and attention.output_bias is not None:
+        bias = attention.output_bias * np.float32(spec.residual_scale)
+        attention = replace(attention, output_bias=bias)
     if index < spec.num_dense_layers:
         dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
         parts = LayerParts(attention, gains, spec.rms_epsilon, None, _scaled(dense, spec))

@@ -25,6 +25,7 @@ from thermocline.kernels.weight import (
     Weight,
     WeightStack,
 )
+from thermocline.modelfile.formats import FORMATS_BY_NAME
 from thermocline.modelfile.layout import without_padding
 
 if TYPE_CHECKING:
@@ -191,16 +192,35 @@ class WeightMap:
         hidden: int,
         activation: ExpertActivation = ExpertActivation.SILU,
     ) -> ExpertStack:
-        """Return the matrices `prefix`ffn_{gate,up,down}`suffix` as a stack of one. Raises ModelFileError."""
+        """Return the matrices `prefix`ffn_{gate,up,down}`suffix` as a stack of one, with biases where the file has them.
+
+        Raises ModelFileError.
+        """
         inner, outer = (intermediate, hidden), (hidden, intermediate)
         shapes = {"up": inner, "down": outer} | ({"gate": inner} if activation.has_gate else {})
         found = {
             role: _stack_of(self.matrix(f"{prefix}ffn_{role}{suffix}.weight", *shape))
             for role, shape in shapes.items()
         }
-        stack = ExpertStack(found.get("gate"), found["up"], found["down"], activation)
+        biases = self._biases_of_one(f"{prefix}ffn_", suffix, found)
+        stack = ExpertStack(found.get("gate"), found["up"], found["down"], activation, biases)
         self._check_scales(stack)
         return stack
+
+    def _biases_of_one(
+        self, start: str, suffix: str, matrices: dict[str, WeightStack]
+    ) -> ExpertBiases | None:
+        """Return the biases beside a stack of one, zeros for one that the file lacks; None if it lacks all."""
+        names = {role: f"{start}{role}{suffix}.bias" for role in matrices}
+        if not any(name in self for name in names.values()):
+            return None
+        found = {}
+        for role, name in names.items():
+            count = matrices[role].raw.shape[1]
+            values = self.vector(name, count) if name in self else np.zeros(count, np.float32)
+            raw = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(1, 1, -1)
+            found[role] = WeightStack(name, FORMATS_BY_NAME["F32"], raw, count)
+        return ExpertBiases(found.get("gate"), found["up"], found["down"])
 
     def part(self, weight: Weight, rows: IntArray) -> Weight:
         """Return some rows of a small matrix as one of their own, a copy."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
 from thermocline.kernels.dense_contract import Activation
@@ -189,20 +190,33 @@ class DeviceDelta:
         return x + self._output.multiply(out, prompt=prompt)
 
 
+def _shared_biases(load: MatrixLoader, given: SharedExpert) -> tuple[torch.Tensor, ...] | None:
+    """Return the biases of gate, up and down on the device, as far as there are; None without any."""
+    parts = given.stack.bias_parts
+    return tuple(load.vector(part.raw[0, 0].view(np.float32)) for part in parts) or None
+
+
 class _Shared:
     """`SharedExpert` on a device."""
 
     def __init__(self, load: MatrixLoader, given: SharedExpert) -> None:
         expert, self._activation = given.stack[0], given.stack.activation
-        assert given.stack.biases is None, "shared experts have no biases"
         self._gate = None if expert.gate is None else load.matrix(expert.gate)
         self._up, self._down = load.matrix(expert.up), load.matrix(expert.down)
+        self._biases = _shared_biases(load, given)
         self._weight = None if given.gate is None else load.matrix(given.gate, exact=True)
 
     def __call__(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
         gate_values = None if self._gate is None else self._gate.multiply(x, prompt=prompt)
-        inner = activate(self._activation, gate_values, self._up.multiply(x, prompt=prompt))
+        up = self._up.multiply(x, prompt=prompt)
+        if self._biases is not None:
+            *gate_bias, up_bias, _ = self._biases
+            gate_values = None if gate_values is None else gate_values + gate_bias[0]
+            up = up + up_bias
+        inner = activate(self._activation, gate_values, up)
         out = self._down.multiply(inner, prompt=prompt)
+        if self._biases is not None:
+            out = out + self._biases[-1]
         if self._weight is None:
             return out
         return gate(out, self._weight.multiply(x, prompt=prompt), Activation.SIGMOID)
