@@ -134,11 +134,13 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("rule"));
     bind_latent(m, core);
     nb::class_<RoutedExperts>(m, "RoutedExperts", "A router and its experts, for LayerWeights.")
-        .def(nb::init<const Matrix&, int64_t, bool, float, float, int, Gains, Gains, int64_t, int64_t, const Experts&, Gains, Gains>(),
+        .def(nb::init<const Matrix&, int64_t, bool, float, float, int, Gains, Gains, int64_t, int64_t, const Experts&, Gains, Gains,
+                      std::optional<Matrix>, std::optional<Matrix>>(),
              nb::kw_only(),
              nb::arg("router"), nb::arg("chosen"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"),
              nb::arg("gating"), optional("logit_bias"), optional("bias"), nb::arg("groups"), nb::arg("groups_used"),
-             nb::arg("experts"), optional("norm"), optional("experts_norm"));
+             nb::arg("experts"), optional("norm"), optional("experts_norm"), nb::arg("down").none(),
+             nb::arg("up").none());
     nb::class_<SharedExpert>(m, "SharedExpert", "The expert that every token takes, for LayerWeights.")
         .def(nb::init<const Experts&, std::optional<Matrix>>(), nb::arg("experts"), nb::arg("gate").none());
     nb::class_<LayerWeights>(m, "LayerWeights", "The weights of a layer, for run_layer.")

@@ -244,7 +244,8 @@ void run(const Compute& compute, const Dense& dense, Form form, const Layer& lay
     const auto marked = [&](LayerMark part) { compute.pool.mark(static_cast<int64_t>(part)); };
     thread_local Scratch memory;
     const int64_t num_kept = layer.end.gain != nullptr ? 2 : 0;
-    float* own = memory.get<float>(count * ((2 + num_kept) * hidden + experts));
+    const int64_t width = layer.around.exist ? layer.around.down.rows : 0;
+    float* own = memory.get<float>(count * ((2 + num_kept) * hidden + experts + 2 * width));
     float* normed = own + count * hidden;
     float* kept = normed + count * hidden;
     float* logits = kept + count * num_kept * hidden;
@@ -258,8 +259,19 @@ void run(const Compute& compute, const Dense& dense, Form form, const Layer& lay
     marked(LayerMark::Experts);
     thread_local ExpertGroups pairs;
     pairs.sort({experts, layer.experts}, count, layer.router.rule.chosen, ids, weights);
-    const ExpertWork work = pairs.work(normed, count, hidden);
-    expert_sum(compute, form, work, pairs.pair_of(), layer.router.rule.chosen, residual, out);
+    const int64_t chosen = layer.router.rule.chosen;
+    if (layer.around.exist) {
+        float* narrow = logits + count * experts;
+        float* sums = narrow + count * width;
+        const Product down{layer.around.down, narrow, width};
+        multiply_all(compute, form, normed, count, &down, 1);
+        std::fill_n(sums, count * width, 0.0f);
+        expert_sum(compute, form, pairs.work(narrow, count, width), pairs.pair_of(), chosen, sums, sums);
+        const Product up{layer.around.up, out, hidden, residual};
+        multiply_all(compute, form, sums, count, &up, 1);
+        return;
+    }
+    expert_sum(compute, form, pairs.work(normed, count, hidden), pairs.pair_of(), chosen, residual, out);
     finish_layer(dense, layer, count, kept, out, out);
 }
 

@@ -171,9 +171,9 @@ class RoutedExperts {
    public:
     RoutedExperts(const Matrix& router, int64_t chosen, bool normalize, float min_sum, float scale, int gating,
                   Gains logit_bias, Gains bias, int64_t groups, int64_t groups_used, const Experts& experts,
-                  Gains norm, Gains experts_norm)
+                  Gains norm, Gains experts_norm, std::optional<Matrix> down, std::optional<Matrix> up)
         : router_(router), biases_{std::move(logit_bias), std::move(bias)}, experts_(experts),
-          norm_(std::move(norm)), experts_norm_(std::move(experts_norm)) {
+          norm_(std::move(norm)), experts_norm_(std::move(experts_norm)), down_(std::move(down)), up_(std::move(up)) {
         part_ = {router.weight(), {chosen, static_cast<Gating>(gating), data(biases_[0]), data(biases_[1]), groups,
                                    groups_used, normalize, min_sum, scale},
                  data(norm_), data(experts_norm_)};
@@ -183,11 +183,20 @@ class RoutedExperts {
         require_length(norm_, part_.matrix.cols, "a norm must be [hidden]");
         require_length(experts_norm_, part_.matrix.cols, "a norm must be [hidden]");
         require(norm_.has_value() == experts_norm_.has_value(), "the norms of the router and of experts come together");
-        require(part_.matrix.cols == experts_.up.cols(), "the router must have a column per hidden number");
+        const int64_t hidden = part_.matrix.cols, width = experts_.up.cols();
+        require(down_.has_value() == up_.has_value(), "the products around experts come together");
+        require(down_ || width == hidden, "the router must have a column per hidden number");
+        if (down_) {
+            around_ = {true, down_->weight(), up_->weight()};
+            require(around_.down.rows == width && around_.down.cols == hidden && around_.up.rows == hidden &&
+                        around_.up.cols == width,
+                    "the products around experts lead from the hidden size to theirs and back");
+        }
         require(part_.matrix.rows == experts_.up.size(), "the router must have a row per expert");
     }
 
     const RouterPart& part() const { return part_; }
+    const AroundExperts& around() const { return around_; }
     const Experts& experts() const { return experts_; }
 
    private:
@@ -195,6 +204,8 @@ class RoutedExperts {
     Gains biases_[2];
     Experts experts_;
     Gains norm_, experts_norm_;
+    std::optional<Matrix> down_, up_;
+    AroundExperts around_{};
     RouterPart part_{};
 };
 
@@ -251,10 +262,11 @@ class LayerWeights {
         require(norm_.has_value() == (routed_ || shared_),
                 "a feed-forward is a norm with routed experts, a shared one, or both");
         if (routed_) {
-            const Experts& experts = routed_->experts();
-            require(experts.up.cols() == hidden(), "experts must take and give the hidden size");
             layer_.router = routed_->part();
-            layer_.experts = experts.stacked;
+            require(layer_.router.matrix.cols == hidden(), "the router must have a column per hidden number");
+            require(!end_ || !routed_->around().exist, "a layer that ends with a norm has experts of its own width");
+            layer_.around = routed_->around();
+            layer_.experts = routed_->experts().stacked;
         }
         if (shared_) {
             layer_.shared = shared_->part();

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.arch_cases import SCHEDULED_CASES
+from tests.support.arch_cases import PLACED_CASES
 from tests.support.engine_runs import greedy_tokens, prompt_logits
 from tests.support.processes import child_pids
+from tests.support.remote_cases import running_worker
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import (
@@ -93,14 +94,17 @@ async def test_workers_change_no_bit(path, num_workers, mode, transport, hot, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("share", "hot"), [(1.0, "none"), (0.5, "simulated")])
-async def test_workers_know_formulas_and_biases_of_experts(tmp_path, share, hot):
-    """gpt-oss' experts, on a worker and on a simulated device: the bits that they have here."""
-    case = next(case for case in SCHEDULED_CASES if case.name == "gpt-oss_mixed")
-    path = write_toy_arch(tmp_path / "toy.gguf", replace(case.toy, context=256))
+@pytest.mark.parametrize("case", PLACED_CASES, ids=str)
+async def test_every_architecture_has_its_bits_in_three_places(tmp_path, case):
+    """Experts here, on a worker and on a device: the tokens and scores of all of them here."""
+    path = write_toy_arch(tmp_path / "toy.gguf", replace(case.toy, context=160))
     expected = await tokens_and_logits(path, config())
-    remote = RemoteConfig(workers=("local:1",), share=share)
-    tokens, logits, figures, _ = await tokens_and_logits(path, config(remote, hot=hot))
+    with running_worker(path, tmp_path / "socket") as worker:
+        remote = RemoteConfig(workers=(str(worker.address),), share=0.5)
+        settings = config(remote, hot="simulated")
+        placement = replace(settings.placement, expert_cache="static", hot_fraction=0.5)
+        found = await tokens_and_logits(path, replace(settings, placement=placement))
+    tokens, logits, figures, _ = found
     assert tokens == expected[0]
     np.testing.assert_array_equal(logits, expected[1])
     assert figures.total_fallbacks == 0

@@ -285,7 +285,7 @@ def _laguna_config(keys: Keys, common: dict[str, Any]):
         "original_max_position_embeddings": keys("rope.scaling.original_context_length"),
         "beta_fast": keys("rope.scaling.yarn_beta_fast"),
         "beta_slow": keys("rope.scaling.yarn_beta_slow"),
-    }
+    } | _attention_factor(keys)
     near = {
         "rope_type": "default",
         "rope_theta": keys("rope.freq_base_swa"),
@@ -325,6 +325,12 @@ def _laguna_state(keys: Keys, own: State) -> State:
 _MLP = {f"ffn_{role}.": f"mlp.{role}_proj." for role in ("gate", "up", "down")}
 
 
+def _attention_factor(keys: Keys) -> dict[str, Any]:
+    """What YaRN multiplies cosines and sines with, where the file says it."""
+    factor = keys("rope.scaling.yarn_attn_factor")
+    return {} if factor is None else {"attention_factor": float(factor)}
+
+
 def _scaled_rope(keys: Keys) -> dict[str, Any]:
     """The settings of linear and YaRN scaling, where the file has them."""
     kind, rope = keys("rope.scaling.type", "default"), {"rope_theta": keys("rope.freq_base")}
@@ -332,6 +338,7 @@ def _scaled_rope(keys: Keys) -> dict[str, Any]:
         rope["factor"] = keys("rope.scaling.factor")
     if kind == "yarn":
         rope["original_max_position_embeddings"] = keys("rope.scaling.original_context_length")
+        rope |= _attention_factor(keys)
     return {"rope_parameters": rope | {"rope_type": kind}}
 
 
@@ -345,8 +352,8 @@ def _llama_config(keys: Keys, common: dict[str, Any]):
         return transformers.MixtralConfig(
             **own, num_local_experts=keys("expert_count"), sliding_window=None
         )
-    has_bias = "blk.0.attn_q.bias" in keys.shapes
-    return transformers.LlamaConfig(**own, attention_bias=has_bias)
+    attention, dense = (f"blk.0.{name}.bias" in keys.shapes for name in ("attn_q", "ffn_up"))
+    return transformers.LlamaConfig(**own, attention_bias=attention, mlp_bias=dense)
 
 
 def _llama_state(keys: Keys, own: State) -> State:
@@ -356,7 +363,7 @@ def _llama_state(keys: Keys, own: State) -> State:
         if name.startswith(("attn_q.", "attn_k.")):
             pairs = values.reshape(-1, keys.head_dim // 2, 2, *values.shape[1:])
             own[name] = pairs.swapaxes(1, 2).reshape(values.shape)
-    if "attn_q.bias" in own:
+    if "attn_q.bias" in own and "attn_output.bias" not in own:
         own["attn_output.bias"] = np.zeros(len(own["attn_output.weight"]), np.float32)
     state = _renamed(own, _ATTENTION | _MLP)
     return state | _experts(own) if "ffn_gate_exps.weight" in own else state

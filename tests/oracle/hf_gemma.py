@@ -48,7 +48,7 @@ def gemma4_config(keys: Keys, common: dict[str, Any]) -> Any:
         "hidden_activation": "gelu_pytorch_tanh",
         "intermediate_size": keys("feed_forward_length"),
         "top_k_experts": common["num_experts_per_tok"],
-        "enable_moe_block": True,
+        "enable_moe_block": bool(common["num_experts"]),
         "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0,
         "attention_k_eq_v": f"blk.{full[0]}.attn_v.weight" not in keys.shapes,
@@ -75,7 +75,8 @@ def gemma4_state(keys: Keys, own: State) -> State:
     if "ffn_gate_exps.weight" in own:
         parts = [own.pop(f"ffn_{role}_exps.weight") for role in ("gate", "up")]
         own["ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
-    # The experts' scales are in ffn_down_exps already.
-    ones = np.ones(keys("expert_count"), np.float32)
     state = {_NAMES[name]: values for name, values in own.items()}
-    return state | {"router.per_expert_scale": ones}
+    if experts := keys("expert_count", 0):
+        # The experts' scales are in ffn_down_exps already.
+        state["router.per_expert_scale"] = np.ones(experts, np.float32)
+    return state

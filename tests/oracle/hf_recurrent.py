@@ -50,6 +50,8 @@ _NEMOTRON = {
     "ffn_up_exps.weight": "mixer.experts.up_proj",
     "ffn_down_exps.weight": "mixer.experts.down_proj",
     "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+    "ffn_latent_down.": "mixer.fc1_latent_proj.",
+    "ffn_latent_up.": "mixer.fc2_latent_proj.",
 }
 
 
@@ -122,6 +124,7 @@ def nemotron_h_moe_config(keys: Keys, common: dict[str, Any]):
         "norm_topk_prob": bool(keys("expert_weights_norm")),
         "n_group": keys("expert_group_count", 1),
         "topk_group": keys("expert_group_used_count", 1),
+        "moe_latent_size": keys("moe_latent_size"),
     }
     return transformers.NemotronHConfig(**(common | own))
 

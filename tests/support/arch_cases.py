@@ -48,6 +48,7 @@ _YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
+_OWN_YARN = {"rope.scaling.yarn_attn_factor": 1.0}
 CPU_ONLY_ARCHS = ("deepseek2", "lfm2moe", "nemotron_h_moe")
 """Whose non-expert weights no device computes yet."""
 
@@ -96,6 +97,7 @@ ARCH_CASES = (
     _case("one_expert", "qwen3next", layers=2, interval=2, experts=1, used=1, seed=43),
     _case("default", "laguna", layers=5, rotary=8, window=16, seed=51),
     _case("odd", "laguna", layers=3, **_ODD, rotary=6, window=7, head_gates=False, seed=52),
+    _case("own_yarn", "laguna", layers=2, rotary=8, window=16, extra=_OWN_YARN, seed=56),
     _case("full", "laguna", layers=2, rotary=8, head_gates=False, tied=True, seed=53),
     _case("two_dense", "laguna", layers=6, dense=2, rotary=16, window=64, seed=54),
     _case(
@@ -173,12 +175,27 @@ MORE_SCHEDULED_CASES = tuple(
 )
 """More of them, for the quicker checks and for long runs."""
 
+PLACED_CASES = tuple(
+    {
+        case.toy.arch: case
+        for case in (*reversed(ARCH_CASES), *SCHEDULED_CASES)
+        if case.toy.experts > case.toy.used and (case in ARCH_CASES or case.toy.arch == "gpt-oss")
+    }.values()
+) + tuple(case for case in ARCH_CASES if case.toy.narrow)
+"""One small model of each architecture with experts, for places of experts; gpt-oss' are in MXFP4."""
+
 DENSE_CASE = _case("mixed", "qwen3", **_WIDE | _NO_EXPERTS, formats=_MIX)
 """A quantised model without experts."""
 
 LLAMA_CASES = tuple(
     case
     for case in ARCH_CASES
-    if case.name not in ("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased")
+    if case.name
+    not in (
+        "olmoe_shared_heads",
+        "olmoe_tied_all_experts",
+        "qwen2moe_tied_unbiased",
+        "laguna_own_yarn",
+    )
 )
-"""The models that llama.cpp opens: olmoe and qwen2moe neither tied nor with fewer key heads there."""
+"""The models that llama.cpp computes: olmoe and qwen2moe neither tied nor with fewer key heads; it does not read YaRN's own factor."""

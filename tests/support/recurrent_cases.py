@@ -80,6 +80,7 @@ NEMOTRON_OPTIONS: dict[str, dict[str, Any]] = {
         "extra": {"expert_group_count": 4, "expert_group_used_count": 2},
         "seed": 74,
     },
+    "narrow_experts": {"layers": 7, "narrow": 24, "experts": 9, "used": 3, "seed": 76},
 }
 
 NEMOTRON_MIXED: dict[str, Any] = {

@@ -69,7 +69,7 @@ def target_of(model: HeldModel, where: Path | WorkerAddress, **changes: Any) -> 
         digest=model.digest,
         fingerprint=held_fingerprint(model.spec, held),
         num_experts=model.spec.router.num_experts,
-        shape=WireShape(model.spec.hidden_size, 256, PayloadType.F32),
+        shape=WireShape(model.spec.expert_hidden_size, 256, PayloadType.F32),
         held=held,
     )
     return replace(target, **changes)

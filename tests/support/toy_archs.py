@@ -49,6 +49,8 @@ class ToyArch:
     biased: bool = True
     all_biased: bool = False
     """Biases of attention's output and of a dense feed-forward, too."""
+    narrow: int = 0
+    """Width of what routed experts take and give, where it is their own."""
     key_heads: int = 2
     value_heads: int = 4
     state: int = 16

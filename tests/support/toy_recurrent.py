@@ -61,6 +61,7 @@ def nemotron_h_moe_keys(toy: ToyArch) -> dict[str, Any]:
         "expert_shared_count": 1,
         "expert_weights_norm": True,
         "expert_weights_scale": 2.5,
+        "moe_latent_size": toy.narrow or None,
         "ssm.conv_kernel": toy.conv_width,
         "ssm.state_size": toy.state,
         "ssm.group_count": toy.key_heads,
@@ -86,9 +87,12 @@ def nemotron_h_moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.n
     weights |= {
         "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
         "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
-        **_feed_forward(toy, draw, (toy.experts, toy.intermediate), "_exps"),
+        **_feed_forward(toy, draw, (toy.experts, toy.intermediate), "_exps", toy.narrow),
         **_feed_forward(toy, draw, (toy.shared,), "_shexp"),
     }
+    if toy.narrow:
+        weights["ffn_latent_down.weight"] = draw.matrix(toy.narrow, toy.hidden)
+        weights["ffn_latent_up.weight"] = draw.matrix(toy.hidden, toy.narrow)
     return {
         name: values for name, values in weights.items() if "ffn_gate_" not in name or "inp" in name
     }
@@ -125,13 +129,14 @@ def _attention(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:
 
 
 def _feed_forward(
-    toy: ToyArch, draw: Draw, rows: tuple[int, ...], suffix: str
+    toy: ToyArch, draw: Draw, rows: tuple[int, ...], suffix: str, outer: int = 0
 ) -> dict[str, np.ndarray]:
     *stack, width = rows
+    outer = outer or toy.hidden
     return {
-        f"ffn_gate{suffix}.weight": draw.matrix(*stack, width, toy.hidden),
-        f"ffn_up{suffix}.weight": draw.matrix(*stack, width, toy.hidden),
-        f"ffn_down{suffix}.weight": draw.matrix(*stack, toy.hidden, width),
+        f"ffn_gate{suffix}.weight": draw.matrix(*stack, width, outer),
+        f"ffn_up{suffix}.weight": draw.matrix(*stack, width, outer),
+        f"ffn_down{suffix}.weight": draw.matrix(*stack, outer, width),
     }
 
 

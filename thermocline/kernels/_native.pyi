@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 15
+interface: int = 16
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -222,7 +222,7 @@ class LatentWeights:
 class RoutedExperts:
     """A router and its experts, for LayerWeights."""
 
-    def __init__(self, *, router: Matrix, chosen: int, normalize: bool, min_sum: float, scale: float, gating: int, logit_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, groups: int, groups_used: int, experts: Experts, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, experts_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None: ...
+    def __init__(self, *, router: Matrix, chosen: int, normalize: bool, min_sum: float, scale: float, gating: int, logit_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, groups: int, groups_used: int, experts: Experts, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, experts_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, down: Matrix | None, up: Matrix | None) -> None: ...
 
 class SharedExpert:
     """The expert that every token takes, for LayerWeights."""

@@ -437,6 +437,8 @@ class NativeKernels:
             experts=self._stack(routed.stack),
             norm=None if routed.own is None else routed.own.router,
             experts_norm=None if routed.own is None else routed.own.experts,
+            down=self._optional(None if routed.around is None else routed.around.down),
+            up=self._optional(None if routed.around is None else routed.around.up),
         )
         return experts
 

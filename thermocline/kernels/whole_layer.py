@@ -142,13 +142,28 @@ class BranchNorms:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class AroundExperts:
+    """Products around experts of another width than the layer's. down: [width, hidden]; up: [hidden, width].
+
+    down gives what the experts take; up takes their weighted sum.
+    """
+
+    down: Weight
+    up: Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MoeWeights:
-    """A layer's router and routed experts. router: [experts, hidden]. own: where their inputs are theirs alone."""
+    """A layer's router and routed experts. router: [experts, hidden]. own: where their inputs are theirs alone.
+
+    around: where the experts have another width than the layer; such a layer does not end with a norm.
+    """
 
     router: Weight
     rule: RoutingRule
     stack: ExpertStack
     own: BranchNorms | None = None
+    around: AroundExperts | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -142,8 +142,8 @@ def read_routed(
     The router's own bias, ffn_gate_inp.bias, is added to its logits where the file has one.
     """
     router, hidden = spec.router, spec.hidden_size
-    width = spec.expert_intermediate_size
-    experts = weights.experts(prefix, router.num_experts, width, hidden, activation)
+    width, outer = spec.expert_intermediate_size, spec.expert_hidden_size
+    experts = weights.experts(prefix, router.num_experts, width, outer, activation)
     matrix = weights.matrix(prefix + "ffn_gate_inp.weight", router.num_experts, hidden)
     logit_bias, name = None, prefix + "ffn_gate_inp.bias"
     if name in weights:

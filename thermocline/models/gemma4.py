@@ -33,15 +33,19 @@ if TYPE_CHECKING:
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
     read = SpecReader(file)
-    # Layers that reuse an earlier one's keys, and embeddings of each layer: the small models without experts.
-    read.require_equal("attention.shared_kv_layers", 0)
-    read.require_equal("embedding_length_per_layer_input", 0)
+    read.require_none(
+        "the small models E2B and E4B have these: use gemma-4-26B-A4B or gemma-4-31B",
+        {
+            "attention.shared_kv_layers": "layers that reuse an earlier one's keys",
+            "embedding_length_per_layer_input": "embeddings of each layer",
+        },
+    )
     read.require_equal("expert_gating_func", Gating.SOFTMAX)
     read.refuse_expert_scale()
     read.refuse_rope_scaling()
     num_layers, hidden = read.size("block_count"), read.size("embedding_length")
     kv_heads = read.sizes("attention.head_count_kv", num_layers)
-    if read.count("expert_count", default=0):
+    if "blk.0.ffn_gate_inp.weight" in file.tensors:
         spec = read.decoder(normalize_top_k=True, num_kv_heads=max(kv_heads))
         spec = replace(spec, shared_intermediate_size=read.size("feed_forward_length"))
     else:

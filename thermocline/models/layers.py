@@ -279,7 +279,13 @@ def route(kernels: Kernels, parts: LayerParts, x: FloatArray, *, prompt: bool) -
     if parts.routed is None:
         return Routed(residual, normed, _no_routing(len(x)))
     logits = kernels.matmul(parts.routed.router, normed)
-    return Routed(residual, normed, Routing(*dense.route(logits, parts.routed.rule)))
+    routing = Routing(*dense.route(logits, parts.routed.rule))
+    around = parts.routed.around
+    if around is None:
+        return Routed(residual, normed, routing)
+    narrow = kernels.matmul(around.down, normed, prompt=prompt)
+    finish = partial(kernels.matmul, around.up, add=residual, prompt=prompt)
+    return Routed(np.zeros_like(narrow), narrow, routing, LayerEnding(residual, finish))
 
 
 def _route_branches(

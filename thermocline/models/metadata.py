@@ -20,9 +20,12 @@ from thermocline.models.rope import LinearScaling, RopeScaling, Yarn
 from thermocline.models.spec import NO_EXPERTS, ModelSpec, RouterRule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from thermocline.kernels.delta_contract import DeltaShape
     from thermocline.modelfile.reader import ModelFile
 
+_RERANKING_HEAD: Final = "cls.output.weight"
 _FIX = "convert or download the model again"
 # Far above any published model: a larger value means that the file is damaged.
 _MAX_SIZE = 1 << 24
@@ -265,6 +268,22 @@ class SpecReader:
         if value != expected:
             raise self._unsupported(f"{self._prefix}{key} = {value} (only {expected} is supported)")
 
+    def require_none(self, fix: str, parts: Mapping[str, str]) -> None:
+        """Refuse the file if one of these counts is not 0. parts: what each key counts, in words; fix: what can be done."""
+        found = [
+            f"{what} ({self._prefix}{key} = {count})"
+            for key, what in parts.items()
+            if (count := self.count(key, default=0))
+        ]
+        if found:
+            raise self._unsupported(", and ".join(found), fix)
+
+    def require_alike(self, fix: str, *keys: str) -> None:
+        """Refuse the file if one of these keys has a number for each layer. fix: what can be done."""
+        for name in (self._prefix + key for key in keys):
+            if self._metadata.is_array(name):
+                raise self._unsupported(f"{name} of each layer's own", fix)
+
     def leading_dense(self, num_layers: int) -> int:
         """Return how many first layers have no routed experts: fewer than all."""
         num_dense = self.count("leading_dense_block_count")
@@ -438,6 +457,11 @@ class SpecReader:
         value = self._metadata.get_int(name)
         if value not in tuple(Pooling):
             raise self._unsupported(f"{name} = {value}")
+        if value == Pooling.RANK and _RERANKING_HEAD in self._file.tensors:
+            raise self._unsupported(
+                f"{_RERANKING_HEAD}, the head of a reranker, which scores pairs of texts and writes none",
+                "use the family's model for text, or for embeddings",
+            )
         return Pooling(value)
 
     def _count(self, key: str, default: int | None, *, least: int) -> int:
@@ -451,10 +475,10 @@ class SpecReader:
     def _bad(self, what: str) -> ModelFileError:
         return ModelFileError(self._file.path, what, fix=_FIX)
 
-    def _unsupported(self, what: str) -> UnsupportedModelError:
+    def _unsupported(self, what: str, fix: str = "use a file without it") -> UnsupportedModelError:
         return UnsupportedModelError(
             self._file.path,
             f"the {self._file.architecture} model needs something that is not supported",
             unsupported=(what,),
-            fix="use a file without it",
+            fix=fix,
         )

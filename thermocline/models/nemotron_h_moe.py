@@ -10,7 +10,7 @@ import numpy as np
 from thermocline.kernels.dense_contract import Gating
 from thermocline.kernels.recurrent_contract import MambaRule, MambaShape
 from thermocline.kernels.weight import ExpertActivation
-from thermocline.kernels.whole_layer import LayerParts, RecurrentWeights
+from thermocline.kernels.whole_layer import AroundExperts, LayerParts, RecurrentWeights
 from thermocline.models.blocks import read_attention, read_routed, read_shared
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.metadata import SpecReader
@@ -26,8 +26,11 @@ _ACTIVATION = ExpertActivation.SQUARED_RELU
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
     read = SpecReader(file)
-    # Experts of another width than the model's would need a product before and behind them.
-    read.require_equal("moe_latent_size", 0)
+    read.require_alike(
+        "Nemotron-3-Puzzle has this: use Nemotron-3-Nano or Nemotron-3-Super",
+        "expert_used_count",
+        "expert_feed_forward_length",
+    )
     num_blocks = read.size("block_count")
     kv_heads, num_kv_heads = read.attention_heads("attention.head_count_kv", num_blocks)
     spec = read.decoder(
@@ -52,6 +55,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
         own_dense_layers=tuple(dense),
         router=router,
         expert_activation=_ACTIVATION,
+        own_expert_hidden_size=read.count("moe_latent_size", default=0),
         shared_intermediate_size=read.size("expert_shared_feed_forward_length"),
         recurrent=read.mamba(),
     )
@@ -76,6 +80,12 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     norm = weights.vector(prefix + "attn_norm.weight", spec.hidden_size)
     bias = weights.vector(prefix + "exp_probs_b.bias", spec.router.num_experts)
     routed, experts = read_routed(weights, spec, prefix, bias, _ACTIVATION)
+    if width := spec.own_expert_hidden_size:
+        around = AroundExperts(
+            weights.matrix(prefix + "ffn_latent_down.weight", width, spec.hidden_size),
+            weights.matrix(prefix + "ffn_latent_up.weight", spec.hidden_size, width),
+        )
+        routed = replace(routed, around=around)
     shared = read_shared(weights, spec, prefix, _ACTIVATION)
     return DecoderLayer(LayerParts(None, norm, spec.rms_epsilon, routed, shared), None, experts)
 

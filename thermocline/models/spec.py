@@ -99,6 +99,8 @@ class ModelSpec:
     """All layers without routed experts, where they are not the first ones."""
     expert_activation: ExpertActivation = ExpertActivation.SILU
     """What routed experts compute."""
+    own_expert_hidden_size: int = 0
+    """Width of what routed experts take and give; 0 is the hidden size."""
     shared_intermediate_size: int = 0
     """Width of the expert that every token takes; 0 where there is none."""
     own_layer_kinds: tuple[LayerKind, ...] = ()
@@ -175,6 +177,11 @@ class ModelSpec:
         )
 
     @property
+    def expert_hidden_size(self) -> int:
+        """Width of what routed experts take and give."""
+        return self.own_expert_hidden_size or self.hidden_size
+
+    @property
     def rotary_dims(self) -> int:
         """How many first dimensions of a head turn."""
         return self.own_rotary_dims or self.head_dim
@@ -202,6 +209,8 @@ class ModelSpec:
     @property
     def cpu_only(self) -> str:
         """What of its layers no device computes yet, so that their non-expert weights stay on the CPU; "" for nothing."""
+        if self.expert_hidden_size != self.hidden_size:
+            return "products around experts"
         match self.recurrent:
             case ShortConvShape():
                 return "short convolutions"

@@ -54,7 +54,7 @@ def held_fingerprint(spec: ModelSpec, held: Sequence[Sequence[int] | IntArray]) 
     """
     dims = (
         spec.num_layers,
-        spec.hidden_size,
+        spec.expert_hidden_size,
         spec.expert_intermediate_size,
         spec.router.num_experts,
         spec.router.num_experts_used,
@@ -107,7 +107,7 @@ class HeldModel:
     def hold(self, hello: Hello) -> Held:
         """Return what the parent asks for. Raises WorkerRefusedError when it means another model."""
         spec = self.spec
-        own = spec.num_layers, spec.router.num_experts, spec.hidden_size
+        own = spec.num_layers, spec.router.num_experts, spec.expert_hidden_size
         asked = len(hello.held), hello.num_experts, hello.shape.hidden
         if hello.model != self.digest or own != asked:
             raise WorkerRefusedError(
@@ -129,7 +129,7 @@ class HeldModel:
     def compute(self, held: Held, request: ExpertRequest) -> FloatArray:
         """Return float32 [pairs, hidden], the weighted output of each pair. Raises WorkerFailedError."""
         if not len(request.rows):
-            return no_values(self.spec.hidden_size)
+            return no_values(self.spec.expert_hidden_size)
         self._require_file()
         work = ExpertWork(
             self._catalog.stack(LayerIndex(request.layer)),

@@ -110,7 +110,7 @@ def _target(
         digest=model_digest(opened.file, tensors),
         fingerprint=held_fingerprint(spec, held),
         num_experts=spec.router.num_experts,
-        shape=WireShape(spec.hidden_size, config.batch_capacity, payload),
+        shape=WireShape(spec.expert_hidden_size, config.batch_capacity, payload),
         held=held,
     )
 

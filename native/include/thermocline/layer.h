@@ -70,6 +70,12 @@ struct RouterPart {
     const float* experts_norm = nullptr;  // [hidden], of the experts' own input
 };
 
+// Products around experts of another width than the layer's: down [width, hidden] and up [hidden, width].
+struct AroundExperts {
+    bool exist = false;
+    Weight down, up;
+};
+
 // A number per row of the same matrix of all experts.
 struct StackedBias {
     const float* first = nullptr;
@@ -114,6 +120,7 @@ struct Layer {
     bool is_routed;
     RouterPart router;
     StackedExperts experts;
+    AroundExperts around;
     SharedPart shared;
     PostNorm end = {};  // of the feed-forward: of the shared expert's and the routed experts' sums, where both are
 };

@@ -36,6 +36,21 @@ _LLAMA3 = {
 }
 
 
+_LAGUNA_YARN = {
+    "full_attention": _YARN | {"partial_rotary_factor": 0.5, "attention_factor": 1.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+"""As Laguna's published configuration has it, but for the factor."""
+_THETA_ALONE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+_HUNYUAN_ROPE = {
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0},
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 2,
+    "head_dim": 128,
+}
+"""The one base, factor and head size that the converter takes."""
+
+
 @dataclass(frozen=True)
 class ToolCase:
     """A tiny model, and what the converter is told besides."""
@@ -88,6 +103,18 @@ _UNEVEN = {
     "v_head_dim": 13,
     "q_lora_rank": 29,
 }
+_GEMMA_DENSE = {
+    "enable_moe_block": False,
+    **dict.fromkeys(
+        ("num_experts", "top_k_experts", "moe_intermediate_size", "num_experts_per_tok")
+    ),
+}
+_LFM2_WIDE = {"intermediate_size": 256, "moe_intermediate_size": 256}
+_NEMOTRON_WIDE = {
+    "mamba_head_dim": 64,
+    "moe_intermediate_size": 256,
+    "moe_shared_expert_intermediate_size": 256,
+}
 ROUTER_ARCHS = tuple(CLASSES)
 """Those that differ by their routers."""
 FORMULA_ARCHS = tuple(tiny_formulas.CLASSES)
@@ -133,6 +160,18 @@ OTHER_CASES = (
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),
     _case("small", "lfm2moe", layers=4),
     _case("small", "nemotron_h_moe", layers=7),
+    _case("narrow_experts", "nemotron_h_moe", layers=7, options={"moe_latent_size": 40}, seed=2),
+    _case("dense", "gemma4", layers=5, options=_GEMMA_DENSE, seed=2),
+    _case("own_values", "gemma4", layers=4, options={"attention_k_eq_v": False}, seed=3),
+    _case("all_biased", "llama", options={"attention_bias": True, "mlp_bias": True}, seed=6),
+    _case("wide_heads", "llama", options={"head_dim": 32}, seed=7),
+    _case("biased", "qwen3", options={"attention_bias": True}, seed=6),
+    _case("own_yarn", "qwen3", options={"rope_parameters": _YARN | {"attention_factor": 0.9}}),
+    _case("own_yarn", "laguna", options={"rope_parameters": _LAGUNA_YARN}, seed=8),
+    _case("biased", "granitemoe", options={"attention_bias": True}, seed=7),
+    _case("unshared", "granitemoe", options={"shared_intermediate_size": 0}, seed=8),
+    _case("whole_heads", "bailingmoe2", options={"rope_parameters": _THETA_ALONE}, seed=4),
+    _case("dynamic", "hunyuan-moe", hidden=256, options=_HUNYUAN_ROPE, seed=3),
 )
 """What the converter writes otherwise for some."""
 
@@ -151,6 +190,17 @@ MIXED_CASES = (
         _case("wide", arch, hidden=256, seed=7, options={"moe_intermediate_size": 256})
         for arch in ("deepseek_v3", "glm4_moe_lite")
     ),
+    _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
+    _case("wide", "nemotron_h_moe", hidden=256, layers=7, seed=7, options=_NEMOTRON_WIDE),
+    _case(
+        "narrow_experts",
+        "nemotron_h_moe",
+        hidden=256,
+        layers=7,
+        seed=8,
+        options=_NEMOTRON_WIDE | {"moe_latent_size": 96},
+    ),
+    _case("dense", "gemma4", hidden=256, layers=3, seed=7, options=_GEMMA_DENSE),
 )
 """To be quantised. Down matrices of the narrow ones have rows of 32, for which the quantiser falls back to others."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.delta_contract import DeltaShape
 from thermocline.kernels.dense_contract import Gating
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.messages import Pooling
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import ARCHITECTURES, open_model, read_spec
 from thermocline.models.rope import LinearScaling, RopeRule, Yarn
@@ -161,7 +164,8 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("lfm2moe", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
         ("lfm2moe", "attention.head_count_kv", [0, 2, 1, 0], UnsupportedModelError),
         ("lfm2moe", "expert_weights_scale", 2.5, UnsupportedModelError),
-        ("nemotron_h_moe", "moe_latent_size", 32, UnsupportedModelError),
+        ("nemotron_h_moe", "moe_latent_size", -1, ModelFileError),
+        ("nemotron_h_moe", "expert_used_count", [0, 2, 0, 0, 3], UnsupportedModelError),
         ("nemotron_h_moe", "ssm.inner_size", 65, ModelFileError),
         ("nemotron_h_moe", "ssm.group_count", 3, ModelFileError),
         ("nemotron_h_moe", "ssm.conv_kernel", 1, ModelFileError),
@@ -321,22 +325,41 @@ def test_gemma4_reads_what_differs_by_kind(tmp_path):
     assert [layer.mixer.window for layer in model.non_expert.layers] == [16, 16, 0]
 
 
-def test_gemma4_without_experts_is_refused(tmp_path):
-    """The dense models of the family are named as such, not as damaged files."""
-    weights = toy_arch_weights(TOYS["gemma4"])
-    dense = {
-        name: values
-        for name, values in weights.items()
-        if "exps" not in name and "gate_inp" not in name
-    }
-    path = write_toy_arch(
-        tmp_path / "m.gguf",
-        TOYS["gemma4"],
-        weights=dense,
-        metadata={"gemma4.expert_count": None, "gemma4.expert_used_count": None},
-    )
-    with pytest.raises(UnsupportedModelError, match="without experts"):
+def test_small_gemma4_names_all_that_it_needs(tmp_path):
+    """E2B and E4B: both of their parts that are missing here, and which models of the family have neither."""
+    keys = {"attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 32}
+    metadata = {f"gemma4.{key}": value for key, value in keys.items()}
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS["gemma4"], metadata=metadata)
+    with pytest.raises(
+        UnsupportedModelError, match=r"reuse .* and embeddings of each layer"
+    ) as told:
         spec_of(path)
+    assert "gemma-4-26B-A4B or gemma-4-31B" in str(told.value)
+
+
+def test_a_reranker_is_called_one(tmp_path):
+    """Its head gives two scores and no text; a text model whose file names that pooling still opens."""
+    keys = {"qwen3.pooling_type": 4}
+    weights = toy_arch_weights(TOYS["qwen3"])
+    plain = write_toy_arch(tmp_path / "plain.gguf", TOYS["qwen3"], metadata=keys)
+    assert spec_of(plain).pooling is Pooling.RANK
+    head = {"cls.output.weight": weights.pop("output.weight")[:2]}
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS["qwen3"], weights=weights | head, metadata=keys)
+    with pytest.raises(UnsupportedModelError, match="a reranker, which scores pairs of texts"):
+        spec_of(path)
+
+
+def test_biases_of_a_dense_layer_may_be_some(tmp_path):
+    """What the file has is added, and zeros stand for the others."""
+    toy = replace(TOYS["llama"], all_biased=True, biased=True)
+    weights = toy_arch_weights(toy)
+    del weights["blk.0.ffn_gate.bias"]
+    layer = opened(write_toy_arch(tmp_path / "m.gguf", toy, weights=weights)).non_expert.layers[0]
+    gate, up, down = (part.raw[0, 0].view(np.float32) for part in layer.shared.stack.bias_parts)
+    assert not gate.any()
+    assert np.array_equal(up, weights["blk.0.ffn_up.bias"])
+    assert np.array_equal(down, weights["blk.0.ffn_down.bias"])
+    assert np.array_equal(layer.mixer.output_bias, weights["blk.0.attn_output.bias"])
 
 
 def test_yarn_leaves_fast_dimensions_and_slows_slow_ones():
