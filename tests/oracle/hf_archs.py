@@ -104,7 +104,8 @@ def open_hf(path: Path) -> HfModel:
     if keys.arch == "llama" and keys("expert_count"):
         make = "MixtralForCausalLM"
     model = getattr(transformers, make)(config) if isinstance(make, str) else make(config)
-    if "rope_freqs.weight" in weights:
+    # gemma4's configuration says which pairs turn.
+    if "rope_freqs.weight" in weights and keys.arch != "gemma4":
         model.model.rotary_emb.inv_freq /= torch.from_numpy(weights["rope_freqs.weight"])
     top = hf_recurrent.TOP.get(keys.arch, {"token_embd": "embed_tokens", "output_norm": "norm"})
     # The hybrids store the norm's gains around zero.
