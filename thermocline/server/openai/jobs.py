@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -15,6 +14,7 @@ from thermocline.server.openai.completion_encoder import CompletionEncoder
 from thermocline.server.openai.encoder import EncoderOptions, ServedModel
 from thermocline.server.openai.schema import refuse_non_text
 from thermocline.text.templates.template_facts import NO_TEMPLATE, read_template
+from thermocline.workers.offload import is_bulk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from thermocline.server.core.structured import FormatPlan
     from thermocline.server.openai.fields import GenerationRequest
     from thermocline.server.openai.schema import ChatCompletionRequest, CompletionRequest
+    from thermocline.workers.offload import StillWanted
 
 _SHOWN_NAMES: Final = 32
 
@@ -65,8 +66,9 @@ async def prepare_completion(
     engine, echoes = model.engine, bool(request.echo)
     # A completion has no chat template: its answer is text, without tool calls or reasoning.
     plan = plan_format(NO_TEMPLATE, request.format_fields())
+    limit = engine.max_context_tokens
     prompts = [
-        await engine.encode(prompt) if isinstance(prompt, str) else prompt
+        await engine.encode(prompt, max_tokens=limit) if isinstance(prompt, str) else prompt
         for prompt in request.prompts()
     ]
     params = await _with_bad_words(engine, request, params)
@@ -144,13 +146,17 @@ async def _with_bad_words(
     words = request.bad_word_texts()
     if not words:
         return params
-    sequences = []
-    for word in words:
-        for text in (word, " " + word.lstrip(" ")):
-            ids = tuple(await asyncio.to_thread(engine.tokenizer.encode_more, text))
-            if ids and ids not in sequences:
-                sequences.append(ids)
-    return replace(params, bad_token_sequences=tuple(sequences))
+
+    def encoded(still_wanted: StillWanted) -> tuple[tuple[int, ...], ...]:
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip(" ")):
+                still_wanted()
+                sequences[tuple(engine.tokenizer.encode_more(text))] = None
+        return tuple(filter(None, sequences))
+
+    sequences = await engine.offload.run(encoded, is_bulk=is_bulk(words))
+    return replace(params, bad_token_sequences=sequences)
 
 
 def _served(model: OpenModel) -> ServedModel:
