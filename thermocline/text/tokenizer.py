@@ -232,6 +232,8 @@ class Tokenizer:
             least = -(-len(text) // self._max_token_chars)
             if least > max_tokens:
                 raise PromptTooLongError(least, max_tokens, is_least=True)
+        if len(text) > self._max_text_bytes:
+            raise self._too_long(len(text))
         try:
             raw = text.encode()
         except UnicodeEncodeError as error:
@@ -240,16 +242,18 @@ class Tokenizer:
                 param="prompt",
             ) from error
         if len(raw) > self._max_text_bytes:
-            raise RequestError(
-                f"the text has {len(raw)} bytes: send at most {self._max_text_bytes}",
-                param="prompt",
-            )
+            raise self._too_long(len(raw))
         lacking = self._engine.find_lacking(text)
         if lacking is not None:
             raise RequestError(
                 f"the vocabulary has no token for {lacking}: leave that character out",
                 param="prompt",
             )
+
+    def _too_long(self, num_bytes: int) -> RequestError:
+        return RequestError(
+            f"the text has {num_bytes} bytes: send at most {self._max_text_bytes}", param="prompt"
+        )
 
 
 def _build_engine(data: TokenizerData, id_of: Mapping[str, int]) -> TextEngine:

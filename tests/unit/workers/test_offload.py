@@ -70,9 +70,11 @@ async def test_errors_are_the_callers(offload):
         asyncio.create_task(offload.run(lambda _: gate.wait(10), is_bulk=True)) for _ in range(9)
     ]
     await asyncio.sleep(0)
-    gate.set()
     offload.close()
+    gate.set()
     await asyncio.wait(tasks)
+    assert all(isinstance(task.exception(), EngineClosedError | None) for task in tasks)
+    assert isinstance(tasks[-1].exception(), EngineClosedError)
     with pytest.raises(EngineClosedError):
         await offload.run(lambda _: 1, is_bulk=False)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from thermocline.errors import RequestError
-from thermocline.server.core.generation_jobs import GenerationJob
+from thermocline.server.core.generation_jobs import GenerationJob, check_size
 from thermocline.server.core.prompts import with_answer_format
 from thermocline.server.core.structured import plan_format
 from thermocline.server.openai.chat_encoder import ChatEncoder
@@ -14,7 +14,7 @@ from thermocline.server.openai.completion_encoder import CompletionEncoder
 from thermocline.server.openai.encoder import EncoderOptions, ServedModel
 from thermocline.server.openai.schema import refuse_non_text
 from thermocline.text.templates.template_facts import NO_TEMPLATE, read_template
-from thermocline.workers.offload import is_bulk
+from thermocline.workers.offload import BULK_CHARS, is_bulk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,9 +79,14 @@ async def prepare_completion(
         options=job_options,
         prompt_logprobs=params.logprobs if echoes else None,
     )
+    check_size(job)
     job = with_answer_format(job, engine, plan)
     encoder_options = _encoder_options(request, options)
-    return job, CompletionEncoder(_served(model), job, encoder_options, echoes=echoes)
+    encoder = CompletionEncoder(_served(model), job, encoder_options, echoes=echoes)
+    if echoes:
+        num_echoed = n * sum(map(len, prompts))
+        await engine.offload.run(encoder.read_prompts, is_bulk=num_echoed > BULK_CHARS)
+    return job, encoder
 
 
 async def encode_chat(
