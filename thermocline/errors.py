@@ -78,13 +78,19 @@ class PromptTooLongError(RequestError):
     """Prompt plus requested answer exceed the context; or a text to embed does, which is `input`."""
 
     def __init__(
-        self, num_prompt_tokens: int, max_context_tokens: int, *, param: str = "prompt"
+        self,
+        num_prompt_tokens: int,
+        max_context_tokens: int,
+        *,
+        param: str = "prompt",
+        is_least: bool = False,
     ) -> None:
+        """is_least: there may be more tokens, which were not counted."""
         self.num_prompt_tokens = num_prompt_tokens
         self.max_context_tokens = max_context_tokens
         left = " and at least one must be left for the answer" if param == "prompt" else ""
         super().__init__(
-            f"the {param} has {num_prompt_tokens} tokens{left}, "
+            f"the {param} has {'at least ' if is_least else ''}{num_prompt_tokens} tokens{left}, "
             f"but the context holds {max_context_tokens}: shorten the {param} or open the model with "
             "a larger context (--ctx)",
             param=param,

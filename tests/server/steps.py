@@ -71,3 +71,10 @@ def read_events(raw: bytes) -> list[dict[str, Any]]:
 def stream_of(encoder, steps) -> list[dict[str, Any]]:
     """Return the events of a stream that goes through `form`."""
     return read_events(encoder.prelude + b"".join(encoder.frames(step) for step in steps))
+
+
+def whole_of(encoder, steps) -> dict[str, Any]:
+    """Return the body of an answer that is not streamed."""
+    for step in steps:
+        assert encoder.take(step) >= 0
+    return json.loads(b"".join(encoder.body()))

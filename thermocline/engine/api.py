@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from thermocline.config import EngineConfig, PlacementConfig
@@ -27,6 +28,7 @@ from thermocline.messages import PromptLogits, PromptProgress, RequestId, Reques
 from thermocline.sampling.params import SamplingParams
 from thermocline.text.chat_prompt import encode_chat
 from thermocline.traces.chrome import write_chrome
+from thermocline.workers.offload import is_bulk
 
 if TYPE_CHECKING:
     import os
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from thermocline.text.tool_calls.tool_formats import TemplateFacts
     from thermocline.traces.events import Event, Trace
     from thermocline.traces.lanes import Track
+    from thermocline.workers.offload import Offload, StillWanted
 
 
 class Engine:
@@ -82,6 +85,11 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._parts.text.tokenizer
+
+    @property
+    def offload(self) -> Offload:
+        """Threads for work that is too long for an event loop."""
+        return self._parts.text.offload
 
     @property
     def template_facts(self) -> TemplateFacts:
@@ -141,7 +149,11 @@ class Engine:
         that can not be served, BusyError when too many requests are accepted, EngineError when the
         engine fails.
         """
-        token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
+        token_ids = (
+            await self.encode(prompt, max_tokens=self.max_context_tokens)
+            if isinstance(prompt, str)
+            else prompt
+        )
         options = RequestOptions(priority=priority, cache_salt=cache_salt)
         events = self.events(token_ids, params or SamplingParams(), options)
         async with aclosing(events):
@@ -195,14 +207,27 @@ class Engine:
         )
 
     async def encode(
-        self, text: str, *, parse_special: bool = True, add_bos: bool | None = None
+        self,
+        text: str,
+        *,
+        parse_special: bool = True,
+        add_bos: bool | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text.
 
-        parse_special, add_bos: as in `Tokenizer.encode`.
+        parse_special, add_bos, max_tokens: as in `Tokenizer.encode`.
         """
-        encode = self.tokenizer.encode
-        return await asyncio.to_thread(encode, text, parse_special=parse_special, add_bos=add_bos)
+        encode = partial(
+            self.tokenizer.encode,
+            text,
+            parse_special=parse_special,
+            add_bos=add_bos,
+            max_tokens=max_tokens,
+        )
+        return await self.offload.run(
+            lambda still_wanted: encode(on_slice=still_wanted), is_bulk=is_bulk(text)
+        )
 
     async def encode_chat(
         self,
@@ -219,14 +244,16 @@ class Engine:
         messages: OpenAI-style dicts. Text of messages can not form control tokens. continue_final: the
         last message is the beginning of the answer. template: the text of another template than the
         model's. Raises ChatTemplateError when the template refuses them, RequestError when their shape
-        is wrong, and `why_ended` when the engine is not running.
+        is wrong, PromptTooLongError when the context can not hold them, and `why_ended` when the engine
+        is not running.
         """
         text = self._parts.text
         if not self.is_running:
             raise self.why_ended()
+        is_long = is_bulk(messages, tools, variables)
 
-        def encode() -> list[int]:
-            with text.template.borrow(template) as borrowed:
+        def encode(still_wanted: StillWanted) -> list[int]:
+            with text.template.borrow(template, for_bulk=is_long) as borrowed:
                 return encode_chat(
                     text.tokenizer,
                     borrowed,
@@ -236,9 +263,11 @@ class Engine:
                     add_generation_prompt=add_generation_prompt,
                     continue_final=continue_final,
                     text_header=text.template.facts_of(template).text_header,
+                    max_tokens=self.max_context_tokens,
+                    on_slice=still_wanted,
                 )
 
-        return await asyncio.to_thread(encode)
+        return await self.offload.run(encode, is_bulk=is_long)
 
     async def prepare_constraints(self) -> None:
         """Make now what the first constrained answer would make: the vocabulary's table.

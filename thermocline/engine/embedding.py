@@ -79,12 +79,20 @@ def normalized(vectors: FloatArray) -> FloatArray:
 
 
 async def _token_ids(engine: Engine, text: str | Sequence[int], *, truncate: bool) -> Sequence[int]:
-    token_ids = await engine.encode(text) if isinstance(text, str) else text
+    limit = engine.max_context_tokens
+    try:
+        token_ids = (
+            await engine.encode(text, max_tokens=None if truncate else limit)
+            if isinstance(text, str)
+            else text
+        )
+    except PromptTooLongError as error:
+        found = error.num_prompt_tokens
+        raise PromptTooLongError(found, limit, param="input", is_least=True) from error
     if not len(token_ids) or text == "":
         raise RequestError(
             "a text to embed is empty: leave it out, or give it at least one token", param="input"
         )
-    limit = engine.max_context_tokens
     if len(token_ids) > limit and not truncate:
         raise PromptTooLongError(len(token_ids), limit, param="input")
     kept = token_ids[:limit]

@@ -1,4 +1,4 @@
-"""Opens what turns text into tokens and back: tokenizer, chat template, grammars. A part of the assembly."""
+"""Opens what turns text into tokens and back, and the threads for it. A part of the assembly."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.templates.template_file import read_template_file
 from thermocline.text.tokenizer import Tokenizer
 from thermocline.text.vocabulary import TokenizerData
+from thermocline.workers.offload import Offload
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
@@ -27,6 +28,7 @@ class TextParts:
     tokenizer: Tokenizer
     template: TemplateHolder
     grammars: Grammars
+    offload: Offload
 
 
 def open_text(
@@ -49,4 +51,5 @@ def open_text(
     template = owned.enter_context(closing(TemplateHolder(given or source, tokenizer)))
     if given is not None:
         template.check(f"--chat-template-file {path}")
-    return TextParts(tokenizer, template, owned.enter_context(closing(Grammars(tokenizer))))
+    grammars = owned.enter_context(closing(Grammars(tokenizer)))
+    return TextParts(tokenizer, template, grammars, owned.enter_context(closing(Offload())))

@@ -9,14 +9,16 @@ import logging
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from thermocline.errors import BusyError, EngineClosedError, ReaderTooSlowError, RequestError
 from thermocline.server.core.connection import connection_of
 from thermocline.server.core.errors import AnswerTimeoutError, QueueFullError
-from thermocline.server.core.exchange import BACKEND, CONFIG, operation, send_json
+from thermocline.server.core.exchange import BACKEND, CONFIG, operation, send_parts
 from thermocline.server.core.gate import GATE
-from thermocline.server.core.generation_jobs import run_job
+from thermocline.server.core.generation_jobs import MAX_ANSWER_BYTES, run_job
+from thermocline.server.core.memory import MEMORY
+from thermocline.server.core.pace import Pace
 from thermocline.server.core.sse import EventStream
 from thermocline.server.metrics.telemetry import TELEMETRY
 
@@ -46,7 +48,10 @@ _REASONS: Final = (
 
 
 class AnswerEncoder(Protocol):
-    """Turns the steps of one answer into an interface's JSON. A stream sends `prelude`, then each step's `frames`."""
+    """Turns the steps of one answer into an interface's JSON. A stream sends `prelude`, then each step's `frames`.
+
+    Another answer is built step by step, so that its end costs the event loop no more than any other step.
+    """
 
     @property
     def prelude(self) -> bytes:
@@ -57,8 +62,12 @@ class AnswerEncoder(Protocol):
         """Return the frames of the next step; empty while it has nothing to show."""
         ...
 
-    def whole(self, steps: Iterable[GenerationStep]) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed; the last step ends the answer."""
+    def take(self, step: GenerationStep) -> int:
+        """Note the next step of an answer that is not streamed; return how many bytes it adds, about."""
+        ...
+
+    def body(self) -> Iterable[bytes]:
+        """Return the body of an answer that is not streamed, in parts; the last step has ended the answer."""
         ...
 
 
@@ -103,7 +112,8 @@ async def _send(request: web.Request, prepared: PreparedAnswer) -> web.StreamRes
     encoder = prepared.encoder
     async with aclosing(_watched_steps(request, prepared.job)) as steps:
         if not prepared.is_streamed:
-            return send_json(encoder.whole([step async for step in steps]))
+            await _take_all(request, encoder, steps)
+            return await send_parts(request, encoder.body())
         stream = EventStream(
             request,
             request.app[CONFIG],
@@ -112,9 +122,28 @@ async def _send(request: web.Request, prepared: PreparedAnswer) -> web.StreamRes
             ping_after_s=prepared.ping_after_s,
         )
         async with stream:
+            pace = Pace()
             async for step in steps:
                 await stream.send(encoder.frames(step))
+                await pace.step()
         return stream.response
+
+
+async def _take_all(
+    request: web.Request, encoder: AnswerEncoder, steps: AsyncGenerator[GenerationStep, None]
+) -> None:
+    """Hand the steps to the encoder. Raises RequestError for an answer that would take too much memory."""
+    memory, pace, total_bytes = request[MEMORY], Pace(), 0
+    async for step in steps:
+        num_bytes = encoder.take(step)
+        total_bytes += num_bytes
+        if total_bytes > MAX_ANSWER_BYTES:
+            raise RequestError(
+                f"the answer has more than {MAX_ANSWER_BYTES >> 20} MiB: ask for fewer answers or log-probabilities "
+                "at a time, or stream it"
+            )
+        memory.add(num_bytes)
+        await pace.step()
 
 
 async def _watched_steps(

@@ -22,6 +22,7 @@ from thermocline.server.core.connection import Connection
 from thermocline.server.core.exchange import BACKEND, BODIES, CONFIG, ERROR_BODIES, answer_errors
 from thermocline.server.core.gate import GATE, IN_FLIGHT, Gate, add_headers, follow, guard
 from thermocline.server.core.in_flight import InFlight
+from thermocline.server.core.memory import BUDGET, MemoryBudget
 from thermocline.server.dashboard import routes as dashboard_routes
 from thermocline.server.metrics import routes as metrics_routes
 from thermocline.server.metrics.telemetry import TELEMETRY, Telemetry
@@ -64,6 +65,7 @@ def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     app[BODIES] = BodyReader(config)
     app[GATE] = Gate(config)
     app[IN_FLIGHT] = InFlight()
+    app[BUDGET] = MemoryBudget(config.max_work_bytes)
     app[TELEMETRY] = Telemetry()
     others = (anthropic_routes, ollama_routes)
     app[ERROR_BODIES] = {part.PATH: part.error_body for part in others}

@@ -11,7 +11,7 @@ from thermocline.errors import ConfigError, RequestError
 from thermocline.text.chat_messages import normalize_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from thermocline.text.chat_template import ChatTemplate
     from thermocline.text.tokenizer import Tokenizer
@@ -27,6 +27,8 @@ def encode_chat(  # noqa: PLR0913 - all that a prompt is made of
     continue_final: bool = False,
     text_header: str = "",
     variables: Mapping[str, object] | None = None,
+    max_tokens: int | None = None,
+    on_slice: Callable[[], None] | None = None,
 ) -> list[int]:
     """Token ids of the prompt that `template` makes of `messages`, [T].
 
@@ -34,7 +36,8 @@ def encode_chat(  # noqa: PLR0913 - all that a prompt is made of
     itself wrote; everything else is text, in which only user-defined tokens are found. The template
     decides about BOS; where it wrote none and the model file wants one, it is put first. EOS is never
     put last, whatever the file says: the answer is still to come. continue_final: the last message's
-    text is what the answer begins with. text_header: what the format writes before such a text.
+    text is what the answer begins with. text_header: what the format writes before such a text. max_tokens, on_slice: as of
+    `Tokenizer.encode`.
 
     Raises RequestError and ChatTemplateError as `render_parts` and `encode` do, and ConfigError if the
     template was built for other control tokens.
@@ -68,4 +71,4 @@ def encode_chat(  # noqa: PLR0913 - all that a prompt is made of
             parts.append(part.text)
     if tokenizer.add_bos and parts[:1] != [tokenizer.bos_id]:
         parts[:0] = tokenizer.encode("", add_bos=True)
-    return tokenizer.encode_parts([*parts, *beginning])
+    return tokenizer.encode_parts([*parts, *beginning], max_tokens=max_tokens, on_slice=on_slice)

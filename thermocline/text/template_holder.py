@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 
 
 class TemplateHolder:
-    """Starts the chat template's child process when the first chat prompt asks for it."""
+    """Starts the chat template's child processes when a chat prompt first asks for one.
+
+    There is one for long conversations and one for others: a render waits for those before it.
+    """
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
         self.facts = read_template(source, vocabulary=tokenizer)
         self.source = source
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
-        self._template: ChatTemplate | None = None
+        self._templates: dict[bool, ChatTemplate] = {}
+        """By whether it is for long conversations, which nobody else waits for."""
         self._closed = False
 
-    def get(self) -> ChatTemplate:
-        """Return the template, from any thread.
+    def get(self, *, for_bulk: bool = False) -> ChatTemplate:
+        """Return the template, from any thread. for_bulk: the one that renders long conversations.
 
         Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
         after `close`.
@@ -41,9 +45,9 @@ class TemplateHolder:
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed: open a new one")
-            if self._template is None:
-                self._template = self._start(self.source)
-            return self._template
+            if for_bulk not in self._templates:
+                self._templates[for_bulk] = self._start(self.source)
+            return self._templates[for_bulk]
 
     def check(self, name: str) -> None:
         """Start the template now. Raises ConfigError that says what is wrong with `name`."""
@@ -57,10 +61,10 @@ class TemplateHolder:
         return self.facts if source is None else read_template(source, vocabulary=self._tokenizer)
 
     @contextmanager
-    def borrow(self, source: str | None) -> Iterator[ChatTemplate]:
+    def borrow(self, source: str | None, *, for_bulk: bool = False) -> Iterator[ChatTemplate]:
         """Use the template of another text meanwhile, in a process of its own; None: as `get`."""
         if source is None:
-            yield self.get()
+            yield self.get(for_bulk=for_bulk)
         else:
             with self._start(source) as template:
                 yield template
@@ -76,11 +80,11 @@ class TemplateHolder:
         )
 
     def close(self) -> None:
-        """End the child process, if there is one, and start no other."""
+        """End the child processes, and start no other."""
         with self._lock:
             self._closed = True
-            if self._template is not None:
-                self._template.close()
+            for template in self._templates.values():
+                template.close()
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

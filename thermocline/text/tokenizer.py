@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thermocline.errors import RequestError
+from thermocline.errors import PromptTooLongError, RequestError
 from thermocline.text.token_roles import TokenRoles
 from thermocline.text.tokenization.byte_bpe import ByteBpe
 from thermocline.text.tokenization.pretokenizers import find_pre_tokenizer
@@ -21,13 +21,13 @@ from thermocline.text.tokenization.token_kinds import TokenType
 from thermocline.text.vocabulary import SENTENCEPIECE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from thermocline.text.tokenization.text_engine import TextEngine
     from thermocline.text.vocabulary import TokenizerData
 
 MAX_TEXT_BYTES = 4 << 20
-"""One call encodes at most this much: about a million tokens, and 1 to 8 s per million bytes."""
+"""One call encodes at most this much: one to four million tokens, and 1 to 8 s per million bytes."""
 
 
 class Tokenizer:
@@ -57,6 +57,8 @@ class Tokenizer:
             steering=roles.steering_ids,
             swallowing=roles.swallowing_ids,
         )
+        # Blanks after some tokens belong to them, however many there are.
+        self._max_token_chars = None if roles.swallowing_ids else max(map(len, self._texts))
         self.add_space_prefix = data.add_space_prefix
         self.vocab_size = len(self._texts)
         self.bos_id = data.bos_id
@@ -72,17 +74,24 @@ class Tokenizer:
         return f"Tokenizer(path={self._path!r}, vocab_size={self.vocab_size})"
 
     def encode(
-        self, text: str, *, parse_special: bool = False, add_bos: bool | None = None
+        self,
+        text: str,
+        *,
+        parse_special: bool = False,
+        add_bos: bool | None = None,
+        max_tokens: int | None = None,
+        on_slice: Callable[[], None] | None = None,
     ) -> list[int]:
         """Token ids of `text`, [T].
 
         With `parse_special` the texts of control tokens become those tokens; never set it for text
         that a user wrote. `add_bos` None means what the model file says, of BOS before the text and of
-        EOS after it; True and False say whether BOS is added, and EOS is not.
+        EOS after it; True and False say whether BOS is added, and EOS is not. max_tokens: the text is given up as
+        soon as it is certain to have more, at the latest one slice after. on_slice: called between slices; what it raises ends the work.
         Raises RequestError for text that is too long, is not valid Unicode, or holds a byte that the
-        vocabulary lacks.
+        vocabulary lacks; PromptTooLongError beyond max_tokens.
         """
-        self._check_text(text)
+        self._check_text(text, max_tokens)
         ids: list[int] = []
         if self.add_bos if add_bos is None else add_bos:
             if self.bos_id is None:
@@ -90,17 +99,24 @@ class Tokenizer:
                     "this model has no BOS token: do not ask for one", param="add_bos"
                 )
             ids.append(self.bos_id)
-        ids += self._encode_pieces(self._specials.split(text, parse_special=parse_special))
+        pieces = self._specials.split(text, parse_special=parse_special)
+        ids += self._encode_pieces(pieces, max_tokens=max_tokens, on_slice=on_slice)
         if add_bos is None and self.add_eos:
             assert self.eos_id is not None
             ids.append(self.eos_id)
         return ids
 
-    def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
+    def encode_parts(
+        self,
+        parts: Iterable[str | int],
+        *,
+        max_tokens: int | None = None,
+        on_slice: Callable[[], None] | None = None,
+    ) -> list[int]:
         """Token ids of texts and special tokens in a row, [T]; neither BOS nor EOS is added.
 
         The texts may be a user's: control tokens are only those that are given as ids. Texts side by
-        side are cut apart. Raises RequestError as `encode` does.
+        side are cut apart. max_tokens, on_slice: as of `encode`. Raises as `encode` does.
         """
         pieces: list[str | int] = []
         token_id: int | None = None
@@ -109,11 +125,11 @@ class Tokenizer:
                 token_id = part
                 pieces.append(part)
             else:
-                self._check_text(part)
+                self._check_text(part, max_tokens)
                 rest = self._specials.after(token_id, part)
                 pieces += self._specials.split(rest, parse_special=False)
                 token_id = None
-        return self._encode_pieces(pieces)
+        return self._encode_pieces(pieces, max_tokens=max_tokens, on_slice=on_slice)
 
     def encode_more(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Token ids of text that goes on where other text ended, [T]: nothing is put before it.
@@ -125,18 +141,33 @@ class Tokenizer:
         return self._encode_pieces(pieces, is_after_special=False)
 
     def _encode_pieces(
-        self, pieces: Iterable[str | int], *, is_after_special: bool = True
+        self,
+        pieces: Iterable[str | int],
+        *,
+        is_after_special: bool = True,
+        max_tokens: int | None = None,
+        on_slice: Callable[[], None] | None = None,
     ) -> list[int]:
         ids: list[int] = []
+        for part in self._encoded(pieces, is_after_special=is_after_special):
+            ids += part
+            if on_slice is not None:
+                on_slice()
+            if max_tokens is not None and len(ids) > max_tokens:
+                raise PromptTooLongError(len(ids), max_tokens, is_least=True)
+        return ids
+
+    def _encoded(
+        self, pieces: Iterable[str | int], *, is_after_special: bool
+    ) -> Iterator[list[int]]:
         for piece in pieces:
             if isinstance(piece, int):
-                ids.append(piece)
+                yield [piece]
                 is_after_special = True
             else:
                 space = " " if is_after_special and self.add_space_prefix else ""
-                ids += self._engine.encode(space + piece)
+                yield from self._engine.encode(space + piece)
                 is_after_special = False
-        return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of `ids`; bytes that form no character become U+FFFD. Raises RequestError on bad ids.
@@ -195,7 +226,14 @@ class Tokenizer:
                 param="prompt",
             )
 
-    def _check_text(self, text: str) -> None:
+    def _check_text(self, text: str, max_tokens: int | None = None) -> None:
+        if max_tokens is not None and self._max_token_chars is not None:
+            # Each token has at most so many characters.
+            least = -(-len(text) // self._max_token_chars)
+            if least > max_tokens:
+                raise PromptTooLongError(least, max_tokens, is_least=True)
+        if len(text) > self._max_text_bytes:
+            raise self._too_long(len(text))
         try:
             raw = text.encode()
         except UnicodeEncodeError as error:
@@ -204,16 +242,18 @@ class Tokenizer:
                 param="prompt",
             ) from error
         if len(raw) > self._max_text_bytes:
-            raise RequestError(
-                f"the text has {len(raw)} bytes: send at most {self._max_text_bytes}",
-                param="prompt",
-            )
+            raise self._too_long(len(raw))
         lacking = self._engine.find_lacking(text)
         if lacking is not None:
             raise RequestError(
                 f"the vocabulary has no token for {lacking}: leave that character out",
                 param="prompt",
             )
+
+    def _too_long(self, num_bytes: int) -> RequestError:
+        return RequestError(
+            f"the text has {num_bytes} bytes: send at most {self._max_text_bytes}", param="prompt"
+        )
 
 
 def _build_engine(data: TokenizerData, id_of: Mapping[str, int]) -> TextEngine:

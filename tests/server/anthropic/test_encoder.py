@@ -17,6 +17,7 @@ from tests.server.steps import (
     TEXT,
     answer_steps,
     stream_of,
+    whole_of,
 )
 from thermocline.server.anthropic.encoder import MessageEncoder
 from thermocline.server.core.steps import EndReason
@@ -77,15 +78,15 @@ def test_why_it_ended(reason, stop, expected):
     """Each reason has Anthropic's name, whole and streamed, and a stop string is shown."""
     steps = answer_steps(*TEXT, reason=reason, stop=stop)
     end = {"stop_reason": expected, "stop_sequence": stop}
-    whole = encoder().whole(steps)
+    whole = whole_of(encoder(), steps)
     assert {name: whole[name] for name in end} == end
     assert stream_of(encoder(), steps)[-2]["delta"] == end
 
 
 def test_the_whole_message_has_every_block():
     """Thinking with a signature, text, and calls with their parsed arguments."""
-    body = encoder().whole(
-        answer_steps(*REASONING, *TEXT, *CALL, *SECOND_CALL, reason=EndReason.TOOL_CALLS)
+    body = whole_of(
+        encoder(), answer_steps(*REASONING, *TEXT, *CALL, *SECOND_CALL, reason=EndReason.TOOL_CALLS)
     )
     message = Message.model_validate(body, strict=True)
     thinking, text, first, second = message.content
@@ -107,7 +108,7 @@ def test_the_counts_tell_what_the_cache_knew():
         "cache_read_input_tokens": NUM_CACHED,
         "output_tokens": 2,
     }
-    assert encoder().whole(steps)["usage"] == usage
+    assert whole_of(encoder(), steps)["usage"] == usage
     start, *_, delta, _ = stream_of(encoder(), steps)
     assert delta["usage"] == usage
     assert start["message"]["usage"]["input_tokens"] == NUM_PROMPT
@@ -116,7 +117,7 @@ def test_the_counts_tell_what_the_cache_knew():
 def test_a_call_that_was_cut_is_no_call():
     """Nobody can run half of the arguments: whole answers leave it out, streams end its block."""
     steps = answer_steps(*TEXT, *CUT_CALL, reason=EndReason.LENGTH)
-    body = encoder().whole(steps)
+    body = whole_of(encoder(), steps)
     assert [block["type"] for block in body["content"]] == ["text"]
     assert body["stop_reason"] == "max_tokens"
     events = stream_of(encoder(), steps)

@@ -15,6 +15,7 @@ from tests.server.steps import (
     SECOND_CALL,
     TEXT,
     answer_steps,
+    whole_of,
 )
 from thermocline.server.core.steps import EndReason
 from thermocline.server.ollama.encoder import OllamaChatEncoder, OllamaGenerateEncoder
@@ -47,7 +48,7 @@ def test_a_chat_s_lines_come_in_order(at_once):
 
 def test_a_whole_chat_is_its_lines_in_one():
     """Text, thinking and calls are collected, and the counts are there; durations in nanoseconds."""
-    body = OllamaChatEncoder("toy", NOW).whole(answer_steps(*REASONING, *TEXT, *CALL))
+    body = whole_of(OllamaChatEncoder("toy", NOW), answer_steps(*REASONING, *TEXT, *CALL))
     answer = ChatResponse.model_validate(body)
     assert (answer.message.thinking, answer.message.content) == ("Let me think.", "Hello")
     assert answer.message.tool_calls[0].function.arguments == {"a": 1}
@@ -59,7 +60,7 @@ def test_a_whole_chat_is_its_lines_in_one():
 def test_a_generated_text_has_no_message():
     """Text is in response, reasoning in thinking, whole and streamed."""
     steps = answer_steps(*REASONING, *TEXT)
-    body = OllamaGenerateEncoder("toy", NOW).whole(steps)
+    body = whole_of(OllamaGenerateEncoder("toy", NOW), steps)
     assert "message" not in body
     answer = GenerateResponse.model_validate(body)
     assert (answer.thinking, answer.response) == ("Let me think.", "Hello")
@@ -74,15 +75,15 @@ def test_a_generated_text_has_no_message():
 def test_why_it_ended(reason, expected):
     """Ollama knows two reasons."""
     assert (
-        OllamaChatEncoder("toy", NOW).whole(answer_steps(*TEXT, reason=reason))["done_reason"]
+        whole_of(OllamaChatEncoder("toy", NOW), answer_steps(*TEXT, reason=reason))["done_reason"]
         == expected
     )
 
 
 def test_a_call_that_was_cut_is_no_call():
     """Calls are shown whole or not at all."""
-    body = OllamaChatEncoder("toy", NOW).whole(
-        answer_steps(*TEXT, *CUT_CALL, reason=EndReason.LENGTH)
+    body = whole_of(
+        OllamaChatEncoder("toy", NOW), answer_steps(*TEXT, *CUT_CALL, reason=EndReason.LENGTH)
     )
     assert body["message"] == {"role": "assistant", "content": "Hello"}
     assert body["done_reason"] == "length"

@@ -20,6 +20,7 @@ from tests.server.steps import (
     answer_steps,
     read_events,
     stream_of,
+    whole_of,
 )
 from thermocline.errors import BusyError
 from thermocline.server.core.steps import EndReason
@@ -97,7 +98,7 @@ def test_the_whole_response_is_the_stream_s_last():
         return body | {"output": [i | {"id": "", "call_id": ""} for i in body["output"]]}
 
     steps = answer_steps(*REASONING, *TEXT, *CALL)
-    whole = encoder().whole(steps)
+    whole = whole_of(encoder(), steps)
     response = Response.model_validate(whole, strict=True)
     assert response.output_text == "Hello"
     assert plain(whole) == plain(stream_of(encoder(), steps)[-1]["response"])
@@ -115,7 +116,7 @@ def test_an_answer_that_was_cut_is_incomplete():
 
 def test_the_counts():
     """Tokens of the prompt, of them cached; tokens of the answer, of them reasoning."""
-    body = encoder().whole(answer_steps(*REASONING, *TEXT))
+    body = whole_of(encoder(), answer_steps(*REASONING, *TEXT))
     assert body["usage"] == {
         "input_tokens": NUM_PROMPT,
         "input_tokens_details": {"cached_tokens": NUM_CACHED, "cache_write_tokens": 0},
@@ -137,7 +138,7 @@ def test_what_was_asked_is_repeated():
         "tool_choice": {"type": "function", "name": "add"},
     }
     body = encoder(tools=[tool, {"type": "web_search"}], **asked)
-    body = body.whole(answer_steps(*TEXT))
+    body = whole_of(body, answer_steps(*TEXT))
     Response.model_validate(body, strict=True)
     assert {name: body[name] for name in asked} == asked
     assert body["tools"] == [tool | {"description": None, "strict": True}]

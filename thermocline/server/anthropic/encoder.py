@@ -6,6 +6,8 @@ import hashlib
 import uuid
 from typing import TYPE_CHECKING, Final, assert_never
 
+import msgspec
+
 from thermocline.server.core.blocks import (
     Block,
     BlockBegin,
@@ -18,7 +20,7 @@ from thermocline.server.core.sse import typed_frames
 from thermocline.server.core.steps import AnswerStep, EndReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from thermocline.server.core.blocks import BlockEvent
     from thermocline.server.core.bodies import JsonObject
@@ -38,6 +40,8 @@ class MessageEncoder:
         self._model = model
         self._num_prompt_tokens = num_prompt_tokens
         self._splitter = BlockSplitter()
+        self._content: list[JsonObject] = []
+        self._end: ChoiceEnd | None = None
 
     @property
     def prelude(self) -> bytes:
@@ -60,16 +64,23 @@ class MessageEncoder:
             ]
         return events
 
-    def whole(self, steps: Iterable[GenerationStep]) -> JsonObject:
-        """Return the message that is not streamed; the last step ends the answer."""
-        content, stop, usage = [], None, self._usage(0)
-        for step in steps:
-            events = self._splitter.events(step)
-            ended = [event.block for event in events if isinstance(event, BlockEnd)]
-            content += [_whole_block(block) for block in ended if _is_usable(block)]
-            if isinstance(step, AnswerStep) and step.end is not None:
-                stop, usage = _stop(step.end), self._final_usage(step.end)
-        return self._message(content, stop, usage)
+    def take(self, step: GenerationStep) -> int:
+        """Note the next step of an answer that is not streamed; return how many bytes it adds, about."""
+        num_bytes = 0
+        for event in self._splitter.events(step):
+            if isinstance(event, BlockMore):
+                num_bytes += len(event.text)
+            elif isinstance(event, BlockEnd) and _is_usable(event.block):
+                self._content.append(_whole_block(event.block))
+        if isinstance(step, AnswerStep) and step.end is not None:
+            self._end = step.end
+        return num_bytes
+
+    def body(self) -> Iterator[bytes]:
+        """Yield the message that is not streamed; the last step ended it."""
+        stop = None if self._end is None else _stop(self._end)
+        usage = self._usage(0) if self._end is None else self._final_usage(self._end)
+        yield msgspec.json.encode(self._message(self._content, stop, usage))
 
     def _message(
         self, content: list[JsonObject], stop: JsonObject | None, usage: JsonObject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from dataclasses import fields
 from typing import Any, Final, TypeAlias, TypeVar
@@ -18,6 +19,7 @@ _SAMPLING_NAMES: Final = frozenset(field.name for field in fields(SamplingParams
 JsonObject: TypeAlias = dict[str, Any]
 
 _SHOWN_NAME_CHARS: Final = 64
+_CHECKED_BYTES: Final = 1 << 20
 
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])?`$")
 
@@ -25,7 +27,7 @@ _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*?)(?:\[\.\.\.\])?`$")
 def decode_body(raw: bytes, kind: type[T]) -> T:
     """Return the request in `raw`. Raises RequestError for any fault in it."""
     try:
-        raw.decode()  # msgspec does not look into what it skips, such as the names of unknown fields
+        _check_text(raw)
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         raise misfit(error) from error
@@ -34,6 +36,18 @@ def decode_body(raw: bytes, kind: type[T]) -> T:
     # Invalid UTF-8 and integers of thousands of digits are ValueErrors.
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+def _check_text(raw: bytes) -> None:
+    """Raise UnicodeDecodeError for what is no UTF-8.
+
+    msgspec does not look into what it skips, such as the names of unknown fields. As one text, a body with a single
+    emoji takes four times its size.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(raw), _CHECKED_BYTES):
+        decoder.decode(raw[start : start + _CHECKED_BYTES])
+    decoder.decode(b"", final=True)
 
 
 def misfit(error: msgspec.ValidationError, inside: str = "") -> RequestError:

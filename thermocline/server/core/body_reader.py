@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
 from thermocline.errors import BusyError
 from thermocline.server.core.errors import BodyTimeoutError, MediaTypeError
 from thermocline.server.core.json_shape import ShapeCheck
+from thermocline.server.core.memory import MEMORY
 
 if TYPE_CHECKING:
     from thermocline.server.core.settings import ServerConfig
+
+
+_LARGE_BYTES: Final = 1 << 16
+# The body, its values, and what is made of them. A text with one emoji has four bytes for each character.
+_BYTES_PER_BYTE: Final = 8
 
 
 class BodyReader:
@@ -26,7 +32,8 @@ class BodyReader:
     async def read(self, request: web.Request, *, any_type: bool = False) -> bytes:
         """Return a body whose Content-Type is JSON; any_type: take every Content-Type.
 
-        Raises RequestError, HTTPRequestEntityTooLarge, or BusyError while the bodies of all requests are too large.
+        Raises RequestError, HTTPRequestEntityTooLarge, or BusyError while the bodies of all requests are too large, or
+        what is being answered takes too much memory.
         """
         if not any_type and request.content_type != "application/json":
             # A web page of any origin can send other types without a CORS preflight.
@@ -37,11 +44,14 @@ class BodyReader:
         timeout_s = self._config.body_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._receive(request)
+                body = await self._receive(request)
         except TimeoutError as error:
             raise BodyTimeoutError(
                 f"the body did not arrive within {timeout_s:g} s: send it faster"
             ) from error
+        if len(body) > _LARGE_BYTES:
+            request[MEMORY].add(_BYTES_PER_BYTE * len(body))
+        return body
 
     async def _receive(self, request: web.Request) -> bytes:
         body = bytearray()

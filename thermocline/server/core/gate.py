@@ -21,6 +21,7 @@ from thermocline.server.core.errors import (
     OriginRefusedError,
 )
 from thermocline.server.core.in_flight import InFlight
+from thermocline.server.core.memory import BUDGET, MEMORY
 
 if TYPE_CHECKING:
     from thermocline.server.core.settings import ServerConfig
@@ -116,13 +117,17 @@ GATE: Final = web.AppKey("GATE", Gate)
 
 @web.middleware
 async def follow(request: web.Request, handler: Any) -> web.StreamResponse:  # noqa: ANN401 - aiohttp's
-    """Tell the connection which request it carries, and count the work in flight."""
+    """Tell the connection which request it carries, count the work in flight, and give it a share of the memory."""
     connection = connection_of(request)
     connection.begin_request(request)
     in_flight = request.app[IN_FLIGHT]
     try:
         # Shutdown waits for POSTs only: a GET such as the stream of events changes nothing.
-        with in_flight.one() if request.method == "POST" else nullcontext():
+        with (
+            in_flight.one() if request.method == "POST" else nullcontext(),
+            request.app[BUDGET].share() as memory,
+        ):
+            request[MEMORY] = memory
             response: web.StreamResponse = await handler(request)
             return response
     finally:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from thermocline.engine.scoring import token_logprobs
-from thermocline.errors import EngineError
+from thermocline.errors import EngineError, RequestError
 from thermocline.messages import (
     FinishReason,
     PromptEmbedding,
@@ -32,13 +33,22 @@ if TYPE_CHECKING:
     from thermocline.sampling.params import SamplingParams
     from thermocline.server.core.steps import GenerationStep
     from thermocline.text.pieces import AnswerParser
+    from thermocline.workers.offload import StillWanted
+
+R = TypeVar("R")
 
 MAX_CHOICES_PER_PROMPT: Final = 16
 """The largest n of a request."""
 
+MAX_ANSWER_BYTES: Final = 64 << 20
+"""Of an answer that is not streamed."""
+_BYTES_PER_LOGPROB: Final = 32
+
 # Further choices wait here instead of in the engine's queue, so that other requests find room in it.
 _MAX_CONCURRENT_CHOICES: Final = 16
 _SEEDS: Final = 1 << 64
+# Of a prompt, in one step: encoding them takes some milliseconds.
+_SCORED_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,20 @@ class GenerationJob:
     def num_choices(self) -> int:
         """How many answers there will be."""
         return len(self.prompts) * self.n
+
+
+def check_size(job: GenerationJob) -> None:
+    """Raise RequestError for a job whose prompts have more log-probabilities than an answer may hold."""
+    if job.prompt_logprobs is None:
+        return
+    num_tokens = job.n * sum(map(len, job.prompts))
+    num_bytes = num_tokens * (1 + job.prompt_logprobs) * _BYTES_PER_LOGPROB
+    if num_bytes > MAX_ANSWER_BYTES:
+        raise RequestError(
+            f"the answer would hold {job.prompt_logprobs} log-probabilities of {num_tokens} tokens of prompts: send "
+            "fewer prompts at a time, or ask for fewer",
+            param="logprobs",
+        )
 
 
 def run_job(
@@ -146,28 +170,39 @@ async def _run_choice(
                         event.elapsed_s,
                     )
                 case PromptLogits():
-                    yield await _scored(choice, token_ids, event, job.prompt_logprobs or 0)
+                    async for scored in _scored(engine, job, choice, event):
+                        yield scored
                 case PromptEmbedding():
                     raise AssertionError("no answer asks for an embedding")
 
 
 async def _scored(
-    choice: int, token_ids: Sequence[int], part: PromptLogits, num_top: int
-) -> PromptStep:
-    first = part.start + 1
+    engine: Engine, job: GenerationJob, choice: int, part: PromptLogits
+) -> AsyncGenerator[PromptStep, None]:
+    """Yield the log-probabilities of a chunk of the prompt, some tokens at a time: each has up to 21 of them."""
+    token_ids = job.prompts[choice // job.n]
     end = part.start + len(part.logits)
-    # The logits after the last token are of what follows the prompt.
-    wanted = token_ids[first : end + 1]
-    rows = part.logits[: len(wanted)]
-    scored = await asyncio.to_thread(token_logprobs, rows, wanted, num_top)
-    return PromptStep(
-        choice,
-        end,
-        len(token_ids),
-        first=first,
-        logprobs=tuple(chosen for chosen, _ in scored),
-        top_logprobs=tuple(top for _, top in scored),
-    )
+    for start in range(part.start, end, _SCORED_TOKENS):
+        first = start + 1
+        last = min(start + _SCORED_TOKENS, end)
+        # The logits after the last token are of what follows the prompt.
+        wanted = token_ids[first : last + 1]
+        rows = part.logits[start - part.start :][: len(wanted)]
+        work = partial(token_logprobs, rows, wanted, job.prompt_logprobs or 0)
+        scored = await engine.offload.run(_without_check(work), is_bulk=True)
+        yield PromptStep(
+            choice,
+            last,
+            len(token_ids),
+            first=first,
+            logprobs=tuple(chosen for chosen, _ in scored),
+            top_logprobs=tuple(top for _, top in scored),
+        )
+
+
+def _without_check(work: Callable[[], R]) -> Callable[[StillWanted], R]:
+    """Return work that is too short to be ended."""
+    return lambda _: work()
 
 
 class _ChoiceState:

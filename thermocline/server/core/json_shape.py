@@ -15,6 +15,8 @@ MAX_CONTAINERS: Final = 1 << 16
 """Lists and objects in one body."""
 MAX_VALUES: Final = 1 << 19
 """Values in one body. Decoding so many blocks the event loop for about 40 ms."""
+MAX_BACKSLASHES: Final = 1 << 22
+"""In one body. Decoding so many escapes blocks the event loop for about 40 ms."""
 
 _MARKS: Final = b'"[]{},'
 _NO_MARKS: Final = bytes(byte for byte in range(256) if byte not in _MARKS)
@@ -27,13 +29,19 @@ class ShapeCheck:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._num_values = self._num_containers = 0
+        self._num_values = self._num_containers = self._num_backslashes = 0
         self._is_in_string = False
         self._escape = b""
         """The backslash at the end of the last piece, if it escapes the next byte."""
 
     def feed(self, piece: bytes) -> None:
-        """Take the next bytes. Raises RequestError beyond MAX_DEPTH, MAX_CONTAINERS or MAX_VALUES."""
+        """Take the next bytes. Raises RequestError beyond MAX_DEPTH, MAX_CONTAINERS, MAX_VALUES or MAX_BACKSLASHES."""
+        self._num_backslashes += piece.count(b"\\")
+        if self._num_backslashes > MAX_BACKSLASHES:
+            raise RequestError(
+                f"the body has too many escapes: send at most {MAX_BACKSLASHES} backslashes, and characters that need "
+                "none as they are"
+            )
         marks = self._unescaped(piece).translate(None, _NO_MARKS)
         parts = marks.split(b'"')
         outside = b"".join(parts[self._is_in_string :: 2])

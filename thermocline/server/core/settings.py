@@ -37,9 +37,11 @@ class ServerConfig:
     shutdown_timeout_s: float = 30.0
     """How long running answers may go on when the server is told to stop."""
     max_connections: int = 512
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 16 << 20
     max_total_body_bytes: int = 256 << 20
     """Of all bodies that are being received."""
+    max_work_bytes: int = 512 << 20
+    """What large bodies and answers that are not streamed may take together."""
     header_timeout_s: float = 10.0
     """How long a client may take to send a request's header."""
     body_timeout_s: float = 30.0

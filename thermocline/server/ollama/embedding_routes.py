@@ -68,7 +68,7 @@ async def embed(request: web.Request) -> PreparedAnswer | web.Response:
     return send_json(
         {
             "model": body.model,
-            "embeddings": await vectors_as_json(vectors),
+            "embeddings": await vectors_as_json(vectors, request.app[BACKEND].model.engine.offload),
             "total_duration": took_ns,
             "load_duration": 0,
             "prompt_eval_count": sum(found.num_tokens),
@@ -82,7 +82,8 @@ async def embeddings(request: web.Request) -> PreparedAnswer | web.Response:
     body = await read_json(request, OldEmbedRequest, any_type=True)
     check_model(request, plain_name(body.model))
     found = await _embed(request, [body.prompt] if body.prompt else [], truncate=True)
-    vectors = await vectors_as_json(found.vectors)
+    offload = request.app[BACKEND].model.engine.offload
+    vectors = await vectors_as_json(found.vectors, offload)
     return send_json({"embedding": vectors[0] if body.prompt else []})
 
 

@@ -13,7 +13,7 @@ from thermocline.server.core.bodies import JsonObject
 from thermocline.server.core.steps import AnswerStep, EndReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from thermocline.server.core.steps import ChoiceEnd, GenerationStep
 
@@ -36,6 +36,10 @@ class OllamaEncoder(ABC):
     def __init__(self, model: str, created_at: str) -> None:
         self._head: JsonObject = {"model": model, "created_at": created_at}
         self._splitter = BlockSplitter()
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[JsonObject] = []
+        self._last = JsonObject()
 
     def frames(self, step: GenerationStep) -> bytes:
         """Return the lines of one step; empty while it has nothing to show."""
@@ -49,16 +53,22 @@ class OllamaEncoder(ABC):
             bodies.append(self._head | self._content("", "", []) | _end_fields(step.end))
         return bodies
 
-    def whole(self, steps: Iterable[GenerationStep]) -> JsonObject:
-        """Return the answer that is not streamed; the last step ends it."""
-        text, thinking, calls, last = "", "", list[JsonObject](), JsonObject()
-        for body in (body for step in steps for body in self.bodies(step)):
+    def take(self, step: GenerationStep) -> int:
+        """Note the next step of an answer that is not streamed; return how many bytes it adds, about."""
+        num_bytes = 0
+        for body in self.bodies(step):
             said = self._said(body)
-            text += said.get(self.text_field, "")
-            thinking += said.get("thinking", "")
-            calls += said.get("tool_calls", ())
-            last = body
-        return last | self._content(text, thinking, calls)
+            for texts, name in ((self._texts, self.text_field), (self._thoughts, "thinking")):
+                texts.append(said.get(name, ""))
+                num_bytes += len(texts[-1])
+            self._calls += said.get("tool_calls", ())
+            self._last = body
+        return num_bytes
+
+    def body(self) -> Iterator[bytes]:
+        """Yield the answer that is not streamed; the last step ended it."""
+        content = self._content("".join(self._texts), "".join(self._thoughts), self._calls)
+        yield msgspec.json.encode(self._last | content)
 
     def loaded(self) -> JsonObject:
         """Return the answer to a request that only wants the model to be loaded."""

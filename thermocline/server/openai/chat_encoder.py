@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, assert_never
+
+import msgspec
 
 from thermocline.server.core.steps import AnswerStep
 from thermocline.server.openai.bodies import (
@@ -21,7 +24,7 @@ from thermocline.server.openai.encoder import OpenAIEncoder, known_logprob
 from thermocline.text.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from thermocline.messages import TokenLogprob
     from thermocline.server.core.generation_jobs import GenerationJob
@@ -44,6 +47,9 @@ class ChatEncoder(OpenAIEncoder):
         """prefix: text that each answer begins with, before the model's own."""
         super().__init__(served, job, options)
         self._prefix = prefix
+        self._messages = [_Message(prefix) for _ in range(job.num_choices)]
+        self._logprob_texts: defaultdict[int, list[bytes]] = defaultdict(list)
+        """Encoded as they come: as objects they take ten times the memory."""
 
     @property
     def prelude(self) -> bytes:
@@ -69,10 +75,22 @@ class ChatEncoder(OpenAIEncoder):
     def _nothing(self, index: int) -> ChoiceBody:
         return ChatChunkChoice(index, Delta())
 
-    def _whole_choice(self, index: int, steps: Sequence[GenerationStep], reason: str) -> ChoiceBody:
-        answer = [step for step in steps if isinstance(step, AnswerStep)]
-        message = _message(self._prefix, [piece for step in answer for piece in step.pieces])
-        return ChatChoice(index, message, self._logprobs(answer), reason)
+    def _take(self, step: GenerationStep) -> int:
+        if not isinstance(step, AnswerStep):
+            return 0
+        num_bytes = self._messages[step.choice].take(step.pieces)
+        if (logprobs := self._logprobs((step,))) is not None:
+            encoded = msgspec.json.encode(logprobs.content)[1:-1]
+            self._logprob_texts[step.choice].append(encoded)
+            num_bytes += len(encoded)
+        return num_bytes
+
+    def _whole_choice(self, index: int, reason: str) -> ChoiceBody:
+        logprobs = None
+        if texts := self._logprob_texts.pop(index, None):
+            content: Any = msgspec.Raw(b"[%b]" % b",".join(texts))
+            logprobs = ChatLogprobs(content)
+        return ChatChoice(index, self._messages[index].body(), logprobs, reason)
 
     def _logprobs(self, steps: Iterable[AnswerStep]) -> ChatLogprobs | None:
         content = []
@@ -106,23 +124,40 @@ def _call_begin(index: int, name: str) -> ToolCallBody:
     )
 
 
-def _message(prefix: str, pieces: Iterable[Piece]) -> ChatMessage:
-    texts: list[str] = [prefix] if prefix else []
-    thoughts: list[str] = []
-    calls: dict[int, ToolCallBody] = {}
-    for piece in pieces:
-        match piece:
-            case TextPiece(text):
-                texts.append(text)
-            case ReasoningPiece(text):
-                thoughts.append(text)
-            case ToolCallBegin(index, name):
-                calls[index] = _call_begin(index, name)
-            case ToolCallArguments(index, text):
-                calls[index].function.arguments += text
-    message = ChatMessage("".join(texts) if texts or not calls else None)
-    if thoughts:
-        message.reasoning_content = message.reasoning = "".join(thoughts)
-    if calls:
-        message.tool_calls = list(calls.values())
-    return message
+class _Message:
+    """A message that grows piece by piece."""
+
+    def __init__(self, prefix: str) -> None:
+        self._texts: list[str] = [prefix] if prefix else []
+        self._thoughts: list[str] = []
+        self._calls: dict[int, tuple[ToolCallBody, list[str]]] = {}
+
+    def take(self, pieces: Iterable[Piece]) -> int:
+        """Add the pieces; return how many characters they have."""
+        num_chars = 0
+        for piece in pieces:
+            match piece:
+                case TextPiece(text):
+                    self._texts.append(text)
+                case ReasoningPiece(text):
+                    self._thoughts.append(text)
+                case ToolCallBegin(index, text):
+                    self._calls[index] = _call_begin(index, text), []
+                case ToolCallArguments(index, text):
+                    self._calls[index][1].append(text)
+                case _:
+                    assert_never(piece)
+            num_chars += len(text)
+        return num_chars
+
+    def body(self) -> ChatMessage:
+        """Return the whole message."""
+        has_text = self._texts or not self._calls
+        message = ChatMessage("".join(self._texts) if has_text else None)
+        if self._thoughts:
+            message.reasoning_content = message.reasoning = "".join(self._thoughts)
+        if self._calls:
+            message.tool_calls = [call for call, _ in self._calls.values()]
+            for call, texts in self._calls.values():
+                call.function.arguments = "".join(texts)
+        return message

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from thermocline.server.core.steps import AnswerStep, PromptStep
 from thermocline.server.openai.bodies import CompletionChoice, CompletionLogprobs
@@ -11,7 +14,7 @@ from thermocline.server.openai.encoder import OpenAIEncoder, known_logprob
 from thermocline.text.pieces import TextPiece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from thermocline.messages import TokenLogprob
     from thermocline.server.core.generation_jobs import GenerationJob
@@ -39,15 +42,26 @@ class CompletionEncoder(OpenAIEncoder):
         super().__init__(served, job, options)
         self._echoes = echoes
         self._texts = [self._text() for _ in range(job.num_choices)]
-        self._echoed: set[int] = set()
+        self._echoes_left: dict[int, str] = {}
+        self._whole_texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._logprob_texts: defaultdict[int, list[list[bytes]]] = defaultdict(list)
+        """For each step the four lists, encoded as they come: as objects they take ten times the memory."""
+
+    def read_prompts(self, still_wanted: Callable[[], None]) -> None:
+        """Write out the prompts that answers begin with, before any step: not for an event loop."""
+        for choice in range(self._job.num_choices if self._echoes else 0):
+            still_wanted()
+            prompt = self._job.prompts[choice // self._job.n]
+            is_scored = self._job.prompt_logprobs is not None
+            text = self._text() if is_scored else self._texts[choice]
+            self._echoes_left[choice] = text.skip(prompt)
 
     def _pieces(self, step: AnswerStep) -> list[ChoiceBody]:
-        texts = [] if step.choice in self._echoed else [self._echo(step.choice)]
-        text = "".join([*texts, *_texts((step,))])
+        text = "".join([self._echo(step.choice), *_texts((step,))])
         shows_ids = self._options.return_token_ids and step.token_ids
         if not (text or step.logprobs or shows_ids):
             return []
-        choice = CompletionChoice(step.choice, text, self._logprobs((step,)))
+        choice = CompletionChoice(step.choice, text, self._logprobs(step))
         if shows_ids:
             choice.token_ids = list(step.token_ids)
         return [choice]
@@ -56,45 +70,52 @@ class CompletionEncoder(OpenAIEncoder):
         """Return the prompt's text with its first log-probabilities, and then the other log-probabilities."""
         if self._job.prompt_logprobs is None or not (step.logprobs or step.first == 1):
             return []
-        text = "" if step.choice in self._echoed else self._echo(step.choice)
-        return [CompletionChoice(step.choice, text, self._logprobs((step,)))]
+        return [CompletionChoice(step.choice, self._echo(step.choice), self._logprobs(step))]
 
     def _nothing(self, index: int) -> ChoiceBody:
         return CompletionChoice(index, "")
 
-    def _whole_choice(self, index: int, steps: Sequence[GenerationStep], reason: str) -> ChoiceBody:
-        answer = (step for step in steps if isinstance(step, AnswerStep))
-        text = "".join([self._echo(index), *_texts(answer)])
-        return CompletionChoice(index, text, self._logprobs(steps), reason)
+    def _take(self, step: GenerationStep) -> int:
+        texts = [self._echo(step.choice)]
+        if isinstance(step, AnswerStep):
+            texts += _texts((step,))
+        self._whole_texts[step.choice] += texts
+        lists: list[bytes] = []
+        if (logprobs := self._logprobs(step)) is not None:
+            lists = [msgspec.json.encode(part)[1:-1] for part in msgspec.structs.astuple(logprobs)]
+            self._logprob_texts[step.choice].append(lists)
+        return sum(map(len, texts)) + sum(map(len, lists))
+
+    def _whole_choice(self, index: int, reason: str) -> ChoiceBody:
+        logprobs = None
+        if steps := self._logprob_texts.pop(index, None):
+            lists: Any = (
+                msgspec.Raw(b"[%b]" % b",".join(parts)) for parts in zip(*steps, strict=True)
+            )
+            logprobs = CompletionLogprobs(*lists)
+        return CompletionChoice(index, "".join(self._whole_texts.pop(index)), logprobs, reason)
 
     def _echo(self, choice: int) -> str:
-        """Return the text before an answer's text."""
-        self._echoed.add(choice)
-        if not self._echoes:
-            return ""
-        prompt = self._job.prompts[choice // self._job.n]
-        if self._job.prompt_logprobs is None:
-            return self._texts[choice].skip(prompt)
-        return self._text().skip(prompt)
+        """Return the text before an answer's text, once."""
+        return self._echoes_left.pop(choice, "")
 
     def _text(self) -> _Text:
         strips = self._echoes and self._vocabulary.add_space_prefix
         return _Text(self._vocabulary, strips_space=strips)
 
-    def _logprobs(self, steps: Sequence[GenerationStep]) -> CompletionLogprobs | None:
+    def _logprobs(self, step: GenerationStep) -> CompletionLogprobs | None:
         chosen: list[TokenLogprob | int] = []
         tops: list[tuple[TokenLogprob, ...] | None] = []
-        for step in steps:
-            if isinstance(step, PromptStep) and step.first == 1:
-                # A prompt's first token has no log-probability.
-                chosen.append(self._job.prompts[step.choice // self._job.n][0])
-                tops.append(None)
-            chosen += step.logprobs
-            tops += step.top_logprobs
+        if isinstance(step, PromptStep) and step.first == 1:
+            # A prompt's first token has no log-probability.
+            chosen.append(self._job.prompts[step.choice // self._job.n][0])
+            tops.append(None)
+        chosen += step.logprobs
+        tops += step.top_logprobs
         if not chosen:
             return None
         ids = [token if isinstance(token, int) else token.token_id for token in chosen]
-        text = self._texts[steps[0].choice]
+        text = self._texts[step.choice]
         offsets = [text.push(token_id)[0] for token_id in ids]
         return CompletionLogprobs(
             [self._token_text(token_id) for token_id in ids],

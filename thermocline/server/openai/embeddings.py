@@ -91,7 +91,9 @@ async def embeddings(request: web.Request) -> PreparedAnswer | web.Response:
     found = await model.engine.embed(body.texts(), cache_salt=salt)
     num_tokens = sum(found.num_tokens)
     written: list[Any] = [
-        *await vectors_as_json(found.vectors, packed=body.encoding_format == "base64")
+        *await vectors_as_json(
+            found.vectors, model.engine.offload, packed=body.encoding_format == "base64"
+        )
     ]
     data = [Embedding(vector, index) for index, vector in enumerate(written)]
     return send_json(EmbeddingBody(data, model.card.id, EmbeddingUsage(num_tokens, num_tokens)))

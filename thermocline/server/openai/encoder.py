@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -25,7 +26,7 @@ from thermocline.server.openai.bodies import (
 from thermocline.server.openai.figures import experts_body, routed_experts, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from thermocline.server.core.generation_jobs import GenerationJob
     from thermocline.server.core.steps import ChoiceEnd, GenerationStep
@@ -73,7 +74,7 @@ EVENTS = Framing(error=lambda error: frame(error_body(error)), end=b"data: [DONE
 
 
 class OpenAIEncoder(ABC):
-    """Encodes one answer, once: either `prelude` and `frames`, or `whole`."""
+    """Encodes one answer, once: either `prelude` and `frames`, or `take` and `body`."""
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
@@ -97,6 +98,7 @@ class OpenAIEncoder(ABC):
         self._num_tokens = 0
         self._num_cached: dict[int, int] = {}
         self._ends: dict[int, ChoiceEnd] = {}
+        self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
 
     @property
     def prelude(self) -> bytes:
@@ -115,25 +117,29 @@ class OpenAIEncoder(ABC):
             frames += self._end_frames(step.choice, step.end)
         return b"".join(frames)
 
-    def whole(self, steps: Iterable[GenerationStep]) -> dict[str, Any]:
-        """Return the body of an answer that is not streamed, given all of its steps."""
-        by_choice: list[list[GenerationStep]] = [[] for _ in range(self._job.num_choices)]
-        for step in steps:
-            by_choice[step.choice].append(step)
-            self._count(step)
-            if isinstance(step, AnswerStep) and step.end is not None:
-                self._ends[step.choice] = step.end
-        choices = []
-        for index, of_choice in enumerate(by_choice):
-            end = self._ends[index]
-            choice = self._whole_choice(index, of_choice, str(end.reason))
-            choice.routed_experts = routed_experts(end)
+    def take(self, step: GenerationStep) -> int:
+        """Note the next step of an answer that is not streamed; return how many bytes it adds, about."""
+        self._count(step)
+        num_bytes = self._take(step)
+        if isinstance(step, AnswerStep):
             if self._options.return_token_ids:
-                answer = (step for step in of_choice if isinstance(step, AnswerStep))
-                choice.token_ids = [token_id for step in answer for token_id in step.token_ids]
-            choices.append(choice)
-        body = self._head | {"object": self.object_name, "choices": choices}
-        return body | {"usage": self._usage()} | self._last_extras()
+                self._token_ids[step.choice] += step.token_ids
+                num_bytes += 8 * len(step.token_ids)
+            if step.end is not None:
+                self._ends[step.choice] = step.end
+        return num_bytes
+
+    def body(self) -> Iterator[bytes]:
+        """Yield the body of an answer that is not streamed, part by part, given all of its steps."""
+        head = msgspec.json.encode(self._head | {"object": self.object_name})
+        yield head[:-1] + b',"choices":['
+        for index in range(self._job.num_choices):
+            choice = self._whole_choice(index, str(self._ends[index].reason))
+            choice.routed_experts = routed_experts(self._ends[index])
+            if self._options.return_token_ids:
+                choice.token_ids = self._token_ids.pop(index, [])
+            yield (b"," if index else b"") + msgspec.json.encode(choice)
+        yield b"]," + msgspec.json.encode({"usage": self._usage()} | self._last_extras())[1:]
 
     def _count(self, step: GenerationStep) -> None:
         if isinstance(step, PromptStep):
@@ -214,8 +220,12 @@ class OpenAIEncoder(ABC):
         """Return a choice that adds nothing."""
 
     @abstractmethod
-    def _whole_choice(self, index: int, steps: Sequence[GenerationStep], reason: str) -> ChoiceBody:
-        """Return one choice of a whole answer, which ended for `reason`."""
+    def _take(self, step: GenerationStep) -> int:
+        """Keep what `_whole_choice` needs of a step; return how many bytes it has, about."""
+
+    @abstractmethod
+    def _whole_choice(self, index: int, reason: str) -> ChoiceBody:
+        """Return one choice of a whole answer, which ended for `reason`, and keep nothing of it."""
 
 
 def known_logprob(logprob: float) -> float:

@@ -12,6 +12,7 @@ import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.messages import RequestOptions
+from thermocline.sampling.params import MAX_STOP_CHARS
 from thermocline.server.core.bodies import sampling_params
 from thermocline.server.core.generation_jobs import MAX_CHOICES_PER_PROMPT
 
@@ -140,9 +141,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     def bad_word_texts(self) -> list[str]:
         """Return the words that the answer must not contain. Raises RequestError."""
         words = self.bad_words or []
-        if len(words) > MAX_BAD_WORDS or not all(words):
+        fit = all(0 < len(word) <= MAX_STOP_CHARS for word in words)
+        if len(words) > MAX_BAD_WORDS or not fit:
             raise RequestError(
-                f"bad_words must be at most {MAX_BAD_WORDS} words that are not empty",
+                f"bad_words must be at most {MAX_BAD_WORDS} words of 1 to {MAX_STOP_CHARS} characters",
                 param="bad_words",
             )
         return words

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from thermocline.errors import RequestError
-from thermocline.server.core.generation_jobs import GenerationJob
+from thermocline.server.core.generation_jobs import GenerationJob, check_size
 from thermocline.server.core.prompts import with_answer_format
 from thermocline.server.core.structured import plan_format
 from thermocline.server.openai.chat_encoder import ChatEncoder
@@ -15,6 +14,7 @@ from thermocline.server.openai.completion_encoder import CompletionEncoder
 from thermocline.server.openai.encoder import EncoderOptions, ServedModel
 from thermocline.server.openai.schema import refuse_non_text
 from thermocline.text.templates.template_facts import NO_TEMPLATE, read_template
+from thermocline.workers.offload import BULK_CHARS, is_bulk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from thermocline.server.core.structured import FormatPlan
     from thermocline.server.openai.fields import GenerationRequest
     from thermocline.server.openai.schema import ChatCompletionRequest, CompletionRequest
+    from thermocline.workers.offload import StillWanted
 
 _SHOWN_NAMES: Final = 32
 
@@ -65,8 +66,9 @@ async def prepare_completion(
     engine, echoes = model.engine, bool(request.echo)
     # A completion has no chat template: its answer is text, without tool calls or reasoning.
     plan = plan_format(NO_TEMPLATE, request.format_fields())
+    limit = engine.max_context_tokens
     prompts = [
-        await engine.encode(prompt) if isinstance(prompt, str) else prompt
+        await engine.encode(prompt, max_tokens=limit) if isinstance(prompt, str) else prompt
         for prompt in request.prompts()
     ]
     params = await _with_bad_words(engine, request, params)
@@ -77,9 +79,14 @@ async def prepare_completion(
         options=job_options,
         prompt_logprobs=params.logprobs if echoes else None,
     )
+    check_size(job)
     job = with_answer_format(job, engine, plan)
     encoder_options = _encoder_options(request, options)
-    return job, CompletionEncoder(_served(model), job, encoder_options, echoes=echoes)
+    encoder = CompletionEncoder(_served(model), job, encoder_options, echoes=echoes)
+    if echoes:
+        num_echoed = n * sum(map(len, prompts))
+        await engine.offload.run(encoder.read_prompts, is_bulk=num_echoed > BULK_CHARS)
+    return job, encoder
 
 
 async def encode_chat(
@@ -144,13 +151,17 @@ async def _with_bad_words(
     words = request.bad_word_texts()
     if not words:
         return params
-    sequences = []
-    for word in words:
-        for text in (word, " " + word.lstrip(" ")):
-            ids = tuple(await asyncio.to_thread(engine.tokenizer.encode_more, text))
-            if ids and ids not in sequences:
-                sequences.append(ids)
-    return replace(params, bad_token_sequences=tuple(sequences))
+
+    def encoded(still_wanted: StillWanted) -> tuple[tuple[int, ...], ...]:
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip(" ")):
+                still_wanted()
+                sequences[tuple(engine.tokenizer.encode_more(text))] = None
+        return tuple(filter(None, sequences))
+
+    sequences = await engine.offload.run(encoded, is_bulk=is_bulk(words))
+    return replace(params, bad_token_sequences=sequences)
 
 
 def _served(model: OpenModel) -> ServedModel:

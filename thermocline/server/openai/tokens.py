@@ -5,8 +5,8 @@ Takes the fields of llama-server and of vLLM, and answers with the names of both
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from aiohttp import web
@@ -19,12 +19,20 @@ from thermocline.server.core.exchange import (
     operation,
     read_json,
     send_json,
+    send_parts,
 )
 from thermocline.server.openai.jobs import ResponseOptions, encode_chat
 from thermocline.server.openai.schema import ChatCompletionRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from thermocline.engine.api import Engine
+    from thermocline.workers.offload import StillWanted
+
+MAX_TOKENIZED_CHARS: Final = 1 << 20
+"""Of one text for /tokenize, which may be longer than the context."""
+_QUICK_TOKENS: Final = 1 << 12
 
 
 class TokenizeRequest(ChatCompletionRequest, kw_only=True):
@@ -90,7 +98,7 @@ def routes() -> list[web.RouteDef]:
 
 
 @operation(takes=TokenizeRequest, gives=TokenizeResult)
-async def tokenize(request: web.Request) -> web.Response:
+async def tokenize(request: web.Request) -> web.StreamResponse:
     """Return the token ids of a text or a chat."""
     body = await read_json(request, TokenizeRequest)
     check_model(request, body.model)
@@ -101,6 +109,11 @@ async def tokenize(request: web.Request) -> web.Response:
     if text is None:
         _, ids = await encode_chat(engine, body, ResponseOptions.of(request.app[CONFIG], engine))
     else:
+        if len(text) > MAX_TOKENIZED_CHARS:
+            raise RequestError(
+                f"the text has {len(text)} characters: send at most {MAX_TOKENIZED_CHARS} at a time",
+                param="content" if body.prompt is None else "prompt",
+            )
         wanted = [body.add_special, body.add_special_tokens]
         # None: as the model file says.
         ids = await engine.encode(
@@ -108,7 +121,9 @@ async def tokenize(request: web.Request) -> web.Response:
             parse_special=body.parse_special is not False,
             add_bos=False if False in wanted else None,
         )
-    return await asyncio.to_thread(_tokenized, engine, body, ids)
+    work = partial(_tokenized, engine, body, ids)
+    parts = await engine.offload.run(work, is_bulk=len(ids) > _QUICK_TOKENS)
+    return await send_parts(request, parts)
 
 
 @operation(takes=DetokenizeRequest, gives=DetokenizeResult)
@@ -116,9 +131,9 @@ async def detokenize(request: web.Request) -> web.Response:
     """Return the text of token ids, control tokens shown."""
     body = await read_json(request, DetokenizeRequest)
     check_model(request, body.model)
-    tokenizer = request.app[BACKEND].model.engine.tokenizer
+    engine = request.app[BACKEND].model.engine
     try:
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special=False)
+        text = await _decoded(engine, body.tokens)
     except RequestError as error:
         raise RequestError(str(error), param="tokens") from error
     return send_json(DetokenizeResult(text, text))
@@ -131,18 +146,43 @@ async def apply_template(request: web.Request) -> web.Response:
     check_model(request, body.model)
     engine = request.app[BACKEND].model.engine
     _, ids = await encode_chat(engine, body, ResponseOptions.of(request.app[CONFIG], engine))
-    text = await asyncio.to_thread(engine.tokenizer.decode, ids, skip_special=False)
-    return send_json(TemplateResult(text))
+    return send_json(TemplateResult(await _decoded(engine, ids)))
 
 
-def _tokenized(engine: Engine, body: TokenizeRequest, ids: list[int]) -> web.Response:
-    """Return the answer to /tokenize. Takes some microseconds per token: not for the event loop."""
+async def _decoded(engine: Engine, ids: Sequence[int]) -> str:
+    return await engine.offload.run(
+        lambda _: engine.tokenizer.decode(ids, skip_special=False),
+        is_bulk=len(ids) > _QUICK_TOKENS,
+    )
+
+
+def _tokenized(
+    engine: Engine, body: TokenizeRequest, ids: list[int], still_wanted: StillWanted
+) -> list[bytes]:
+    """Return the answer to /tokenize in parts. Takes some microseconds per token: not for the event loop."""
     tokenizer = engine.tokenizer
-    shown: list[int | TokenPiece] = [*ids]
-    if body.with_pieces:
-        shown = [TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id))) for token_id in ids]
-    texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
-    return send_json(TokenizeResult(shown, len(ids), engine.max_context_tokens, texts))
+
+    def shown(token_id: int) -> int | TokenPiece:
+        if not body.with_pieces:
+            return token_id
+        return TokenPiece(token_id, _piece(tokenizer.token_bytes(token_id)))
+
+    def written(show: Callable[[int], object]) -> Iterator[bytes]:
+        for start in range(0, len(ids), _QUICK_TOKENS):
+            still_wanted()
+            some = msgspec.json.encode([*map(show, ids[start : start + _QUICK_TOKENS])])
+            yield (b"," if start else b"[") + some[1:-1]
+        yield b"]" if ids else b"[]"
+
+    counts = {"count": len(ids), "max_model_len": engine.max_context_tokens}
+    texts = written(tokenizer.token_text) if body.return_token_strs else [b"null"]
+    return [
+        b'{"tokens":',
+        *written(shown),
+        b"," + msgspec.json.encode(counts)[1:-1] + b',"token_strs":',
+        *texts,
+        b"}",
+    ]
 
 
 def _piece(raw: bytes) -> str | list[int]:

@@ -6,6 +6,8 @@ import itertools
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from thermocline.server.core.blocks import (
     Block,
     BlockBegin,
@@ -19,7 +21,7 @@ from thermocline.server.core.sse import typed_frames
 from thermocline.server.core.steps import AnswerStep, EndReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from thermocline.server.core.blocks import BlockEvent
     from thermocline.server.core.bodies import JsonObject
@@ -54,6 +56,7 @@ class ResponseEncoder:
         self._numbers = itertools.count()
         self._output: list[JsonObject] = []
         self._item: JsonObject = {}
+        self._whole: JsonObject = {}
 
     @property
     def prelude(self) -> bytes:
@@ -81,13 +84,17 @@ class ResponseEncoder:
         response = self._response("failed", error=described)
         return typed_frames([self._event("response.failed", response=response)])
 
-    def whole(self, steps: Iterable[GenerationStep]) -> JsonObject:
-        """Return the response that is not streamed; the last step ends the answer."""
-        response: JsonObject = {}
-        for step in steps:
-            for event in self.events(step):
-                response = event.get("response", response)
-        return response
+    def take(self, step: GenerationStep) -> int:
+        """Note the next step of an answer that is not streamed; return how many bytes it adds, about."""
+        num_bytes = 0
+        for event in self.events(step):
+            self._whole = event.get("response", self._whole)
+            num_bytes += len(event.get("delta", ""))
+        return num_bytes
+
+    def body(self) -> Iterator[bytes]:
+        """Yield the response that is not streamed; the last step ended it."""
+        yield msgspec.json.encode(self._whole)
 
     def _event(self, kind: str, **fields: Any) -> JsonObject:  # noqa: ANN401 - JSON
         return {"type": kind, "sequence_number": next(self._numbers)} | fields

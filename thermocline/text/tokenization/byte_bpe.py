@@ -14,7 +14,7 @@ from thermocline.text.tokenization.merge_table import MergeTable
 from thermocline.text.tokenization.token_kinds import byte_alphabet
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from thermocline.text.tokenization.pretokenizers import PreTokenizer
 
@@ -46,10 +46,11 @@ class ByteBpe:
             cutter=pre_tokenizers.Sequence([*cuts, to_bytes]),
             spell=spell,
             ignore_merges=pre.ignore_merges,
+            digits_are_local=not any(r"\z" in pattern for pattern in pre.patterns),
         )
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`."""
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of `text`, slice by slice."""
         return self._table.encode(text)
 
     def piece_bytes(self, text: str) -> bytes:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import tokenizers
 from tokenizers import models
 
+from thermocline.text.tokenization.slices import TextSlicer
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tokenizers import pre_tokenizers
 
@@ -21,7 +23,7 @@ class MergeTable:
     """Encodes plain text by merging pairs, best first.
 
     `cutter` cuts the text before the merges. `spell` gives the ids of a text that merges can form
-    and that is no token.
+    and that is no token. digits_are_local: as of TextSlicer.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class MergeTable:
         spell: Callable[[str], list[int]],
         ignore_merges: bool = False,
         byte_fallback: bool = False,
+        digits_are_local: bool = True,
     ) -> None:
         ids = dict(id_of)
         self._num_real = len(ids)
@@ -42,7 +45,7 @@ class MergeTable:
                 if text not in ids:
                     self._spelled[len(ids)] = spell(text)
                     ids[text] = len(ids)
-        self._engine = tokenizers.Tokenizer(
+        engine = tokenizers.Tokenizer(
             models.BPE(
                 vocab=ids,
                 merges=list(merges),
@@ -50,15 +53,15 @@ class MergeTable:
                 byte_fallback=byte_fallback,
             )
         )
-        self._engine.pre_tokenizer = cutter
+        engine.pre_tokenizer = cutter
+        self._slicer = TextSlicer(engine, digits_are_local=digits_are_local)
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`."""
-        # A batch of one: encoding a single text holds the interpreter lock, for seconds if it is long.
-        (encoded,) = self._engine.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = encoded.ids
-        if not self._spelled:
-            return ids
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of `text`, slice by slice. Raises RequestError as TextSlicer does."""
+        for ids in self._slicer.encode(text):
+            yield self._as_tokens(ids) if self._spelled else ids
+
+    def _as_tokens(self, ids: list[int]) -> list[int]:
         spelled: list[int] = []
         for token_id in ids:
             if token_id < self._num_real:

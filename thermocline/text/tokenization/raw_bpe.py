@@ -6,6 +6,7 @@ Owns that engine. It knows neither special tokens nor files.
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import tokenizers
@@ -15,9 +16,9 @@ from thermocline.text.tokenization.merge_table import MergeTable
 from thermocline.text.tokenization.text_engine import SPACE_MARK, byte_name, find_unwritten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-_LINE_ENDS = re.compile(r"(\n+)")
+_LINE_ENDS = re.compile(r"\n+")
 
 
 class RawBpe:
@@ -53,25 +54,23 @@ class RawBpe:
         self._odd_runs = {
             text: id_of[text]
             for text in runs
-            if whole_line_ends and self._table.encode(text) != [id_of[text]]
+            if whole_line_ends and [*chain(*self._table.encode(text))] != [id_of[text]]
         }
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`."""
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of `text`, slice by slice."""
         text = text.replace(" ", SPACE_MARK)
         if not self._odd_runs:
-            return self._table.encode(text)
-        ids: list[int] = []
-        plain = ""
-        for part in _LINE_ENDS.split(text):
-            whole = self._odd_runs.get(part)
-            if whole is None:
-                plain += part
-                continue
-            ids += self._table.encode(plain)
-            ids.append(whole)
-            plain = ""
-        return ids + self._table.encode(plain)
+            yield from self._table.encode(text)
+            return
+        start = 0
+        for run in _LINE_ENDS.finditer(text):
+            whole = self._odd_runs.get(run[0])
+            if whole is not None:
+                yield from self._table.encode(text[start : run.start()])
+                yield [whole]
+                start = run.end()
+        yield from self._table.encode(text[start:])
 
     def piece_bytes(self, text: str) -> bytes:
         """The text of the token, with its spaces."""

@@ -12,10 +12,11 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from thermocline.text.tokenization.slices import SLICE_CHARS
 from thermocline.text.tokenization.text_engine import SPACE_MARK, byte_name, find_unwritten
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 _MAX_CACHED = 1 << 16
 _MAX_CACHED_CHARS = 64
@@ -37,20 +38,22 @@ class SentencePiece:
         self._joined = _joined_pairs(id_of)
         self._merge_word = lru_cache(_MAX_CACHED)(self._merge)
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`."""
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of `text`, slice by slice."""
         text = text.replace(" ", SPACE_MARK)
         joined = self._joined
-        pairs = map(str.__add__, text, text[1:])
-        cuts = [index for index, pair in enumerate(pairs, 1) if pair not in joined]
-        ids: list[int] = []
         start = 0
-        for end in [*cuts, len(text)]:
-            word = text[start:end]
-            short = end - start <= _MAX_CACHED_CHARS
-            ids += self._merge_word(word) if short else self._merge(word)
-            start = end
-        return ids
+        for first in range(0, len(text), SLICE_CHARS):
+            last = first + SLICE_CHARS
+            pairs = map(str.__add__, text[first:last], text[first + 1 : last + 1])
+            cuts = [first + index for index, pair in enumerate(pairs, 1) if pair not in joined]
+            ids: list[int] = []
+            for end in [*cuts, len(text)] if last >= len(text) else cuts:
+                word = text[start:end]
+                short = end - start <= _MAX_CACHED_CHARS
+                ids += self._merge_word(word) if short else self._merge(word)
+                start = end
+            yield ids
 
     def piece_bytes(self, text: str) -> bytes:
         """The text of the token, with its spaces."""

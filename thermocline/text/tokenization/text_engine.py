@@ -8,14 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 
 class TextEngine(Protocol):
     """Cuts plain text into ids of one vocabulary. Immutable after construction, so thread-safe."""
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, which holds no special token and is valid Unicode."""
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of `text`, which holds no special token and is valid Unicode, a slice at a time.
+
+        The memory that is taken meanwhile depends on the slice. Raises RequestError for a text that can not be cut.
+        """
         ...
 
     def piece_bytes(self, text: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given
@@ -124,7 +124,7 @@ def test_merging_is_as_defined(texts, ties, word):
     id_of = {text: index for index, text in enumerate(texts)}
     rank_of = {text: index // ties for text, index in id_of.items()}
     expected = [id_of[symbol] for symbol in _merged_slowly(word, rank_of)]
-    assert SentencePiece(id_of, scores).encode(word) == expected
+    assert [*chain(*SentencePiece(id_of, scores).encode(word))] == expected
 
 
 @pytest.mark.parametrize("text", ["a", " ", "ab", "a "])
@@ -150,7 +150,7 @@ def test_tokens_longer_than_are_checked(trained):
     texts += [("ab" * 150)[:size] for size in range(257, 300)]
     id_of = {text: index for index, text in enumerate(texts)}
     engine = SentencePiece(id_of, [float(len(text)) for text in texts])
-    assert [texts[i] for i in engine.encode("ab" * 150)] == ["ab" * 150]
+    assert [texts[i] for i in chain(*engine.encode("ab" * 150))] == ["ab" * 150]
 
 
 def test_scores_that_are_no_numbers(trained):

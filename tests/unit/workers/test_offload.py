@@ -1,0 +1,93 @@
+"""Long work never keeps short work waiting, and ends when nobody wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from thermocline.errors import EngineClosedError, RequestError
+from thermocline.workers.offload import BULK_CHARS, Offload, UnwantedError, is_bulk
+
+
+@pytest.fixture
+def offload():
+    """Threads, ended after the test."""
+    threads = Offload()
+    yield threads
+    threads.close()
+
+
+async def test_short_work_passes_long_work(offload):
+    """With more long work than threads, all of it held up, short work is done at once."""
+    gate = threading.Event()
+    try:
+        long = [
+            asyncio.create_task(offload.run(lambda _: gate.wait(10), is_bulk=True))
+            for _ in range(16)
+        ]
+        await asyncio.sleep(0)
+        assert await offload.run(lambda _: 7, is_bulk=False) == 7
+        assert not any(task.done() for task in long)
+    finally:
+        gate.set()
+    assert all(await asyncio.gather(*long))
+
+
+async def test_work_that_nobody_wants_ends(offload):
+    """A cancelled caller's work that runs is told, and one that waits never begins."""
+    begun, ended, others = threading.Event(), threading.Event(), []
+
+    def endless(still_wanted):
+        begun.set()
+        try:
+            while True:
+                still_wanted()
+        except UnwantedError:
+            ended.set()
+            raise
+
+    running = [asyncio.create_task(offload.run(endless, is_bulk=True)) for _ in range(4)]
+    assert await asyncio.to_thread(begun.wait, 10)
+    waiting = asyncio.create_task(offload.run(lambda _: others.append(1), is_bulk=True))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    for task in running:
+        task.cancel()
+    await asyncio.wait([waiting, *running])
+    assert await asyncio.to_thread(ended.wait, 10)
+    assert await offload.run(lambda _: 8, is_bulk=True) == 8
+    assert not others
+
+
+async def test_errors_are_the_callers(offload):
+    """What the work raises arrives; after the end nothing is taken, and what waited fails."""
+    with pytest.raises(RequestError, match="as told"):
+        await offload.run(lambda _: _fail(), is_bulk=False)
+    gate = threading.Event()
+    tasks = [
+        asyncio.create_task(offload.run(lambda _: gate.wait(10), is_bulk=True)) for _ in range(9)
+    ]
+    await asyncio.sleep(0)
+    offload.close()
+    gate.set()
+    await asyncio.wait(tasks)
+    assert all(isinstance(task.exception(), EngineClosedError | None) for task in tasks)
+    assert isinstance(tasks[-1].exception(), EngineClosedError)
+    with pytest.raises(EngineClosedError):
+        await offload.run(lambda _: 1, is_bulk=False)
+
+
+def _fail():
+    raise RequestError("as told")
+
+
+def test_what_is_long():
+    """Characters count wherever they are, and so do entries, without looking at millions of them."""
+    assert not is_bulk("a" * BULK_CHARS, None, 3)
+    assert is_bulk("a" * BULK_CHARS, "a")
+    assert is_bulk([{"content": "a" * BULK_CHARS}])
+    assert is_bulk({"content": [{"text": "a" * BULK_CHARS}]})
+    assert is_bulk([1] * BULK_CHARS)
+    assert not is_bulk([{"role": "user", "content": "hello"}] * 100)

@@ -1,0 +1,166 @@
+"""Runs work that requests bring off their event loop, long work apart from short. Knows neither text nor requests.
+
+Owns the threads. They are daemons, so that work without an end does not keep the process alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+from thermocline.errors import EngineClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+R = TypeVar("R")
+
+BULK_CHARS: Final = 1 << 15
+"""Work on more characters, or bytes, than this is long: it takes some tens of milliseconds or more."""
+_NUM_QUICK: Final = 4
+_MAX_BULK: Final = 4
+# `close` waits this long for a thread's present job.
+_JOIN_S: Final = 1.0
+
+StillWanted: TypeAlias = "Callable[[], None]"
+"""Called by long work between its parts; raises when nobody waits for the result any more."""
+
+
+class UnwantedError(Exception):
+    """Nobody waits for the result of this work."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job(Generic[R]):
+    work: Callable[[StillWanted], R]
+    future: Future[R] = field(default_factory=Future)
+    unwanted: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.work(self.check))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            self.future.set_exception(error)
+
+    def check(self) -> None:
+        if self.unwanted.is_set():
+            raise UnwantedError
+
+
+class Offload:
+    """Two kinds of threads: some for short work, and one for every two processors for long work.
+
+    However much long work there is, short work does not wait for it, and half of the processors stay free.
+    """
+
+    def __init__(self) -> None:
+        num_bulk = max(1, min(_MAX_BULK, (os.cpu_count() or 1) // 2))
+        self._quick = _Threads("thermocline quick", _NUM_QUICK)
+        self._bulk = _Threads("thermocline bulk", num_bulk, after_each=_memory_returner())
+
+    async def run(self, work: Callable[[StillWanted], R], *, is_bulk: bool) -> R:
+        """Return `work(still_wanted)`, computed by a thread.
+
+        When the caller is cancelled, work that waits is dropped, and work that runs ends at its next `still_wanted()`.
+        Raises what the work raises, and EngineClosedError after `close`.
+        """
+        job = _Job(work)
+        (self._bulk if is_bulk else self._quick).submit(job)
+        try:
+            return await asyncio.wrap_future(job.future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                raise EngineClosedError("the engine was closed: open a new one") from None
+            raise
+        finally:
+            job.unwanted.set()
+
+    def close(self) -> None:
+        """Take no more work. Work that waits fails, work that runs ends at its next `still_wanted()`."""
+        for threads in (self._quick, self._bulk):
+            threads.close()
+
+
+def is_bulk(*values: object) -> bool:
+    """Whether the JSON values have more than BULK_CHARS characters, list entries counted as eight."""
+    left = BULK_CHARS
+    level = list(values)
+    while level and left >= 0:
+        value = level.pop()
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, dict | list | tuple):
+            left -= 8 * len(value)
+            if left >= 0:
+                level += value.values() if isinstance(value, dict) else value
+    return left < 0
+
+
+class _Threads:
+    """So many threads, started when they are first needed."""
+
+    def __init__(
+        self, name: str, num_threads: int, after_each: Callable[[], None] | None = None
+    ) -> None:
+        self._name = name
+        self._num_threads = num_threads
+        self._after_each = after_each
+        self._lock = threading.Lock()
+        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._started: list[threading.Thread] = []
+        self._open: set[_Job[Any]] | None = set()
+
+    def submit(self, job: _Job[Any]) -> None:
+        """Queue the job. Raises EngineClosedError after `close`."""
+        with self._lock:
+            if self._open is None:
+                raise EngineClosedError("the engine is closed: open a new one")
+            self._open.add(job)
+            if len(self._started) < self._num_threads:
+                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                thread.start()
+                self._started.append(thread)
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Drop the jobs that wait, and tell the others that they are not wanted."""
+        with self._lock:
+            jobs, self._open = self._open or set(), None
+        for job in jobs:
+            job.unwanted.set()
+            job.future.cancel()
+        for _ in self._started:
+            self._jobs.put(None)
+        for thread in self._started:
+            thread.join(_JOIN_S)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            with self._lock:
+                if self._open is not None:
+                    self._open.discard(job)
+            del job  # and with it the result
+            if self._after_each is not None:
+                self._after_each()
+
+
+def _memory_returner() -> Callable[[], None] | None:
+    """Return what gives freed memory back to the system; None where the C library has no such call.
+
+    glibc keeps what other threads than the first freed: 0.9 GB after a few long texts.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    return lambda: trim(0)
