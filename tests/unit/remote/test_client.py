@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
 import socket
 import threading
@@ -167,19 +168,26 @@ def test_a_missing_worker_is_reported_and_found_when_it_comes(tmp_path, model_pa
         client.close()
 
 
-def test_a_shrunken_file_is_an_answer(tmp_path, model_path, connect):
-    """The worker says what happened to its file, and the connection goes on."""
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_shrunken_file_is_an_answer(tmp_path, model_path, connect, is_restored):
+    """The worker says what happened to its file, as long as it has it mapped, and the connection goes on."""
     with running_worker(model_path, tmp_path / "socket") as model:
         target = target_of(model, tmp_path / "socket")
         client = connect(target)
         size = model_path.stat().st_size
-        os.truncate(model_path, size - 1)
-        with pytest.raises(WorkerFailedError, match="has shrunk"):
-            client.submit(some_request(target, 2)).result(TIMEOUT_S)
-        os.truncate(model_path, size)
-        assert len(client.submit(some_request(target, 2)).result(TIMEOUT_S).values) == 4
-        assert client.statistics().total_connections == 1
-        client.close()
+        os.truncate(model_path, size // 4)
+        if is_restored:  # of the same size again, but zeros
+            os.truncate(model_path, size)
+        reason = "it was written to" if is_restored else "its size changed|could not be read"
+        answers = [client.submit(some_request(target, 2)) for _ in range(2)]
+        found = [answer.exception(TIMEOUT_S) for answer in answers]
+        figures = client.statistics()
+        client.close()  # the worker waits for its clients
+    for error in found:
+        assert isinstance(error, WorkerFailedError)
+        assert re.search(reason, str(error))
+        assert "start the worker again" in str(error)
+    assert figures.total_connections == 1
 
 
 def test_a_cancelled_request_is_not_computed(tmp_path, model_path):

@@ -6,6 +6,7 @@ When the model's file is changed, the engine ends; another one is opened as soon
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import os
@@ -205,6 +206,7 @@ class Backend:
 
     async def _reopen(self, change: ModelChangedError) -> ModelChangedError | None:
         """Open the model again when its file is left alone; return the next change of it, None after `close`."""
+        self._opening = Engine.open(self._path, self._config)
         paths = sorted({os.fspath(self._path), change.path})
         seen, next_try_s = _signature(paths), 0.0
         while not await self._closes_within(_QUIET_S):
@@ -215,6 +217,8 @@ class Backend:
             if time.monotonic() < next_try_s:
                 continue
             self._opening, self._started_s = Engine.open(self._path, self._config), time.monotonic()
+            # Parts of the ended engine refer to each other. Its cache and mappings go before there are two of them.
+            await asyncio.to_thread(gc.collect)
             try:
                 card = await asyncio.to_thread(model_card, self._path)
                 return await self._run(replace(card, id=self.card.id))
