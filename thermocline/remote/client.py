@@ -428,6 +428,7 @@ class WorkerClient:
         if self._state == "late":
             with self._lock:
                 self._state = "ready" if self._state == "late" else self._state
+                self._lock.notify_all()
         if frame.kind is Kind.PONG:
             return
         if frame.kind is Kind.REFUSED:

@@ -128,16 +128,14 @@ async def serve(
     with _stop_signals(stop):
         async with running_server(path, engine, config, card) as server:
             on_listening(server.url)
-            opening = asyncio.create_task(server.wait_opened(), name="opening")
+            opening = asyncio.create_task(_wait_opened(server, on_opened), name="opening")
             stopping = asyncio.create_task(stop.wait(), name="stop signal")
             giving_up = asyncio.create_task(server.wait_given_up(), name="end by a changed model")
             first = asyncio.FIRST_COMPLETED
             try:
                 await asyncio.wait({opening, stopping}, return_when=first)
                 if opening.done():
-                    opened = opening.result()
-                    if on_opened is not None:
-                        on_opened(opened.engine)
+                    opening.result()
                     await asyncio.wait({stopping, giving_up}, return_when=first)
                     change = giving_up.result() if giving_up.done() else None
             finally:
@@ -146,6 +144,13 @@ async def serve(
                 giving_up.cancel()
     if change is not None:
         raise change
+
+
+async def _wait_opened(server: RunningServer, on_opened: Callable[[Engine], None] | None) -> None:
+    """Hand over the engine, and keep no hold of it: it may be followed by another one."""
+    opened = await server.wait_opened()
+    if on_opened is not None:
+        on_opened(opened.engine)
 
 
 @contextmanager

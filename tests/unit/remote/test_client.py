@@ -31,6 +31,7 @@ from thermocline.errors import (
     WorkerLateError,
     WorkerLostError,
     WorkerRefusedError,
+    WorkerSlowError,
 )
 from thermocline.remote.address import LocalWorker, TcpAddress
 from thermocline.remote.client import WorkerClient
@@ -329,6 +330,68 @@ def test_a_stopped_worker_is_given_up(model_path, worker):
     assert other != pid
     client.close()
     assert child_pids() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_a_late_answer_is_given_up_and_its_slot_kept(model_path, worker, transport):
+    """SIGSTOP: calls end soon, no other is sent; when it goes on, each slot has its own call's answer, and it is used.
+
+    More calls than slots are in flight: those that were not sent never are.
+    """
+    before = child_pids()
+    target = target_of(worker, LocalWorker(1), model_path=str(model_path), transport=transport)
+    client = WorkerClient(target, TIMEOUT_S, hedges=True)
+    client.start()
+    client.wait_ready(TIMEOUT_S)
+    (pid,) = child_pids() - before
+    for seed in range(20):
+        client.submit(some_request(target, 3, seed)).result(TIMEOUT_S)
+    for stop in range(3):
+        os.kill(pid, signal.SIGSTOP)
+        begin_s = time.monotonic()
+        late = [client.submit(some_request(target, 3, seed)) for seed in range(6)]
+        for call in late:
+            with pytest.raises(WorkerSlowError, match="later than usual"):
+                call.result(TIMEOUT_S)
+        assert time.monotonic() - begin_s < TIMEOUT_S / 4
+        figures = client.statistics()
+        assert (figures.state, figures.current_in_flight, figures.current_queued) == ("late", 4, 0)
+        with pytest.raises(WorkerLostError, match="is late"):
+            client.submit(some_request(target, 3)).result(TIMEOUT_S)
+        os.kill(pid, signal.SIGCONT)
+        client.wait_ready(TIMEOUT_S, tries_again=True)
+        requests = [some_request(target, 5, 100 * stop + seed) for seed in range(12)]
+        for request, call in [(each, client.submit(each)) for each in requests]:
+            np.testing.assert_array_equal(
+                call.result(TIMEOUT_S).values, expected(worker, target, request)
+            )
+    figures = client.statistics()
+    assert (figures.total_late, figures.total_connections) == (12, 1)
+    client.close()
+    assert child_pids() == before
+
+
+@pytest.mark.slow
+def test_a_client_that_rests_hedges_too(model_path, worker):
+    """The first call after a pause of seconds is as soon given up as any other."""
+    before = child_pids()
+    target = target_of(worker, LocalWorker(1), model_path=str(model_path))
+    client = WorkerClient(target, TIMEOUT_S, hedges=True)
+    client.start()
+    client.wait_ready(TIMEOUT_S)
+    (pid,) = child_pids() - before
+    client.submit(some_request(target, 3)).result(TIMEOUT_S)
+    end_s = time.monotonic() + TIMEOUT_S
+    while client._looks_s < time.monotonic() + 1.0:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGSTOP)
+    begin_s = time.monotonic()
+    with pytest.raises(WorkerSlowError):
+        client.submit(some_request(target, 3)).result(TIMEOUT_S)
+    assert time.monotonic() - begin_s < 1.0, "it slept for a quarter of the timeout"
+    client.close()
 
 
 @pytest.mark.slow

@@ -164,11 +164,11 @@ class Backend:
             self._opened.exception()
             return
         while change is not None:
-            _LOG.warning("%s", change)
             self._change = change
             if not self._reopens:
                 self._given_up.set_result(change)
                 return
+            _LOG.warning("%s; the server does so as soon as the file is whole", change)
             self._opened = asyncio.get_running_loop().create_future()
             change = await self._reopen(change)
 
