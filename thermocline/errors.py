@@ -14,6 +14,7 @@
     |- DeviceMissingError      no GPU, or no packages that drive it: install them, or compute on the CPU
     '- EngineError             the engine can not go on
        |- EngineClosedError    it was closed, or is closing
+       |- ModelChangedError    the model's file was truncated or overwritten: put a whole one there, open it again
        |- DeviceMemoryError    a device has no room for what a request needs; smaller ones may have
        |- DeviceFaultError     a device computes wrongly, or not any more: restart, or compute on the CPU
        '- StageError           a stage failed (stage, layer, chunk, requests)
@@ -132,6 +133,10 @@ class WorkerLateError(RemoteError):
     """A worker did not answer within the deadline."""
 
 
+class WorkerSlowError(RemoteError):
+    """A worker's answer is later than usual; the worker gets nothing more until it answers."""
+
+
 class WorkerFailedError(RemoteError):
     """A worker could not compute one request; its connection goes on."""
 
@@ -150,6 +155,21 @@ class EngineError(ThermoclineError):
 
 class EngineClosedError(EngineError):
     """The engine is closed or closing; open a new one."""
+
+
+class ModelChangedError(EngineError):
+    """A file of the model was truncated, overwritten or unreadable while it was used. It ends the engine.
+
+    `path` names the file, `what` says what happened.
+    """
+
+    def __init__(self, path: str, what: str) -> None:
+        self.path = path
+        self.what = what
+        super().__init__(
+            f"{path} was changed while the model was open: {what}. What was computed since then is not given out. "
+            "Fix: put the whole file there, by renaming it into place, and open the model again"
+        )
 
 
 class DeviceMemoryError(EngineError):

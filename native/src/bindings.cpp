@@ -4,9 +4,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <cerrno>
 #include <string>
+#include <system_error>
 
 #include "bindings_compute.h"
+#include "thermocline/mapping_guard.h"
 #include "thermocline/page_advice.h"
 
 namespace nb = nanobind;
@@ -33,6 +36,26 @@ int64_t resident_pages(In<uint8_t, 1> mapping, In<int64_t, 1> offsets) {
     return tc::resident_pages(mapping.data(), offsets.data(), count);
 }
 
+void make_guarded_map(tc::GuardedMap* self, const In<uint8_t, 1>& mapping, int fd) {
+    try {
+        new (self) tc::GuardedMap(mapping.data(), static_cast<int64_t>(mapping.shape(0)), fd);
+    } catch (const std::system_error& error) {
+        errno = error.code().value();
+        PyErr_SetFromErrno(PyExc_OSError);
+        throw nb::python_error();
+    }
+}
+
+int change_of(tc::GuardedMap& map) {
+    const WithoutGil unlocked;  // a network's file system may have to ask
+    return static_cast<int>(map.change());
+}
+
+void release_map(tc::GuardedMap& map) {
+    const WithoutGil unlocked;
+    map.release();
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -56,6 +79,11 @@ NB_MODULE(_native, m) {
     bind_frames(m);
     bind_handoff(m);
     bind_inbox(m);
+    nb::class_<tc::GuardedMap>(m, "GuardedMap", "A mapped file whose bytes become zeros where they can not be read.")
+        .def("__init__", &make_guarded_map, nb::arg("mapping").noconvert(), nb::arg("fd"))
+        .def("change", &change_of,
+             "What happened to the file: 0 nothing, 1 bytes could not be read, 2 another size, 3 another mtime.")
+        .def("release", &release_map, "Guard no longer: the mapping goes.");
     m.def("resident_pages", &resident_pages, nb::arg("mapping").noconvert(), nb::arg("offsets").noconvert(),
           "How many of the pages that hold these bytes are in memory, or -errno.");
     m.def("fetch_pages", &on_pages<tc::fetch_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),

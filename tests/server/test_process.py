@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.live import CHAT, HELLO, parse_events
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
-from thermocline.cli.serve import model_card
+from thermocline.server.core.model_card import model_card
 
 JSON = {"Content-Type": "application/json"}
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,16 +10,12 @@ from thermocline.cli.options import PLACE_FLAGS, engine_options, explain_option,
 from thermocline.cli.server_options import server_options
 from thermocline.cli.session import explain as print_choices
 from thermocline.cli.session import model_path
-from thermocline.server.core.settings import ModelCard
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from thermocline.config import EngineConfig
     from thermocline.server.core.settings import ServerConfig
-
-_SHARD_OR_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
 
 
 @click.command()
@@ -61,6 +54,9 @@ def serve(
 
     server_config = listen()
     path = model_path(model)
+
+    from thermocline.server.core.model_card import model_card
+
     card = model_card(path)
 
     from thermocline.engine.thread import fastest_loop
@@ -72,21 +68,3 @@ def serve(
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         on_opened = print_choices if explain else None
         runner.run(app.serve(path, config, server_config, card, say, on_opened))
-
-
-def model_card(path: str | os.PathLike[str]) -> ModelCard:
-    """Return the card of a model, from its file's header. Raises ModelError."""
-    from thermocline.modelfile.reader import open_model_file
-    from thermocline.models.footprint import measure_footprint
-
-    with open_model_file(path) as file:
-        footprint = measure_footprint(file.tensors.values(), None)
-    bytes_by_format: Counter[str] = Counter()
-    for share in footprint.formats:
-        bytes_by_format[share.format] += share.total_bytes
-    return ModelCard(
-        id=_SHARD_OR_SUFFIX.sub("", Path(path).name),
-        num_parameters=footprint.num_parameters,
-        total_bytes=footprint.total_bytes,
-        quant=max(bytes_by_format, key=lambda name: bytes_by_format[name], default=""),
-    )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
 
 from thermocline.cli.options import gather
-from thermocline.server.core.settings import ServerConfig, keys_in_file
+from thermocline.server.core.settings import OnModelChange, ServerConfig, keys_in_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +102,14 @@ _OPTIONS: Final = {
         "--trust-request-chat-template",
         is_flag=True,
         help="Let requests bring a chat template: a program of the client's.",
+    ),
+    "on_model_change": click.option(
+        "--on-model-change",
+        type=click.Choice(get_args(OnModelChange)),
+        default=_DEFAULTS.on_model_change,
+        show_default=True,
+        help="When the model's file is truncated or overwritten, running answers end with an error. Then the model is "
+        "opened again as soon as the file is whole (reopen), or the server ends (exit).",
     ),
     "shutdown_timeout_s": click.option(
         "--shutdown-timeout",

@@ -356,8 +356,21 @@ class Engine:
         return self._thread.is_running
 
     def why_ended(self) -> EngineError:
-        """Return why an engine that is not running serves nothing: closed, or a device that does not work any more."""
+        """Return why an engine that is not running serves nothing: closed, a device that does not work any more, or a
+        model whose file was changed.
+        """
         return self._thread.why_ended()
+
+    async def wait_ended(self) -> None:
+        """Wait until the engine has ended: closed, or by a failure; see `why_ended`."""
+        await self._thread.wait_over()
+
+    async def check_model(self) -> None:
+        """Look now whether the model's files were changed, which a running engine does at each step.
+
+        If so, the engine ends. Raises `why_ended` of an engine that is not running.
+        """
+        await self._thread.call(lambda loop: loop.check_model())
 
     async def check_integrity(self) -> None:
         """Assert that scheduler, cache and ring are consistent; for tests."""

@@ -19,6 +19,7 @@ from thermocline.engine.scheduler_builder import build_step_loop, choose_limits
 from thermocline.engine.stage_builder import build_runner
 from thermocline.engine.text_builder import TextParts, open_text
 from thermocline.experts.routing_log import RoutingLog
+from thermocline.kernels.native import load_native
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import decoder_tensors, measure_footprint
 from thermocline.models.registry import open_model
@@ -75,12 +76,13 @@ def load_parts(
 ) -> EngineParts:
     """Open the file and build all parts; on any error, what was opened is closed again.
 
-    on_step is told what begins. Raises ModelError, ConfigError or NativeModuleError.
+    on_step is told what begins. Raises ModelError, ConfigError or NativeModuleError, and ModelChangedError where the
+    file was changed meanwhile.
     """
     with ExitStack() as owned:
         on_step(LoadStep.FILE)
         config = with_threads(config)
-        file = owned.enter_context(open_model_file(path))
+        file = owned.enter_context(open_model_file(path, make_guard=load_native().GuardedMap))
         recorder = MemoryRecorder(config.trace.max_records, enabled=config.trace.enabled)
         kernels = make_kernels(config)
         on_step(LoadStep.WEIGHTS)
@@ -100,6 +102,8 @@ def load_parts(
         runner = build_runner(context, experts, cache, cpu, routing_log)
         room = None if experts.hot_device is None else experts.hot_device.room
         step_loop = build_step_loop(context, limits, devices.cache, runner, cpu, routing_log, room)
+        if (change := file.find_change()) is not None:
+            raise change
         gpu_lanes = () if devices.gpu is None else (devices.gpu.lane,)
         hot_lanes = () if experts.hot_device is None else experts.hot_device.lanes
         tensors = decoder_tensors(file.tensors.values(), model.spec.num_layers)

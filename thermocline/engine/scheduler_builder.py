@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.state_slots import StateSlots
+from thermocline.modelfile.watch import ModelWatch
 from thermocline.models.prompt_limits import prompt_limits
 from thermocline.pipeline.scheduling.chunk_size import ChunkSizer
 from thermocline.pipeline.scheduling.chunk_size_feedback import ChunkSizeFeedback
@@ -55,7 +56,8 @@ def build_step_loop(
     )
     sizer = ChunkSizer(limits.chunk_tokens, config.scheduler.decode_slowdown)
     feedback = ChunkSizeFeedback(sizer, cpu.take_times)
-    return StepLoop(scheduler, runner, context.recorder, feedback, routing_log, room)
+    watch = ModelWatch(context.file)
+    return StepLoop(scheduler, runner, context.recorder, feedback, routing_log, room, watch)
 
 
 def _request_states(

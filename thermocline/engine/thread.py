@@ -12,7 +12,13 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thermocline.engine.assembly import load_parts
-from thermocline.errors import DeviceFaultError, EngineClosedError, EngineError
+from thermocline.errors import (
+    DeviceFaultError,
+    EngineClosedError,
+    EngineError,
+    ModelChangedError,
+)
+from thermocline.pipeline.step_loop import copied_fault
 
 if TYPE_CHECKING:
     import os
@@ -38,7 +44,7 @@ class EngineThread:
         self._pending: set[Future[Any]] = set()
         self.load_step: LoadStep | None = None
         """What opening does at present, or did last."""
-        self._fault: DeviceFaultError | None = None
+        self._fault: DeviceFaultError | ModelChangedError | None = None
         self._thread = threading.Thread(target=self._run, name="thermocline engine", daemon=True)
 
     def __repr__(self) -> str:
@@ -73,6 +79,10 @@ class EngineThread:
     def request_close(self) -> None:
         """Have the engine end, at once or as soon as it is open. Never waits."""
         self._ready.add_done_callback(_post_close)
+
+    async def wait_over(self) -> None:
+        """Wait until the engine has ended, whatever the reason."""
+        await asyncio.shield(asyncio.wrap_future(self._ended))
 
     async def wait_ended(self) -> None:
         """Wait until the thread has closed everything; being cancelled does not stop the closing."""
@@ -116,9 +126,9 @@ class EngineThread:
         return True
 
     def why_ended(self) -> EngineError:
-        """Return an error for who calls an engine that has ended: DeviceFaultError if a device ended it."""
+        """Return an error for who calls an engine that has ended: closed, or the fault that ended it."""
         if self._fault is not None:
-            return DeviceFaultError(str(self._fault))
+            return copied_fault(self._fault)
         return EngineClosedError("the engine is closed: open a new one")
 
     def _opened(self) -> _Opened:
@@ -133,7 +143,7 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - the thread ends here; the opener or readers know
             if not self._ready.done():
                 self._ready.set_exception(error)
-            elif isinstance(error, DeviceFaultError):
+            elif isinstance(error, DeviceFaultError | ModelChangedError):
                 self._fault = error
         with self._lock:
             self._ended.set_result(None)

@@ -356,6 +356,19 @@ class Inbox:
     def is_empty(self) -> bool:
         """Whether no item waits."""
 
+class GuardedMap:
+    """A mapped file whose bytes become zeros where they can not be read."""
+
+    def __init__(self, mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], fd: int) -> None: ...
+
+    def change(self) -> int:
+        """
+        What happened to the file: 0 nothing, 1 bytes could not be read, 2 another size, 3 another mtime.
+        """
+
+    def release(self) -> None:
+        """Guard no longer: the mapping goes."""
+
 def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """How many of the pages that hold these bytes are in memory, or -errno."""
 

@@ -1,36 +1,30 @@
 """Opens a GGUF model of one or many files and owns its memory maps.
 
 It does NOT parse (header.py does) and never copies tensor data: what it hands out are read-only
-views of the page cache. A file that shrinks while it is mapped ends the process with SIGBUS; no
-check here can prevent that.
+views of the page cache.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import stat
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
-from thermocline.errors import ModelFileError, UnsupportedModelError
+from thermocline.errors import ModelChangedError, ModelFileError, UnsupportedModelError
 from thermocline.modelfile.header import parse_header
+from thermocline.modelfile.mapping import MappedFile
 from thermocline.modelfile.shards import ARCHITECTURE_KEY, check_shards, shard_paths, shard_place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Self
 
     from thermocline.modelfile.header import Header
     from thermocline.modelfile.layout import Metadata, TensorInfo
-
-    Bytes = np.memmap[tuple[int, ...], np.dtype[np.uint8]]
+    from thermocline.modelfile.mapping import Bytes, MapGuard
 
 _MAX_EXAMPLES = 3
-_NOT_A_MODEL = "give the path of a GGUF model file"
 
 
 class ModelFile:
@@ -40,7 +34,7 @@ class ModelFile:
     holds them; `close` only drops this object's own hold, and refuses new views.
     """
 
-    def __init__(self, path: str, headers: Sequence[Header], maps: Sequence[Bytes]) -> None:
+    def __init__(self, path: str, headers: Sequence[Header], maps: Sequence[MappedFile]) -> None:
         self.path = path
         self.version = headers[0].version
         self.metadata: Metadata = headers[0].metadata
@@ -48,7 +42,7 @@ class ModelFile:
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {tensor.name: tensor for header in headers for tensor in header.tensors}
         )
-        self._maps: tuple[Bytes, ...] | None = tuple(maps)
+        self._maps: tuple[MappedFile, ...] | None = tuple(maps)
         self.num_shards = len(maps)
 
     def __repr__(self) -> str:
@@ -105,7 +99,21 @@ class ModelFile:
             )
         if not 0 <= shard < len(self._maps):
             raise IndexError(f"shard {shard} of {len(self._maps)}: shards count from 0")
-        return self._maps[shard]
+        return self._maps[shard].content
+
+    def find_change(self) -> ModelChangedError | None:
+        """Return an error if a mapped file was truncated or overwritten, None if not. A system call per file.
+
+        Finds nothing in a model that was opened without guards, or after `close`.
+        """
+        for mapped in self._maps or ():
+            if (what := mapped.change()) is not None:
+                return ModelChangedError(mapped.path, what)
+        return None
+
+    def find_replaced(self) -> str | None:
+        """Return the path of a file that was replaced or removed while its mapping is used, None for none."""
+        return next((mapped.path for mapped in self._maps or () if mapped.is_replaced()), None)
 
     def require_formats(self, supported: Collection[str]) -> None:
         """Raise UnsupportedModelError, listing every tensor format that is not in `supported`."""
@@ -127,28 +135,60 @@ class ModelFile:
         self._maps = None
 
 
-def open_model_file(path: str | os.PathLike[str], *, any_format: bool = False) -> ModelFile:
+def open_model_file(
+    path: str | os.PathLike[str],
+    *,
+    any_format: bool = False,
+    make_guard: Callable[[Bytes, int], MapGuard] | None = None,
+) -> ModelFile:
     """Open the model at `path`: a single GGUF file, or any one shard of a split model.
 
     any_format: tensors may have types that are not known, whose rows can not be read; for who only looks at the header.
+    make_guard: the native core's `GuardedMap`, for who keeps the model open; see `MappedFile`.
     Everything in the headers is checked before this returns. ModelFileError says what is wrong,
     where, and what to do; it is raised too for a path that can not be read or is no regular file.
     """
     given = os.fspath(path)
-    content = _map_file(given)
-    header = parse_header(given, content.data, 0, any_format=any_format)
+    maps: list[MappedFile] = []
+
+    def map_file(each: str) -> MappedFile:
+        maps.append(MappedFile(each, make_guard))
+        return maps[-1]
+
+    try:
+        file = _open(given, map_file, any_format=any_format)
+    except ModelFileError:
+        _require_unchanged(maps)
+        raise
+    _require_unchanged(maps)
+    return file
+
+
+def _open(given: str, map_file: Callable[[str], MappedFile], *, any_format: bool) -> ModelFile:
+    first = map_file(given)
+    header = parse_header(given, first.content.data, 0, any_format=any_format)
     place = shard_place(given, header.metadata)
     if place is None:
-        return ModelFile(given, [header], [content])
+        return ModelFile(given, [header], [first])
     paths = shard_paths(given, place)
     _require_all(paths)
-    maps = [content if index == place.index else _map_file(p) for index, p in enumerate(paths)]
+    maps = [first if index == place.index else map_file(p) for index, p in enumerate(paths)]
     headers = [
-        parse_header(p, m.data, i, any_format=any_format)
+        parse_header(p, m.content.data, i, any_format=any_format)
         for i, (p, m) in enumerate(zip(paths, maps, strict=True))
     ]
     check_shards(paths, headers)
     return ModelFile(given, headers, maps)
+
+
+def _require_unchanged(maps: Sequence[MappedFile]) -> None:
+    for mapped in maps:
+        if (what := mapped.change()) is not None:
+            raise ModelFileError(
+                mapped.path,
+                f"the file changed while it was being opened: {what}",
+                fix="open it again when nothing writes to it",
+            )
 
 
 def _require_all(paths: Sequence[str]) -> None:
@@ -160,40 +200,6 @@ def _require_all(paths: Sequence[str]) -> None:
             f"shards of the model are missing: {', '.join(missing[:_MAX_EXAMPLES])}{more}",
             fix="download the missing shards into the same folder",
         )
-
-
-def _map_file(path: str) -> Bytes:
-    """Map a regular, non-empty file read-only; never waits on a pipe or a device."""
-    try:
-        _require_regular(path, os.stat(path))  # noqa: PTH116 (Path would lose what the user wrote)
-        with io.FileIO(path, "r", opener=_open_without_waiting) as file:
-            status = os.fstat(file.fileno())
-            _require_regular(path, status)
-            return np.memmap(file, dtype=np.uint8, mode="r", shape=(status.st_size,))
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or it shrank meanwhile
-        raise ModelFileError(
-            path, f"the file can not be read ({error})", fix=_advice(error)
-        ) from error
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _require_regular(path: str, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
-        raise ModelFileError(path, f"this is {kind}, no file", fix=_NOT_A_MODEL)
-    if status.st_size == 0:
-        raise ModelFileError(path, "the file is empty", offset=0, fix="download or copy it again")
-
-
-def _advice(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"check the path; {_NOT_A_MODEL}"
-    if isinstance(error, PermissionError):
-        return "allow this user to read the file (chmod, chown)"
-    return f"check the path and the disk; {_NOT_A_MODEL}"
 
 
 def _describe(format_name: str, tensors: Sequence[str]) -> str:

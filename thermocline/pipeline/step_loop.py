@@ -11,6 +11,7 @@ from thermocline.errors import (
     DeviceFaultError,
     EngineClosedError,
     EngineError,
+    ModelChangedError,
     ThermoclineError,
 )
 from thermocline.messages import FinishReason, SegmentKind
@@ -43,6 +44,14 @@ class CacheRoom(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """What tells whether the model is still what was opened."""
+
+    def change(self) -> ModelChangedError | None:
+        """Return why results may be wrong, None if they are right. Takes microseconds."""
+        ...
+
+
 class StepLoop:
     """Drives a runner with what the scheduler plans."""
 
@@ -54,11 +63,12 @@ class StepLoop:
         chunk_size: ChunkSizeFeedback | None = None,
         routing_log: RoutingLog | None = None,
         room: CacheRoom | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """chunk_size: sets the size of prefill chunks beside decode steps; None leaves it as configured.
 
         routing_log: where the stages note the experts of requests that want to know them. room: what the cache shares
-        with experts; None where each has its own.
+        with experts; None where each has its own. watch: asked before a chunk's results are given out.
         """
         self._scheduler = scheduler
         self._runner = runner
@@ -66,10 +76,11 @@ class StepLoop:
         self._chunk_size = chunk_size
         self._routing_log = routing_log
         self._room = room
+        self._watch = watch
         self._generations: dict[RequestId, Generation] = {}
         self._busy = BusyTime()
         self._closed = False
-        self._fault: DeviceFaultError | None = None
+        self._fault: DeviceFaultError | ModelChangedError | None = None
 
     def __repr__(self) -> str:
         return f"StepLoop({len(self._generations)} requests, {self._runner})"
@@ -88,9 +99,10 @@ class StepLoop:
         return self._scheduler.snapshot()
 
     def submit(self, generation: Generation) -> None:
-        """Accept a request and start it when there is room. Raises RequestError or BusyError."""
+        """Accept a request and start it when there is room. Raises RequestError or BusyError, and what ended the engine."""
+        self.check_model()
         if self._fault is not None:
-            raise DeviceFaultError(str(self._fault))
+            raise copied_fault(self._fault)
         if self._closed:
             raise EngineClosedError("the engine is closed: open a new one")
         generation.max_new_tokens = self._scheduler.submit(
@@ -117,10 +129,20 @@ class StepLoop:
         self._scheduler.resume(request)
         self._fill()
 
+    def check_model(self) -> None:
+        """Look whether the model's files were changed; if so, every request ends, and `run` with them."""
+        if self._fault is not None or self._watch is None:
+            return
+        change = self._watch.change()
+        if change is not None:
+            self._end_by(change)
+            self._end_when_idle()
+
     async def run(self) -> None:
         """Run steps until `close`. An unexpected error ends every request with EngineError.
 
-        So does a device that does not work any more, with DeviceFaultError, which is raised once no chunk is in flight.
+        So does a device that does not work any more, with DeviceFaultError, and a model whose file was changed, with
+        ModelChangedError. These are raised once no chunk is in flight.
         """
         try:
             await self._step_until_closed()
@@ -185,10 +207,15 @@ class StepLoop:
     def _take(self, result: StepResult | ChunkFailed) -> None:
         if self._chunk_size is not None:
             self._chunk_size.chunk_ended(result.chunk)
+        # First: a changed file explains every other failure, and nothing that was read from it counts.
+        self.check_model()
+        if isinstance(self._fault, ModelChangedError):
+            self._scheduler.fail(result.chunk)
+            self._take_routing(result.chunk)
+            return
         if isinstance(result, ChunkFailed):
             if isinstance(result.error.__cause__, DeviceFaultError):
-                self._closed, self._fault = True, result.error.__cause__
-                self._fail_all(self._fault)
+                self._end_by(result.error.__cause__)
             for request in result.chunk.requests:
                 self._end_with_error(request, result.error)
             self._scheduler.fail(result.chunk)
@@ -256,6 +283,10 @@ class StepLoop:
         self._scheduler.finish(request)
         self._runner.abandon(request)
 
+    def _end_by(self, fault: DeviceFaultError | ModelChangedError) -> None:
+        self._closed, self._fault = True, fault
+        self._fail_all(fault)
+
     def _end_when_idle(self) -> None:
         if not self._runner.num_in_flight:
             self._runner.close()
@@ -278,3 +309,10 @@ class StepLoop:
             self._recorder.counter(Name.KV_FREE, cache.num_free_blocks, at_ns)
             self._recorder.counter(Name.KV_CACHED, cache.num_cached_blocks, at_ns)
             self._recorder.counter(Name.KV_HELD, cache.num_held_blocks, at_ns)
+
+
+def copied_fault(fault: DeviceFaultError | ModelChangedError) -> EngineError:
+    """Return an error that says the same, for one more who asks."""
+    if isinstance(fault, ModelChangedError):
+        return ModelChangedError(fault.path, fault.what)
+    return DeviceFaultError(str(fault))

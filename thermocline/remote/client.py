@@ -1,7 +1,8 @@
 """One worker's client: a thread that sends requests, receives answers, and reconnects when the worker is lost.
 
 Owns the connection and the calls in flight. Callers get a Future, which an event loop or a lane's thread waits for.
-Knows no layer and no fallback.
+An answer that is later than usual may be given up long before its deadline: then the worker gets nothing until it
+answers, and the call's slot stays its own until then. Knows no layer and no fallback.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from thermocline.errors import (
     WorkerLateError,
     WorkerLostError,
     WorkerRefusedError,
+    WorkerSlowError,
 )
 from thermocline.remote.connection import Opening, WorkerConnection
+from thermocline.remote.lateness import AnswerTimes
 from thermocline.remote.requests import HEAD_BYTES, INLINE
 from thermocline.remote.wire import Kind, decode_text
 
@@ -40,6 +43,9 @@ _FIRST_PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 2.0
 _PING_S: Final = 15.0
 _SHORT_PAIRS: Final = 64
+# While requests come, the thread looks so often whether an answer is late; a request to a client that rests wakes it.
+_LOOK_S: Final = 0.02
+_REST_AFTER_S: Final = 1.0
 
 
 class ExpertAnswer(NamedTuple):
@@ -63,7 +69,7 @@ class ClientStatistics:
 
     worker: str
     state: str
-    """"ready", "connecting" or "closed"."""
+    """"ready", "late" (it gets nothing until it answers), "connecting" or "closed"."""
     kernels: str
     """What computes there; empty while it is unknown."""
     transport: str
@@ -74,6 +80,8 @@ class ClientStatistics:
     total_wait_ns: int
     """From sending to answer, summed over calls."""
     total_failures: int
+    total_late: int
+    """Calls given up because their answer was later than usual."""
     total_connections: int
     current_in_flight: int
     current_queued: int
@@ -92,17 +100,24 @@ class _Call:
     sent_ns: int = 0
     slot: int = INLINE
     """Its slot in shared memory, or INLINE."""
+    is_given_up: bool = False
+    """Whether its answer, which was late, is dropped when it comes."""
 
 
 class WorkerClient:
     """Sends requests to one worker. `start` it, `close` it; any thread may `submit`.
 
-    timeout_s: from `submit` to the answer; the connection to a later worker is dropped.
+    timeout_s: from `submit` to the answer; the connection to a later worker is dropped. hedges: whether a call ends with
+    WorkerSlowError once its answer is later than usual.
     """
 
-    def __init__(self, target: WorkerTarget, timeout_s: float) -> None:
+    def __init__(self, target: WorkerTarget, timeout_s: float, *, hedges: bool = False) -> None:
         self._target = target
         self._timeout_s = timeout_s
+        self._hedges = hedges
+        self._times = AnswerTimes()
+        # When the worker last answered, and when the thread looks next by itself.
+        self._heard_s = self._looks_s = 0.0
         self._lock = threading.Condition()
         self._state = "connecting"
         self._inbox: deque[_Call] = deque()
@@ -117,7 +132,7 @@ class WorkerClient:
         self._next_number = 1
         self._last_error: RemoteError | None = None
         self._kernels = self._transport = ""
-        self._num_calls = self._num_failures = self._num_connections = 0
+        self._num_calls = self._num_failures = self._num_connections = self._num_late = 0
         self._sent_bytes = self._received_bytes = self._wait_ns = 0
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         name = f"thermocline client of {target.address}"
@@ -176,7 +191,8 @@ class WorkerClient:
             future.set_exception(error)
             return future
         future.add_done_callback(lambda done: self._note_cancel(done, number))
-        if not self._send_at_once(request):
+        rests = self._hedges and self._looks_s > time.monotonic() + _LOOK_S
+        if not self._send_at_once(request) or rests:
             self._call_thread()
         return future
 
@@ -211,6 +227,7 @@ class WorkerClient:
             self._received_bytes,
             self._wait_ns,
             self._num_failures,
+            self._num_late,
             self._num_connections,
             len(self._in_flight),
             len(self._inbox),
@@ -278,6 +295,7 @@ class WorkerClient:
     def _begin(self, connection: WorkerConnection) -> None:
         self._free_slots = connection.free_slots()
         self._pong_by_s = None
+        self._heard_s = time.monotonic()
         self._kernels = connection.welcome.kernels
         self._transport = connection.transport
         with self._lock:
@@ -301,6 +319,25 @@ class WorkerClient:
             self._num_failures += 1
             _fail(call.future, error)
 
+    def _give_up_late(self) -> None:
+        """End the calls of a worker that is later than usual; it keeps their slots, and gets nothing more for now."""
+        with self._sending, self._lock:
+            if self._state != "ready":
+                return
+            self._state = "late"
+            waits_s = time.monotonic() - self._heard_s
+            self._last_error = error = WorkerSlowError(
+                f"worker {self._target.address} has not answered for {waits_s:.3g} s, which is later than usual"
+            )
+            sent, unsent = tuple(self._in_flight.values()), tuple(self._inbox)
+            self._inbox.clear()
+            for call in sent:
+                call.is_given_up = True
+                self._cancelled.append(call.number)
+        self._num_late += len(sent)
+        for call in (*sent, *unsent):
+            _fail(call.future, error)
+
     def _serve(self, connection: WorkerConnection) -> None:
         frames, poller = connection.frames, select.poll()
         poller.register(self._wake, select.POLLIN)
@@ -315,8 +352,8 @@ class WorkerClient:
                 wants_room = not wants_room
                 events = select.POLLIN | (select.POLLOUT if wants_room else 0)
                 poller.modify(frames.fileno(), events)
-            # A request sent by another thread meanwhile may overrun its timeout by a quarter.
-            left_s = min(self._due_s() - time.monotonic(), _PING_S, self._timeout_s / 4)
+            left_s = self._rest_s()
+            self._looks_s = time.monotonic() + left_s
             ready = dict(poller.poll(max(left_s, 0.0) * 1e3 + 1.0))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
@@ -326,6 +363,8 @@ class WorkerClient:
                     is_ready = False
                     self._take(connection, frame)
             now_s = time.monotonic()
+            if self._late_s() <= now_s:
+                self._give_up_late()
             if ready:
                 idle_since_s = now_s
             elif now_s - idle_since_s >= _PING_S:
@@ -336,6 +375,28 @@ class WorkerClient:
                 raise WorkerLateError(
                     f"worker {self._target.address} did not answer within {self._timeout_s:g} s"
                 )
+
+    def _rest_s(self) -> float:
+        """Return how long the thread may wait for the worker or for requests."""
+        now_s = time.monotonic()
+        # A request sent by another thread meanwhile may overrun its timeout by a quarter.
+        rest_s = min(self._due_s() - now_s, _PING_S, self._timeout_s / 4)
+        if self._hedges:
+            rest_s = min(rest_s, self._late_s() - now_s)
+            if now_s - self._heard_s < _REST_AFTER_S:
+                rest_s = min(rest_s, _LOOK_S)
+        return rest_s
+
+    def _late_s(self) -> float:
+        """Return the time from which the worker is late with its oldest call; it answers them in order."""
+        if not self._hedges or self._state != "ready":
+            return math.inf
+        calls = list(self._in_flight.values())
+        if not calls:
+            return math.inf
+        request = calls[0].request
+        patience_s = self._times.patience_s(request.is_prompt, len(request.rows))
+        return max(calls[0].sent_ns * 1e-9, self._heard_s) + patience_s
 
     def _due_s(self) -> float:
         """Return the time by which the worker must answer."""
@@ -356,13 +417,18 @@ class WorkerClient:
             if call.future.cancelled():
                 continue
             call.slot = self._free_slots.pop()
-            self._in_flight[call.number] = call
             call.sent_ns = time.perf_counter_ns()
+            self._in_flight[call.number] = call
             self._sent_bytes += connection.queue_request(call.number, call.request, call.slot)
 
     def _take(self, connection: WorkerConnection, frame: Frame) -> None:
         came_ns = time.perf_counter_ns()
+        heard_s, self._heard_s = self._heard_s, came_ns * 1e-9
         self._pong_by_s = None
+        if self._state == "late":
+            with self._lock:
+                self._state = "ready" if self._state == "late" else self._state
+                self._lock.notify_all()
         if frame.kind is Kind.PONG:
             return
         if frame.kind is Kind.REFUSED:
@@ -370,7 +436,14 @@ class WorkerClient:
         call = self._in_flight.get(frame.request)
         if call is None:
             raise WireError("an answer came that nobody asked for: the worker is broken")
-        if frame.kind is Kind.FAILED:
+        if frame.kind is Kind.OUTPUTS:
+            asked_s = max(call.sent_ns * 1e-9, heard_s)
+            self._times.add(
+                call.request.is_prompt, len(call.request.rows), came_ns * 1e-9 - asked_s
+            )
+        if call.is_given_up:
+            pass  # computed here by now
+        elif frame.kind is Kind.FAILED:
             self._num_failures += 1
             _fail(call.future, WorkerFailedError(f"the worker: {decode_text(frame.body)}"))
         else:

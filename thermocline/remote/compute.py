@@ -1,18 +1,20 @@
 """`ExpertBackend` of workers: sends each its part of a dispatch, and returns their outputs.
 
-Where a worker fails, its part is computed here or is an error, as configured, and the log says so. Outputs are summed
-later in slot order, so the split does not change a bit of the result.
+Where a worker fails, its part is computed here or is an error, as configured, and the log says so. Where its answer is
+later than usual, its part is computed here as well. Outputs are summed later in slot order, so the split does not change
+a bit of the result.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.errors import RemoteError
+from thermocline.errors import RemoteError, WorkerSlowError
 from thermocline.messages import BackendRole, PartialSum
 from thermocline.remote.assignment import cut, split_by_worker
 from thermocline.remote.requests import ExpertRequest
@@ -36,13 +38,15 @@ _LOG: Final = logging.getLogger("thermocline.remote")
 @dataclass(frozen=True, slots=True)
 class RemoteStatistics:
     """Counters of remote experts. num_experts: by layer; total_choices: pairs that workers computed;
-    total_fallbacks: parts of a layer that were computed here after a failure.
+    total_fallbacks: parts of a layer that were computed here, as their worker had failed or was late; total_hedges:
+    parts that a worker had been given and were computed here as well, as its answer was later than usual.
     """
 
     on_failure: str
     num_experts: tuple[int, ...]
     total_choices: int
     total_fallbacks: int
+    total_hedges: int
     workers: tuple[ClientStatistics, ...]
 
     @property
@@ -81,7 +85,7 @@ class RemoteExpertBackend:
         self._falls_back = settings.falls_back
         self._balancer = settings.balancer
         self._recorder = recorder
-        self._num_choices = self._num_fallbacks = 0
+        self._num_choices = self._num_fallbacks = self._num_hedges = 0
         self._silent = [False] * len(clients)  # workers whose failure was logged
         self._shown_ns = [0] * len(clients)  # the end of each worker's track
 
@@ -93,12 +97,13 @@ class RemoteExpertBackend:
         owner, place = self._assignment.owner[work.layer], self._assignment.place[work.layer]
         parts = split_by_worker(dispatch, owner, place, self._max_pairs)
         remote, local = self._balance(work, parts)
+        given_ns = time.perf_counter_ns()
         futures = [self._clients[part.worker].submit(_request(work, part)) for part in remote]
         try:
             # The local parts are computed while the workers compute theirs.
             results = [await self._local.compute(work, part.dispatch) for part in local]
             results += [
-                await self._finish(work, part, future)
+                await self._finish(work, part, future, given_ns)
                 for part, future in zip(remote, futures, strict=True)
             ]
         finally:
@@ -142,6 +147,7 @@ class RemoteExpertBackend:
             tuple(self._assignment.mask.sum(axis=1).tolist()),
             self._num_choices,
             self._num_fallbacks,
+            self._num_hedges,
             tuple(client.statistics() for client in self._clients),
         )
 
@@ -151,10 +157,12 @@ class RemoteExpertBackend:
             client.close()
 
     async def _finish(
-        self, work: LayerWork, part: WorkerDispatch, future: Future[ExpertAnswer]
+        self, work: LayerWork, part: WorkerDispatch, future: Future[ExpertAnswer], given_ns: int
     ) -> ExpertResult:
         try:
             answer = await result_of(future)
+        except WorkerSlowError as error:
+            return await self._hedge(work, part, error, given_ns)
         except RemoteError as error:
             return await self._fall_back(work, part, error)
         self._silent[part.worker] = False
@@ -182,6 +190,23 @@ class RemoteExpertBackend:
             raise error
         self._num_fallbacks += 1
         return await self._local.compute(work, part.dispatch)
+
+    async def _hedge(
+        self, work: LayerWork, part: WorkerDispatch, error: RemoteError, given_ns: int
+    ) -> ExpertResult:
+        """Compute here what a worker was given and does not answer; its answer is dropped when it comes."""
+        self._num_hedges += 1
+        _LOG.info("expert worker %d: %s; it gets nothing until it answers", part.worker, error)
+        result = await self._local.compute(work, part.dispatch)
+        args = {
+            "chunk": work.chunk.id,
+            "layer": work.layer,
+            "pairs": part.num_pairs,
+            "worker": part.worker,
+        }
+        end_ns = time.perf_counter_ns()
+        self._recorder.async_span(Name.HEDGE, work.chunk.id, given_ns, end_ns, args)
+        return result
 
     def _measure(self, work: LayerWork, part: WorkerDispatch, answer: ExpertAnswer) -> None:
         if self._balancer is not None:

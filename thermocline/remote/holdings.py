@@ -7,13 +7,13 @@ not used are never read. Knows no connection.
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import UnsupportedModelError, WorkerFailedError, WorkerRefusedError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.native import load_native
 from thermocline.messages import LayerIndex
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
@@ -79,7 +79,7 @@ class HeldModel:
 
     def __init__(self, path: str, kernels: Kernels) -> None:
         """Open and check. Raises ModelError."""
-        self._file = open_model_file(path)
+        self._file = open_model_file(path, make_guard=load_native().GuardedMap)
         # As the model itself reads them: an architecture says which layers have experts, and by which formula.
         model = open_model(self._file, kernels)
         layers = model.expert_layers
@@ -96,7 +96,6 @@ class HeldModel:
         self.num_experts = sum(layer is not None for layer in layers) * self.spec.router.num_experts
         tensors = [info for layer in layers if layer is not None for info in layer.tensors]
         self.digest = model_digest(self._file, tensors)
-        self._on_disk = {path: os.stat(path) for path in {info.path for info in tensors}}  # noqa: PTH116 - kept as given
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +129,6 @@ class HeldModel:
         """Return float32 [pairs, hidden], the weighted output of each pair. Raises WorkerFailedError."""
         if not len(request.rows):
             return no_values(self.spec.expert_hidden_size)
-        self._require_file()
         work = ExpertWork(
             self._catalog.stack(LayerIndex(request.layer)),
             held.layers[request.layer][request.experts],
@@ -139,22 +137,17 @@ class HeldModel:
             request.rows,
             request.weights,
         )
-        return self.kernels.expert_outputs(work, prompt=request.is_prompt)
+        outputs = self.kernels.expert_outputs(work, prompt=request.is_prompt)
+        self._require_file()
+        return outputs
 
     def close(self) -> None:
         """Let the file go."""
         self._file.close()
 
     def _require_file(self) -> None:
-        """Refuse before mapped bytes are gone: reading them would end the process."""
-        for path, known in self._on_disk.items():
-            try:
-                now = os.stat(path)  # noqa: PTH116 - kept as given
-            except FileNotFoundError:
-                continue  # the map keeps what it was
-            if (now.st_ino, now.st_dev) == (known.st_ino, known.st_dev) and (
-                now.st_size < known.st_size
-            ):
-                raise WorkerFailedError(
-                    f"{path} has shrunk to {now.st_size} bytes: restore it, and start the worker again"
-                )
+        change = self._file.find_change()
+        if change is not None:
+            raise WorkerFailedError(
+                f"{change.path} was changed: {change.what}; restore it, and start the worker again"
+            )

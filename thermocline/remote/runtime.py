@@ -68,7 +68,7 @@ def open_remote(
         clients = []
         for number, address in enumerate(addresses):
             target = _target(config, opened, assignment, number, address, secret)
-            client = WorkerClient(target, config.timeout_s)
+            client = WorkerClient(target, config.timeout_s, hedges=config.on_failure == "cpu")
             started.callback(client.close)
             client.start()
             clients.append(client)

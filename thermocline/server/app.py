@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.engine.api import Engine
+    from thermocline.errors import ModelChangedError
     from thermocline.server.core.backend import OpenModel
     from thermocline.server.core.settings import ModelCard, ServerConfig
 
@@ -53,6 +54,10 @@ class RunningServer:
     async def wait_opened(self) -> OpenModel:
         """Wait until the model is open. Raises what opening raised."""
         return await self.app[BACKEND].wait_opened()
+
+    async def wait_given_up(self) -> ModelChangedError:
+        """Wait until the model's file was changed and is not opened again; return what happened."""
+        return await self.app[BACKEND].wait_given_up()
 
 
 def create_app(backend: Backend, config: ServerConfig) -> web.Application:
@@ -92,7 +97,8 @@ async def running_server(
     others with an error event, stops listening and closes the engine. now_s: the clock of requests. Raises
     ConfigError for an address at which the server can not listen.
     """
-    app = create_app(Backend(path, engine, card), config)
+    backend = Backend(path, engine, card, reopens=config.on_model_change == "reopen")
+    app = create_app(backend, config)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_LAST_WRITES_S)
     try:
         await runner.setup()
@@ -116,25 +122,37 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends the process at once. For the main thread.
 
-    on_listening(url) is called once the socket listens, on_opened(engine) once the model is open. Raises ConfigError as `running_server`, and
-    what opening the model raises.
+    on_listening(url) is called once the socket listens, on_opened(engine) once the model is open. Raises ConfigError as
+    `running_server`, what opening the model raises, and ModelChangedError where the server is to end by that.
     """
     stop = asyncio.Event()
+    change: ModelChangedError | None = None
     with _stop_signals(stop):
         async with running_server(path, engine, config, card) as server:
             on_listening(server.url)
-            opening = asyncio.create_task(server.wait_opened(), name="opening")
+            opening = asyncio.create_task(_wait_opened(server, on_opened), name="opening")
             stopping = asyncio.create_task(stop.wait(), name="stop signal")
+            giving_up = asyncio.create_task(server.wait_given_up(), name="end by a changed model")
+            first = asyncio.FIRST_COMPLETED
             try:
-                await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({opening, stopping}, return_when=first)
                 if opening.done():
-                    opened = opening.result()
-                    if on_opened is not None:
-                        on_opened(opened.engine)
-                    await stopping
+                    opening.result()
+                    await asyncio.wait({stopping, giving_up}, return_when=first)
+                    change = giving_up.result() if giving_up.done() else None
             finally:
                 opening.cancel()
                 stopping.cancel()
+                giving_up.cancel()
+    if change is not None:
+        raise change
+
+
+async def _wait_opened(server: RunningServer, on_opened: Callable[[Engine], None] | None) -> None:
+    """Hand over the engine, and keep no hold of it: it may be followed by another one."""
+    opened = await server.wait_opened()
+    if on_opened is not None:
+        on_opened(opened.engine)
 
 
 @contextmanager

@@ -74,6 +74,7 @@ class Name(StrEnum):
     COMBINE = "combine"
     HEAD = "head"
     REMOTE = "remote"
+    HEDGE = "hedge"
 
     STEP = "step"
     PLAN = "plan"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
 import socket
 import threading
@@ -30,6 +31,7 @@ from thermocline.errors import (
     WorkerLateError,
     WorkerLostError,
     WorkerRefusedError,
+    WorkerSlowError,
 )
 from thermocline.remote.address import LocalWorker, TcpAddress
 from thermocline.remote.client import WorkerClient
@@ -167,19 +169,26 @@ def test_a_missing_worker_is_reported_and_found_when_it_comes(tmp_path, model_pa
         client.close()
 
 
-def test_a_shrunken_file_is_an_answer(tmp_path, model_path, connect):
-    """The worker says what happened to its file, and the connection goes on."""
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_shrunken_file_is_an_answer(tmp_path, model_path, connect, is_restored):
+    """The worker says what happened to its file, as long as it has it mapped, and the connection goes on."""
     with running_worker(model_path, tmp_path / "socket") as model:
         target = target_of(model, tmp_path / "socket")
         client = connect(target)
         size = model_path.stat().st_size
-        os.truncate(model_path, size - 1)
-        with pytest.raises(WorkerFailedError, match="has shrunk"):
-            client.submit(some_request(target, 2)).result(TIMEOUT_S)
-        os.truncate(model_path, size)
-        assert len(client.submit(some_request(target, 2)).result(TIMEOUT_S).values) == 4
-        assert client.statistics().total_connections == 1
-        client.close()
+        os.truncate(model_path, size // 4)
+        if is_restored:  # of the same size again, but zeros
+            os.truncate(model_path, size)
+        reason = "it was written to" if is_restored else "its size changed|could not be read"
+        answers = [client.submit(some_request(target, 2)) for _ in range(2)]
+        found = [answer.exception(TIMEOUT_S) for answer in answers]
+        figures = client.statistics()
+        client.close()  # the worker waits for its clients
+    for error in found:
+        assert isinstance(error, WorkerFailedError)
+        assert re.search(reason, str(error))
+        assert "start the worker again" in str(error)
+    assert figures.total_connections == 1
 
 
 def test_a_cancelled_request_is_not_computed(tmp_path, model_path):
@@ -321,6 +330,68 @@ def test_a_stopped_worker_is_given_up(model_path, worker):
     assert other != pid
     client.close()
     assert child_pids() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_a_late_answer_is_given_up_and_its_slot_kept(model_path, worker, transport):
+    """SIGSTOP: calls end soon, no other is sent; when it goes on, each slot has its own call's answer, and it is used.
+
+    More calls than slots are in flight: those that were not sent never are.
+    """
+    before = child_pids()
+    target = target_of(worker, LocalWorker(1), model_path=str(model_path), transport=transport)
+    client = WorkerClient(target, TIMEOUT_S, hedges=True)
+    client.start()
+    client.wait_ready(TIMEOUT_S)
+    (pid,) = child_pids() - before
+    for seed in range(20):
+        client.submit(some_request(target, 3, seed)).result(TIMEOUT_S)
+    for stop in range(3):
+        os.kill(pid, signal.SIGSTOP)
+        begin_s = time.monotonic()
+        late = [client.submit(some_request(target, 3, seed)) for seed in range(6)]
+        for call in late:
+            with pytest.raises(WorkerSlowError, match="later than usual"):
+                call.result(TIMEOUT_S)
+        assert time.monotonic() - begin_s < TIMEOUT_S / 4
+        figures = client.statistics()
+        assert (figures.state, figures.current_in_flight, figures.current_queued) == ("late", 4, 0)
+        with pytest.raises(WorkerLostError, match="is late"):
+            client.submit(some_request(target, 3)).result(TIMEOUT_S)
+        os.kill(pid, signal.SIGCONT)
+        client.wait_ready(TIMEOUT_S, tries_again=True)
+        requests = [some_request(target, 5, 100 * stop + seed) for seed in range(12)]
+        for request, call in [(each, client.submit(each)) for each in requests]:
+            np.testing.assert_array_equal(
+                call.result(TIMEOUT_S).values, expected(worker, target, request)
+            )
+    figures = client.statistics()
+    assert (figures.total_late, figures.total_connections) == (12, 1)
+    client.close()
+    assert child_pids() == before
+
+
+@pytest.mark.slow
+def test_a_client_that_rests_hedges_too(model_path, worker):
+    """The first call after a pause of seconds is as soon given up as any other."""
+    before = child_pids()
+    target = target_of(worker, LocalWorker(1), model_path=str(model_path))
+    client = WorkerClient(target, TIMEOUT_S, hedges=True)
+    client.start()
+    client.wait_ready(TIMEOUT_S)
+    (pid,) = child_pids() - before
+    client.submit(some_request(target, 3)).result(TIMEOUT_S)
+    end_s = time.monotonic() + TIMEOUT_S
+    while client._looks_s < time.monotonic() + 1.0:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGSTOP)
+    begin_s = time.monotonic()
+    with pytest.raises(WorkerSlowError):
+        client.submit(some_request(target, 3)).result(TIMEOUT_S)
+    assert time.monotonic() - begin_s < 1.0, "it slept for a quarter of the timeout"
+    client.close()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from thermocline.errors import ConfigError
 from thermocline.server.core.access import ANY, host_name, normal_origin
@@ -17,6 +17,8 @@ DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 7717
 
 _MAX_PORT: Final = 65535
+
+OnModelChange: TypeAlias = Literal["reopen", "exit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class ServerConfig:
     """Origins whose web pages may call the server; "*" is all."""
     shutdown_timeout_s: float = 30.0
     """How long running answers may go on when the server is told to stop."""
+    on_model_change: OnModelChange = "reopen"
+    """What to do once the model's file was truncated or overwritten: open it again as soon as it is whole, or end."""
     max_connections: int = 512
     max_body_bytes: int = 16 << 20
     max_total_body_bytes: int = 256 << 20

@@ -33,6 +33,7 @@ class LiveView:
         self._backend = backend
         self._process = psutil.Process()
         self._window = Window()
+        self._engine: Engine | None = None
         self._number = 0
 
     async def make(self) -> bytes:
@@ -59,6 +60,8 @@ class LiveView:
         return Memory(self._process.memory_info().rss, machine.available, machine.total)
 
     async def _read(self, engine: Engine) -> dict[str, Any]:
+        if engine is not self._engine:  # opened again: its counters begin anew
+            self._engine, self._window = engine, Window()
         scheduler = await engine.snapshot()
         at_s, busy_ns = time.monotonic(), engine.busy_ns()
         self._window.add(

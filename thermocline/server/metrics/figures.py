@@ -174,8 +174,15 @@ def _worker_families(remote: RemoteStatistics) -> list[Family]:
     for name, kind, text, value in _WORKER_FIGURES:
         values = {str(number): value(worker) for number, worker in enumerate(remote.workers)}
         families.append(labelled(f"worker_{name}", kind, text, "worker", values))
-    text = "Parts of a layer computed here because a worker did not answer."
-    return [*families, counter("worker_fallbacks_total", text, remote.total_fallbacks)]
+    text = "Parts of a layer computed here because a worker had failed or was late."
+    hedged = (
+        "Parts of a layer computed here as well, because a worker's answer was later than usual."
+    )
+    return [
+        *families,
+        counter("worker_fallbacks_total", text, remote.total_fallbacks),
+        counter("worker_hedges_total", hedged, remote.total_hedges),
+    ]
 
 
 def _store_families(store: StoreStatistics) -> list[Family]:

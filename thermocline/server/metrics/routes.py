@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from thermocline.errors import DeviceFaultError, EngineClosedError
+from thermocline.errors import DeviceFaultError, EngineClosedError, ModelChangedError
 from thermocline.server.core.errors import DrainingError
 from thermocline.server.core.exchange import BACKEND, send_json
 from thermocline.server.core.gate import IN_FLIGHT
@@ -28,7 +28,7 @@ async def health(request: web.Request) -> web.Response:
     engine = request.app[BACKEND].model.engine
     if not engine.is_running:
         why = engine.why_ended()
-        if isinstance(why, DeviceFaultError):
+        if isinstance(why, DeviceFaultError | ModelChangedError):
             raise why
         raise EngineClosedError("the engine has stopped: restart the server")
     return send_json({"status": "ok"})

@@ -103,6 +103,7 @@ def _workers(engine: Engine) -> dict[str, object] | None:
         "on_failure": remote.on_failure,
         "experts": sum(remote.num_experts),
         "fallbacks": remote.total_fallbacks,
+        "hedges": remote.total_hedges,
         "workers": [
             {
                 "address": worker.worker,

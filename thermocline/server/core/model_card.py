@@ -1,0 +1,33 @@
+"""The card of a model, read from its file's header. Knows no engine."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from thermocline.kernels.native import load_native
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.footprint import measure_footprint
+from thermocline.server.core.settings import ModelCard
+
+if TYPE_CHECKING:
+    import os
+
+_SHARD_OR_SUFFIX: Final = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
+
+
+def model_card(path: str | os.PathLike[str]) -> ModelCard:
+    """Return the card of a model, from its file's header. Raises ModelError."""
+    with open_model_file(path, make_guard=load_native().GuardedMap) as file:
+        footprint = measure_footprint(file.tensors.values(), None)
+    bytes_by_format: Counter[str] = Counter()
+    for share in footprint.formats:
+        bytes_by_format[share.format] += share.total_bytes
+    return ModelCard(
+        id=_SHARD_OR_SUFFIX.sub("", Path(path).name),
+        num_parameters=footprint.num_parameters,
+        total_bytes=footprint.total_bytes,
+        quant=max(bytes_by_format, key=lambda name: bytes_by_format[name], default=""),
+    )
