@@ -59,6 +59,8 @@ class Request:
     # Never changed.
     id: RequestId
     num_prompt_tokens: int
+    num_expanded: int
+    """First tokens of the prompt that take the expanded form of latent attention."""
     max_total_tokens: int
     rank: tuple[int, int]
     """Priority and arrival. The request with the lowest rank is the most important."""

@@ -239,7 +239,10 @@ class RequestBlocks:
             num_decoded = max(0, end - max(start, request.num_prompt_tokens))
             parent = keys[-1] if keys else request.cache.root
             tokens = request.known[start:end]
-            keys.append(block_key(parent, tokens, num_decoded if self._kinds_differ else 0))
+            num_expanded = max(0, min(end, request.num_expanded) - start)
+            if not self._kinds_differ:
+                num_decoded = 0
+            keys.append(block_key(parent, tokens, num_decoded, num_expanded))
         return keys[index]
 
     def _append(self, cache: RequestCache, block: int) -> None:
