@@ -89,7 +89,7 @@ class LatentSpec:
 
         Keys and values of a position cost rank * (plain + value_dim) multiplications per head, and then each pair of
         a token and a position this much less than in the absorbed form. A power of two of at least twice the tokens
-        for which both cost the same: 512 in all published models.
+        for which both cost the same: 512 in DeepSeek and Kimi, 1024 in GLM-4.7-Flash.
         """
         saved = 2 * self.rank - self.plain - self.value_dim
         if saved <= 0:

@@ -27,9 +27,9 @@ def prefill_end(request: Request, budget: int, cell: int) -> int:
     Keys and values of the whole context are made for each chunk with expanded tokens, so that it ends with a cell of
     theirs, and has one at least. cell: tokens of one, or the most that a chunk may have.
     """
-    start = request.scheduled
+    start, expanded = request.scheduled, request.cache.num_expanded
     end = min(request.num_prompt_tokens, start + budget)
-    if start >= request.num_expanded or end >= request.num_expanded:
+    if start >= expanded or end >= expanded:
         return end
     next_cell = start // cell * cell + cell
-    return min(request.num_expanded, max(next_cell, end // cell * cell))
+    return min(expanded, max(next_cell, end // cell * cell))

@@ -197,11 +197,13 @@ class Scheduler:
         entry = Request(
             request,
             len(prompt),
-            num_expanded(len(prompt), self._expanded_tokens),
             len(prompt) + new_tokens,
             rank=(options.priority, arrival),
             options=options,
-            cache=RequestCache(root_key(options.cache_salt)),
+            cache=RequestCache(
+                root_key(options.cache_salt),
+                num_expanded=num_expanded(len(prompt), self._expanded_tokens),
+            ),
             known=list(prompt),
             turn=arrival,
             num_scored=0 if options.wants_prompt_logits or wants_all_states else None,
