@@ -74,7 +74,8 @@ class Segment(NamedTuple):
     A tuple, since one is made per answer and step, and a frozen dataclass takes five times as long.
     block_table: int32, the cache blocks of this request, enough for its last token's position.
     num_logits: how many of its last rows want logits. state: None where no layer is recurrent. num_states: how many of
-    its last rows want their final hidden states instead.
+    its last rows want their final hidden states instead. num_expanded: how many of its first tokens take the expanded
+    form of latent attention.
     """
 
     request: RequestId
@@ -85,6 +86,7 @@ class Segment(NamedTuple):
     num_logits: int = 0
     state: StateUse | None = None
     num_states: int = 0
+    num_expanded: int = 0
 
 
 class CachePlaces(NamedTuple):

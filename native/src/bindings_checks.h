@@ -48,7 +48,8 @@ inline void require_rule(const RouteRule& rule, int64_t experts) {
             "no such gating");
     require(rule.groups >= 1 && experts % rule.groups == 0, "experts must be a multiple of their groups");
     const int64_t members = experts / rule.groups;
-    require(rule.groups == 1 || members >= 2, "a group has at least two experts");
+    require(rule.group_best == 1 || rule.group_best == 2, "a group is judged by one or two of its experts");
+    require(rule.groups == 1 || members >= rule.group_best, "a group has the experts that it is judged by");
     require(rule.groups_used >= 1 && rule.groups_used <= rule.groups && rule.chosen <= rule.groups_used * members,
             "the groups that are used must have the chosen experts");
 }

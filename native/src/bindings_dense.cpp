@@ -101,7 +101,7 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
 }
 
 void route(Core& core, In<float, 2> logits, int gating, std::optional<In<float, 1>> logit_bias,
-           std::optional<In<float, 1>> bias, int64_t groups, int64_t groups_used, bool normalize, float min_sum,
+           std::optional<In<float, 1>> bias, int64_t groups, int64_t groups_used, int64_t group_best, bool normalize, float min_sum,
            float scale, Write<int32_t, 2> ids, Write<float, 2> weights) {
     const int64_t tokens = size(logits, 0), experts = size(logits, 1), chosen = size(ids, 1);
     require(size(ids, 0) == tokens && size(weights, 0) == tokens && size(weights, 1) == chosen,
@@ -109,7 +109,7 @@ void route(Core& core, In<float, 2> logits, int gating, std::optional<In<float, 
     for (const auto& each : {logit_bias, bias})
         require(!each || size(*each, 0) == experts, "a bias must have an entry per expert");
     const RouteRule rule{chosen, static_cast<tc::Gating>(gating), logit_bias ? logit_bias->data() : nullptr,
-                         bias ? bias->data() : nullptr, groups, groups_used, normalize, min_sum, scale};
+                         bias ? bias->data() : nullptr, groups, groups_used, group_best, normalize, min_sum, scale};
     require_rule(rule, experts);
     const WithoutGil unlocked;
     tc::route(core.dense(), {logits.data(), tokens, experts, rule, ids.data(), weights.data()});
@@ -201,7 +201,7 @@ void bind_dense(nb::class_<Core>& core) {
              "Causal attention of some sequences' tokens over their cached keys and values.")
         .def("route", &route, nb::arg("logits").noconvert(), nb::arg("gating"),
              nb::arg("logit_bias").noconvert().none(), nb::arg("bias").noconvert().none(), nb::arg("groups"),
-             nb::arg("groups_used"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"), nb::arg("ids").noconvert(),
+             nb::arg("groups_used"), nb::arg("group_best"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"), nb::arg("ids").noconvert(),
              nb::arg("weights").noconvert(), "The best experts of each token, and their weights.")
         .def("gate", &gate, nb::arg("x").noconvert(), nb::arg("gate").noconvert(), nb::arg("activation"),
              nb::arg("out").noconvert(), "out = x times the sigmoid (0) or softplus (1) of gate.")

@@ -15,23 +15,20 @@ void multiply_heads(Core& core, const MatrixStack& weights, In<float, 3> x, Writ
             "out must be [tokens, heads, rows]");
     const WithoutGil unlocked;
     thermocline::multiply_heads(core.compute(), {weights[0], weights.stride(), weights.scales()}, heads, x.data(),
-                                size(x, 0), out.data());
+                                size(x, 0), out.data(), weights.rows());
 }
 
-void prepare_latent(Core& core, In<float, 3> q, In<float, 3> absorbed, In<float, 2> kv, Gain gain, float epsilon,
-                    In<float, 2> cosines, In<float, 2> sines, int cache_type, int64_t block_tokens,
-                    Write<uint8_t, 3> keys, In<int32_t, 1> slots, Write<float, 3> queries) {
+void prepare_latent(Core& core, Write<float, 3> q, In<float, 2> kv, Gain gain, float epsilon, In<float, 2> cosines,
+                    In<float, 2> sines, int cache_type, int64_t block_tokens, Write<uint8_t, 3> keys,
+                    In<int32_t, 1> slots) {
     const int64_t tokens = size(q, 0), heads = size(q, 1), dims = 2 * size(cosines, 1), dim = size(kv, 1);
-    const CacheShape cache = latent_shape(cache_type, block_tokens, dim, size(absorbed, 2), keys);
+    const CacheShape cache = latent_shape(cache_type, block_tokens, dim, size(gain, 0), keys);
     require(dim == cache.latent + dims && size(q, 2) >= dims, "kv must be [tokens, latent + rotary_dims]");
-    require(size(kv, 0) == tokens && size(gain, 0) == cache.latent, "the norm must have an entry per latent number");
-    require(size(absorbed, 0) == tokens && size(absorbed, 1) == heads, "absorbed must be [tokens, heads, latent]");
-    require(size(queries, 0) == tokens && size(queries, 1) == heads && size(queries, 2) == dim,
-            "queries must be [tokens, heads, latent + rotary_dims]");
+    require(size(kv, 0) == tokens, "kv must be [tokens, latent + rotary_dims]");
     require_rotary(cosines, sines, tokens, dim);
     require_slots(slots, tokens, cache);
-    const LatentJob job{q.data(),       absorbed.data(), kv.data(), tokens, heads,       size(q, 2),   gain.data(), epsilon,
-                        cosines.data(), sines.data(),    dims,      cache,  keys.data(), slots.data(), queries.data()};
+    const LatentJob job{q.data(),       kv.data(),    tokens, heads, size(q, 2),  gain.data(), epsilon,
+                        cosines.data(), sines.data(), dims,   cache, keys.data(), slots.data()};
     const WithoutGil unlocked;
     thermocline::prepare_latent(core.dense(), job);
 }
@@ -58,6 +55,35 @@ void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<i
     thermocline::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
 }
 
+// The same in the expanded form, with queries of the heads' own width.
+void expanded_attention(Core& core, const MatrixStack& k_up, const MatrixStack& v_up, In<float, 3> q,
+                        In<int32_t, 1> positions, In<int32_t, 1> starts, In<int32_t, 1> block_tables,
+                        In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens, In<uint8_t, 3> keys,
+                        float scale, Write<float, 3> out) {
+    const int64_t heads = size(q, 1), width = size(q, 2), value_dim = v_up.rows(), latent = v_up.cols();
+    const CacheShape cache = latent_shape(cache_type, block_tokens, latent + width - k_up.cols(), latent, keys);
+    require(k_up.rows() == latent, "the matrices of keys and values must have one latent size");
+    require(heads > 0 && k_up.size() == heads && v_up.size() == heads, "numbers of heads differ");
+    require(size(out, 0) == size(q, 0) && size(out, 1) == heads && size(out, 2) == value_dim,
+            "out must be [tokens, heads, value_dim]");
+    require(size(positions, 0) == size(q, 0), "positions must have one entry per token");
+    require_sequences(cache, positions, starts, block_tables, table_starts);
+    const Expansion expansion{{k_up[0], k_up.stride(), k_up.scales()},
+                              {v_up[0], v_up.stride(), v_up.scales()},
+                              core.compute().set.gemm->decode_row};
+    std::vector<AttentionJob> jobs;
+    for (int64_t s = 0; s + 1 < size(starts, 0); ++s) {
+        const int64_t first = starts.data()[s], tokens = starts.data()[s + 1] - first;
+        if (tokens == 0) continue;
+        jobs.push_back({q.data() + first * heads * width, positions.data() + first, tokens, heads, cache, keys.data(),
+                        keys.data(), block_tables.data() + table_starts.data()[s], scale, 0.0f, 0,
+                        out.data() + first * heads * value_dim});
+        jobs.back().expansion = &expansion;
+    }
+    const WithoutGil unlocked;
+    thermocline::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
+}
+
 }  // namespace
 
 void bind_latent(nb::module_& m, nb::class_<Core>& core) {
@@ -69,11 +95,16 @@ void bind_latent(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("output"), nb::arg("epsilon"), nb::arg("scale"));
     core.def("multiply_heads", &multiply_heads, nb::arg("weights"), nb::arg("x").noconvert(), nb::arg("out").noconvert(),
              "out[t, h] = x[t, h] times the transposed weights[h].")
-        .def("prepare_latent", &prepare_latent, nb::arg("q").noconvert(), nb::arg("absorbed").noconvert(),
-             nb::arg("kv").noconvert(), nb::arg("gain").noconvert(), nb::arg("epsilon"), nb::arg("cosines").noconvert(),
+        .def("prepare_latent", &prepare_latent, nb::arg("q").noconvert(), nb::arg("kv").noconvert(),
+             nb::arg("gain").noconvert(), nb::arg("epsilon"), nb::arg("cosines").noconvert(),
              nb::arg("sines").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"), nb::arg("keys").noconvert(),
-             nb::arg("slots").noconvert(), nb::arg("queries").noconvert(),
-             "Queries of latent attention, and the norm and rotary embedding of kv into its slots.")
+             nb::arg("slots").noconvert(),
+             "Turns the last numbers of q's heads in place; the norm and rotary embedding of kv into its slots.")
+        .def("expanded_attention", &expanded_attention, nb::arg("k_up"), nb::arg("v_up"), nb::arg("q").noconvert(),
+             nb::arg("positions").noconvert(), nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
+             nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
+             nb::arg("keys").noconvert(), nb::arg("scale"), nb::arg("out").noconvert(),
+             "Causal attention over keys and values of heads, which are made of a latent cache's rows.")
         .def("latent_attention", &latent_attention, nb::arg("q").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("table_starts").noconvert(),
              nb::arg("cache_type"), nb::arg("block_tokens"), nb::arg("keys").noconvert(), nb::arg("scale"),

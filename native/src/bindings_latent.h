@@ -28,6 +28,14 @@ CacheShape latent_shape(int type, int64_t block_tokens, int64_t head_dim, int64_
     return cache;
 }
 
+// How many first tokens of each sequence take the expanded form.
+inline void require_expanded(const In<int32_t, 1>& expanded, const In<int32_t, 1>& starts) {
+    require(size(expanded, 0) + 1 == size(starts, 0), "expanded must have one entry per sequence");
+    for (int64_t s = 0; s < size(expanded, 0); ++s)
+        require(expanded.data()[s] >= 0 && expanded.data()[s] <= starts.data()[s + 1] - starts.data()[s],
+                "more tokens are expanded than a sequence has");
+}
+
 // What LayerWeights consists of where a layer has latent attention: checked once, and kept alive.
 class LatentWeights {
    public:

@@ -45,8 +45,8 @@ void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32
 
 void run_latent_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32_t, 1> positions,
                       In<int32_t, 1> slots, In<float, 2> cosines, In<float, 2> sines, In<int32_t, 1> starts,
-                      In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens,
-                      Write<uint8_t, 3> keys, Out<2> out, Write<int32_t, 2> ids, Out<2> expert_weights, bool prompt) {
+                      In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, In<int32_t, 1> expanded, int cache_type,
+                      int64_t block_tokens, Write<uint8_t, 3> keys, Out<2> out, Write<int32_t, 2> ids, Out<2> expert_weights, bool prompt) {
     const LatentPart& part = weights.latent().part();
     const int64_t tokens = size(x, 0), dims = 2 * size(cosines, 1);
     const CacheShape cache = latent_shape(cache_type, block_tokens, part.kv.rows, part.latent(), keys);
@@ -56,9 +56,10 @@ void run_latent_layer(Core& core, const LayerWeights& weights, In<float, 2> x, I
     require_rotary(cosines, sines, tokens, dims);
     require_slots(slots, tokens, cache);
     require_sequences(cache, positions, starts, block_tables, table_starts);
+    require_expanded(expanded, starts);
     const LayerTokens of{tokens,         positions.data(),    slots.data(),        cosines.data(),     sines.data(), dims,
                          RopeLayout::Pairs, starts.data(),    block_tables.data(), table_starts.data(),
-                         size(starts, 0) - 1};
+                         size(starts, 0) - 1, expanded.data()};
     const WithoutGil unlocked;
     thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, weights.layer(), of,
                            {cache, keys.data(), keys.data()}, x.data(), out.data(), ids.data(), expert_weights.data());
@@ -134,12 +135,12 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("rule"));
     bind_latent(m, core);
     nb::class_<RoutedExperts>(m, "RoutedExperts", "A router and its experts, for LayerWeights.")
-        .def(nb::init<const Matrix&, int64_t, bool, float, float, int, Gains, Gains, int64_t, int64_t, const Experts&, Gains, Gains,
+        .def(nb::init<const Matrix&, int64_t, bool, float, float, int, Gains, Gains, int64_t, int64_t, int64_t, const Experts&, Gains, Gains,
                       std::optional<Matrix>, std::optional<Matrix>>(),
              nb::kw_only(),
              nb::arg("router"), nb::arg("chosen"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"),
              nb::arg("gating"), optional("logit_bias"), optional("bias"), nb::arg("groups"), nb::arg("groups_used"),
-             nb::arg("experts"), optional("norm"), optional("experts_norm"), nb::arg("down").none(),
+             nb::arg("group_best"), nb::arg("experts"), optional("norm"), optional("experts_norm"), nb::arg("down").none(),
              nb::arg("up").none());
     nb::class_<SharedExpert>(m, "SharedExpert", "The expert that every token takes, for LayerWeights.")
         .def(nb::init<const Experts&, std::optional<Matrix>>(), nb::arg("experts"), nb::arg("gate").none());
@@ -161,9 +162,10 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
         .def("run_latent_layer", &run_latent_layer, nb::arg("layer"), nb::arg("x").noconvert(),
              nb::arg("positions").noconvert(), nb::arg("slots").noconvert(), nb::arg("cosines").noconvert(),
              nb::arg("sines").noconvert(), nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
-             nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
-             nb::arg("keys").noconvert(), nb::arg("out").noconvert(), nb::arg("ids").noconvert(),
-             nb::arg("weights").noconvert(), nb::arg("prompt"), "The same for a layer with latent attention.")
+             nb::arg("table_starts").noconvert(), nb::arg("expanded").noconvert(), nb::arg("cache_type"),
+             nb::arg("block_tokens"), nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
+             nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("prompt"),
+             "The same for a layer with latent attention.")
         .def("run_recurrent_layer", &run_recurrent_layer, nb::arg("layer"), nb::arg("x").noconvert(),
              nb::arg("runs").noconvert(), nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(),
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),

@@ -90,6 +90,8 @@ struct Plan {
 };
 
 int64_t tokens_per_item(const AttentionJob& job) {
+    // Keys and values of a head are made once per item: its tokens share that. More of them would leave the cache.
+    if (job.expansion) return 1024;
     // Rows of a latent cache are converted once per item: more queries share that.
     const int64_t numbers = job.cache.latent > 0 ? 4 * kItemQueryNumbers : kItemQueryNumbers;
     return std::max<int64_t>(1, numbers / (job.group() * job.cache.head_dim));
@@ -108,7 +110,8 @@ void each_item(const AttentionJob* jobs, int64_t count, F f) {
             const int64_t num_spans = ceil_div(reach.last, kSpanTokens) - span;
             const int64_t rows = num_tokens * job.group();
             // A row's products, and the conversion of keys and values that all rows share.
-            const int64_t cost = (rows + 8) * job.cache.head_dim * (reach.last - reach.first);
+            const int64_t made = job.expansion ? job.cache.latent * (job.key_dim() + job.value_dim()) / 2 : 0;
+            const int64_t cost = ((rows + 8) * job.key_dim() + made) * (reach.last - reach.first);
             for (int64_t s = 0; s < job.cache.kv_heads * job.slices(); ++s)
                 f(AttentionItem{j, s, first, num_tokens, span, num_spans, nullptr}, cost);
         }

@@ -170,12 +170,12 @@ class RecurrentWeights {
 class RoutedExperts {
    public:
     RoutedExperts(const Matrix& router, int64_t chosen, bool normalize, float min_sum, float scale, int gating,
-                  Gains logit_bias, Gains bias, int64_t groups, int64_t groups_used, const Experts& experts,
-                  Gains norm, Gains experts_norm, std::optional<Matrix> down, std::optional<Matrix> up)
+                  Gains logit_bias, Gains bias, int64_t groups, int64_t groups_used, int64_t group_best,
+                  const Experts& experts, Gains norm, Gains experts_norm, std::optional<Matrix> down, std::optional<Matrix> up)
         : router_(router), biases_{std::move(logit_bias), std::move(bias)}, experts_(experts),
           norm_(std::move(norm)), experts_norm_(std::move(experts_norm)), down_(std::move(down)), up_(std::move(up)) {
         part_ = {router.weight(), {chosen, static_cast<Gating>(gating), data(biases_[0]), data(biases_[1]), groups,
-                                   groups_used, normalize, min_sum, scale},
+                                   groups_used, group_best, normalize, min_sum, scale},
                  data(norm_), data(experts_norm_)};
         require_rule(part_.rule, router.weight().rows);
         for (const Gains& bias : biases_)

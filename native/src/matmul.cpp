@@ -273,7 +273,7 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
 }
 
 void multiply_heads(const Compute& compute, const StackedWeight& weights, int64_t heads, const float* x, int64_t tokens,
-                    float* out) {
+                    float* out, int64_t stride) {
     if (tokens == 0) return;
     ActivationStore store;
     const Activations& act = store.get(compute, x, tokens * heads, weights.first.cols, weights.first.type_id, false);
@@ -292,7 +292,7 @@ void multiply_heads(const Compute& compute, const StackedWeight& weights, int64_
             const int64_t row = panel * kPanelRows, width = std::min<int64_t>(kPanelRows, rows - row);
             multiply_panel(compute, Panel::of(weight, row), of, {}, sums);
             for (int64_t t = 0; t < n; ++t) {
-                float* to = out + places[static_cast<size_t>(t)] * rows + row;
+                float* to = out + places[static_cast<size_t>(t)] * stride + row;
                 for (int64_t i = 0; i < width; ++i) to[i] = weight.scale * sums[t * kPanelRows + i];
             }
         }

@@ -46,6 +46,8 @@ def _config(keys: Keys, common: dict[str, Any]):
             "mscale_all_dim": mscale,
         }
     num_dense, turned = keys("leading_dense_block_count"), keys("rope.dimension_count")
+    # Files of old converters state the heads' own sizes where others state a cached row's.
+    suffix = "_mla" if "attention.key_length_mla" in keys else ""
     kinds = ["dense"] * num_dense + ["sparse"] * (keys.num_layers - num_dense)
     own = {
         "rope_parameters": rope,
@@ -54,8 +56,8 @@ def _config(keys: Keys, common: dict[str, Any]):
         "q_lora_rank": keys("attention.q_lora_rank") or None,
         "kv_lora_rank": keys("attention.kv_lora_rank"),
         "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": keys("attention.key_length_mla") - turned,
-        "v_head_dim": keys("attention.value_length_mla"),
+        "qk_nope_head_dim": keys(f"attention.key_length{suffix}") - turned,
+        "v_head_dim": keys(f"attention.value_length{suffix}"),
         "intermediate_size": keys("feed_forward_length"),
         "n_routed_experts": keys("expert_count"),
         "n_shared_experts": keys("expert_shared_count"),
@@ -69,7 +71,8 @@ def _config(keys: Keys, common: dict[str, Any]):
     settings = common | own
     del settings["num_experts"]
     if keys("expert_gating_func", 1) == 1:
-        return transformers.DeepseekV2Config(**settings, topk_method="greedy")
+        method = "group_limited_greedy" if settings["n_group"] > 1 else "greedy"
+        return transformers.DeepseekV2Config(**settings, topk_method=method)
     if keys("rope.scaling.type") == "yarn" or "expert_group_count" in keys:
         return transformers.DeepseekV3Config(**settings)
     return transformers.Glm4MoeLiteConfig(**settings)
@@ -86,7 +89,9 @@ def _state(keys: Keys, own: State) -> State:
         gate, up, down = (own[f"ffn_{role}_exps.weight"] for role in ("gate", "up", "down"))
         state["mlp.experts.gate_up_proj"] = np.concatenate((gate, up), axis=1)
         state["mlp.experts.down_proj"] = down
-    # One matrix there: of each head the rows of its keys, then those of its values.
+    # One matrix there, as in files of old converters: of each head the rows of its keys, then those of its values.
+    if "attn_kv_b.weight" in own:
+        return state | {"self_attn.kv_b_proj.weight": own["attn_kv_b.weight"]}
     keys_up, values_up = own["attn_k_b.weight"].transpose(0, 2, 1), own["attn_v_b.weight"]
     both = np.concatenate((keys_up, values_up), axis=1)
     return state | {"self_attn.kv_b_proj.weight": both.reshape(-1, both.shape[-1])}

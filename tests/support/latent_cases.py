@@ -67,6 +67,32 @@ LATENT_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+# As published before converters split keys from values; a group is as good as its best expert.
+LATENT_OPTIONS |= {
+    "old": LATENT_OPTIONS["lite"] | {"joined": True, "seed": 67},
+    "large_v2": {
+        **_SHAPE,
+        "query_rank": 48,
+        "experts": 12,
+        "used": 3,
+        "biased": False,
+        "extra": _GROUPS | _yarn(0.707) | {"expert_weights_scale": 16.0},
+        "seed": 68,
+    },
+    # Three heads, a rank of no 16 and no 64, one matrix of queries, one group, two dense layers.
+    "odd_rank": {
+        "heads": 3,
+        "head_dim": 20,
+        "rotary": 4,
+        "rank": 40,
+        "value_dim": 24,
+        "dense": 2,
+        "layers": 4,
+        "extra": _SIGMOID | {"expert_group_count": 1, "expert_group_used_count": 1} | _yarn(0.707),
+        "seed": 69,
+    },
+}
+
 LATENT_MIXED: dict[str, Any] = {
     "head_dim": 64,
     "rotary": 32,

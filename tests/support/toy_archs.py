@@ -67,6 +67,8 @@ class ToyArch:
     query_rank: int = 0
     """Numbers between the two matrices of queries; 0 for one matrix."""
     rank: int = 32
+    joined: bool = False
+    """Keys and values of latent heads in one tensor, as old converters left them."""
     value_dim: int = 16
     near_kv_heads: int = 2
     near_head_dim: int = 16

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
+if TYPE_CHECKING:
     from tests.support.toy_archs import Draw, ToyArch
 
 SHARED_EXPERTS = 2
@@ -17,19 +17,29 @@ SHARED_EXPERTS = 2
 
 def deepseek2_keys(toy: ToyArch) -> dict[str, Any]:
     """Return the architecture's own metadata."""
-    return {
+    row = {
         "attention.head_count_kv": 1,
         "attention.key_length": toy.rank + toy.rotary,
         "attention.value_length": toy.rank,
         "attention.key_length_mla": toy.head_dim,
         "attention.value_length_mla": toy.value_dim,
-        "attention.kv_lora_rank": toy.rank,
-        "attention.q_lora_rank": toy.query_rank,  # llama.cpp wants the key of models of other than 27 layers
-        "rope.dimension_count": toy.rotary,
-        "expert_shared_count": SHARED_EXPERTS,
-        "leading_dense_block_count": toy.dense,
-        "feed_forward_length": 2 * toy.shared,
     }
+    heads = {
+        "attention.head_count_kv": toy.heads,
+        "attention.key_length": toy.head_dim,
+        "attention.value_length": toy.value_dim,
+    }
+    return (
+        (heads if toy.joined else row)
+        | {
+            "attention.kv_lora_rank": toy.rank,
+            "attention.q_lora_rank": toy.query_rank,  # llama.cpp wants the key of models of other than 27 layers
+            "rope.dimension_count": toy.rotary,
+            "expert_shared_count": SHARED_EXPERTS,
+            "leading_dense_block_count": toy.dense,
+            "feed_forward_length": 2 * toy.shared,
+        }
+    )
 
 
 def deepseek2_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
@@ -60,6 +70,10 @@ def _latent(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:
         "attn_v_b.weight": draw.matrix(toy.heads, toy.value_dim, toy.rank),
         "attn_output.weight": draw.matrix(toy.hidden, toy.heads * toy.value_dim),
     }
+    if toy.joined:
+        keys, values = weights.pop("attn_k_b.weight"), weights.pop("attn_v_b.weight")
+        both = np.concatenate((keys.transpose(0, 2, 1), values), axis=1)
+        weights["attn_kv_b.weight"] = np.ascontiguousarray(both).reshape(-1, toy.rank)
     if not toy.query_rank:
         return weights | {"attn_q.weight": draw.matrix(rows, toy.hidden)}
     return weights | {

@@ -157,6 +157,7 @@ _ROLES = {
     "attn_q_b.": "attn",
     "attn_kv_a_mqa.": "attn",
     "attn_k_b.": "latent",
+    "attn_kv_b.": "latent",
     "attn_v_b.": "latent",
 }
 

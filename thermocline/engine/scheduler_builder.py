@@ -51,6 +51,7 @@ def build_step_loop(
         BlockAllocator(cache.num_blocks, cache.block_tokens),
         limits.max_context_tokens,
         kinds_differ=context.kernels.prompts_differ,
+        expanded_tokens=0 if spec.latent is None else spec.latent.expanded_tokens,
         states=_request_states(config, spec, cache),
         windows=_request_windows(config, spec, cache.window_blocks),
     )

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.kernels.dense_contract import DenseKernels
+    from thermocline.kernels.dense_contract import DenseKernels, LayerCache, TokenRun
     from thermocline.kernels.timeline import PoolTimeline
     from thermocline.kernels.weight import (
         ExpertStack,
         FloatArray,
+        HeadMatrices,
         IntArray,
         Weight,
         WeightStack,
@@ -94,6 +95,22 @@ class Kernels(Protocol):
 
     def multiply_heads(self, weights: WeightStack, x: FloatArray) -> FloatArray:
         """Return float32 [tokens, heads, rows]: x [tokens, heads, cols] times each head's transposed matrix."""
+        ...
+
+    def expanded_attention(
+        self,
+        up: HeadMatrices,
+        q: FloatArray,
+        positions: IntArray,
+        runs: Sequence[TokenRun],
+        cache: LayerCache,
+        scale: float,
+    ) -> FloatArray:
+        """Return float32 [tokens, heads, value_dim]: causal attention over keys and values made of a latent cache's rows.
+
+        q: [tokens, heads, width], turned. A head's key is up.keys times a row's first numbers, then the others; its value
+        is up.values times the first ones. positions, runs: as for `DenseKernels.attention`, of some tokens.
+        """
         ...
 
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:

@@ -14,7 +14,7 @@ import numpy as np
 from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.cpu_topology import default_threads
-from thermocline.kernels.dense import NativeDense
+from thermocline.kernels.dense import NativeDense, num_expanded
 from thermocline.kernels.native import load_native
 from thermocline.kernels.recurrent_contract import ShortConvRule
 from thermocline.kernels.timeline import PoolTimeline
@@ -45,11 +45,12 @@ if TYPE_CHECKING:
         StepGraph,
     )
     from thermocline.kernels.contract import ExpertWork
-    from thermocline.kernels.dense_contract import PostNorm
+    from thermocline.kernels.dense_contract import LayerCache, PostNorm, TokenRun
     from thermocline.kernels.weight import (
         ByteArray,
         ExpertStack,
         FloatArray,
+        HeadMatrices,
         IntArray,
         Weight,
         WeightStack,
@@ -179,6 +180,20 @@ class NativeKernels:
         self._core.multiply_heads(self._matrices_of(weights), x, out)
         return out
 
+    def expanded_attention(
+        self,
+        up: HeadMatrices,
+        q: FloatArray,
+        positions: IntArray,
+        runs: Sequence[TokenRun],
+        cache: LayerCache,
+        scale: float,
+    ) -> FloatArray:
+        out = np.empty((*q.shape[:2], up.values.raw.shape[1]), np.float32)
+        matrices = self._matrices_of(up.keys), self._matrices_of(up.values)
+        self.dense.expanded_attention(matrices, q, positions, runs, cache, scale, out)
+        return out
+
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)
         stack = self._stack(work.stack)
@@ -270,6 +285,7 @@ class NativeKernels:
                 starts,
                 block_tables,
                 table_starts,
+                num_expanded(given.runs),
                 int(shape.type),
                 shape.block_tokens,
                 given.cache.keys,
@@ -384,8 +400,8 @@ class NativeKernels:
             q=self._matrix(weights.q),
             kv=self._matrix(weights.kv),
             kv_gain=norm.gain,
-            k_up=self._matrices_of(weights.k_up),
-            v_up=self._matrices_of(weights.v_up),
+            k_up=self._matrices_of(weights.up.keys),
+            v_up=self._matrices_of(weights.up.values),
             output=self._matrix(weights.output),
             epsilon=norm.epsilon,
             scale=weights.scale,
@@ -434,6 +450,7 @@ class NativeKernels:
             bias=rule.bias,
             groups=rule.groups,
             groups_used=rule.groups_used,
+            group_best=rule.group_best,
             experts=self._stack(routed.stack),
             norm=None if routed.own is None else routed.own.router,
             experts_norm=None if routed.own is None else routed.own.experts,

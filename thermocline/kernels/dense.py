@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.kernels import _native
-    from thermocline.kernels._native import Core
+    from thermocline.kernels._native import Core, MatrixStack
     from thermocline.kernels.delta_contract import DeltaInput, DeltaRule
     from thermocline.kernels.dense_contract import (
         Activation,
         Attending,
         Contributions,
         HeadNorm,
-        LatentInput,
         LatentNorm,
         LayerCache,
         PostNorm,
@@ -52,6 +51,11 @@ def _run_tables(runs: Sequence[TokenRun]) -> _RunTables:
         np.concatenate(tables) if len(tables) != 1 else tables[0],
         both[len(tables) + 1 :],
     )
+
+
+def num_expanded(runs: Sequence[TokenRun]) -> IntArray:
+    """Return how many first tokens of each run take the expanded form."""
+    return np.array([run.num_expanded for run in runs], np.int32)
 
 
 class NativeDense:
@@ -117,17 +121,16 @@ class NativeDense:
 
     def prepare_latent(
         self,
-        given: LatentInput,
+        q: FloatArray,
+        kv: FloatArray,
         norm: LatentNorm,
         rope: RopeTable,
         cache: LayerCache,
         slots: IntArray,
-    ) -> FloatArray:
-        queries = np.empty((*given.q.shape[:2], cache.shape.head_dim), np.float32)
+    ) -> None:
         self._core.prepare_latent(
-            q=given.q,
-            absorbed=given.absorbed,
-            kv=given.kv,
+            q=q,
+            kv=kv,
             gain=norm.gain,
             epsilon=norm.epsilon,
             cosines=rope.cosines,
@@ -136,9 +139,7 @@ class NativeDense:
             block_tokens=cache.shape.block_tokens,
             keys=cache.keys,
             slots=slots,
-            queries=queries,
         )
-        return queries
 
     def attention(
         self,
@@ -184,6 +185,33 @@ class NativeDense:
         )
         return out
 
+    def expanded_attention(
+        self,
+        up: tuple[MatrixStack, MatrixStack],
+        q: FloatArray,
+        positions: IntArray,
+        runs: Sequence[TokenRun],
+        cache: LayerCache,
+        scale: float,
+        out: FloatArray,
+    ) -> None:
+        """See `Kernels.expanded_attention`. up: the heads' matrices for keys and for values."""
+        starts, block_tables, table_starts = self.run_tables(runs)
+        self._core.expanded_attention(
+            k_up=up[0],
+            v_up=up[1],
+            q=q,
+            positions=positions,
+            starts=starts,
+            block_tables=block_tables,
+            table_starts=table_starts,
+            cache_type=int(cache.shape.type),
+            block_tokens=cache.shape.block_tokens,
+            keys=cache.keys,
+            scale=scale,
+            out=out,
+        )
+
     def run_tables(self, runs: Sequence[TokenRun]) -> tuple[IntArray, IntArray, IntArray]:
         """Return where runs begin (and the last ends), their blocks in a row, and where those begin."""
         # All layers of a chunk share these runs; those with a window share others.
@@ -209,6 +237,7 @@ class NativeDense:
             rule.bias,
             rule.groups,
             rule.groups_used,
+            rule.group_best,
             rule.normalize,
             rule.min_sum,
             rule.scale,

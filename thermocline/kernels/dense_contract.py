@@ -58,6 +58,11 @@ class TokenRun(Protocol):
         """The cache's blocks, int32."""
         ...
 
+    @property
+    def num_expanded(self) -> int:
+        """How many of its first tokens take the expanded form, in layers with latent attention."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
@@ -83,19 +88,6 @@ class HeadNorm:
     epsilon: float
     last: bool = False
     v_gain: FloatArray | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LatentInput:
-    """A chunk's products in latent attention.
-
-    q: [tokens, heads, width]; absorbed: [tokens, heads, latent], what its first numbers became; kv: [tokens,
-    latent + rotary_dims].
-    """
-
-    q: FloatArray
-    absorbed: FloatArray
-    kv: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +150,7 @@ class RoutingRule:
 
     bias: float32 [experts], added to the scores for the choice alone. logit_bias: float32 [experts], added to the
     logits. groups: experts lie in so many groups of equal size, and only those of the best groups_used can be
-    chosen. A group is as good as its best two experts' sum; then it has at least two.
+    chosen. A group is as good as the sum of its best group_best experts, one or two; it has at least so many.
     """
 
     chosen: int
@@ -170,6 +162,7 @@ class RoutingRule:
     logit_bias: FloatArray | None = None
     groups: int = 1
     groups_used: int = 1
+    group_best: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,16 +210,17 @@ class DenseKernels(Protocol):
 
     def prepare_latent(
         self,
-        given: LatentInput,
+        q: FloatArray,
+        kv: FloatArray,
         norm: LatentNorm,
         rope: RopeTable,
         cache: LayerCache,
         slots: IntArray,
-    ) -> FloatArray:
-        """Return queries float32 [tokens, heads, head_dim]: `absorbed`, then the last numbers of q, turned.
+    ) -> None:
+        """Turn the last numbers of q's heads in place; store kv, its first numbers normed and the others turned.
 
-        Stores kv, of which the first numbers are normed and the others turned. Pairs turn, whatever `rope` says.
-        slots: [tokens], each at most once.
+        q: [tokens, heads, width]; kv: [tokens, latent + rotary_dims]; slots: [tokens], each at most once. Pairs turn,
+        whatever `rope` says.
         """
         ...
 

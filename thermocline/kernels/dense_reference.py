@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,16 +16,16 @@ from thermocline.kernels.recurrent_reference import mamba, short_convolution
 from thermocline.kernels.routing_reference import route, sigmoid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.delta_contract import DeltaInput, DeltaRule
     from thermocline.kernels.dense_contract import (
         Attending,
         Contributions,
         HeadNorm,
-        LatentInput,
         LatentNorm,
         LayerCache,
         PostNorm,
@@ -82,19 +83,20 @@ class ReferenceDense:
 
     def prepare_latent(
         self,
-        given: LatentInput,
+        q: FloatArray,
+        kv: FloatArray,
         norm: LatentNorm,
         rope: RopeTable,
         cache: LayerCache,
         slots: IntArray,
-    ) -> FloatArray:
+    ) -> None:
         pairs, latent = replace(rope, pairs=True), cache.shape.latent
         turning = 2 * rope.cosines.shape[1]
-        normed = self.rms_norm(given.kv[:, :latent], norm.gain, norm.epsilon)
-        turned = _rotate(given.kv[:, None, latent:], pairs)[:, 0]
+        normed = self.rms_norm(kv[:, :latent], norm.gain, norm.epsilon)
+        turned = _rotate(kv[:, None, latent:], pairs)[:, 0]
         rows = np.concatenate((normed, turned), axis=-1)
         write_latent(cache.shape, cache.keys, slots, rows)
-        return np.concatenate((given.absorbed, _rotate(given.q[..., -turning:], pairs)), axis=-1)
+        q[..., -turning:] = _rotate(q[..., -turning:], pairs)
 
     def attention(
         self,
@@ -104,26 +106,9 @@ class ReferenceDense:
         cache: LayerCache,
         rule: Attending,
     ) -> FloatArray:
-        shape = cache.shape
-        group = q.shape[1] // shape.kv_heads
-        out = np.empty((*q.shape[:2], shape.value_dim), np.float32)
-        for run in runs:
-            rows = range(run.start, run.start + run.length)
-            context = np.arange(int(positions[rows].max()) + 1 if run.length else 0)
-            slots = run.block_table[context // shape.block_tokens] * shape.block_tokens
-            slots = slots + context % shape.block_tokens
-            keys, values = _keys_and_values(cache, slots)
-            wide_keys = np.repeat(
-                keys.astype(np.float64), group, axis=1
-            )  # [context, heads, head_dim]
-            wide_values = np.repeat(values.astype(np.float64), group, axis=1)
-            for row in rows:
-                seen = context <= positions[row]
-                if rule.window:
-                    seen &= context > positions[row] - rule.window
-                scores = np.einsum("phd,hd->ph", wide_keys[seen], q[row]) * rule.scale
-                out[row] = np.einsum("ph,phd->hd", _weights(scores, rule), wide_values[seen])
-        return out
+        return attend_in_double(
+            q, positions, runs, cache.shape, rule, partial(_keys_and_values, cache)
+        )
 
     def gate(self, x: FloatArray, gate: FloatArray, activation: Activation) -> FloatArray:
         is_sigmoid = activation is Activation.SIGMOID
@@ -180,6 +165,36 @@ class ReferenceDense:
         for slot in slots[1:]:
             total += slot
         return residual + total
+
+
+def attend_in_double(
+    q: FloatArray,
+    positions: IntArray,
+    runs: Sequence[TokenRun],
+    shape: CacheShape,
+    rule: Attending,
+    read: Callable[[IntArray], tuple[FloatArray, FloatArray]],
+) -> FloatArray:
+    """Return `DenseKernels.attention`. read: keys [slots, heads, head_dim] and values of slots, of fewer heads than q."""
+    out = None
+    for run in runs:
+        rows = range(run.start, run.start + run.length)
+        context = np.arange(int(positions[rows].max()) + 1 if run.length else 0)
+        slots = run.block_table[context // shape.block_tokens] * shape.block_tokens
+        keys, values = read(slots + context % shape.block_tokens)
+        group = q.shape[1] // keys.shape[1]
+        wide_keys = np.repeat(keys.astype(np.float64), group, axis=1)  # [context, heads, head_dim]
+        wide_values = np.repeat(values.astype(np.float64), group, axis=1)
+        if out is None:
+            out = np.empty((*q.shape[:2], values.shape[2]), np.float32)
+        for row in rows:
+            seen = context <= positions[row]
+            if rule.window:
+                seen &= context > positions[row] - rule.window
+            scores = np.einsum("phd,hd->ph", wide_keys[seen], q[row]) * rule.scale
+            out[row] = np.einsum("ph,phd->hd", _weights(scores, rule), wide_values[seen])
+    assert out is not None, "a chunk has tokens"
+    return out
 
 
 def _keys_and_values(cache: LayerCache, slots: IntArray) -> tuple[FloatArray, FloatArray]:

@@ -13,17 +13,21 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from thermocline.kernels.dense_reference import ReferenceDense
+from thermocline.kernels.cache_format import read_latent
+from thermocline.kernels.dense_contract import Attending
+from thermocline.kernels.dense_reference import ReferenceDense, attend_in_double
 from thermocline.kernels.weight import ExpertActivation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.kernels.contract import ExpertWork
+    from thermocline.kernels.dense_contract import LayerCache, TokenRun
     from thermocline.kernels.weight import (
         ByteArray,
         ExpertStack,
         FloatArray,
+        HeadMatrices,
         IntArray,
         Weight,
         WeightStack,
@@ -36,6 +40,11 @@ def decode_blocks(raw: ByteArray, type_id: int) -> FloatArray:
     """Return float32 [rows, cols] of the rows `raw` [rows, row_bytes] of the ggml type `type_id`."""
     decoded = dequantize(np.ascontiguousarray(raw), GGMLQuantizationType(type_id))
     return np.ascontiguousarray(decoded, dtype=np.float32)
+
+
+def _decoded(weight: Weight) -> FloatArray:
+    """Return float32 [rows, cols] with the matrix's scale."""
+    return decode_blocks(weight.raw, weight.format.type_id) * np.float32(weight.scale)
 
 
 def fold_lanes(lanes: FloatArray) -> FloatArray:
@@ -111,6 +120,27 @@ class ReferenceKernels:
     def multiply_heads(self, weights: WeightStack, x: FloatArray) -> FloatArray:
         heads = [self.matmul(weights[head], x[:, head]) for head in range(len(weights))]
         return np.stack(heads, axis=1)
+
+    def expanded_attention(
+        self,
+        up: HeadMatrices,
+        q: FloatArray,
+        positions: IntArray,
+        runs: Sequence[TokenRun],
+        cache: LayerCache,
+        scale: float,
+    ) -> FloatArray:
+        def read(slots: IntArray) -> tuple[FloatArray, FloatArray]:
+            rows = read_latent(cache.shape, cache.keys, slots)
+            latent, rest = np.split(rows, [cache.shape.latent], axis=1)
+            keys, values = [], []
+            for head in range(len(up.keys)):
+                made = latent @ (_decoded(up.keys[head]))
+                keys.append(np.concatenate((made, rest), axis=1))
+                values.append(latent @ _decoded(up.values[head]).T)
+            return np.stack(keys, axis=1), np.stack(values, axis=1)
+
+        return attend_in_double(q, positions, runs, cache.shape, Attending(scale), read)
 
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)

@@ -74,7 +74,7 @@ def _weights(
 def _best_groups(scores: NDArray[np.floating], rule: RoutingRule) -> NDArray[np.floating]:
     """Return the scores, minus infinity for experts outside of the best groups."""
     by_group = scores.reshape(len(scores), rule.groups, -1)
-    totals = np.sort(by_group, axis=-1)[..., -2:].sum(axis=-1)
+    totals = np.sort(by_group, axis=-1)[..., -rule.group_best :].sum(axis=-1)
     worse = np.argsort(-totals, axis=-1, kind="stable")[:, rule.groups_used :]
     kept = by_group.copy()
     np.put_along_axis(kept, worse[..., None], -np.inf, axis=1)

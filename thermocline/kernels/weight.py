@@ -118,6 +118,17 @@ class WeightStack:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadMatrices:
+    """What makes keys and values of heads out of latent numbers.
+
+    Of each head, keys: [latent, numbers of a key that are not turned], transposed; values: [value_dim, latent].
+    """
+
+    keys: WeightStack
+    values: WeightStack
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertBiases:
     """Numbers that are added to products of experts: F32 stacks of one row, a number per row of the matrix.
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import (
         ExpertStack,
         FloatArray,
+        HeadMatrices,
         IntArray,
         Weight,
-        WeightStack,
     )
 
 
@@ -115,8 +115,7 @@ class LatentWeights:
     """One layer's multi-head latent attention. norm: float32 [hidden], with the epsilon of kv_norm.
 
     q: [heads * width, hidden, or the rank of `low`], whose heads' last numbers are turned; kv: [latent + turned
-    numbers, hidden], the row that is cached; k_up: [latent, numbers of a head that are not turned] and v_up:
-    [value_dim, latent] of each head; output: [hidden, heads * value_dim]. scale: what scores are multiplied by.
+    numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale: what scores are multiplied by.
     """
 
     norm: FloatArray
@@ -124,8 +123,7 @@ class LatentWeights:
     q: Weight
     kv: Weight
     kv_norm: LatentNorm
-    k_up: WeightStack
-    v_up: WeightStack
+    up: HeadMatrices
     output: Weight
     scale: float
 

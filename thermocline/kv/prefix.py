@@ -25,13 +25,18 @@ def root_key(salt: str | None) -> bytes:
     return blake2b(content, digest_size=_KEY_BYTES).digest()
 
 
-def block_key(parent: bytes, token_ids: Sequence[int], num_decoded: int) -> bytes:
+def block_key(
+    parent: bytes, token_ids: Sequence[int], num_decoded: int, num_expanded: int = 0
+) -> bytes:
     """Return the key of a full block after the block with key `parent`.
 
-    num_decoded: how many of its last tokens were computed with the arithmetic of decoding.
+    num_decoded: how many of its last tokens were computed with the arithmetic of decoding. num_expanded: how many of
+    its first ones took the expanded form of latent attention.
     """
     content = array("q", token_ids)
     content.append(num_decoded)
+    if num_expanded:
+        content.append(num_expanded)
     return blake2b(parent + content.tobytes(), digest_size=_KEY_BYTES).digest()
 
 

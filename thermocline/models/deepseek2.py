@@ -1,7 +1,8 @@
-"""DeepSeek-V2-Lite and V3, Kimi-K2, GLM-4.7-Flash: latent attention, leading dense layers, ungated shared experts."""
+"""DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention, leading dense layers, ungated shared experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
@@ -12,29 +13,37 @@ from thermocline.models.mixed_layers import mixed_layer, mixed_spec
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
-    from thermocline.models.spec import ModelSpec
+    from thermocline.models.spec import ModelSpec, RouterRule
     from thermocline.models.weights import WeightMap
 
 # The first files of GLM-4.7-Flash name no gating function, and their scores are sigmoids.
 _FLASH_LAYERS, _FLASH_VOCABULARY = (47, 48), 154880
+# Files of DeepSeek-V2 with 236B from before converters wrote groups: their layers and experts, and the model's groups.
+_LARGE_V2, _LARGE_V2_GROUPS = (60, 160), (8, 3)
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
     read = SpecReader(file, is_latent=True)
-    read.refuse_old_latent()
     read.refuse("attention.temperature_scale", "attention.temperature_length")
     spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm", default=False))
     is_flash = spec.num_layers in _FLASH_LAYERS and spec.vocab_size == _FLASH_VOCABULARY
     gating = read.gating(default=Gating.SIGMOID if is_flash else Gating.SOFTMAX)
     if gating is Gating.SOFTMAX:
-        # DeepSeek-V2 judges a group by its best expert, and kernels by its best two.
-        read.require_equal("expert_group_count", 1)
+        spec = replace(spec, router=_router_of_v2(read, spec))
     shared = read.count("expert_shared_count") * spec.expert_intermediate_size
     # The converter leaves out a factor that the model's configuration does not have.
     is_scaled = f"{file.architecture}.expert_weights_scale" in file.metadata
     spec = mixed_spec(read, spec, gating=gating, shared=shared, scaled=is_scaled)
     return with_latent(read, spec)
+
+
+def _router_of_v2(read: SpecReader, spec: ModelSpec) -> RouterRule:
+    """Return the rule of DeepSeek-V2, which judges a group by its best expert, and V3 by its best two."""
+    rule = replace(spec.router, group_best=1)
+    if read.has("expert_group_count") or (spec.num_layers, rule.num_experts) != _LARGE_V2:
+        return rule
+    return read.grouped(rule, *_LARGE_V2_GROUPS)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:

@@ -1,36 +1,54 @@
 """Reads multi-head latent attention: its dimensions by metadata, its weights by their GGUF names.
 
-Knows no architecture. Files of old converters, which have one matrix where today's have k_b and v_b, are refused.
+Knows no architecture. Files of old converters have one matrix, attn_kv_b, where today's have k_b and v_b.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.dense_contract import LatentNorm
+from thermocline.kernels.reference import decode_blocks
+from thermocline.kernels.weight import HeadMatrices, WeightStack
 from thermocline.kernels.whole_layer import LatentWeights, LowRank
+from thermocline.modelfile.formats import FORMATS_BY_NAME
 from thermocline.models.rope import RopeRule, Yarn
 from thermocline.models.spec import LatentSpec
 
 if TYPE_CHECKING:
+    from thermocline.kernels.weight import ByteArray
     from thermocline.models.metadata import SpecReader
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
+_MAX_HALF: Final = 65504.0
+
 
 def with_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
-    """Return the dimensions with those of latent attention. Raises ModelError."""
-    rank, key_dim = read.size("attention.kv_lora_rank"), read.size("attention.key_length_mla")
+    """Return the dimensions with those of latent attention. Raises ModelError.
+
+    Files of old converters state the heads' own sizes, and others those of a cached row beside them.
+    """
+    rank, is_old = read.size("attention.kv_lora_rank"), not read.has("attention.key_length_mla")
+    suffix = "" if is_old else "_mla"
+    key_dim = read.size(f"attention.key_length{suffix}")
     turned = read.rotary_dims(key_dim - 1)
-    read.require_equal("attention.head_count_kv", 1)
-    read.require_equal("attention.key_length", rank + turned)
+    if is_old:
+        read.require_equal("attention.head_count_kv", spec.num_heads)
+    else:
+        read.require_equal("attention.head_count_kv", 1)
+        read.require_equal("attention.key_length", rank + turned)
+        read.require_equal("attention.value_length", rank)
     latent = LatentSpec(
         rank=rank,
         query_rank=read.count("attention.q_lora_rank", default=0),
         key_dim=key_dim,
-        value_dim=read.size("attention.value_length_mla"),
+        value_dim=read.size(f"attention.value_length{suffix}"),
+        turned=turned,
     )
     shape = HeadShape(1, rank + turned, latent=rank)
     yarn = spec.rope_scaling
@@ -60,7 +78,7 @@ def read_latent_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> L
         columns, name = latent.query_rank, "attn_q_b"
         gain = weights.vector(f"{prefix}attn_q_a_norm.weight", columns)
         low = LowRank(weights.matrix(f"{prefix}attn_q_a.weight", columns, hidden), gain)
-    rank, plain = latent.rank, latent.key_dim - spec.rotary_dims
+    rank = latent.rank
     gain = weights.vector(f"{prefix}attn_kv_a_norm.weight", rank)
     return LatentWeights(
         norm=weights.vector(f"{prefix}attn_norm.weight", hidden),
@@ -68,8 +86,36 @@ def read_latent_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> L
         q=weights.matrix(f"{prefix}{name}.weight", heads * latent.key_dim, columns),
         kv=weights.matrix(f"{prefix}attn_kv_a_mqa.weight", rank + spec.rotary_dims, hidden),
         kv_norm=LatentNorm(gain, spec.rms_epsilon),
-        k_up=weights.stack(f"{prefix}attn_k_b.weight", (heads, rank, plain)),
-        v_up=weights.stack(f"{prefix}attn_v_b.weight", (heads, latent.value_dim, rank)),
+        up=_head_matrices(weights, prefix, heads, latent),
         output=weights.matrix(f"{prefix}attn_output.weight", hidden, heads * latent.value_dim),
         scale=spec.attention_scale,
     )
+
+
+def _head_matrices(weights: WeightMap, prefix: str, heads: int, latent: LatentSpec) -> HeadMatrices:
+    """Return k_b and v_b. Of attn_kv_b, each head's first rows are k_b's transposed, and its others are v_b's."""
+    plain, values, old = latent.plain, latent.value_dim, f"{prefix}attn_kv_b.weight"
+    if old not in weights or f"{prefix}attn_k_b.weight" in weights:
+        return HeadMatrices(
+            weights.stack(f"{prefix}attn_k_b.weight", (heads, latent.rank, plain)),
+            weights.stack(f"{prefix}attn_v_b.weight", (heads, values, latent.rank)),
+        )
+    both = weights.matrix(old, heads * (plain + values), latent.rank)
+    scales = None if both.scale == 1.0 else np.full(heads, both.scale, np.float32)
+    raw = both.raw.reshape(heads, plain + values, -1)
+    stack = WeightStack(old, both.format, raw[:, plain:], latent.rank, scales)
+    return HeadMatrices(_transposed(stack, raw[:, :plain]), stack)
+
+
+def _transposed(of: WeightStack, raw: ByteArray) -> WeightStack:
+    """Return the matrices `raw`, of the same format, with rows and columns exchanged: a copy in F16, or in F32.
+
+    Blocks lie along rows, so exchanged ones can not be a view of the file.
+    """
+    rows = decode_blocks(raw.reshape(-1, raw.shape[-1]), of.format.type_id)
+    exchanged = rows.reshape(*raw.shape[:2], -1).transpose(0, 2, 1)
+    name = "F32" if of.format.name == "F32" else "F16"
+    if name == "F16" and np.abs(exchanged).max(initial=0.0) > _MAX_HALF:
+        name = "F32"
+    kept = np.ascontiguousarray(exchanged, np.float32 if name == "F32" else np.float16)
+    return WeightStack(of.name, FORMATS_BY_NAME[name], kept.view(np.uint8), raw.shape[1], of.scales)

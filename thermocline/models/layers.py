@@ -12,7 +12,7 @@ import numpy as np
 
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.delta_contract import DeltaInput
-from thermocline.kernels.dense_contract import Activation, Attending, LatentInput, RopeTable
+from thermocline.kernels.dense_contract import Activation, Attending, RopeTable
 from thermocline.kv.recurrent import clear_state, copy_state
 from thermocline.messages import LayerEnding, Routing
 from thermocline.models.routing import Routed
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         RecurrentWeights,
         SharedExpert,
     )
-    from thermocline.messages import Chunk
+    from thermocline.messages import Chunk, Segment
     from thermocline.models.rope import RopeRule
 
 
@@ -141,16 +141,39 @@ def attend_latent(
     q, kv = kernels.multiply_all((first, weights.kv), normed, prompt=prompt)
     if low is not None:
         q = kernels.matmul(weights.q, dense.rms_norm(q, low.gain, epsilon), prompt=prompt)
-    heads = q.reshape(len(x), len(weights.k_up), -1)
-    plain = np.ascontiguousarray(heads[..., : weights.k_up.cols])
-    given = LatentInput(heads, kernels.multiply_heads(weights.k_up, plain), kv)
-    places = chunk.places(window=False)
-    queries = dense.prepare_latent(given, weights.kv_norm, rope, cache, places.slots)
-    read = dense.attention(
-        queries, chunk.positions, places.segments, cache, Attending(weights.scale)
-    )
-    values = kernels.multiply_heads(weights.v_up, read).reshape(len(x), -1)
-    return kernels.matmul(weights.output, values, add=x, prompt=prompt)
+    q, up = q.reshape(len(x), len(weights.up.keys), -1), weights.up
+    dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, chunk.kv_slots)
+    values = np.empty((*q.shape[:2], up.values.raw.shape[1]), np.float32)
+    rows, runs = _rows_of_form(chunk.segments, expanded=True)
+    if runs:
+        positions = chunk.positions[rows]
+        values[rows] = kernels.expanded_attention(
+            up, q[rows], positions, runs, cache, weights.scale
+        )
+    rows, runs = _rows_of_form(chunk.segments, expanded=False)
+    if runs:
+        plain, turned = np.split(q[rows], [up.keys.cols], axis=-1)
+        absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
+        queries = np.concatenate((absorbed, turned), axis=-1)
+        rule = Attending(weights.scale)
+        read = dense.attention(queries, chunk.positions[rows], runs, cache, rule)
+        values[rows] = kernels.multiply_heads(up.values, read)
+    return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
+
+
+def _rows_of_form(
+    segments: tuple[Segment, ...], *, expanded: bool
+) -> tuple[IntArray, tuple[Segment, ...]]:
+    """Return a chunk's rows that take one form of latent attention, int32, and runs of just these."""
+    rows: list[int] = []
+    runs = []
+    for segment in segments:
+        first = 0 if expanded else segment.num_expanded
+        length = segment.num_expanded if expanded else segment.length - first
+        if length:
+            runs.append(segment._replace(start=len(rows), length=length))
+            rows += range(segment.start + first, segment.start + first + length)
+    return np.array(rows, np.int32), tuple(runs)
 
 
 def apply_delta_rule(

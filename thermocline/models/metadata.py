@@ -317,16 +317,9 @@ class SpecReader:
             if name in self._metadata:
                 raise self._unsupported(name)
 
-    def refuse_old_latent(self) -> None:
-        """Refuse a file whose latent attention is stored as keys and values of all heads."""
-        name = self._prefix + "attention.key_length_mla"
-        if name not in self._metadata:
-            raise UnsupportedModelError(
-                self._file.path,
-                "latent attention is stored in the way of old converters",
-                unsupported=(f"attn_kv_b tensors, and no key {name}",),
-                fix="convert the model again with a current converter, or download a newer file",
-            )
+    def has(self, key: str) -> bool:
+        """Whether the file states this key."""
+        return self._prefix + key in self._metadata
 
     def refuse_expert_scale(self) -> None:
         """Refuse a factor on routing weights other than 0 and 1, for an architecture without one."""
@@ -371,8 +364,8 @@ class SpecReader:
         heads = self.size("attention.head_count") if num_heads is None else num_heads
         num_layers = self.size("block_count")
         head_dim = self.size("attention.key_length", default=hidden // heads)
-        value_dim = self.size("attention.kv_lora_rank") if self._is_latent else head_dim
-        self.require_equal("attention.value_length", value_dim)
+        if not self._is_latent:
+            self.require_equal("attention.value_length", head_dim)
         return self.checked(
             ModelSpec(
                 architecture=self._file.architecture,
@@ -400,13 +393,18 @@ class SpecReader:
         groups = max(self.count("expert_group_count", default=0), 1)
         if groups == 1:
             return RouterRule(experts, used, normalize)
-        groups_used, members = self.size("expert_group_used_count"), experts // groups
+        groups_used = self.size("expert_group_used_count")
+        return self.grouped(RouterRule(experts, used, normalize), groups, groups_used)
+
+    def grouped(self, rule: RouterRule, groups: int, groups_used: int) -> RouterRule:
+        """Return the rule with groups of experts, checked."""
+        experts, used, members = rule.num_experts, rule.num_experts_used, rule.num_experts // groups
         if experts % groups or members < 2 or not used <= groups_used * members <= experts:
             raise self._bad(
                 f"{self._prefix}expert_group_count is {groups} and expert_group_used_count {groups_used}; "
                 f"{experts} experts must make equal groups of two or more, whose used ones have {used} experts"
             )
-        return RouterRule(experts, used, normalize, num_groups=groups, num_groups_used=groups_used)
+        return replace(rule, num_groups=groups, num_groups_used=groups_used)
 
     def vocab_size(self, embedding: str) -> int:
         """Return the number of rows of the embedding, which is the true vocabulary size."""

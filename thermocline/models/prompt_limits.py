@@ -55,9 +55,12 @@ def prompt_limits(
     chunk, why_chunk = config.scheduler.prefill_chunk_tokens, "asked for (--prefill-chunk)"
     if not chunk:
         fits = tensor_bytes <= room_bytes
-        chunk = _CHUNK_TOKENS if fits else _CHUNK_TOKENS_OF_LARGE_FILES
+        is_latent = spec.latent is not None and spec.latent.expanded_tokens > 0
+        chunk = _CHUNK_TOKENS if fits and not is_latent else _CHUNK_TOKENS_OF_LARGE_FILES
         why_chunk = (
             "the file fits in memory, and longer chunks are hardly faster"
+            if fits and not is_latent
+            else "each chunk makes keys and values of the whole context of latent attention"
             if fits
             else f"the file needs {format_bytes(tensor_bytes)} and memory has {format_bytes(room_bytes)} for it, so "
             "that each chunk reads it anew"

@@ -51,4 +51,5 @@ def routing_rule(
         logit_bias,
         rule.num_groups,
         rule.num_groups_used,
+        rule.group_best,
     )

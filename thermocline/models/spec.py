@@ -34,6 +34,8 @@ class RouterRule:
     """Experts lie in so many groups of equal size."""
     num_groups_used: int = 1
     """Only experts of the best groups are chosen from."""
+    group_best: int = 2
+    """A group is judged by the sum of so many of its best experts: one or two."""
 
     def used_of(self, amount: int) -> int:
         """Return how much of what all routed experts have a token uses."""
@@ -74,6 +76,26 @@ class LatentSpec:
     key_dim: int
     """Of one head, with what is turned."""
     value_dim: int
+    turned: int
+
+    @property
+    def plain(self) -> int:
+        """Numbers of a head's key that are not turned."""
+        return self.key_dim - self.turned
+
+    @property
+    def expanded_tokens(self) -> int:
+        """Return how many tokens of a prompt attend together in the expanded form; 0 where that never pays.
+
+        Keys and values of a position cost rank * (plain + value_dim) multiplications per head, and then each pair of
+        a token and a position this much less than in the absorbed form. A power of two of at least twice the tokens
+        for which both cost the same: 512 in DeepSeek and Kimi, 1024 in GLM-4.7-Flash.
+        """
+        saved = 2 * self.rank - self.plain - self.value_dim
+        if saved <= 0:
+            return 0
+        even = self.rank * (self.plain + self.value_dim) / saved
+        return 1 << math.ceil(math.log2(2 * even))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "thermocline/delta_kernels.h"
+#include "thermocline/formats.h"
 #include "thermocline/recurrent_kernels.h"
 
 namespace thermocline {
@@ -61,9 +62,8 @@ struct HeadsJob {
 // The same for latent attention: q's last rotary_dims numbers of each head are turned, in pairs; of kv the first
 // `latent` numbers get a norm and the others are turned, and this row goes to the cache.
 struct LatentJob {
-    const float* q;         // [tokens, heads, q_width]
-    const float* absorbed;  // [tokens, heads, latent]: what the rest of a head of q became
-    const float* kv;        // [tokens, latent + rotary_dims]
+    float* q;         // [tokens, heads, q_width], in place
+    const float* kv;  // [tokens, latent + rotary_dims]
     int64_t tokens, heads, q_width;
     const float* gain;  // [latent]
     float epsilon;
@@ -73,7 +73,18 @@ struct LatentJob {
     CacheShape cache;  // with head_dim = latent + rotary_dims
     uint8_t* keys;
     const int32_t* slots;
-    float* queries;  // [tokens, heads, head_dim]: absorbed, then what is turned
+};
+
+// What makes keys and values of heads out of the rows of a latent cache: a key is a product of the row's first `latent`
+// numbers, then its other numbers; a value is a product of the first ones, too.
+struct Expansion {
+    StackedWeight k_up;  // of each head: [latent, numbers of a key that are not turned]
+    StackedWeight v_up;  // of each head: [value_dim, latent]
+    // One row of a matrix as float32, see GemmKernels.
+    void (*decode_row)(int type_id, const uint8_t* src, int64_t cols, float* out);
+
+    int64_t plain() const { return k_up.first.cols; }
+    int64_t value_dim() const { return v_up.first.rows; }
 };
 
 // Scores are added up and merged over spans of positions that are multiples of this.
@@ -81,7 +92,7 @@ constexpr int64_t kSpanTokens = 512;
 
 // Causal attention of one sequence's tokens over its cached keys and values.
 struct AttentionJob {
-    const float* q;  // [tokens, heads, head_dim]
+    const float* q;  // [tokens, heads, key_dim]
     const int32_t* positions;
     int64_t tokens, heads;
     CacheShape cache;
@@ -93,10 +104,17 @@ struct AttentionJob {
     int64_t window;  // 0: none; else a token sees only the last `window` positions, its own included
     float* out;      // [tokens, heads, value_dim]
     const float* sinks = nullptr;  // [heads], a score that takes part in the softmax and has no value; or null
+    const Expansion* expansion = nullptr;  // of a latent cache: attention works on keys and values of heads
+
+    int64_t key_dim() const {
+        return expansion ? expansion->plain() + cache.head_dim - cache.latent : cache.head_dim;
+    }
+    int64_t value_dim() const { return expansion ? expansion->value_dim() : cache.value_dim(); }
 
     // Into how many items the query heads of one key head are cut: latent attention has one key head for all.
     int64_t slices() const {
         constexpr int64_t kItemHeads = 16;
+        if (expansion) return heads;
         int64_t count = 1;
         if (cache.latent > 0)
             while (heads % count != 0 || heads / count > kItemHeads) ++count;
@@ -124,7 +142,8 @@ struct RouteRule {
     Gating gating;
     const float* logit_bias;  // [experts], added to the logits; or null
     const float* bias;        // [experts], added to the scores for the choice alone; or null
-    int64_t groups, groups_used;  // only the best groups' experts are chosen from, by the sum of their best two
+    int64_t groups, groups_used;  // only the best groups' experts are chosen from,
+    int64_t group_best;           // by the sum of so many of their best: one or two
     bool normalize;
     float min_sum;  // the sum of the chosen weights counts at least this much when normalising
     float scale;

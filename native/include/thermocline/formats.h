@@ -30,4 +30,18 @@ struct Weight {
     const uint8_t* row(int64_t r) const { return data + r * row_bytes; }
 };
 
+// The same matrix of all experts, or of all heads, one after another.
+struct StackedWeight {
+    Weight first;
+    int64_t stride;  // bytes from one to the next
+    const float* scales = nullptr;  // one for each, or null: all are 1
+
+    Weight operator[](int64_t index) const {
+        Weight weight = first;
+        weight.data += index * stride;
+        if (scales) weight.scale = scales[index];
+        return weight;
+    }
+};
+
 }  // namespace thermocline

@@ -1,5 +1,6 @@
 // Multi-head latent attention: keys and values of all heads are products of one row per token, which is all that
-// the cache holds. Queries are multiplied by the keys' matrices instead, and what attention reads by the values'.
+// the cache holds. In the absorbed form queries are multiplied by the keys' matrices instead, and what attention reads by
+// the values'. In the expanded form keys and values are made of the rows.
 #pragma once
 
 #include <cstdint>

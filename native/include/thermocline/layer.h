@@ -138,6 +138,7 @@ struct LayerTokens {
     const int32_t* block_tables;  // one after another
     const int32_t* table_starts;  // [sequences + 1]
     int64_t sequences;
+    const int32_t* expanded = nullptr;  // [sequences], how many first tokens take latent attention's expanded form; null: none
 };
 
 struct LayerCacheView {

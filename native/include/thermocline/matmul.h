@@ -27,24 +27,10 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
 void multiply_all(const Compute& compute, Form form, const float* x, int64_t tokens, const Product* products,
                   int count);
 
-// The same matrix of all experts, or of all heads, one after another.
-struct StackedWeight {
-    Weight first;
-    int64_t stride;  // bytes from one to the next
-    const float* scales = nullptr;  // one for each, or null: all are 1
-
-    Weight operator[](int64_t index) const {
-        Weight weight = first;
-        weight.data += index * stride;
-        if (scales) weight.scale = scales[index];
-        return weight;
-    }
-};
-
-// out[t, h] = weights[h] times x[t, h]: x is [tokens, heads, cols] and out [tokens, heads, rows]. Prompts have no
-// arithmetic of their own here.
+// out[t, h] = weights[h] times x[t, h]: x is [tokens, heads, cols] and out [tokens, heads, rows], whose rows lie `stride`
+// numbers apart. Prompts have no arithmetic of their own here.
 void multiply_heads(const Compute& compute, const StackedWeight& weights, int64_t heads, const float* x, int64_t tokens,
-                    float* out);
+                    float* out, int64_t stride);
 
 struct ExpertWeights {
     Weight gate;  // [intermediate, hidden]; nothing where the activation has no gate

@@ -5,7 +5,7 @@
 // order. An item that computes all spans itself merges as it goes, so both ways give the same bits.
 #pragma once
 
-#include "attention_tile.inl"
+#include "attention_expand.inl"
 
 namespace thermocline::THERMOCLINE_SET {
 namespace {
@@ -19,7 +19,7 @@ struct State {
     float* acc;
 };
 
-inline int64_t acc_stride(const AttentionJob& job) { return round_up(job.cache.value_dim(), kWidth); }
+inline int64_t acc_stride(const AttentionJob& job) { return round_up(job.value_dim(), kWidth); }
 
 inline int64_t rows_of(const AttentionJob& job, int64_t num_tokens) {
     return num_tokens * job.group();
@@ -52,13 +52,18 @@ struct Item {
     State first, next;  // of the spans so far, and of the span behind them
     float* keys;        // a block's keys and values as floats, see InScratch
     float* values;
+    ExpandedHead head;  // where keys and values are made of a latent cache
 };
 
+// Numbers of a group's keys in scratch: some beyond the last may be written when they are made.
+inline int64_t scratch_key_dim(const AttentionJob& job) { return job.key_dim() + (job.expansion ? kMaxRows : 0); }
+
 int64_t scratch_floats(const AttentionJob& job, int64_t num_tokens) {
-    const int64_t rows = padded_rows(rows_of(job, num_tokens)), dim = job.cache.head_dim;
+    const int64_t rows = padded_rows(rows_of(job, num_tokens)), dim = job.key_dim();
     const int64_t tile_floats = static_cast<int64_t>(sizeof(RowTile) / sizeof(float));
     return rows * (dim + 5 + kWidth + kKeyBlock + tile_floats) + 2 * state_floats(job, num_tokens) +
-           kKeyBlock * (dim + acc_stride(job)) + 16 * kWidth;
+           kKeyBlock * (scratch_key_dim(job) + acc_stride(job)) + 16 * kWidth +
+           (job.expansion ? expanded_floats(job) : 0);
 }
 
 inline Item carve(const AttentionJob& job, const AttentionItem& work, float* scratch) {
@@ -73,9 +78,9 @@ inline Item carve(const AttentionJob& job, const AttentionItem& work, float* scr
         scratch += round_up(floats, kWidth);
         return at;
     };
-    item.keys = take(kKeyBlock * job.cache.head_dim);
+    item.keys = take(kKeyBlock * scratch_key_dim(job));
     item.values = take(kKeyBlock * item.stride);
-    item.q = take(item.padded * job.cache.head_dim);
+    item.q = take(item.padded * job.key_dim());
     item.begin = reinterpret_cast<int64_t*>(take(2 * item.padded));
     item.end = reinterpret_cast<int64_t*>(take(2 * item.padded));
     item.sums = take(item.padded * kWidth);
@@ -85,6 +90,7 @@ inline Item carve(const AttentionJob& job, const AttentionItem& work, float* scr
         take(item.padded * static_cast<int64_t>(sizeof(RowTile) / sizeof(float))));
     item.first = state_at(job, work.num_tokens, take(state_floats(job, work.num_tokens)));
     item.next = state_at(job, work.num_tokens, take(state_floats(job, work.num_tokens)));
+    if (job.expansion) item.head = load_head(job, work.slice, take(expanded_floats(job)));
     return item;
 }
 
@@ -130,7 +136,7 @@ inline void load_queries(const float* const* rows, int tile, int64_t dim, float 
 
 // Row r is query head r % group of token r / group.
 inline void load_rows(const AttentionJob& job, const AttentionItem& work, const Item& item) {
-    const int64_t dim = job.cache.head_dim, group = job.group();
+    const int64_t dim = job.key_dim(), group = job.group();
     const float factor = job.softcap > 0.0f ? job.scale / job.softcap : job.scale * kLog2E;
     for (int64_t i = 0; i < item.num_tiles; ++i) {
         const int64_t start = i * item.tile;
@@ -272,7 +278,7 @@ struct LatentRows {
     int panel;
     int64_t place;  // the first one's place in the block
     float* keys;    // of its group and lane
-    float* values;
+    float* values;  // or null
 };
 
 template <CacheType Type>
@@ -291,7 +297,7 @@ void convert_latent(const LatentRows& from) {
             for (int64_t p = 0; p < from.count; ++p)
                 for (int64_t d = 0; d < dims; ++d) keys[d * kWidth + p] = rows[p][d];
         }
-        if (vec >= values) continue;
+        if (vec >= values || from.values == nullptr) continue;
         const int64_t width = vec < in_panels ? from.panel : 1, first = vec / width * width;
         for (int64_t p = 0; p < from.count; ++p)
             store(from.values + (first * kKeyBlock + (from.place + p) * width + vec - first) * kWidth, load(rows[p]));
@@ -337,9 +343,28 @@ inline void latent_in_scratch(const AttentionJob& job, int64_t row_bytes, const 
     }
 }
 
+// The keys and values of one head for a block, made of a latent cache's rows.
+inline KeyBlock block_expanded(const AttentionJob& job, int64_t row_bytes, int64_t base, const Reach& reach,
+                               const Item& item) {
+    const Converters convert = converters_of(job.cache.type);
+    const int panel = vectors_for(item.tile);
+    KeyBlock b = empty_block(base, reach);
+    for (int g = b.first_group; g < b.last_group; ++g) {
+        const int64_t place = base + g * kWidth;
+        const int64_t first = max_of(reach.first, place), last = min_of(reach.last, place + kWidth);
+        latent_in_scratch(job, row_bytes, convert, panel, base, first, last, item.head.group(g), nullptr);
+        b.keys[g] = reinterpret_cast<const uint8_t*>(item.keys + g * item.head.key_stride);
+        b.values[g] = reinterpret_cast<const uint8_t*>(item.values);
+    }
+    expand_keys(item.head, b.first_group, b.last_group, item.keys);
+    expand_values(item.head, b.first_group, b.last_group, panel, item.values);
+    return b;
+}
+
 // The block's keys and values as floats in the item's scratch, for all of its tiles.
 inline KeyBlock block_in_scratch(const AttentionJob& job, int64_t row_bytes, int64_t kv_head, int64_t base,
                                  const Reach& reach, const Item& item) {
+    if (job.expansion) return block_expanded(job, row_bytes, base, reach, item);
     const int64_t dim = job.cache.head_dim;
     const Converters convert = converters_of(job.cache.type);
     const int panel = vectors_for(item.tile);
@@ -382,7 +407,7 @@ inline void attend_span(const AttentionJob& job, const AttentionItem& work, cons
         c.latent == 0 && c.block_tokens % kWidth == 0 && c.head_dim % kWidth == 0 && item.num_tiles <= 2;
     const AttendBlock attend =
         direct ? in_cache_function(c.type, item.tile) : block_function<InScratch>(item.tile);
-    const TileShape shape{c.head_dim, item.stride, job.softcap > 0.0f ? job.softcap * kLog2E : 0.0f};
+    const TileShape shape{job.key_dim(), item.stride, job.softcap > 0.0f ? job.softcap * kLog2E : 0.0f};
     for (int64_t base = reach.first / kKeyBlock * kKeyBlock; base < reach.last; base += kKeyBlock)
         attend(item.tiles, item.num_tiles,
                direct ? block_in_cache(job, row_bytes, kv_head, base, reach)
@@ -423,7 +448,7 @@ inline float share_beside_sink(const State& total, int64_t row, float sink) {
 
 inline void write_output(const AttentionJob& job, const AttentionItem& work, const State& total,
                          int64_t rows, int64_t stride) {
-    const int64_t dim = job.cache.value_dim(), group = job.group();
+    const int64_t dim = job.value_dim(), group = job.group();
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t token = work.first_token + r / group;
         float* out = job.out + (token * job.heads + work.slice * group + r % group) * dim;

@@ -98,20 +98,16 @@ void heads(const HeadsJob& job, int64_t first_token, int64_t last_token) {
 void latent(const LatentJob& job, int64_t first_token, int64_t last_token) {
     const CacheShape& c = job.cache;
     const int64_t dim = c.head_dim, dims = job.rotary_dims, row_bytes = cache_row_bytes(c.type, dim);
-    const auto turned = [&](const float* from, int64_t token, float* to) {
-        __builtin_memcpy(to, from, static_cast<size_t>(dims) * 4);
-        rotate(to, job.cosines + token * dims / 2, job.sines + token * dims / 2, dims, RopeLayout::Pairs);
+    const auto turn = [&](float* x, int64_t token) {
+        rotate(x, job.cosines + token * dims / 2, job.sines + token * dims / 2, dims, RopeLayout::Pairs);
     };
     for (int64_t t = first_token; t < last_token; ++t) {
-        for (int64_t h = t * job.heads; h < (t + 1) * job.heads; ++h) {
-            float* const query = job.queries + h * dim;
-            __builtin_memcpy(query, job.absorbed + h * c.latent, static_cast<size_t>(c.latent) * 4);
-            turned(job.q + (h + 1) * job.q_width - dims, t, query + c.latent);
-        }
+        for (int64_t h = t * job.heads; h < (t + 1) * job.heads; ++h) turn(job.q + (h + 1) * job.q_width - dims, t);
         const float* const kv = job.kv + t * dim;
         float row[kMaxHeadDim];
         norm_row(kv, job.gain, job.epsilon, c.latent, row);
-        turned(kv + c.latent, t, row + c.latent);
+        __builtin_memcpy(row + c.latent, kv + c.latent, static_cast<size_t>(dims) * 4);
+        turn(row + c.latent, t);
         const int64_t block = job.slots[t] / c.block_tokens, place = job.slots[t] % c.block_tokens;
         pack_row(c.type, row, dim, job.keys + head_offset(c, row_bytes, block, 0) + place * row_bytes);
     }

@@ -54,8 +54,8 @@ inline void keep_groups(const RouteRule& rule, int64_t experts, float* scores, f
     for (int64_t g = 0; g < rule.groups; ++g) {
         int32_t best[2];
         const float* own = scores + g * members;
-        choose(own, members, 2, best);
-        group_scores[g] = own[best[0]] + own[best[1]];
+        choose(own, members, rule.group_best, best);
+        group_scores[g] = rule.group_best == 1 ? own[best[0]] : own[best[0]] + own[best[1]];
     }
     for (int64_t g = 0; g < rule.groups; ++g) {
         const float own = group_scores[g];

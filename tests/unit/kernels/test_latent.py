@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,10 +14,10 @@ from thermocline.kernels import _native
 from thermocline.kernels.cache_format import CacheShape, CacheType, HeadShape, read_latent
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense import NativeDense
-from thermocline.kernels.dense_contract import Attending, LatentInput, LatentNorm, LayerCache
+from thermocline.kernels.dense_contract import Attending, LatentNorm, LayerCache
 from thermocline.kernels.dense_reference import ReferenceDense
-from thermocline.kernels.reference import ReferenceKernels
-from thermocline.kernels.weight import WeightStack
+from thermocline.kernels.reference import ReferenceKernels, decode_blocks
+from thermocline.kernels.weight import HeadMatrices, WeightStack
 
 # heads, latent, rotary, plain, block_tokens
 SHAPES = [
@@ -51,18 +53,16 @@ class Sequence:
         self.table = rng.permutation(blocks + 2)[:blocks].astype(np.int32)
         self.positions = np.arange(context, dtype=np.int32)
         self.slots = slots_of(self.table, self.positions, block_tokens)
-        self.given = LatentInput(
-            normal(rng, context, heads, plain + rotary),
-            normal(rng, context, heads, latent),
-            normal(rng, context, latent + rotary),
-        )
+        self.given_q = normal(rng, context, heads, plain + rotary)
+        self.absorbed = normal(rng, context, heads, latent)
+        self.kv = normal(rng, context, latent + rotary)
         self.norm = LatentNorm(1 + normal(rng, latent, scale=0.1), 1e-6)
         self.rope = dense.rope_table(
             self.positions, 1e4 ** (-np.arange(0, rotary, 2) / rotary), magnitude=1.1
         )
-        self.queries = dense.prepare_latent(
-            self.given, self.norm, self.rope, self.cache, self.slots
-        )
+        self.q = self.given_q.copy()
+        dense.prepare_latent(self.q, self.kv, self.norm, self.rope, self.cache, self.slots)
+        self.queries = np.concatenate((self.absorbed, self.q[..., plain:]), axis=-1)
 
     def attend(self, dense, first: int, last: int) -> np.ndarray:
         """Return what the tokens [first, last) read."""
@@ -82,7 +82,7 @@ CASES = [(sizes, kind) for sizes in SHAPES for kind in TYPES if fits(sizes, kind
 @pytest.mark.parametrize(("sizes", "cache_type"), CASES)
 def test_rows_are_normed_turned_and_stored(dense, sizes, cache_type):
     """Queries and rows are the formula in double; neighbours turn together; no other byte of the cache changes."""
-    _, latent, rotary, _, _ = sizes
+    _, latent, rotary, plain, _ = sizes
     seq = Sequence(dense, sizes, 37, cache_type)
     cos, sin = seq.rope.cosines.astype(float), seq.rope.sines.astype(float)
 
@@ -91,9 +91,10 @@ def test_rows_are_normed_turned_and_stored(dense, sizes, cache_type):
         c, s = (part.reshape(len(x), *[1] * (x.ndim - 2), -1) for part in (cos, sin))
         return np.stack((a * c - b * s, b * c + a * s), axis=-1).reshape(x.shape)
 
-    wanted = np.concatenate((seq.given.absorbed, turned(seq.given.q[..., -rotary:])), axis=-1)
-    np.testing.assert_allclose(seq.queries, wanted, rtol=1e-6, atol=1e-6)
-    kv = seq.given.kv.astype(float)
+    assert np.array_equal(seq.q[..., :plain], seq.given_q[..., :plain])
+    wanted = turned(seq.given_q[..., -rotary:])
+    np.testing.assert_allclose(seq.q[..., plain:], wanted, rtol=1e-6, atol=1e-6)
+    kv = seq.kv.astype(float)
     scale = 1 / np.sqrt(np.square(kv[:, :latent]).mean(axis=1, keepdims=True) + 1e-6)
     rows = np.concatenate((kv[:, :latent] * scale * seq.norm.gain, turned(kv[:, latent:])), axis=1)
     found = read_latent(seq.cache.shape, seq.cache.keys, seq.slots)
@@ -135,6 +136,71 @@ def test_a_token_does_not_depend_on_its_chunk(isa, sizes, cache_type):
         assert np.array_equal(seq.attend(one, token, token + 1)[0], whole[token])
 
 
+def head_matrices(sizes, name: str) -> HeadMatrices:
+    """Return matrices of all heads with scales of their own. name: the type, or F32 where its blocks do not fit."""
+    heads, latent, _, plain, _ = sizes
+    rng, value_dim = np.random.default_rng(9), plain + 2
+    stacks = []
+    for rows, cols in ((latent, plain), (value_dim, latent)):
+        kind = name if cols % 32 == 0 else "F32"
+        matrices = [normal_weight(rng, kind, rows, cols) for _ in range(heads)]
+        raw = np.stack([matrix.raw for matrix in matrices])
+        scales = 1 + normal(rng, heads, scale=0.1)
+        stacks.append(WeightStack("b", matrices[0].format, raw, cols, scales))
+    return HeadMatrices(*stacks)
+
+
+def decoded(stack: WeightStack) -> np.ndarray:
+    """Return float64 [heads, rows, cols]."""
+    rows = decode_blocks(stack.raw.reshape(-1, stack.raw.shape[-1]), stack.format.type_id)
+    return rows.reshape(*stack.raw.shape[:2], -1) * stack.scales[:, None, None].astype(float)
+
+
+@pytest.mark.parametrize("context", [1, 70, 530])
+@pytest.mark.parametrize(
+    ("sizes", "name"), list(zip(SHAPES, ["Q8_0", "Q8_0", "F16", "F32", "BF16"], strict=True))
+)
+@pytest.mark.parametrize("kernels", [*SETS, "reference"])
+def test_keys_and_values_of_heads_are_made_of_rows(kernels, sizes, name, context):
+    """Softmax over each head's own keys, weighing its own values: what the model's definition says."""
+    one = ReferenceKernels() if kernels == "reference" else NativeKernels(kernels, threads=2)
+    up, num_tokens = head_matrices(sizes, name), min(context, 3)
+    seq = Sequence(one.dense, sizes, context, CacheType.F16)
+    latent, first = sizes[1], context - num_tokens
+    rows = read_latent(seq.cache.shape, seq.cache.keys, seq.slots).astype(float)
+    made = np.einsum("pn,hnd->phd", rows[:, :latent], decoded(up.keys))
+    turned = np.broadcast_to(rows[:, None, latent:], (*made.shape[:2], sizes[2]))
+    keys = np.concatenate((made, turned), axis=-1)
+    values = np.einsum("pn,hdn->phd", rows[:, :latent], decoded(up.values))
+    run, q = token_run(0, num_tokens, seq.table), seq.q[first:].copy()
+    found = one.expanded_attention(up, q, seq.positions[first:], [run], seq.cache, 0.2)
+    expected = np.empty(found.shape)
+    for token in range(num_tokens):
+        seen = first + token + 1
+        scores = np.einsum("hd,phd->hp", q[token].astype(float), keys[:seen]) * 0.2
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        expected[token] = np.einsum("hp,phd->hd", weights, values[:seen])
+    assert nmse(found, expected) <= MAX_NMSE
+
+
+@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize(("sizes", "cache_type"), CASES)
+def test_an_expanded_token_does_not_depend_on_its_chunk(isa, sizes, cache_type):
+    """Bit for bit: token by token with one thread, and all together with three."""
+    one, three = (NativeKernels(isa, threads=threads) for threads in (1, 3))
+    up, seq = head_matrices(sizes, "Q8_0"), Sequence(one.dense, sizes, 83, cache_type)
+
+    def attend(kernels, first, last):
+        run, q = token_run(0, last - first, seq.table), seq.q[first:last].copy()
+        return kernels.expanded_attention(up, q, seq.positions[first:last], [run], seq.cache, 0.2)
+
+    whole = attend(three, 0, 83)
+    for token in (0, 15, 16, 63, 64, 82):
+        assert np.array_equal(attend(one, token, token + 1)[0], whole[token])
+    assert np.array_equal(attend(one, 30, 83), whole[30:])
+
+
 @pytest.mark.parametrize("name", ["F32", "BF16", "Q8_0", "Q4_0", "Q5_K"])
 @pytest.mark.parametrize("kernels", [*SETS, "reference"])
 def test_each_head_has_a_matrix(kernels, name):
@@ -167,8 +233,15 @@ def test_shapes_that_do_not_fit_are_errors():
     """The core checks what Python hands over."""
     dense = NativeDense(_native.Core(SETS[-1], 1))
     seq = Sequence(dense, SHAPES[0], 5, CacheType.F32)
-    wrong = LatentInput(seq.given.q, seq.given.absorbed[:, :2].copy(), seq.given.kv)
-    with pytest.raises(ValueError, match="absorbed"):
-        dense.prepare_latent(wrong, seq.norm, seq.rope, seq.cache, seq.slots)
+    with pytest.raises(ValueError, match="kv"):
+        dense.prepare_latent(seq.q, seq.kv[:2].copy(), seq.norm, seq.rope, seq.cache, seq.slots)
     with pytest.raises(ValueError, match="slot"):
-        dense.prepare_latent(seq.given, seq.norm, seq.rope, seq.cache, seq.slots + 1000)
+        dense.prepare_latent(seq.q, seq.kv, seq.norm, seq.rope, seq.cache, seq.slots + 1000)
+    kernels, up = NativeKernels(SETS[-1], threads=1), head_matrices(SHAPES[0], "F32")
+    run = token_run(0, 5, seq.table)
+    for wrong in (
+        replace(up, values=replace(up.values, raw=up.values.raw[:3], scales=None)),
+        HeadMatrices(up.values, up.keys),
+    ):
+        with pytest.raises(ValueError, match=r"heads|latent|cache"):
+            kernels.expanded_attention(wrong, seq.q, seq.positions, [run], seq.cache, 0.2)

@@ -174,7 +174,6 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("deepseek2", "attention.value_length", 31, UnsupportedModelError),
         ("deepseek2", "attention.head_count_kv", 2, UnsupportedModelError),
         ("deepseek2", "attention.temperature_scale", 0.1, UnsupportedModelError),
-        ("deepseek2", "attention.key_length_mla", None, UnsupportedModelError),
         ("deepseek2", "rope.dimension_count", 24, ModelFileError),
         ("deepseek2", "nextn_predict_layers", 3, ModelFileError),
         ("bailingmoe2", "expert_group_count", 3, ModelFileError),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -14,15 +15,19 @@ from thermocline.cli.info import info
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.cache_format import CacheType, HeadShape
 from thermocline.kernels.dense_contract import Gating
-from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kernels.reference import ReferenceKernels, decode_blocks
 from thermocline.kernels.whole_layer import LatentWeights
 from thermocline.kv.pool import KVPool
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model, read_spec
 from thermocline.models.rope import Yarn
 from thermocline.models.sizes import measure_sizes
+from thermocline.models.spec import LatentSpec
 
-LITE, V3, FLASH = (ToyArch("deepseek2", **LATENT_OPTIONS[name]) for name in ("lite", "v3", "flash"))
+LITE, V3, FLASH, OLD, LARGE = (
+    ToyArch("deepseek2", **LATENT_OPTIONS[name])
+    for name in ("lite", "v3", "flash", "old", "large_v2")
+)
 
 
 def spec_of(path):
@@ -76,19 +81,76 @@ def test_yarn_that_implementations_read_differently_is_refused(tmp_path, keys):
         spec_of(write(tmp_path, V3, **keys))
 
 
-def test_old_files_are_refused_with_the_fix(tmp_path):
-    """Keys and values of all heads in one tensor: convert again."""
-    with pytest.raises(UnsupportedModelError, match=r"attn_kv_b.*current converter"):
-        spec_of(write(tmp_path, V3, **{"attention.key_length_mla": None}))
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
+def test_old_files_have_keys_and_values_in_one_tensor(tmp_path, kind):
+    """Its rows are split by head, and k_b is exchanged; a block type keeps v_b in the file."""
+    toy = replace(OLD, formats={"latent": kind})
+    weights = toy_arch_weights(toy)
+    with open_model_file(write(tmp_path, toy, weights)) as file:
+        spec = read_spec(file)
+        model = open_model(file, ReferenceKernels())
+        up = model.non_expert.layers[1].mixer.up
+        both = decode_blocks(
+            file.view("blk.1.attn_kv_b.weight"),
+            file.tensors["blk.1.attn_kv_b.weight"].format.type_id,
+        )
+    assert spec.latent == LatentSpec(32, 0, 24, 16, 8)
+    by_head = both.reshape(toy.heads, 16 + 16, toy.rank)
+    keys, values = (
+        decode_blocks(stack.raw.reshape(-1, stack.raw.shape[-1]), stack.format.type_id)
+        for stack in (up.keys, up.values)
+    )
+    expected = by_head[:, :16].transpose(0, 2, 1).reshape(keys.shape)
+    np.testing.assert_allclose(
+        keys, expected, rtol=0 if kind in ("F32", "F16") else 5e-4, atol=1e-7
+    )
+    assert np.array_equal(values, by_head[:, 16:].reshape(values.shape))
+    assert up.values.format.name == kind
 
 
-def test_groups_judged_by_their_best_expert_are_refused(tmp_path):
-    """DeepSeek-V2's large model: softmax scores in groups."""
-    keys = {"expert_group_count": 4, "expert_group_used_count": 2}
-    with pytest.raises(UnsupportedModelError, match="expert_group_count = 4"):
-        spec_of(write(tmp_path, LITE, **keys))
+def test_a_key_beyond_halves_is_kept_whole(tmp_path):
+    """Exchanged keys are halves, unless one is larger than any half."""
+    weights = toy_arch_weights(OLD)
+    weights["blk.0.attn_kv_b.weight"][0, 0] = 1e6
+    toy = replace(OLD, formats={"latent": "BF16"})
+    with open_model_file(write(tmp_path, toy, weights)) as file:
+        layers = open_model(file, ReferenceKernels()).non_expert.layers
+        assert [layer.mixer.up.keys.format.name for layer in layers] == ["F32", "F16", "F16"]
+
+
+def test_an_old_file_of_other_heads_is_refused(tmp_path):
+    """Keys of fewer heads than queries are no latent attention of the model's."""
+    with pytest.raises(UnsupportedModelError, match="head_count_kv"):
+        spec_of(write(tmp_path, OLD, **{"attention.head_count_kv": 1}))
+
+
+def test_a_group_is_judged_by_its_best_expert_or_two(tmp_path, monkeypatch):
+    """DeepSeek-V2 takes one, V3 two. Files of the large V2 may not name its groups: its sizes do."""
+    rule = spec_of(write(tmp_path, LARGE)).router
+    assert (rule.num_groups, rule.num_groups_used, rule.group_best) == (4, 2, 1)
     rule = spec_of(write(tmp_path, V3)).router
-    assert (rule.num_groups, rule.num_groups_used, rule.gating) == (4, 2, Gating.SIGMOID)
+    assert (rule.num_groups, rule.num_groups_used, rule.group_best) == (4, 2, 2)
+    assert rule.gating is Gating.SIGMOID
+    monkeypatch.setattr("thermocline.models.deepseek2._LARGE_V2", (3, 12))
+    monkeypatch.setattr("thermocline.models.deepseek2._LARGE_V2_GROUPS", (6, 3))
+    unnamed = {"expert_group_count": None, "expert_group_used_count": None}
+    rule = spec_of(write(tmp_path, LARGE, **unnamed)).router
+    assert (rule.num_groups, rule.num_groups_used, rule.group_best) == (6, 3, 1)
+    assert spec_of(write(tmp_path, LARGE)).router.num_groups == 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((512, 0, 192, 128, 64), 512), ((512, 0, 256, 256, 64), 1024), ((32, 0, 24, 16, 8), 64)],
+)
+def test_cells_of_a_prompt_are_as_long_as_the_form_needs(sizes, expected):
+    """Twice the tokens for which both forms cost the same, as a power of two; none where it never pays."""
+    latent = LatentSpec(*sizes)
+    assert latent.expanded_tokens == expected
+    made = latent.rank * (latent.plain + latent.value_dim)
+    saved = 2 * latent.rank + latent.turned - (latent.key_dim + latent.value_dim)
+    assert expected // 2 < 2 * made / saved <= expected
+    assert LatentSpec(16, 0, 40, 32, 8).expanded_tokens == 0
 
 
 def test_a_missing_gating_function_is_a_softmax_but_in_the_first_files_of_glm(

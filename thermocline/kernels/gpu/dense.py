@@ -130,7 +130,7 @@ def _probabilities(logits: torch.Tensor, gating: Gating) -> torch.Tensor:
 def _best_groups(scores: torch.Tensor, rule: RoutingRule) -> torch.Tensor:
     """Return the scores, minus infinity for experts outside of the best groups."""
     by_group = scores.reshape(len(scores), rule.groups, -1)
-    totals = by_group.topk(2, dim=-1).values.sum(dim=-1)
+    totals = by_group.topk(rule.group_best, dim=-1).values.sum(dim=-1)
     order = torch.sort(totals, dim=-1, descending=True, stable=True).indices
     worse = order[:, rule.groups_used :, None].expand(-1, -1, by_group.shape[-1])
     return by_group.scatter(1, worse, -torch.inf).reshape(scores.shape)

@@ -50,7 +50,10 @@ def build_chunk(
     for request, start, end, num_logits, state, num_states in runs:
         row, blocks, run = len(token_ids), request.cache.blocks, range(start, end)
         table = request.cache.table[: len(blocks)]
-        segment = Segment(request.id, row, end - start, kind, table, num_logits, state, num_states)
+        num_expanded = max(0, min(end, request.cache.num_expanded) - start)
+        segment = Segment(
+            request.id, row, end - start, kind, table, num_logits, state, num_states, num_expanded
+        )
         segments.append(segment)
         token_ids += request.known[start:end]
         positions += run

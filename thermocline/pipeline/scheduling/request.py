@@ -46,6 +46,8 @@ class RequestCache:
     """Leading blocks whose tokens are all computed. They are findable, if prefixes are shared."""
     num_matched: int = 0
     """Leading blocks that these layers had for it when it last looked for a prefix."""
+    num_expanded: int = 0
+    """First tokens of its prompt, whose rows are computed with the expanded form of latent attention."""
 
 
 @dataclass(slots=True, eq=False)

@@ -203,7 +203,7 @@ class RequestBlocks:
         self._cache.release(cache.blocks, cache.keys[: cache.num_full])
         for part in self._parts:
             part.release(request)
-        request.cache = RequestCache(cache.root, cache.keys)
+        request.cache = RequestCache(cache.root, cache.keys, num_expanded=cache.num_expanded)
 
     def exchange(self, lending: SegmentLending) -> SegmentMoves:
         """Return which segments change hands before the next chunk. Prefixes in those that are lent are lost."""
@@ -239,7 +239,10 @@ class RequestBlocks:
             num_decoded = max(0, end - max(start, request.num_prompt_tokens))
             parent = keys[-1] if keys else request.cache.root
             tokens = request.known[start:end]
-            keys.append(block_key(parent, tokens, num_decoded if self._kinds_differ else 0))
+            num_expanded = max(0, min(end, request.cache.num_expanded) - start)
+            if not self._kinds_differ:
+                num_decoded = 0
+            keys.append(block_key(parent, tokens, num_decoded, num_expanded))
         return keys[index]
 
     def _append(self, cache: RequestCache, block: int) -> None:

@@ -17,6 +17,7 @@ from thermocline.kv.prefix import root_key
 from thermocline.messages import ChunkId, Pooling, RequestId, RequestOptions, SegmentKind
 from thermocline.pipeline.scheduling.admission import Admission
 from thermocline.pipeline.scheduling.batching import Run, build_chunk
+from thermocline.pipeline.scheduling.expanded_form import num_expanded, prefill_end
 from thermocline.pipeline.scheduling.request import Request, RequestCache, RequestStatus
 from thermocline.pipeline.scheduling.request_blocks import CacheSnapshot, RequestBlocks
 
@@ -91,11 +92,13 @@ class Scheduler:
         max_context_tokens: int,
         *,
         kinds_differ: bool = True,
+        expanded_tokens: int = 0,
         states: RequestStates | None = None,
         windows: RequestWindows | None = None,
     ) -> None:
         """kinds_differ: prompt and decoded tokens differ in arithmetic, so no prefix of one stands for the other.
-        states: for recurrent layers, if there are any. windows: for layers with a sliding window.
+        expanded_tokens: so many tokens of a prompt, from a multiple of this on, take the expanded form of latent
+        attention; 0 is never. states: for recurrent layers, if there are any. windows: for layers with a sliding window.
         """
         assert config.prefill_chunk_tokens >= 1, "the caller resolves 0, which means automatic"
         self.prompt_tokens_limit = config.prefill_chunk_tokens
@@ -114,6 +117,7 @@ class Scheduler:
         self._max_context_tokens = min(
             max_context_tokens, allocator.num_blocks * allocator.block_tokens
         )
+        self._expanded_tokens = expanded_tokens
         self._in_flight: dict[SegmentKind, set[ChunkId]] = {kind: set() for kind in SegmentKind}
         self._last_kind = SegmentKind.PROMPT
         self._numbers = count()
@@ -196,7 +200,10 @@ class Scheduler:
             len(prompt) + new_tokens,
             rank=(options.priority, arrival),
             options=options,
-            cache=RequestCache(root_key(options.cache_salt)),
+            cache=RequestCache(
+                root_key(options.cache_salt),
+                num_expanded=num_expanded(len(prompt), self._expanded_tokens),
+            ),
             known=list(prompt),
             turn=arrival,
             num_scored=0 if options.wants_prompt_logits or wants_all_states else None,
@@ -332,7 +339,11 @@ class Scheduler:
         for request in sorted(candidates, key=lambda entry: (entry.rank[0], entry.turn)):
             if not request.can_prefill:  # asked here: a request before it may have preempted it
                 continue
-            end = min(request.num_prompt_tokens, request.scheduled + budget)
+            end = prefill_end(
+                request, budget, min(self._expanded_tokens, self._config.prefill_chunk_tokens)
+            )
+            if runs and end - request.scheduled > budget:
+                continue
             run = self._schedule(request, end)
             if run is None:
                 continue
@@ -340,7 +351,7 @@ class Scheduler:
                 request.turn = next(self._numbers)
             runs.append(run)
             budget -= run.end - run.start
-            if not budget:
+            if budget <= 0:
                 break
         return self._chunk(SegmentKind.PROMPT, runs)
 
