@@ -123,34 +123,30 @@ struct Tokens {
     }
 };
 
-// sums[t][32] = the panel's rows times the tokens at `bases`, row by row, as far as the columns are whole spans: where
-// the set has that form for the types and so few tokens, and the strips are whole. Returns how many spans these are.
-int64_t multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
+// sums[t][32] = the panel's rows times the tokens at `bases`, row by row: where the set has that form for the types
+// and so few tokens, and the strips are whole.
+bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
     const Activations& act = *of.act;
-    const int64_t spans = act.cols / kSpan;
-    if (act.plain || spans == 0) return 0;
+    if (act.plain) return false;
     RowsFn kernels[kStrips];
     for (int s = 0; s < kStrips; ++s) {
         const Strip& strip = panel.strips[s];
         kernels[s] = nullptr;
         if (strip.rows() == kStripRows) kernels[s] = gemm.find_rows(strip.weight->type_id, act.form, of.count);
-        if (strip.rows() > 0 && !kernels[s]) return 0;
+        if (strip.rows() > 0 && !kernels[s]) return false;
     }
     for (int s = 0; s < kStrips; ++s) {
-        if (!kernels[s]) {  // nobody reads them, but the rest is added to them
-            for (int64_t t = 0; t < of.count; ++t) std::fill_n(sums + t * kPanelRows + s * kStripRows, kStripRows, 0.0f);
-            continue;
-        }
+        if (!kernels[s]) continue;
         const Strip &strip = panel.strips[s], &then = next.strips[s];
         const Weight& w = *strip.weight;
-        PackSource source{w.row(strip.row), w.row_bytes, kStripRows, spans * kSpan, nullptr, 0};
+        PackSource source{w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0};
         if (then.rows() == kStripRows) {
             source.ahead = then.weight->row(then.row);
             source.ahead_bytes = kStripRows * then.weight->row_bytes;
         }
         kernels[s](w.type_id, act.form, source, of.bases, act.layout, sums + s * kStripRows);
     }
-    return spans;
+    return true;
 }
 
 // sums[t][32] = the panel's rows times the tokens. While it works it asks for the bytes of `next`, which will
@@ -160,9 +156,8 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
     const Weight& weight = *panel.strips[0].weight;
     const Activations& act = *of.act;
     const int64_t tokens = of.count;
-    const int64_t done = multiply_rows(gemm, panel, of, next, sums);
+    if (multiply_rows(gemm, panel, of, next, sums)) return;
     const int64_t spans = (weight.cols + kSpan - 1) / kSpan;
-    if (done == spans) return;
     auto& quant = *scratch().panel.get<QuantPanel>(
         (sizeof(FloatPanel) + sizeof(QuantPanel) - 1) / sizeof(QuantPanel));
     auto& plain = *reinterpret_cast<FloatPanel*>(&quant);
@@ -175,13 +170,13 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
         format_info(panel.strips[s].weight->type_id, info);
         span_bytes[s] = kSpan / info.block_elements * info.block_bytes;
         const Strip& then = next.strips[s];
-        if (then.rows() == 0 || done > 0) continue;
+        if (then.rows() == 0) continue;
         const int64_t bytes = then.rows() * then.weight->row_bytes;
         ahead[s] = then.weight->row(then.row);
         end[s] = ahead[s] + bytes;
         share[s] = (bytes / spans + 63) / 64 * 64;
     }
-    for (int64_t span = done; span < spans; ++span) {
+    for (int64_t span = 0; span < spans; ++span) {
         const int64_t column = span * kSpan, count = std::min<int64_t>(kSpan, weight.cols - column);
         for (int s = 0; s < kStrips; ++s) {
             const Strip& from = panel.strips[s];

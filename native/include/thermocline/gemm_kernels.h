@@ -63,8 +63,8 @@ struct PackSource {
     int64_t ahead_bytes;
 };
 
-// c[t][0 .. 16) = the first `from.count` columns, a multiple of kSpan, of 16 rows times some tokens, straight from the
-// file's bytes; c[t] begins kPanelRows floats after c[t - 1]. Equal to the bit to pack and multiply.
+// c[t][0 .. 16) = 16 rows of `from.count` columns, a multiple of the type's block, times some tokens, straight from
+// the file's bytes; c[t] begins kPanelRows floats after c[t - 1]. Equal to the bit to pack and multiply.
 using RowsFn = void (*)(int type_id, const QuantForm& form, const PackSource& from, const uint8_t* const* bases,
                         const ActivationLayout& layout, float* c);
 

@@ -67,10 +67,10 @@ inline void sums_of_16(const uint8_t* q, const uint8_t* x, int32_t* sums) {
 
 #endif
 
-// What the groups of a span, from the row's `first_group` on, add to a strip's totals: in the order of the panel
+// What `groups` groups of a span, from the row's `first_group` on, add to a strip's totals: in the order of the panel
 // form. dot_of(g) is the integer sum of group g without its start; its scale and minimum are number Step * g.
-template <int Groups, int Step, bool Minimum, typename DotOf>
-THERMOCLINE_FORCED Floats add_span(Floats total, const DotOf& dot_of, const float (*scale)[kStripRows],
+template <int Step, bool Minimum, typename DotOf>
+THERMOCLINE_FORCED Floats add_span(int groups, Floats total, const DotOf& dot_of, const float (*scale)[kStripRows],
                                    const float (*minimum)[kStripRows], const uint8_t* token,
                                    const ActivationLayout& layout, int64_t first_group) {
     const uint8_t* numbers = token + 4 * first_group;
@@ -78,7 +78,7 @@ THERMOCLINE_FORCED Floats add_span(Floats total, const DotOf& dot_of, const floa
     const auto* a = reinterpret_cast<const float*>(numbers + layout.scale);
     const auto* sum = reinterpret_cast<const float*>(numbers + layout.sum);
 #pragma GCC unroll 16
-    for (int g = 0; g < Groups; ++g) {
+    for (int g = 0; g < groups; ++g) {
         const Ints dot = add(dot_of(g), set_ints(start[g]));
         total = add_product(total, to_floats(dot), multiply(load_floats(scale[Step * g]), set_floats(a[g])));
         if constexpr (Minimum) total = subtract_product(total, load_floats(minimum[Step * g]), set_floats(sum[g]));
@@ -96,32 +96,43 @@ struct AnyRows {
         float scale[kSpans][kStripRows][kMaxGroups], minimum[kSpans][kStripRows][kMaxGroups];
     };
 
-    static void multiply(int type_id, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
-                         const ActivationLayout& layout, float* c) {
+    // What the columns from `begin` on, a multiple of kSpan, add to the totals.
+    static void add_columns(int type_id, const PackSource& from, int64_t begin, const uint8_t* const* bases,
+                            const ActivationLayout& layout, Floats (&totals)[Tokens]) {
         const UnpackFn unpack = find_unpack(type_id);
         UnpackInfo info{};
         unpack_info(type_id, info);
-        const int64_t all = from.count / kSpan, span_bytes = kSpan / info.block_elements * info.block_bytes;
+        const int64_t span_bytes = kSpan / info.block_elements * info.block_bytes;
         Kept kept;
-        Floats totals[Tokens];
-        for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
+        alignas(64) uint8_t rest[Tokens][kSpan] = {};  // the last activations, then zeros
+        const int64_t whole = from.count / kSpan * kSpan;
+        for (int t = 0; t < Tokens; ++t) __builtin_memcpy(rest[t], bases[t] + whole, static_cast<size_t>(from.count - whole));
         const uint8_t* asked = from.ahead;  // of what comes, each step asks for as many bytes as it reads
         const uint8_t* wanted = from.ahead;
         const int64_t step_bytes = from.ahead_bytes > 0 ? span_bytes : 0;
-        for (int64_t first = 0; first < all; first += kSpans) {
-            const int64_t spans = all - first < kSpans ? all - first : kSpans;
+        for (int64_t first = begin; first < from.count; first += kSpans * kSpan) {
+            const uint8_t* src = from.src + first / kSpan * span_bytes;
+            const auto columns = [&](int64_t s) {
+                const int64_t left = from.count - first - s * kSpan;
+                return left < kSpan ? left : kSpan;
+            };
+            int64_t spans = 0;
+            while (spans < kSpans && columns(spans) > 0) ++spans;
             for (int r = 0; r < kStripRows; ++r) {
                 // Read only after as much again was written: bytes on their way to the cache can be read back
                 // at once only in the pieces in which they were written.
                 alignas(64) uint8_t q[kSpans][kSpan];
                 for (int64_t s = 0; s < spans; ++s) {
                     for (wanted += step_bytes; asked < wanted; asked += 64) __builtin_prefetch(asked, 0, 2);
-                    unpack(from.src + r * from.row_bytes + (first + s) * span_bytes, kSpan, q[s], kept.scale[s][r],
+                    if (columns(s) < kSpan) __builtin_memset(q[s], 0, kSpan);
+                    unpack(src + r * from.row_bytes + s * span_bytes, columns(s), q[s], kept.scale[s][r],
                            kept.minimum[s][r]);
                 }
                 for (int64_t s = 0; s < spans; ++s)
-                    for (int t = 0; t < Tokens; ++t)
-                        sums_of_16<SevenBits>(q[s], bases[t] + (first + s) * kSpan, kept.sums[t][s][r]);
+                    for (int t = 0; t < Tokens; ++t) {
+                        const uint8_t* x = columns(s) < kSpan ? rest[t] : bases[t] + first + s * kSpan;
+                        sums_of_16<SevenBits>(q[s], x, kept.sums[t][s][r]);
+                    }
             }
             for (int64_t s = 0; s < spans; ++s) {
                 alignas(64) float scale[kMaxGroups][kStripRows], minimum[kMaxGroups][kStripRows];
@@ -135,11 +146,22 @@ struct AnyRows {
                         if constexpr (kStep == 1) return dot;
                         else return add(dot, load_ints(dots[kStep * g + 1]));
                     };
-                    totals[t] = add_span<kSums, kStep, Minimum>(totals[t], dot_of, scale, minimum, bases[t], layout,
-                                                                (first + s) * kSums);
+                    const auto add_groups = [&](int groups) {
+                        totals[t] = add_span<kStep, Minimum>(groups, totals[t], dot_of, scale, minimum, bases[t],
+                                                             layout, (first + s * kSpan) / Group);
+                    };
+                    if (columns(s) == kSpan) add_groups(kSums);
+                    else add_groups(static_cast<int>(columns(s) / Group));
                 }
             }
         }
+    }
+
+    static void multiply(int type_id, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
+                         const ActivationLayout& layout, float* c) {
+        Floats totals[Tokens];
+        for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
+        add_columns(type_id, from, 0, bases, layout, totals);
         for (int t = 0; t < Tokens; ++t) store_floats(c + t * kPanelRows, totals[t]);
     }
 };

@@ -45,7 +45,7 @@ template <int TypeId>
 struct RowFormat;
 
 struct KHeader {
-    static constexpr bool kMinimum = true;
+    static constexpr bool kMinimum = true, kBlocks32 = false;
     static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
                                           float (*minimum)[kStripRows]) {
         k_header(rows, group, scale, minimum);
@@ -81,7 +81,7 @@ struct RowFormat<13> : KHeader {  // Q5_K
 template <>
 struct RowFormat<14> {  // Q6_K
     static constexpr int kBytes = 210;
-    static constexpr bool kMinimum = false, kNibbles = false;
+    static constexpr bool kMinimum = false, kBlocks32 = false, kNibbles = false;
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
         const __m512i low = _mm512_set1_epi8(15), pair = _mm512_set1_epi8(48);
         const __m512i left = halves64(4, 2), right = halves64(0, 2);
@@ -99,42 +99,139 @@ struct RowFormat<14> {  // Q6_K
     }
 };
 
+// 16 bytes twice: their low nibbles, then their high ones.
+THERMOCLINE_FORCED __m256i nibbles_twice(const uint8_t* p) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+THERMOCLINE_FORCED __m512i two_blocks(__m256i a, __m256i b) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+}
+// The nibbles of two blocks of 32 in order: p is the first block's 16 bytes.
+THERMOCLINE_FORCED __m512i block_nibbles(const uint8_t* p, int64_t block_bytes) {
+    const __m512i shift = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0), low = _mm512_set1_epi8(15);
+    return _mm512_and_si512(_mm512_srlv_epi64(two_blocks(nibbles_twice(p), nibbles_twice(p + block_bytes)), shift), low);
+}
+// 16 more where a bit of the four bytes at p, and those of the next block, is set.
+THERMOCLINE_FORCED __m512i with_fifth_bits(__m512i nibbles, const uint8_t* p, int64_t block_bytes) {
+    uint32_t a, b;
+    __builtin_memcpy(&a, p, 4);
+    __builtin_memcpy(&b, p + block_bytes, 4);
+    const __mmask64 set = a | static_cast<uint64_t>(b) << 32;
+    return _mm512_mask_add_epi8(nibbles, set, nibbles, _mm512_set1_epi8(16));
+}
+THERMOCLINE_FORCED __m512i levels_of(const uint8_t* table, __m512i nibbles) {
+    const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), nibbles);
+}
+
+// Blocks of 32 that begin with a float16. kBits: of a weight, without a sign.
+template <int Block, int Bits>
+struct HalfBlocks {
+    static constexpr int kBytes = 8 * Block;
+    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false, kSevenBits = Bits < 8;
+    static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(Bits)>(dots); }
+    static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
+                                          float (*)[kStripRows]) {
+        for (int block = 0; block < kSpan / 32; ++block) store_group32(scale, group, block, row_halves(rows, block * Block));
+    }
+};
+
+// Blocks of 32 that begin with a scale and the negative of a minimum.
+template <int Block, int Bits>
+struct PairBlocks {
+    static constexpr int kBytes = 8 * Block;
+    static constexpr bool kMinimum = true, kBlocks32 = true, kNibbles = false, kSevenBits = true;
+    static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(Bits)>(dots); }
+    static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
+                                          float (*minimum)[kStripRows]) {
+        const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+        for (int block = 0; block < kSpan / 32; ++block) {
+            alignas(64) uint32_t pairs[kStripRows];
+            for (int r = 0; r < kStripRows; ++r) __builtin_memcpy(&pairs[r], rows.p0 + block * Block + r * rows.stride, 4);
+            const __m512i both = _mm512_load_si512(pairs);
+            const __m512 m = halves_to_floats(_mm512_srli_epi32(both, 16));
+            store_group32(scale, group, block, halves_to_floats(both));
+            store_group32(minimum, group, block, _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(m), sign)));
+        }
+    }
+};
+
 template <>
-struct RowFormat<8> {  // Q8_0, eight blocks
-    static constexpr int kBytes = 8 * 34;
-    static constexpr bool kMinimum = false, kNibbles = false;
+struct RowFormat<2> : HalfBlocks<18, 4> {  // Q4_0
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        for (int i = 0; i < 4; ++i) q[i] = block_nibbles(p + 36 * i + 2, 18);
+    }
+};
+
+template <>
+struct RowFormat<3> : PairBlocks<20, 4> {  // Q4_1
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        for (int i = 0; i < 4; ++i) q[i] = block_nibbles(p + 40 * i + 4, 20);
+    }
+};
+
+template <>
+struct RowFormat<6> : HalfBlocks<22, 5> {  // Q5_0
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        for (int i = 0; i < 4; ++i) q[i] = with_fifth_bits(block_nibbles(p + 44 * i + 6, 22), p + 44 * i + 2, 22);
+    }
+};
+
+template <>
+struct RowFormat<7> : PairBlocks<24, 5> {  // Q5_1
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        for (int i = 0; i < 4; ++i) q[i] = with_fifth_bits(block_nibbles(p + 48 * i + 8, 24), p + 48 * i + 4, 24);
+    }
+};
+
+template <>
+struct RowFormat<8> : HalfBlocks<34, 8> {  // Q8_0
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
         const auto block = [&](int64_t n) {
             return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 34 * n + 2));
         };
         for (int i = 0; i < 4; ++i)
-            q[i] = _mm512_xor_si512(_mm512_inserti64x4(_mm512_castsi256_si512(block(2 * i)), block(2 * i + 1), 1),
-                                    _mm512_set1_epi8(-128));
-    }
-    static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(8)>(dots); }
-    static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
-                                          float (*)[kStripRows]) {
-        q8_0_scales(rows, kSpan, group, scale);
+            q[i] = _mm512_xor_si512(two_blocks(block(2 * i), block(2 * i + 1)), _mm512_set1_epi8(-128));
     }
 };
 
 template <>
-struct RowFormat<39> {  // MXFP4, eight blocks
-    static constexpr int kBytes = 8 * 17;
-    static constexpr bool kMinimum = false, kNibbles = false;
+struct RowFormat<20> : HalfBlocks<18, 8> {  // IQ4_NL
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
-        const __m512i shift = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0), low = _mm512_set1_epi8(15);
-        const __m512i levels = _mm512_broadcast_i32x4(
-            _mm_loadu_si128(reinterpret_cast<const __m128i*>(unpacking::kE2M1)));
-        // A block's 16 bytes twice: its low nibbles are its first half, its high ones the second.
-        const auto block = [&](int64_t n) {
-            return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 17 * n + 1)));
-        };
-        for (int i = 0; i < 4; ++i) {
-            const __m512i both =
-                _mm512_inserti64x4(_mm512_castsi256_si512(block(2 * i)), block(2 * i + 1), 1);
-            q[i] = _mm512_shuffle_epi8(levels, _mm512_and_si512(_mm512_srlv_epi64(both, shift), low));
+        for (int i = 0; i < 4; ++i) q[i] = levels_of(unpacking::kUneven, block_nibbles(p + 36 * i + 2, 18));
+    }
+};
+
+template <>
+struct RowFormat<23> {  // IQ4_XS
+    static constexpr int kBytes = 136;
+    static constexpr bool kMinimum = false, kBlocks32 = false, kNibbles = false;
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        for (int i = 0; i < 4; ++i) q[i] = levels_of(unpacking::kUneven, block_nibbles(p + 8 + 32 * i, 16));
+    }
+    static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(8)>(dots); }
+    // Eight scales of six bits, less 32: the low four in the second word, the high two in the first one's upper half.
+    static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
+                                          float (*)[kStripRows]) {
+        __m512i words[4];
+        transpose16(rows, 0, words);
+        const __m512 d = halves_to_floats(words[0]);
+        for (unsigned g = 0; g < 8; ++g) {
+            const __m512i low = _mm512_and_si512(_mm512_srli_epi32(words[1], 4 * g), _mm512_set1_epi32(15));
+            const __m512i top = _mm512_and_si512(_mm512_srli_epi32(words[0], 16 + 2 * g), _mm512_set1_epi32(3));
+            const __m512i six = _mm512_or_si512(low, _mm512_slli_epi32(top, 4));
+            const __m512 number = _mm512_cvtepi32_ps(_mm512_sub_epi32(six, _mm512_set1_epi32(32)));
+            store_group32(scale, group, static_cast<int>(g), _mm512_mul_ps(d, number));
         }
+    }
+};
+
+template <>
+struct RowFormat<39> {  // MXFP4
+    static constexpr int kBytes = 8 * 17;
+    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false, kSevenBits = true;
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        for (int i = 0; i < 4; ++i) q[i] = levels_of(unpacking::kE2M1, block_nibbles(p + 34 * i + 1, 17));
     }
     static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(5)>(dots); }
     // Half of 2^(e - 127) of each row's byte e; the two smallest are subnormal.
@@ -268,7 +365,7 @@ struct Rows {
             turn_pairs(sums, dots);
     }
 
-    static void multiply(int, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
+    static void multiply(int type_id, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
                          const ActivationLayout& layout, float* c) {
         Sums sums;
         alignas(64) uint8_t turned[Format::kNibbles ? Tokens : 1][kSpans][kSpan];
@@ -303,10 +400,18 @@ struct Rows {
                 for (int t = 0; t < Tokens; ++t) {
                     __m512i dots[kSums];
                     turn(sums[t][s], dots);
-                    totals[t] = add_span<kSums, 1, Format::kMinimum>(
-                        totals[t], [&](int g) { return Ints{dots[g]}; }, scale, minimum, bases[t], layout,
+                    totals[t] = add_span<1, Format::kMinimum>(
+                        kSums, totals[t], [&](int g) { return Ints{dots[g]}; }, scale, minimum, bases[t], layout,
                         (first + s) * kSums);
                 }
+            }
+        }
+        if constexpr (Format::kBlocks32) {
+            if (from.count % kSpan != 0) {
+                PackSource rest = from;
+                rest.ahead = nullptr, rest.ahead_bytes = 0;
+                AnyRows<Tokens, Group, Format::kMinimum, Format::kSevenBits>::add_columns(
+                    type_id, rest, all * kSpan, bases, layout, totals);
             }
         }
         for (int t = 0; t < Tokens; ++t) store_floats(c + t * kPanelRows, totals[t]);
@@ -326,10 +431,16 @@ RowsFn rows_of(int64_t tokens) {
 RowsFn find_rows(int type_id, const QuantForm& form, int64_t tokens) {
     const int group = form.group;
     switch (type_id) {
+        case 2: return group == 32 ? rows_of<2, 32>(tokens) : rows_of<2, 16>(tokens);
+        case 3: return group == 32 ? rows_of<3, 32>(tokens) : rows_of<3, 16>(tokens);
+        case 6: return group == 32 ? rows_of<6, 32>(tokens) : rows_of<6, 16>(tokens);
+        case 7: return group == 32 ? rows_of<7, 32>(tokens) : rows_of<7, 16>(tokens);
         case 8: return group == 32 ? rows_of<8, 32>(tokens) : rows_of<8, 16>(tokens);
         case 12: return group == 32 ? rows_of<12, 32>(tokens) : rows_of<12, 16>(tokens);
         case 13: return group == 32 ? rows_of<13, 32>(tokens) : rows_of<13, 16>(tokens);
         case 14: return rows_of<14, 16>(tokens);
+        case 20: return group == 32 ? rows_of<20, 32>(tokens) : rows_of<20, 16>(tokens);
+        case 23: return group == 32 ? rows_of<23, 32>(tokens) : rows_of<23, 16>(tokens);
         case 39: return group == 32 ? rows_of<39, 32>(tokens) : rows_of<39, 16>(tokens);
         default: return find_any_rows(form, tokens);
     }

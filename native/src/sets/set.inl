@@ -32,16 +32,10 @@ namespace {
 #endif
 #if defined(__AVX512F__)
 #include "sets/rows_avx512.inl"
+#elif defined(__AVX2__)
+#include "sets/rows_avx2.inl"
 #else
-RowsFn find_rows(int, const QuantForm& form, int64_t tokens) {
-#if defined(__AVX2__)
-    return find_any_rows(form, tokens);
-#else
-    static_cast<void>(form);
-    static_cast<void>(tokens);
-    return nullptr;
-#endif
-}
+RowsFn find_rows(int, const QuantForm&, int64_t) { return nullptr; }
 #endif
 
 #undef THERMOCLINE_FORCED

@@ -98,10 +98,10 @@ def test_a_token_does_not_feel_its_neighbours(isa, format_name):
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_one_and_two_tokens_have_the_bits_of_many(isa, format_name):
-    """Whole strips and long rows, which one or two tokens may go through in another order; also with a rest of 32 columns."""
+    """Whole strips and long rows, which one or two tokens may go through in another order; also with a rest of 32 or 192 columns."""
     rng = np.random.default_rng(17)
     has_rest = FORMATS_BY_NAME[format_name].block_elements <= 32
-    for cols in (256, 1280, 2816, *([544] if has_rest else [])):
+    for cols in (256, 1280, 2816, *([544, 704] if has_rest else [])):
         weight, x = make_weight(rng, format_name, 64, cols), tokens_of(rng, 7, cols)
         for threads in (1, 3):
             kernels = native(isa, threads)
