@@ -26,6 +26,7 @@ class Served:
 
     port: int
     client: aiohttp.ClientSession
+    process: asyncio.subprocess.Process
 
     async def figures(self) -> Figures:
         """Return the samples of /metrics."""
@@ -68,8 +69,9 @@ async def served(model: Path, *flags: str) -> AsyncIterator[Served]:
         async with aiohttp.ClientSession(base_url=url) as client:
             while (await client.get("/health")).status == 503:
                 pass
-            yield Served(int(url.rpartition(":")[2]), client)
-        process.terminate()
+            yield Served(int(url.rpartition(":")[2]), client, process)
+        if process.returncode is None:
+            process.terminate()
         _, errors = await process.communicate()
         assert (process.returncode, errors) == (0, b""), errors.decode()
     finally:
