@@ -1,7 +1,6 @@
 """Whatever a client sends: others' streams go on, the loop does not stall, and the memory comes back.
 
-Every field of every route is tried from its greatest value down, without being named here. THERMOCLINE_RELIABILITY=full
-tries more sizes, each alone and 16 at a time.
+THERMOCLINE_RELIABILITY=full sends them in their full size.
 """
 
 from __future__ import annotations
@@ -17,18 +16,11 @@ import pytest
 
 from benchmarks.served import served
 from tests.server.bystander import bystander, forget_peak, resident_mib, waited_s
-from tests.server.greatest_values import HELLO, Bodies
+from tests.server.live import HELLO
 from thermocline.demo import DEMO_MODEL_PATH
-from thermocline.server.core.settings import ServerConfig
 from thermocline.server.openai.tokens import MAX_TOKENIZED_CHARS
 
 FULL = os.environ.get("THERMOCLINE_RELIABILITY") == "full"
-MAX_BODY = ServerConfig().max_body_bytes
-SIZES = (MAX_BODY + 1, MAX_BODY - 4096, (4 << 20) + 1, 4 << 20, 1 << 20, 32768, 257, 256, 7)
-COUNTS = (524_288, 500_000, 65_537, 65_000, 4096, 1025, 1024, 129, 128, 16, 1)
-QUICK_SIZES = (3 << 20, 32768, 256)
-QUICK_COUNTS = (60_000, 1024, 16)
-
 MAX_MIB = 256
 MAX_KEPT_MIB = 96
 MAX_STALL_S = (
@@ -120,45 +112,6 @@ async def watched():
             while (kept := resident_mib(server.process.pid) - before) > MAX_KEPT_MIB:
                 assert time.monotonic() < deadline_s, kept
                 await asyncio.sleep(0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-async def test_no_field_of_any_route_holds_others_up():
-    """Each field at its greatest accepted value and the refused ones above it."""
-    async with watched() as (server, watch):
-        async with server.client.get("/openapi.json") as response:
-            document = await response.json()
-        bodies = Bodies(document, SIZES if FULL else QUICK_SIZES, COUNTS if FULL else QUICK_COUNTS)
-        assert {"/tokenize", "/v1/chat/completions", "/api/embed", "/v1/messages"} <= set(
-            bodies.paths
-        )
-        seen = set()
-        for path in bodies.paths:
-            assert await post(server, path, bodies.small(path)) == 200, path
-            for name, ladders in bodies.fields(path):
-                key = (name, json.dumps(bodies.paths[path]["properties"][name]))
-                if not FULL and key in seen:
-                    continue
-                seen.add(key)
-                for ladder in ladders:
-                    await climb_down(server, watch, path, bodies.small(path), name, ladder)
-
-
-async def climb_down(server, watch, path, small, name, ladder):
-    """Send the values from the greatest down to the first that is accepted."""
-    for number, value in enumerate(ladder):
-        raw = json.dumps(small | {name: value}).encode()
-        what = (path, name, number, len(raw))
-        async with watch.alone(what):
-            status = await post(server, path, raw)
-        assert status < 500 or status == 501, (what, status)
-        if FULL:
-            async with watch.together((what, 16)):
-                found = await asyncio.gather(*(post(server, path, raw) for _ in range(16)))
-            assert set(found) <= {status, 429, 413}, (what, found)
-        if status == 200:
-            return
 
 
 WORDS = "the cat saw a dog and went to the big house by the river " * 60
