@@ -28,6 +28,7 @@ class Served:
 
     port: int
     client: aiohttp.ClientSession
+    process: asyncio.subprocess.Process
 
     async def figures(self) -> Figures:
         """Return the samples of /metrics."""
@@ -71,8 +72,9 @@ async def served(model: Path, *flags: str, may_say: str = "(?!)") -> AsyncIterat
             async with aiohttp.ClientSession(base_url=url) as client:
                 while (await client.get("/health")).status == 503:
                     pass
-                yield Served(int(url.rpartition(":")[2]), client)
-            process.terminate()
+                yield Served(int(url.rpartition(":")[2]), client, process)
+            if process.returncode is None:
+                process.terminate()
             await process.communicate()
             said.seek(0)
             unexpected = [

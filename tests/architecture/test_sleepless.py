@@ -11,7 +11,12 @@ FOLDERS = sorted(
     {path for path in TESTS.iterdir() if path.is_dir()} - {TESTS / "oracle", TESTS / "clients"}
 )
 SLEEPS = {
+    "server/bystander.py": (1, "polls what another process streams"),
     "server/live.py": (1, "polls another thread, which has no event for what only tests ask"),
+    "server/test_heavy_requests.py": (
+        2,
+        "polls another process: its memory, and whom it has received",
+    ),
     "unit/kernels/test_thread_pool.py": (1, "measures what idle threads cost over a time"),
     "unit/remote/test_client.py": (2, "a process is hit at a drawn moment of its start"),
 }

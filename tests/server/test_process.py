@@ -44,7 +44,7 @@ def start(tmp_path):
 def connect(process):
     """Read the process's first line, and return a connection once the model is open."""
     line = process.stdout.readline().decode()
-    match = re.fullmatch(r"thermocline is serving toy at http://127\.0\.0\.1:(\d+)\n", line)
+    match = re.fullmatch(r"thermocline is opening toy at http://127\.0\.0\.1:(\d+)\n", line)
     assert match, (line, process.stderr.read() if process.poll() is not None else "")
     connection = http.client.HTTPConnection("127.0.0.1", int(match[1]), timeout=30)
     status = 503
@@ -54,6 +54,7 @@ def connect(process):
         response.read()
         status = response.status
     assert status == 200
+    assert process.stdout.readline().decode() == line.replace("opening", "serving")
     return connection
 
 
@@ -147,7 +148,8 @@ def test_keys_come_from_flags_files_and_the_environment(start, toy, tmp_path, mo
     process.send_signal(signal.SIGTERM)
     out, errors = process.communicate(timeout=30)
     assert "sk-" not in line
-    assert (process.returncode, out, errors) == (0, b"", b"")
+    said = line.replace("opening", "serving").encode()
+    assert (process.returncode, out, errors) == (0, said, b"")
 
 
 @pytest.mark.slow

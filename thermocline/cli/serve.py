@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thermocline.config import EngineConfig
+    from thermocline.engine.api import Engine
     from thermocline.server.core.settings import ServerConfig
 
 
@@ -47,7 +48,7 @@ def serve(
         '{"messages": [{"role": "user", "content": "Hello"}]}'
       THERMOCLINE_API_KEY=secret thermocline serve --host 0.0.0.0
 
-    It ends with Ctrl-C. The address is printed once it can be reached; a browser finds a page there. Until the model is open, /health says 503. A second
+    It ends with Ctrl-C. The address is printed once it can be reached, and again once the model is open; a browser finds a page there. Until then /health says 503. A second
     Ctrl-C does not wait for running answers.
     """
     import asyncio
@@ -62,9 +63,16 @@ def serve(
     from thermocline.engine.thread import fastest_loop
     from thermocline.server import app
 
-    def say(url: str) -> None:
-        click.echo(f"thermocline is serving {card.id} at {url}")
+    urls: list[str] = []
+
+    def say_listening(url: str) -> None:
+        urls.append(url)
+        click.echo(f"thermocline is opening {card.id} at {url}")
+
+    def say_opened(engine: Engine) -> None:
+        click.echo(f"thermocline is serving {card.id} at {urls[0]}")
+        if explain:
+            print_choices(engine)
 
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        on_opened = print_choices if explain else None
-        runner.run(app.serve(path, config, server_config, card, say, on_opened))
+        runner.run(app.serve(path, config, server_config, card, say_listening, say_opened))

@@ -76,7 +76,7 @@ class Offload:
         (self._bulk if is_bulk else self._quick).submit(job)
         try:
             return await asyncio.wrap_future(job.future)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, UnwantedError):
             task = asyncio.current_task()
             if task is None or not task.cancelling():
                 raise EngineClosedError("the engine was closed: open a new one") from None
