@@ -11,6 +11,14 @@ FOLDERS = sorted(
     {path for path in TESTS.iterdir() if path.is_dir()} - {TESTS / "oracle", TESTS / "clients"}
 )
 SLEEPS = {
+    "reliability/test_changed_model.py": (
+        3,
+        "polls another process, with a pause that leaves it the processor",
+    ),
+    "reliability/test_stopped_worker.py": (
+        2,
+        "polls counters, with a pause that leaves a worker the processor",
+    ),
     "server/bystander.py": (1, "polls what another process streams"),
     "server/live.py": (1, "polls another thread, which has no event for what only tests ask"),
     "server/test_heavy_requests.py": (
@@ -18,7 +26,10 @@ SLEEPS = {
         "polls another process: its memory, and whom it has received",
     ),
     "unit/kernels/test_thread_pool.py": (1, "measures what idle threads cost over a time"),
-    "unit/remote/test_client.py": (2, "a process is hit at a drawn moment of its start"),
+    "unit/remote/test_client.py": (
+        3,
+        "a process is hit at a drawn moment of its start; a thread is to rest",
+    ),
 }
 
 

@@ -149,7 +149,8 @@ def cut_and_restore(number, path, whole, port):
 
 
 @pytest.mark.slow
-def test_a_server_outlives_its_model_being_cut_under_load(model, start):
+@pytest.mark.timeout(3600)
+def test_a_server_outlives_its_model_being_cut_under_load(model, start, record_property):
     """Each stream is the right text to its end, or right up to a typed error; each cut is survived; nothing leaks."""
     path, whole = model
     process, port = start(path)
@@ -170,6 +171,7 @@ def test_a_server_outlives_its_model_being_cut_under_load(model, start):
         assert status in (200, 503)
         assert (text == expected) if error is None else error["type"] == "unavailable_error"
     num_whole = sum(error is None for _, _, error in clients.outcomes)
+    record_property("streams", f"{len(clients.outcomes)}, {num_whole} of them whole")
     assert num_whole >= NUM_CUTS
     assert complete(port) == (200, expected, None)
     end_s = time.monotonic() + DEADLINE_S

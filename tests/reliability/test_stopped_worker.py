@@ -77,7 +77,8 @@ async def wait_used_again(engine):
 
 
 @pytest.mark.slow
-async def test_a_stopped_worker_costs_a_step(tmp_path):
+@pytest.mark.timeout(3600)
+async def test_a_stopped_worker_costs_a_step(tmp_path, record_property):
     """No gap near the worker's timeout, the same tokens, one hedge or more for each stop, and then it is used again."""
     path = write_toy_model(tmp_path / "toy.gguf", ToyShape(context=256))
     async with Engine.open(path) as engine:
@@ -108,6 +109,7 @@ async def test_a_stopped_worker_costs_a_step(tmp_path):
         await engine.check_integrity()
         assert child_pids() - before == {worker}, "the worker was never given up for good"
         spans = [event for event in engine.trace_events() if isinstance(event, AsyncSpanEvent)]
+    record_property("largest gap of a stream in seconds", round(streams.max_gap_s, 3))
     assert streams.answers
     assert all(tokens == expected[number] for number, tokens in streams.answers)
     assert streams.max_gap_s < MAX_GAP_S

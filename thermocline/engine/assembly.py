@@ -19,8 +19,7 @@ from thermocline.engine.scheduler_builder import build_step_loop, choose_limits
 from thermocline.engine.stage_builder import build_runner
 from thermocline.engine.text_builder import TextParts, open_text
 from thermocline.experts.routing_log import RoutingLog
-from thermocline.kernels.native import load_native
-from thermocline.modelfile.reader import open_model_file
+from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.models.footprint import decoder_tensors, measure_footprint
 from thermocline.models.registry import open_model
 from thermocline.traces.recorder import MemoryRecorder
@@ -82,7 +81,7 @@ def load_parts(
     with ExitStack() as owned:
         on_step(LoadStep.FILE)
         config = with_threads(config)
-        file = owned.enter_context(open_model_file(path, make_guard=load_native().GuardedMap))
+        file = owned.enter_context(open_guarded_model(path))
         recorder = MemoryRecorder(config.trace.max_records, enabled=config.trace.enabled)
         kernels = make_kernels(config)
         on_step(LoadStep.WEIGHTS)

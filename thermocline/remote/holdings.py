@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 from thermocline.errors import UnsupportedModelError, WorkerFailedError, WorkerRefusedError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.kernels.contract import ExpertWork
-from thermocline.kernels.native import load_native
+from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.messages import LayerIndex
-from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
 from thermocline.remote.requests import no_values
 
@@ -79,7 +78,7 @@ class HeldModel:
 
     def __init__(self, path: str, kernels: Kernels) -> None:
         """Open and check. Raises ModelError."""
-        self._file = open_model_file(path, make_guard=load_native().GuardedMap)
+        self._file = open_guarded_model(path)
         # As the model itself reads them: an architecture says which layers have experts, and by which formula.
         model = open_model(self._file, kernels)
         layers = model.expert_layers

@@ -202,11 +202,12 @@ async def test_workers_are_counted_and_shown(toy):
         assert samples["worker_ready", "0"] == 1
         assert samples["worker_calls_total", "0"] > 0
         assert samples["worker_received_bytes_total", "0"] > 0
-        assert samples["worker_fallbacks_total",] == 0
+        assert samples["worker_failures_total", "0"] == 0
+        assert {("worker_fallbacks_total",), ("worker_hedges_total",)} <= samples.keys()
         assert samples["expert_resident", "remote"] > 0
         async with server.client.get("/props") as response:
             shown = (await response.json())["expert_workers"]
-        assert (shown["on_failure"], shown["fallbacks"]) == ("cpu", 0)
+        assert (shown["on_failure"], shown["workers"][0]["failures"]) == ("cpu", 0)
         assert [worker["state"] for worker in shown["workers"]] == ["ready"]
     async with live(toy) as server, server.client.get("/props") as response:
         assert (await response.json())["expert_workers"] is None

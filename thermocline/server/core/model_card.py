@@ -7,8 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from thermocline.kernels.native import load_native
-from thermocline.modelfile.reader import open_model_file
+from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.models.footprint import measure_footprint
 from thermocline.server.core.settings import ModelCard
 
@@ -20,7 +19,7 @@ _SHARD_OR_SUFFIX: Final = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNOREC
 
 def model_card(path: str | os.PathLike[str]) -> ModelCard:
     """Return the card of a model, from its file's header. Raises ModelError."""
-    with open_model_file(path, make_guard=load_native().GuardedMap) as file:
+    with open_guarded_model(path) as file:
         footprint = measure_footprint(file.tensors.values(), None)
     bytes_by_format: Counter[str] = Counter()
     for share in footprint.formats:
