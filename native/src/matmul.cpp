@@ -123,20 +123,30 @@ struct Tokens {
     }
 };
 
-// sums[t][32] = the panel's rows times the tokens at `bases`, row by row: where the set has that form for the types
-// and so few tokens, and the strips are whole.
+// A strip's product with few tokens row by row; nothing where the set has no such form.
+struct RowForm {
+    RowsFn quantised = nullptr;
+    PlainRowsFn plain = nullptr;
+
+    RowForm() = default;
+    RowForm(const GemmKernels& gemm, int type_id, const Tokens& of) {
+        if (!of.act->plain) quantised = gemm.find_rows(type_id, of.act->form, of.count);
+        else if (of.count == 1) plain = gemm.find_plain_rows(type_id);
+    }
+    explicit operator bool() const { return quantised || plain; }
+};
+
+// sums[t][32] = the panel's rows times the tokens, row by row: where the set has that form for the types and so few
+// tokens, and the strips are whole.
 bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
-    const Activations& act = *of.act;
-    if (act.plain) return false;
-    RowsFn kernels[kStrips];
+    RowForm forms[kStrips];
     for (int s = 0; s < kStrips; ++s) {
         const Strip& strip = panel.strips[s];
-        kernels[s] = nullptr;
-        if (strip.rows() == kStripRows) kernels[s] = gemm.find_rows(strip.weight->type_id, act.form, of.count);
-        if (strip.rows() > 0 && !kernels[s]) return false;
+        if (strip.rows() == kStripRows) forms[s] = RowForm(gemm, strip.weight->type_id, of);
+        if (strip.rows() > 0 && !forms[s]) return false;
     }
     for (int s = 0; s < kStrips; ++s) {
-        if (!kernels[s]) continue;
+        if (!forms[s]) continue;
         const Strip &strip = panel.strips[s], &then = next.strips[s];
         const Weight& w = *strip.weight;
         PackSource source{w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0};
@@ -144,7 +154,11 @@ bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of
             source.ahead = then.weight->row(then.row);
             source.ahead_bytes = kStripRows * then.weight->row_bytes;
         }
-        kernels[s](w.type_id, act.form, source, of.bases, act.layout, sums + s * kStripRows);
+        float* to = sums + s * kStripRows;
+        if (forms[s].plain)
+            forms[s].plain(source, of.xs[0], to);
+        else
+            forms[s].quantised(w.type_id, of.act->form, source, of.bases, of.act->layout, to);
     }
     return true;
 }

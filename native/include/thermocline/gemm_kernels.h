@@ -68,6 +68,9 @@ struct PackSource {
 using RowsFn = void (*)(int type_id, const QuantForm& form, const PackSource& from, const uint8_t* const* bases,
                         const ActivationLayout& layout, float* c);
 
+// c[0 .. 16) = 16 rows of F16 or BF16 times one token x. Equal to the bit to pack_float and multiply_float.
+using PlainRowsFn = void (*)(const PackSource& from, const float* x, float* c);
+
 struct GemmKernels {
     // Rounds one token's x[cols] to int8 with a scale per group; cols is a multiple of the group.
     void (*quantize)(const float* x, int64_t cols, const QuantForm& form, const ActivationLayout& layout,
@@ -90,6 +93,8 @@ struct GemmKernels {
                       const float* residual, int64_t width, float* out);
     // For a few tokens; nullptr where the set has none for so many.
     RowsFn (*find_rows)(int type_id, const QuantForm& form, int64_t tokens);
+    // For one token; nullptr where the set has none for the type.
+    PlainRowsFn (*find_plain_rows)(int type_id);
     // How a block type is unpacked; nullptr where unpack_info has nothing.
     UnpackFn (*find_unpack)(int type_id);
     // One row of a matrix as float32, rounded as the format's definition says.

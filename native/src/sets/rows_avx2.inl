@@ -6,7 +6,7 @@
 constexpr int kTreeRows = 8;
 
 // Products of 32 weights of a row and 32 activations, added up in pairs (16 bits) or fours (32 bits).
-// kMerges: how often such sums of the type's largest weight may be doubled in 16 bits; below 0: not even once made.
+// merges_in_16_bits: how often such sums of the largest weight may be doubled in 16 bits; -1: they begin with 32.
 #if defined(__AVXVNNI__)
 constexpr int merges_in_16_bits(int) { return -1; }
 template <int Largest>
@@ -118,7 +118,7 @@ THERMOCLINE_FORCED __m256i fifth_bits(const uint8_t* p) {
     const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte_of);
     return only(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of), 16);
 }
-// Bytes named by their four bits; `signed_levels`: as products_of wants eight bits.
+// The levels that four bits name, as products_of wants eight bits.
 THERMOCLINE_FORCED __m256i uneven_levels(const uint8_t* p) {
     const __m128i levels = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(unpacking::kUneven)),
                                          _mm_set1_epi8(static_cast<char>(kEightBitShift)));

@@ -29,6 +29,9 @@ namespace {
 #include "sets/gemm.inl"
 #if defined(__AVX2__)
 #include "sets/rows.inl"
+#include "sets/rows_plain.inl"
+#else
+PlainRowsFn find_plain_rows(int) { return nullptr; }
 #endif
 #if defined(__AVX512F__)
 #include "sets/rows_avx512.inl"
@@ -44,6 +47,6 @@ RowsFn find_rows(int, const QuantForm&, int64_t) { return nullptr; }
 
 extern const GemmKernels gemm_kernels;
 const GemmKernels gemm_kernels = {quantize,     pack,        multiply_panel, pack_float,
-                                  multiply_float_panel, add_slots, find_rows, find_unpack, decode_row};
+                                  multiply_float_panel, add_slots, find_rows, find_plain_rows, find_unpack, decode_row};
 
 }  // namespace thermocline::THERMOCLINE_SET
