@@ -175,6 +175,13 @@ DENSE_CASE = _case("mixed", "qwen3", **_WIDE | _NO_EXPERTS, formats=_MIX)
 LLAMA_CASES = tuple(
     case
     for case in ARCH_CASES
-    if case.name not in ("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased")
+    if case.name
+    not in (
+        *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
+        "deepseek2_large_v2",
+    )
 )
-"""The models that llama.cpp opens: olmoe and qwen2moe neither tied nor with fewer key heads there."""
+"""The models that llama.cpp opens and computes as transformers does.
+
+There olmoe and qwen2moe are neither tied nor have fewer key heads, and a group is judged by its best two experts.
+"""
