@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tests.support.compare import assert_within
+from tests.support.latent_cases import LATENT_OPTIONS
+from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import (
     Engine,
@@ -64,6 +66,23 @@ async def test_every_schedule_gives_the_same_bits(tmp_path, name):
         tokens, logits = await tokens_and_logits(path, setting)
         assert tokens == expected[0], f"hot {hot}, chunk {chunk}, trace {trace}"
         np.testing.assert_array_equal(logits, expected[1])
+
+
+@pytest.mark.slow
+async def test_the_form_of_latent_attention_does_not_depend_on_chunks(tmp_path):
+    """64 of the prompt's tokens are expanded in pieces of any size, or found: the same tokens and bits."""
+    toy = ToyArch("deepseek2", **LATENT_OPTIONS["v3"])
+    path = write_toy_arch(tmp_path / "toy.gguf", toy)
+    expected = await tokens_and_logits(path, config(0.0, 1024, trace=False))
+    for hot, chunk in itertools.product([0.0, 0.5], [1, 30]):
+        tokens, logits = await tokens_and_logits(path, config(hot, chunk, trace=hot > 0))
+        assert tokens == expected[0], f"hot {hot}, chunk {chunk}"
+        np.testing.assert_array_equal(logits, expected[1])
+    async with Engine.open(path, config(0.0, 7, trace=False)) as engine:
+        params = SamplingParams(max_tokens=12, ignore_eos=True)
+        for prompt in (PROMPT[:40], PROMPT[:66], PROMPT):
+            tokens = [t async for event in engine.generate(prompt, params) for t in event.token_ids]
+    assert tokens == expected[0]
 
 
 @pytest.mark.slow

@@ -192,10 +192,12 @@ LLAMA_CASES = tuple(
     for case in ARCH_CASES
     if case.name
     not in (
-        "olmoe_shared_heads",
-        "olmoe_tied_all_experts",
-        "qwen2moe_tied_unbiased",
-        "laguna_own_yarn",
+        *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
+        *("laguna_own_yarn", "deepseek2_large_v2"),
     )
 )
-"""The models that llama.cpp computes: olmoe and qwen2moe neither tied nor with fewer key heads; it does not read YaRN's own factor."""
+"""The models that llama.cpp opens and computes as transformers does.
+
+There olmoe and qwen2moe are neither tied nor have fewer key heads, a group is judged by its best two experts, and YaRN's
+own factor is not read.
+"""

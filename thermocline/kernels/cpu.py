@@ -272,8 +272,7 @@ class NativeKernels:
         ids: IntArray,
         weights: FloatArray,
     ) -> None:
-        starts, block_tables, table_starts = self.dense.run_tables(given.runs)
-        shape = given.cache.shape
+        tables, shape = self.dense.run_tables(given.runs), given.cache.shape
         if shape.latent:
             self._core.run_latent_layer(
                 layer,
@@ -282,9 +281,7 @@ class NativeKernels:
                 given.slots,
                 given.rope.cosines,
                 given.rope.sines,
-                starts,
-                block_tables,
-                table_starts,
+                *tables,
                 num_expanded(given.runs),
                 int(shape.type),
                 shape.block_tokens,
@@ -303,9 +300,7 @@ class NativeKernels:
             given.rope.cosines,
             given.rope.sines,
             given.rope.pairs,
-            starts,
-            block_tables,
-            table_starts,
+            *tables,
             int(shape.type),
             shape.block_tokens,
             shape.head_dim,

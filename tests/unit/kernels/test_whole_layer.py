@@ -160,8 +160,10 @@ def test_prompts_walk_through_whole_layers_too(tmp_path, case, isa):
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
     chunk = chunk_of([21, 9], [0, 16], SegmentKind.PROMPT)
     states = (StateUse(0, None, ((8, 3), (21, 2))), StateUse(1, 3, ((4, 2),)))
+    # Both forms of latent attention in a chunk, and in one sequence's part of it.
     segments = [
-        segment._replace(state=use) for segment, use in zip(chunk.segments, states, strict=True)
+        segment._replace(state=use, num_expanded=count)
+        for segment, use, count in zip(chunk.segments, states, (16, 9), strict=True)
     ]
     check_layers(path, replace(chunk, segments=tuple(segments)), CacheType.F16, isa)
 
