@@ -85,8 +85,9 @@ class MemoryConfig:
         "--kv-type",
         "Numbers of the key-value cache: f16, bf16, q8_0 (half of it, less exact) or f32.",
     )
-    max_full_contexts: int = 4
-    """Contexts of full length that the KV cache has room for; memory is used as it fills."""
+    max_full_contexts: int | None = None
+    """Contexts of full length that the KV cache has room for; memory is used as it fills. None: 4, or as many as
+    128 MiB hold, up to one for each request."""
     block_tokens: int = 16
     """Positions per block of the KV cache."""
     max_windows: int = 32
@@ -100,7 +101,8 @@ class MemoryConfig:
         """Check ranges. Raises ConfigError."""
         _require_at_least("--ctx", self.max_context_tokens, 1)
         _require_choice("--kv-type", self.kv_type, CacheChoice)
-        _require_at_least("max_full_contexts", self.max_full_contexts, 1)
+        if self.max_full_contexts is not None:
+            _require_at_least("max_full_contexts", self.max_full_contexts, 1)
         _require_within("block_tokens", self.block_tokens, 1, 1024)
         _require_at_least("max_windows", self.max_windows, 1)
         _require_at_least("max_snapshots", self.max_snapshots, 0)
@@ -305,6 +307,8 @@ class SchedulerConfig:
     max_queue: int = setting(
         64, "--max-queue", "Requests that may wait for room in the cache; one more is busy."
     )
+    expected_answer_tokens: int = 512
+    """For how long an answer a request gets room before any has ended; 0 starts requests without regard to that."""
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
@@ -316,6 +320,7 @@ class SchedulerConfig:
         _require_at_least("--decode-slowdown", self.decode_slowdown, 1)
         _require_at_least("--max-requests", self.max_requests, 1)
         _require_at_least("--max-queue", self.max_queue, 1)
+        _require_at_least("expected_answer_tokens", self.expected_answer_tokens, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,9 @@ class UnsupportedModelError(ModelError):
         self.what = what
         self.unsupported = unsupported
         self.fix = fix
-        super().__init__(f"{path}: {what}: {', '.join(unsupported)}. Fix: {fix}")
+        # What a file spells may be megabytes long.
+        shown = (text if len(text) <= 160 else f"{text[:157]}..." for text in unsupported)
+        super().__init__(f"{path}: {what}: {', '.join(shown)}. Fix: {fix}")
 
 
 class ConfigError(ThermoclineError, ValueError):

@@ -47,7 +47,7 @@ def test_a_plan_goes_by_it_unless_told(used, invoke, tmp_path):
         "--vram",
         "12GiB",
         "--expert-budget",
-        str(8 * 3 * 64 * 32 * 4),
+        f"{8 * 3 * 64 * 32 * 4}B",
         "--ram",
         "1GiB",
         "--json",

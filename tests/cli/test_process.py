@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,36 @@ def test_the_module_runs_as_a_program():
         check=True,
     )
     assert done.stdout.decode() == f"thermocline {__version__}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["info MODEL", "run MODEL -p the -n 2", "chat MODEL", "--help"])
+def test_closed_standard_streams_are_no_fault(toy, tmp_path, command, closed):
+    """Who closes a stream gets and gives nothing by it: exit code 0 and no traceback."""
+    words = command.replace("MODEL", toy)
+    line = f"exec {sys.executable} -m thermocline {words} {closed}"
+    done = subprocess.run(
+        ["sh", "-c", line],
+        input=b"" if "<" not in closed else None,
+        capture_output=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr.decode()
+
+
+def test_help_that_can_not_be_written_is_one_line(tmp_path):
+    """A full disk below `--help > file`: an error line and exit code 1."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "thermocline", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")

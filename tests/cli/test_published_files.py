@@ -118,8 +118,9 @@ def test_a_file_without_a_chat_template_still_runs(tmp_path, invoke):
     answered = invoke("run", str(path), "-p", "the", "--max-tokens", "3", "--ignore-eos")
     assert answered.exit_code == 0, answered.stderr
     assert answered.stdout
+    # A chat says so before the first message.
     for command in (("run", str(path), "--chat", "hello"), ("chat", str(path))):
-        refused = invoke(*command, input="hello\n")
+        refused = invoke(*command, input="")
         assert refused.exit_code != 0
         assert "no chat template: give a plain prompt, or use an instruct model" in refused.stderr
 

@@ -107,6 +107,7 @@ SCHEDULES = st.builds(
         prefix_cache=st.booleans(),
         overlap=st.booleans(),
         decode_slowdown=st.sampled_from([1.0, 1.8, 10.0]),
+        expected_answer_tokens=st.sampled_from([0, 0, 4, 512]),
     ),
     placement=st.builds(
         PlacementConfig,
@@ -210,7 +211,9 @@ async def test_answers_that_do_not_fit_together_are_preempted_and_complete(toy, 
     """Two answers grow until the cache has no room for both: one gives way, and both are as if alone."""
     config = EngineConfig(
         memory=MemoryConfig(max_context_tokens=LONGEST + 8, max_full_contexts=1, block_tokens=4),
-        scheduler=SchedulerConfig(prefix_cache=prefix_cache, prefill_chunk_tokens=16),
+        scheduler=SchedulerConfig(
+            prefix_cache=prefix_cache, prefill_chunk_tokens=16, expected_answer_tokens=0
+        ),
     )
     async with Engine.open(toy, config) as engine:
         expected = [await ask(engine, PROMPTS[number], 40) for number in (1, 7)]

@@ -275,7 +275,7 @@ async def test_schedules_do_not_change_constrained_answers(toy):
     for config in (
         EngineConfig(),
         EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=7)),
-        EngineConfig(memory=tight),
+        EngineConfig(memory=tight, scheduler=SchedulerConfig(expected_answer_tokens=0)),
     ):
         async with Engine.open(toy, config) as engine:
             for form in (fields, tool_fields):  # compiled now, so that all answers start together

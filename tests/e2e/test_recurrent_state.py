@@ -81,7 +81,7 @@ async def test_a_preempted_answer_is_computed_again(hybrid):
     """Two answers that do not fit together: one gives way, and both are as if alone."""
     setting = EngineConfig(
         memory=MemoryConfig(max_context_tokens=90, max_full_contexts=1, block_tokens=8),
-        scheduler=SchedulerConfig(prefill_chunk_tokens=24),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=24, expected_answer_tokens=0),
     )
     prompts = [STEM[:30], [9, *STEM[:20]]]
     async with Engine.open(hybrid, setting) as engine:

@@ -196,3 +196,33 @@ def test_the_card_is_read_from_the_header(tmp_path):
     assert (card.id, card.quant) == ("Big-Q8_0", "Q8_0")
     assert card.num_parameters == sum(weight.size for weight in weights.values())
     assert 0 < card.total_bytes < 4 * card.num_parameters
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_lets_the_answer_end(start, toy):
+    """SIGHUP is as SIGTERM: the stream that runs gets all of its tokens, and the process ends with 0."""
+    process = start(toy, "--port", 0)
+    connection = connect(process)
+    response, first = open_stream(connection, max_tokens=100)
+    process.send_signal(signal.SIGHUP)
+    events = parse_events(first + response.read())
+    assert json.loads(events[-2])["timings"]["predicted_n"] == 100
+    connection.close()
+    assert process.wait(30) == 0
+    assert process.stderr.read() == b""
+
+
+@pytest.mark.slow
+def test_nohup_is_obeyed(start, toy, monkeypatch):
+    """A server that was started with SIGHUP ignored goes on when the terminal closes."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = start(toy, "--port", 0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    connection = connect(process)
+    process.send_signal(signal.SIGHUP)
+    assert ask_health(connection)[0] == 200
+    process.send_signal(signal.SIGTERM)
+    connection.close()
+    assert process.wait(30) == 0

@@ -7,6 +7,7 @@ rich when it runs, so that `--help` and a mistyped flag answer at once.
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import click
@@ -79,6 +80,7 @@ for command in (
 
 def main() -> None:
     """Run the command line of this process; ends it with an exit code."""
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that can not show a character shows "?" instead of ending the program.
         if isinstance(stream, io.TextIOWrapper):
@@ -90,3 +92,22 @@ def main() -> None:
         cli(prog_name="thermocline")
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:  # of help and usage texts, which no command prints
+        click.echo(f"error: {error.strerror or error}", err=True)
+        sys.exit(1)
+
+
+def _open_standard_streams() -> None:
+    """Let /dev/null stand for each standard stream that is closed.
+
+    Python has no object for such a stream, and the next file that is opened would get its number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            # For the whole process, so that nothing closes it.
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)

@@ -84,7 +84,9 @@ def chat(
         async def enter() -> Engine:
             path, timeline = model_path(model), trace_file(trace)
             context = open_engine(path, config, timeline, explains=explain)
-            return await stack.enter_async_context(context)
+            engine = await stack.enter_async_context(context)
+            engine.require_template()
+            return engine
 
         try:
             _converse(runner, ChatSession(runner.run(enter()), params, system))

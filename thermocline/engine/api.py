@@ -88,6 +88,10 @@ class Engine:
         """What the model's chat template tells of its answers."""
         return self._parts.text.template.facts
 
+    def require_template(self) -> None:
+        """Raise ConfigError if the model has no chat template, so that `encode_chat` needs one given."""
+        self._parts.text.template.require()
+
     @property
     def template_source(self) -> str:
         """The text of the model's chat template, empty for none."""

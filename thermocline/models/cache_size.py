@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError
 from thermocline.kernels.cache_format import CacheType
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
 
+_MIN_FULL_CONTEXTS: Final = 4
+_CHEAP_BYTES: Final = 128 << 20
+"""Below this, room for every request costs less than preempting some: 48 answers of 400 tokens by the demo model
+fell silent for up to 35 s in a cache of 4 contexts, and for no more than a step in one of 128."""
+
 
 def cache_spec(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> KVCacheSpec:
     """Return what the cache should have. Raises ConfigError for a type that the model's heads do not fit."""
@@ -26,7 +31,7 @@ def cache_spec(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> K
             "use f16, bf16 or f32"
         )
     min_blocks = ceil_div(limits.max_context_tokens, memory.block_tokens)
-    num_blocks = min_blocks * memory.max_full_contexts
+    num_blocks = min_blocks * _num_contexts(config, spec, limits)
     num_window_blocks = 0
     if spec.window is not None and spec.window_layers:
         # A decode step that recomputes preempted requests has as many tokens as a prompt's chunk.
@@ -42,3 +47,14 @@ def cache_spec(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> K
         config.scheduler.max_requests + memory.max_snapshots,
         memory.max_snapshots,
     )
+
+
+def _num_contexts(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> int:
+    """Return how many full contexts fit: as asked for, else more than the least where that is cheap."""
+    if config.memory.max_full_contexts is not None:
+        return config.memory.max_full_contexts
+    cache_type, without = CacheType[config.memory.kv_type.upper()], set(spec.keyless_layers)
+    shapes = [shape for n, shape in enumerate(spec.kv_shapes) if n not in without]
+    token_bytes = sum(shape.token_bytes(cache_type) for shape in shapes)
+    cheap = _CHEAP_BYTES // max(1, token_bytes * limits.max_context_tokens)
+    return max(_MIN_FULL_CONTEXTS, min(cheap, config.scheduler.max_requests))

@@ -15,6 +15,7 @@ from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.dense_contract import Gating
 from thermocline.kernels.recurrent_contract import MambaShape
 from thermocline.messages import Pooling
+from thermocline.modelfile.cursor import quoted
 from thermocline.modelfile.layout import without_padding
 from thermocline.models.rope import LinearScaling, RopeScaling, Yarn
 from thermocline.models.spec import NO_EXPERTS, ModelSpec, RouterRule
@@ -149,7 +150,7 @@ class SpecReader:
             return self._yarn(self.positive_float("rope.scaling.factor"))
         if kind == "none":
             return None
-        raise self._unsupported(f"{self._prefix}rope.scaling.type = {kind!r}")
+        raise self._unsupported(f"{self._prefix}rope.scaling.type = {quoted(kind)}")
 
     def _yarn(self, factor: float) -> Yarn:
         name = self._prefix + "rope.scaling.yarn_log_multiplier"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 MIN_SECRET_BYTES: Final = 16
 _MAX_SECRET_BYTES: Final = 4096
@@ -58,7 +60,7 @@ def read_secret(path: str) -> bytes:
 
 
 def run_worker(options: WorkerOptions, say: Callable[[str], object]) -> None:
-    """Serve until the parent has gone, or forever. Raises ConfigError or ModelError."""
+    """Serve until the parent has gone, or until SIGTERM or SIGHUP. For the main thread. Raises ConfigError or ModelError."""
     if options.parent is not None:
         _serve_parent(options, *options.parent)
         return
@@ -67,15 +69,23 @@ def run_worker(options: WorkerOptions, say: Callable[[str], object]) -> None:
     address = parse_listen(options.listen)
     secret = None if options.secret_file is None else read_secret(options.secret_file)
     _require_safe(address, secret, any_host=options.any_host)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end_quietly)
     with _open(options) as model, open_listener(address) as listener:
         if isinstance(address, TcpAddress):
             address = TcpAddress(address.host, listener.getsockname()[1])
-        say(f"{_describe(model)}; listens on {address}")
         try:
+            say(f"{_describe(model)}; listens on {address}")
             serve_listener(listener, model, secret)
         finally:
             if isinstance(address, UnixAddress):
                 Path(address.path).unlink(missing_ok=True)
+
+
+def _end_quietly(number: int, frame: FrameType | None) -> None:
+    """End the main thread, which removes the socket; connections end with the process."""
+    raise SystemExit(0)
 
 
 def _serve_parent(options: WorkerOptions, fd: int, parent: int) -> None:

@@ -112,7 +112,7 @@ async def serve(
     on_listening: Callable[[str], None],
     on_opened: Callable[[Engine], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; a second one ends the process at once. For the main thread.
+    """Serve until SIGTERM, SIGINT or SIGHUP; a second one ends the process at once. For the main thread.
 
     on_listening(url) is called once the socket listens, on_opened(engine) once the model is open. Raises ConfigError as `running_server`, and
     what opening the model raises.
@@ -139,7 +139,9 @@ async def serve(
 def _stop_signals(stop: asyncio.Event) -> Iterator[None]:
     """Set `stop` at the first signal; the second one ends the process."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup wants it to stay ignored
+        numbers.append(signal.SIGHUP)
 
     def on_signal() -> None:
         stop.set()

@@ -34,16 +34,20 @@ class TemplateHolder:
         Raises ConfigError when the file has none, ChatTemplateError if it is bad, EngineClosedError
         after `close`.
         """
-        if not self.source:
-            raise ConfigError(
-                "this model file has no chat template: give a plain prompt, or use an instruct model"
-            )
+        self.require()
         with self._lock:
             if self._closed:
                 raise EngineClosedError("the engine is closed: open a new one")
             if self._template is None:
                 self._template = self._start(self.source)
             return self._template
+
+    def require(self) -> None:
+        """Raise ConfigError if the file has no template."""
+        if not self.source:
+            raise ConfigError(
+                "this model file has no chat template: give a plain prompt, or use an instruct model"
+            )
 
     def check(self, name: str) -> None:
         """Start the template now. Raises ConfigError that says what is wrong with `name`."""

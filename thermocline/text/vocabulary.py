@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
+from thermocline.modelfile.cursor import quoted
 from thermocline.text.tokenization.pretokenizers import find_pre_tokenizer
 from thermocline.text.tokenization.token_kinds import FIM_NAMES, TokenType
 
@@ -168,7 +169,7 @@ class TokenizerData:
             first: dict[str, int] = {}
             for index, text in enumerate(texts):
                 if first.setdefault(text, index) != index:
-                    raise self._fault(f"tokens {first[text]} and {index} are both {text!r}")
+                    raise self._fault(f"tokens {first[text]} and {index} are both {quoted(text)}")
         return texts
 
     def merge_pairs(self) -> list[tuple[str, str]]:
@@ -181,7 +182,8 @@ class TokenizerData:
         for index, merge in enumerate(self.merges):
             left, space, right = merge[1:].partition(" ")
             if not space or not right:
-                raise self._fault(f"tokenizer.ggml.merges[{index}] is {merge!r}, not two tokens")
+                what = f"{quoted(merge)}, not two tokens"
+                raise self._fault(f"tokenizer.ggml.merges[{index}] is {what}")
             pairs[merge[0] + left, right] = None
         return list(pairs)
 

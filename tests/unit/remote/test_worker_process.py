@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import stat
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -80,3 +84,26 @@ def test_the_command_says_what_is_wrong(tmp_path):
     result = CliRunner().invoke(cli, ["worker", str(model), "--listen", "nowhere"])
     assert result.exit_code == 1
     assert "names no worker" in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_worker_that_is_ended_removes_its_socket(tmp_path, number):
+    """Whichever signal ends it, its socket's file is gone afterwards."""
+    model, path = write_toy_model(tmp_path / "toy.gguf"), tmp_path / "socket"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "thermocline", "worker", model, "--listen", f"unix:{path}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        assert b"listens on" in process.stdout.readline()
+        assert path.is_socket()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, errors) == (130 if number == signal.SIGINT else 0, b"")
+    assert not path.exists()

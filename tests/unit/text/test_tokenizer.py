@@ -234,6 +234,20 @@ def test_two_tokens_with_one_text(vocabulary):
         Tokenizer(doubled.data("qwen2"))
 
 
+@pytest.mark.parametrize("field", ["tokens", "merges"])
+def test_what_a_file_spells_is_not_told_whole(vocabulary, field):
+    """An error about a text of a megabyte shows its beginning."""
+    long = "a" * (1 << 20)
+    tokens, types, merges = vocabulary.tokens, vocabulary.token_types, vocabulary.merges
+    if field == "tokens":
+        tokens, types = (*tokens, long, long), (*types, 1, 1)
+    else:
+        merges = (*merges, long)
+    with pytest.raises(ModelFileError, match=r"'a{77}\.\.\.'") as caught:
+        Tokenizer(TrainedVocabulary(tokens, types, merges).data("qwen2"))
+    assert len(str(caught.value)) < 500
+
+
 def test_repr_names_the_file(tokenizer):
     """The repr says where the vocabulary came from and how large it is."""
     assert (

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import insort
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from thermocline.pipeline.scheduling.request import RequestStatus
+from thermocline.pipeline.scheduling.room_ahead import Expected, peak_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,18 +20,26 @@ if TYPE_CHECKING:
     from thermocline.pipeline.scheduling.request_blocks import RequestBlocks
 
 _RANK = attrgetter("rank")
+# Weight of the newest answer in the moving average of their lengths.
+_NEWEST: Final = 0.1
 
 
 class Admission:
-    """Admits a request when all its known tokens fit, and preempts it when a more important one needs its blocks.
+    """Admits a request when there is room for all until its end, and preempts it when a more important one needs its
+    blocks.
+
+    An answer is expected to have average length. A request without room waits at its start, where that costs
+    nothing. Within its answer it would be computed again after the wait, and its reader would notice.
 
     A preempted request waits again, with nothing computed. No deadlock: the most important request can get
     every block. No livelock: a preempted request keeps the tokens of its answer, so every admission can
     add to them.
     """
 
-    def __init__(self, blocks: RequestBlocks) -> None:
+    def __init__(self, blocks: RequestBlocks, expected_answer_tokens: int) -> None:
+        """expected_answer_tokens: length of an answer before any has ended; 0 expects nothing, ever."""
         self._blocks = blocks
+        self._answer_tokens = float(expected_answer_tokens)
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._draining: list[Request] = []
@@ -89,6 +98,8 @@ class Admission:
 
     def finish(self, request: Request) -> bool:
         """End a request; False when its chunks in flight keep its blocks until `chunk_returned`."""
+        if self._answer_tokens and request.num_answer_tokens:
+            self._answer_tokens += (request.num_answer_tokens - self._answer_tokens) * _NEWEST
         before, request.status = request.status, RequestStatus.FINISHED
         if before is RequestStatus.WAITING:
             self._waiting.remove(request)
@@ -124,16 +135,17 @@ class Admission:
     def _make_it_fit(self, request: Request) -> list[int] | None:
         """Return the prefix to share if the request fits, if need be after preempting others."""
         above = [other for other in self._running if other.rank < request.rank]
-        footprints = sum(map(self._blocks.footprint, above))
-        growth = footprints - sum(len(other.cache.blocks) for other in above)
+        block_tokens = self._blocks.block_tokens
+        peak = peak_blocks(map(self._expected, (*above, request)), block_tokens)
+        further = peak - sum(len(other.cache.blocks) for other in above)
         can_fit = (
-            footprints + self._blocks.footprint(request) <= self._blocks.num_blocks
+            peak <= self._blocks.num_blocks
             and self._blocks.windows_fit((*above, request))
             and self._blocks.states_fit(len(above) + 1)
         )
         while True:
             prefix = self._blocks.find_prefix(request)
-            has_blocks = self._blocks.num_missing(request, prefix) + growth <= 0
+            has_blocks = self._blocks.num_missing(further, prefix) <= 0
             has_room = self._blocks.has_state and self._blocks.windows_fit(
                 (*self._running, request)
             )
@@ -141,6 +153,17 @@ class Admission:
                 return prefix
             if not can_fit or not self._preempt_below(request):
                 return None
+
+    def _expected(self, request: Request) -> Expected:
+        """Return how far a request is taken to get: at least one block further, at most as far as it may."""
+        average = int(self._answer_tokens)
+        further = max(average - request.num_answer_tokens, average // 4, self._blocks.block_tokens)
+        num_tokens = len(request.known)
+        return Expected(
+            num_tokens,
+            min(further, request.max_total_tokens - num_tokens),
+            request.cache.num_matched if request.is_admitted else 0,
+        )
 
     def _preempt_below(self, request: Request) -> bool:
         """Preempt the least important request below this one; False if no block came free now."""

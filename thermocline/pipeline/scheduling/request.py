@@ -86,6 +86,11 @@ class Request:
         return self.options.pooling is not None
 
     @property
+    def num_answer_tokens(self) -> int:
+        """Tokens of its answer so far."""
+        return len(self.known) - self.num_prompt_tokens
+
+    @property
     def is_admitted(self) -> bool:
         """Whether it holds blocks, be it only until its chunks in flight return."""
         return self.status is not RequestStatus.WAITING

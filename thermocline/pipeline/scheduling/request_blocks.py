@@ -122,10 +122,10 @@ class RequestBlocks:
                 del found[part.num_usable(request.cache.keys, len(found)) :]
         return found
 
-    def num_missing(self, request: Request, prefix: Sequence[int]) -> int:
-        """Return how many more blocks must become free before a request with this prefix fits."""
+    def num_missing(self, num_blocks: int, prefix: Sequence[int]) -> int:
+        """Return how many more blocks must become free before there are so many, this prefix's included."""
         num_idle = sum(self._cache.is_idle(block) for block in prefix)
-        needed = self.footprint(request) - len(prefix)
+        needed = num_blocks - len(prefix)
         return needed - (self._cache.num_available - num_idle)
 
     def windows_fit(self, requests: Iterable[Request]) -> bool:

@@ -110,7 +110,7 @@ class Scheduler:
             states=states,
             windows=windows,
         )
-        self._admission = Admission(self._blocks)
+        self._admission = Admission(self._blocks, config.expected_answer_tokens)
         self._max_context_tokens = min(
             max_context_tokens, allocator.num_blocks * allocator.block_tokens
         )

@@ -18,7 +18,9 @@ from thermocline.pipeline.scheduling.scheduler import Scheduler
 def make_scheduler(
     *, chunk=4, blocks=16, block_tokens=4, context=32, kinds_differ=True, **settings_
 ) -> Scheduler:
-    config = SchedulerConfig(prefill_chunk_tokens=chunk, **{"max_requests": 8} | settings_)
+    """Return a scheduler that starts whatever fits at present, unless `expected_answer_tokens` is given."""
+    given_ = {"max_requests": 8, "expected_answer_tokens": 0} | settings_
+    config = SchedulerConfig(prefill_chunk_tokens=chunk, **given_)
     allocator = BlockAllocator(blocks, block_tokens)
     return Scheduler(config, allocator, context, kinds_differ=kinds_differ)
 
@@ -321,6 +323,50 @@ def test_a_later_request_without_blocks_never_preempts_an_earlier_one():
     assert scheduler.plan().requests == (1,)
     snapshot = scheduler.snapshot()
     assert (snapshot.num_running, snapshot.total_preemptions) == (2, 0)
+
+
+def longest_silence(scheduler: Scheduler, num_streams: int, num_new: int) -> int:
+    """Run so many streams to their ends; return the most chunks between two tokens of an answer."""
+    for request in range(num_streams):
+        submit(scheduler, request, 50, new=num_new)
+    last: dict[int, int] = {}
+    silence = num_chunks = 0
+    while scheduler.requests:
+        chunk = scheduler.plan()
+        num_chunks += 1
+        for request, _ in scheduler.commit(chunk):
+            silence = max(silence, num_chunks - last.get(request, num_chunks))
+            last[request] = num_chunks
+            scheduler.append(request, 7)
+            entry = scheduler.requests[request]
+            if len(entry.known) == entry.max_total_tokens:
+                scheduler.finish(request)
+    return silence
+
+
+def test_no_stream_falls_silent_among_48_in_a_cache_for_20():
+    """They wait at their start. Preempted within their answers, as without expectations, they wait for 400 steps."""
+    cache = {"chunk": 512, "blocks": 512, "block_tokens": 16, "context": 4096}
+    limits = {"max_requests": 48, "max_queue": 48}
+    scheduler = make_scheduler(**cache, **limits, expected_answer_tokens=512)
+    assert longest_silence(scheduler, 48, 400) <= 2
+    assert scheduler.snapshot().total_preemptions == 0
+    careless = make_scheduler(**cache, **limits)
+    assert longest_silence(careless, 48, 400) > 100
+
+
+def test_what_is_expected_follows_the_answers_that_ended():
+    """After long answers, fewer run together: the later ones are not preempted although the first ones were."""
+    scheduler = make_scheduler(
+        chunk=64, blocks=64, block_tokens=16, context=400, max_requests=64, expected_answer_tokens=1
+    )
+    preempted = []
+    for _ in range(4):
+        before = scheduler.snapshot().total_preemptions
+        longest_silence(scheduler, 8, 200)
+        preempted.append(scheduler.snapshot().total_preemptions - before)
+    assert preempted[0] > 0
+    assert preempted[-1] == 0
 
 
 def test_a_chunk_keeps_its_block_table_when_its_request_gets_other_blocks():

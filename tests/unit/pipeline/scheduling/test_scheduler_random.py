@@ -33,6 +33,7 @@ class AnySchedule(RuleBasedStateMachine):
         window=st.sampled_from([None, 1, 2, 3, 5, 8, 30]),
         max_windows=st.integers(1, 4),
         spare_blocks=st.integers(0, 3),
+        expected=st.sampled_from([0, 0, 1, 4, 512]),
     )
     def start(
         self,
@@ -48,10 +49,14 @@ class AnySchedule(RuleBasedStateMachine):
         window,
         max_windows,
         spare_blocks,
+        expected,
     ):
         """A cache of few blocks, with or without recurrent states and windows, and some chunks in flight."""
         config = SchedulerConfig(
-            prefill_chunk_tokens=8, max_prompt_chunks=max_prompt_chunks, prefix_cache=prefix_cache
+            prefill_chunk_tokens=8,
+            max_prompt_chunks=max_prompt_chunks,
+            prefix_cache=prefix_cache,
+            expected_answer_tokens=expected,
         )
         allocator = BlockAllocator(num_blocks, block_tokens)
         states = None
