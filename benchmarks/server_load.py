@@ -63,6 +63,9 @@ class Load:
     statuses: Counter[int] = field(default_factory=Counter)
     num_different: int = 0
     """Answers that were not the one of the serial run."""
+    max_silence_s: float = 0.0
+    """Longest time between two events within an answer."""
+    num_preemptions: float = 0.0
     num_tokens: float = 0.0
     memory: list[tuple[float, float]] = field(default_factory=list)
     """Seconds since the start, and MiB."""
@@ -102,21 +105,28 @@ def requests(max_tokens: int) -> list[dict[str, Any]]:
     ]
 
 
-async def ask(port: int, body: bytes) -> tuple[int, str]:
-    """Return status and text of one streamed completion, over a socket of its own.
+async def ask(port: int, body: bytes) -> tuple[int, str, float]:
+    """Return status and text of one streamed completion over a socket of its own, and its longest silence in seconds.
 
-    Reads without looking, so that the clients take little of the processor from the server.
+    Reads hardly looking, so that the clients take little of the processor from the server.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(
         b"POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     )
-    raw = await reader.read()
+    parts: list[bytes] = []
+    last_s = silence_s = 0.0
+    while part := await reader.read(1 << 16):
+        parts.append(part)
+        if b"data: " in part:
+            now_s = time.monotonic()
+            silence_s = max(silence_s, now_s - (last_s or now_s))
+            last_s = now_s
     writer.close()
-    head, _, content = raw.partition(b"\r\n\r\n")
+    head, _, content = b"".join(parts).partition(b"\r\n\r\n")
     status = int(head.split(maxsplit=2)[1])
-    return status, _text(content) if status == 200 else ""
+    return status, _text(content) if status == 200 else "", silence_s
 
 
 def _text(content: bytes) -> str:
@@ -138,8 +148,9 @@ async def put_under_load(server: Served, num_streams: int, seconds: float, max_t
         rng = random.Random(number)
         while time.monotonic() - start < seconds:
             chosen = rng.randrange(len(bodies))
-            status, text = await ask(server.port, bodies[chosen])
+            status, text, silence_s = await ask(server.port, bodies[chosen])
             load.statuses[status] += 1
+            load.max_silence_s = max(load.max_silence_s, silence_s)
             load.num_different += status == 200 and text != alone[chosen]
 
     async def watch() -> None:
@@ -153,6 +164,7 @@ async def put_under_load(server: Served, num_streams: int, seconds: float, max_t
     load.seconds = time.monotonic() - start
     watcher.cancel()
     after = await server.figures()
+    load.num_preemptions = _grown("preemptions_total", before, after)
     load.num_tokens = _grown("tokens_predicted_total", before, after)
     load.lag = _looks("event_loop_lag_seconds_bucket", before, after)
     load.stall = _looks("event_loop_stall_seconds_bucket", before, after)
@@ -178,9 +190,11 @@ def checks(load: Load) -> list[tuple[str, bool]]:
     ]  # fmt: skip
 
 
-async def measure(model: Path, num_streams: int, seconds: float, max_tokens: int) -> Load:
-    """Serve `model` and put it under load."""
-    async with served(model) as server:
+async def measure(
+    model: Path, num_streams: int, seconds: float, max_tokens: int, *flags: str
+) -> Load:
+    """Serve `model` and put it under load. flags: further ones of the command."""
+    async with served(model, *flags) as server:
         num_tasks = (await server.figures())["tasks",]
         load = await put_under_load(server, num_streams, seconds, max_tokens)
         await server.until_idle(num_tasks)
@@ -194,6 +208,8 @@ def rows(load: Load) -> list[Row]:
         ("speed", "tokens/s", load.num_tokens / load.seconds),
         ("answers", "requests", load.statuses[200]),
         ("refused", "requests", load.statuses[429]),
+        ("longest silence", "s", load.max_silence_s),
+        ("preemptions", "", load.num_preemptions),
         ("lag p50", "s", share_at(load.lag, 0.5)),
         ("lag p99", "s", share_at(load.lag, 0.99)),
         ("stall p99", "s", share_at(load.stall, 0.99)),

@@ -29,7 +29,7 @@ _LONGEST_FILES = (
     "unit/remote/test_client.py",
     "e2e/test_published_models.py",
     "unit/pipeline/test_scheduler_random.py",
-    "server/test_load.py",
+    "reliability/test_streams.py",
     "e2e/test_memory.py",
 )
 _OUR_THREADS = ("lane ", "thermocline ")

@@ -140,7 +140,7 @@ async def test_a_long_prompt_writes_few_blocks_of_layers_with_a_window(long, poo
 @pytest.mark.slow
 async def test_less_is_reserved_and_more_is_never_used(long, pools, keeps_everything):
     """With prefixes kept too, such a layer stays within its own blocks: a few windows of each long prompt."""
-    setting = config(chunk=32, max_windows=8)
+    setting = config(chunk=32, max_windows=8, max_full_contexts=4)
     async with Engine.open(long, setting) as engine:
         await greedy_tokens(engine, STEM, 4)
         once = touched_blocks(pools[0], 1)
