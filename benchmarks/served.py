@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -54,25 +56,30 @@ def parse_figures(text: str) -> Figures:
 
 
 @asynccontextmanager
-async def served(model: Path, *flags: str) -> AsyncIterator[Served]:
-    """Run the command while the context is open; it has to end well and to have said nothing."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "thermocline", "serve", str(model), "--port", "0", *flags),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert process.stdout is not None
-    try:
-        url = (await process.stdout.readline()).decode().split()[-1]
-        async with aiohttp.ClientSession(base_url=url) as client:
-            while (await client.get("/health")).status == 503:
-                pass
-            yield Served(int(url.rpartition(":")[2]), client)
-        process.terminate()
-        _, errors = await process.communicate()
-        assert (process.returncode, errors) == (0, b""), errors.decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
+async def served(model: Path, *flags: str, may_say: str = "(?!)") -> AsyncIterator[Served]:
+    """Run the command while the context is open; it has to end well, and each line that it said to match `may_say`."""
+    with TemporaryFile() as said:  # a pipe that nobody reads would stop the server when it is full
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "thermocline", "serve", str(model), "--port", "0", *flags),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=said,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert process.stdout is not None
+        try:
+            url = (await process.stdout.readline()).decode().split()[-1]
+            async with aiohttp.ClientSession(base_url=url) as client:
+                while (await client.get("/health")).status == 503:
+                    pass
+                yield Served(int(url.rpartition(":")[2]), client)
+            process.terminate()
             await process.communicate()
+            said.seek(0)
+            unexpected = [
+                line for line in said.read().decode().splitlines() if not re.match(may_say, line)
+            ]
+            assert (process.returncode, unexpected) == (0, []), unexpected
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
