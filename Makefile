@@ -7,7 +7,7 @@ export VENV
 
 BENCHMARKS := quick llama llama-qwen35moe llama-olmoe layer types lag memory published requests overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings
 
-.PHONY: demo test lint check install fuzz fuzz-api fuzz-wire schedules allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
+.PHONY: demo test lint check install fuzz fuzz-api fuzz-wire reliability soak audit hashes schedules allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
 	sample-trace load results picture proof-cpu gpu-proof clean bench $(BENCHMARKS:%=bench-%)
 
 demo: $(VENV)/.installed-run
@@ -43,6 +43,15 @@ fuzz-wire: $(VENV)/.installed-dev
 fuzz-api: $(VENV)/.installed-dev
 	THERMOCLINE_API_BODIES=5000 THERMOCLINE_API_EXAMPLES=300 scripts/test.sh \
 		tests/server/core/test_refusals.py tests/server/core/test_openapi.py --timeout 3000
+
+# The tests of docs/reliability.md at full size, one to two hours; ARGS="--only R11" is one point. Writes
+# docs/results/reliability.md.
+reliability: $(VENV)/.installed-dev
+	$(BIN)/python -m scripts.reliability $(ARGS)
+
+# One server under everything at a time for a day.
+soak: $(VENV)/.installed-dev
+	THERMOCLINE_SOAK_SECONDS=$${THERMOCLINE_SOAK_SECONDS:-86400} $(BIN)/python -m pytest tests/reliability/test_soak.py
 
 # Ten times as many random schedules: the same answers whatever is in flight, shared, preempted or hot.
 schedules: $(VENV)/.installed-dev

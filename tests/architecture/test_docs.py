@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "thermocline"
-TOPS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "THREAT_MODEL.md")]
+TOPS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "THREAT_MODEL.md", "SECURITY.md")]
 # History says what was: decisions and the log name files as they were then. The table of files has a test of its own.
 PAGES = [
     *TOPS,
@@ -44,17 +44,24 @@ def test_the_architecture_that_is_shown_whole_is_the_file():
     assert shown == (PACKAGE / name).read_text()
 
 
-def test_every_defence_names_tests_that_exist():
-    """Each row of the threat model's defences has at least one test, and it is there."""
-    page = (ROOT / "THREAT_MODEL.md").read_text()
-    rows = page.partition("## Defended")[2].partition("## Not defended")[0].splitlines()
-    rows = [row for row in rows if row.startswith("| ")][1:]
+@pytest.mark.parametrize(
+    ("page", "begin", "end"),
+    [
+        ("THREAT_MODEL.md", "## Defended", "## Not defended"),
+        ("docs/reliability.md", "", "Not tested"),
+    ],
+)
+def test_every_promise_names_tests_that_exist(page, begin, end):
+    """Each row of the threat model's defences, and each point of reliability, has at least one test that is there."""
+    text = (ROOT / page).read_text()
+    rows = text.partition(begin)[2] if begin else text
+    rows = [row for row in rows.partition(end)[0].splitlines() if row.startswith("| ")][1:]
     assert len(rows) > 20
     for row in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row)
         assert named, row
         for path, name in named:
-            assert re.search(
+            assert not name or re.search(
                 rf"^(?:async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE
             ), name
 
