@@ -11,6 +11,7 @@ FOLDERS = sorted(
     {path for path in TESTS.iterdir() if path.is_dir()} - {TESTS / "oracle", TESTS / "clients"}
 )
 SLEEPS = {
+    "reliability/test_soak.py": (2, "kills workers and looks at sizes now and then, for hours"),
     "server/live.py": (1, "polls another thread, which has no event for what only tests ask"),
     "unit/kernels/test_thread_pool.py": (1, "measures what idle threads cost over a time"),
     "unit/remote/test_client.py": (2, "a process is hit at a drawn moment of its start"),
