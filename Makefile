@@ -1,9 +1,10 @@
 # Thin: each target calls a script. `make demo` and `make test` need nothing but Python, a C++ compiler
 # and make.
+# HASHES=1 installs only packages whose hashes are in hashes/ (docs/decisions/0057).
 VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
-export VENV
+export VENV HASHES
 
 BENCHMARKS := quick llama llama-qwen35moe llama-olmoe layer types lag memory published requests overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings
 
@@ -48,6 +49,14 @@ fuzz-api: $(VENV)/.installed-dev
 # docs/results/reliability.md.
 reliability: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.reliability $(ARGS)
+
+# Are versions of constraints.txt known to be vulnerable? Needs a service on the network, and says so where there is none.
+audit:
+	scripts/audit.sh
+
+# Write hashes/ again, after a change of constraints.txt.
+hashes:
+	scripts/hashes.sh
 
 # One server under everything at a time for a day.
 soak: $(VENV)/.installed-dev

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make the virtual environment and install thermocline into it, editable, native core included.
 # usage: scripts/install.sh [run|dev]     dev adds what lint, tests and training need
+# HASHES=1 takes only packages with the hashes in hashes/, but for torch and triton, which have builds for each machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-run}
@@ -13,6 +14,7 @@ python=${PYTHON:-python3}
 }
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+if [ "${HASHES:-}" = 1 ]; then pip install --require-hashes --no-deps -r "hashes/$kind.txt"; fi
 # The build tools first: the editable build runs in this environment, so that it can be repeated offline.
 pip install -c constraints.txt scikit-build-core nanobind cmake ninja
 target=.

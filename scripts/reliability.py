@@ -157,6 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
         "machine": machine(),
         "load at the end": f"{os.getloadavg()[0]:.1f}",
         "sizes": "those of make test" if options.quick else "full",
+        "points": ", ".join(chosen) if options.only else "all",
         "minutes": f"{(time.monotonic() - start_s) / 60:.1f}",
     }
     about = {name: what for name, (what, _) in found.items()}

@@ -19,6 +19,7 @@ SLEEPS = {
         2,
         "polls counters, with a pause that leaves a worker the processor",
     ),
+    "reliability/test_soak.py": (2, "kills workers and looks at sizes now and then, for hours"),
     "server/bystander.py": (1, "polls what another process streams"),
     "server/live.py": (1, "polls another thread, which has no event for what only tests ask"),
     "server/test_heavy_requests.py": (

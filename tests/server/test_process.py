@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from tests.server.live import CHAT, HELLO, parse_events
+from tests.support.processes import disposition
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
 from thermocline.server.core.model_card import model_card
 
@@ -203,7 +204,8 @@ def test_the_card_is_read_from_the_header(tmp_path):
 @pytest.mark.slow
 def test_a_terminal_that_closes_lets_the_answer_end(start, toy):
     """SIGHUP is as SIGTERM: the stream that runs gets all of its tokens, and the process ends with 0."""
-    process = start(toy, "--port", 0)
+    with disposition(signal.SIGHUP, signal.SIG_DFL):
+        process = start(toy, "--port", 0)
     connection = connect(process)
     response, first = open_stream(connection, max_tokens=100)
     process.send_signal(signal.SIGHUP)
@@ -215,13 +217,10 @@ def test_a_terminal_that_closes_lets_the_answer_end(start, toy):
 
 
 @pytest.mark.slow
-def test_nohup_is_obeyed(start, toy, monkeypatch):
+def test_nohup_is_obeyed(start, toy):
     """A server that was started with SIGHUP ignored goes on when the terminal closes."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with disposition(signal.SIGHUP, signal.SIG_IGN):
         process = start(toy, "--port", 0)
-    finally:
-        signal.signal(signal.SIGHUP, before)
     connection = connect(process)
     process.send_signal(signal.SIGHUP)
     assert ask_health(connection)[0] == 200

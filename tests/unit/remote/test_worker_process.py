@@ -12,6 +12,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from tests.support.processes import disposition
 from tests.support.toy_model import write_toy_model
 from thermocline.cli import cli
 from thermocline.errors import ConfigError
@@ -91,12 +92,13 @@ def test_the_command_says_what_is_wrong(tmp_path):
 def test_a_worker_that_is_ended_removes_its_socket(tmp_path, number):
     """Whichever signal ends it, its socket's file is gone afterwards."""
     model, path = write_toy_model(tmp_path / "toy.gguf"), tmp_path / "socket"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "thermocline", "worker", model, "--listen", f"unix:{path}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    with disposition(number, signal.SIG_DFL):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "thermocline", "worker", model, "--listen", f"unix:{path}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
     try:
         assert b"listens on" in process.stdout.readline()
         assert path.is_socket()

@@ -1,0 +1,41 @@
+"""The run of the reliability tests: which tests a point has, and what the page of results says of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from scripts.reliability import OTHERS, PAGE, Collector, points, table
+
+
+def report(nodeid, outcome="passed", when="call", **measured):
+    """What pytest says of one phase of a test."""
+    return SimpleNamespace(
+        nodeid=nodeid, outcome=outcome, when=when, duration=0.5, user_properties=[*measured.items()]
+    )
+
+
+def test_every_point_of_the_page_is_read():
+    """R1 to R22, each with tests."""
+    found = points(PAGE.read_text())
+    assert [*found] == [f"R{n}" for n in range(1, 23)]
+    assert all(what and tests for what, tests in found.values())
+
+
+def test_outcomes_go_to_their_points():
+    """A failure anywhere fails its point; what no point names is listed; nothing run is no pass."""
+    collector = Collector(
+        {"R1": ["tests/a.py::test_x"], "R2": ["tests/b.py"], "R3": ["tests/c.py"]}
+    )
+    for phase in (
+        report("tests/a.py::test_x[1]", gap=0.25),
+        report("tests/a.py::test_x[1]", when="teardown"),
+        report("tests/a.py::test_xy"),
+        report("tests/b.py::test_1"),
+        report("tests/b.py::test_2", "failed", when="setup"),
+    ):
+        collector.pytest_runtest_logreport(phase)
+    verdicts = {name: outcome.verdict() for name, outcome in collector.outcomes.items()}
+    assert verdicts == {"R1": "pass", "R2": "FAIL", "R3": "not run", OTHERS: "pass"}
+    page = table({"R1": "x"}, collector.outcomes, {"date": "today"})
+    assert "| R1 | x | pass | 1 passed | 1 | gap: 0.25 |" in page
+    assert "- date: today" in page
