@@ -106,12 +106,12 @@ NEMOTRON_NANO: Final = PublishedModel(
     shape=Shape(
         layers=52,  # J
         hidden=2688,  # J
-        feed_forward=None,
+        feed_forward=None,  # no block is dense
         heads=32,  # C
         kv_heads=2,  # J
         head_dim=128,  # C
         context=262144,  # J
-        rope_base=1e4,  # J; nothing is turned
+        rope_base=1e4,  # J; no head turns
         rms_epsilon=1e-5,  # C, layer_norm_epsilon
         experts=128,  # J
         used=6,  # J
@@ -130,7 +130,16 @@ NEMOTRON_NANO: Final = PublishedModel(
     vocabulary=_VOCABULARY,
     config_class="NemotronHConfig",
     own=frozenset(
-        {"layers", "hidden", "kv_heads", "context", "experts", "used", "expert_width"}
+        {
+            "layers",
+            "hidden",
+            "feed_forward",
+            "kv_heads",
+            "context",
+            "experts",
+            "used",
+            "expert_width",
+        }
         | {"shared_width"}
     ),
 )

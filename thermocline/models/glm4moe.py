@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
-    """See `Architecture.read_spec`. Files of the vision models divide the turning pairs among axes, equal for text."""
+    """See `Architecture.read_spec`. Files of the vision models divide the turning pairs among axes, equal for text.
+
+    Solar-Open's may not name dense layers, of which it has none.
+    """
     read = SpecReader(file)
     spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm"))
     spec = replace(spec, own_rotary_dims=read.rotary_dims(spec.head_dim))
     shared = read.count("expert_shared_count") * spec.expert_intermediate_size
-    return mixed_spec(read, spec, gating=read.gating(default=Gating.SIGMOID), shared=shared)
+    gating = read.gating(default=Gating.SIGMOID)
+    return mixed_spec(read, spec, gating=gating, shared=shared, num_dense=0)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:

@@ -285,9 +285,9 @@ class SpecReader:
             if self._metadata.is_array(name):
                 raise self._unsupported(f"{name} of each layer's own", fix)
 
-    def leading_dense(self, num_layers: int) -> int:
+    def leading_dense(self, num_layers: int, default: int | None = None) -> int:
         """Return how many first layers have no routed experts: fewer than all."""
-        num_dense = self.count("leading_dense_block_count")
+        num_dense = self.count("leading_dense_block_count", default)
         if num_dense >= num_layers:
             raise self._bad(
                 f"{self._prefix}leading_dense_block_count is {num_dense}, of {num_layers} layers in all"

@@ -28,14 +28,21 @@ if TYPE_CHECKING:
 
 
 def mixed_spec(
-    read: SpecReader, spec: ModelSpec, *, gating: Gating, shared: int, scaled: bool = True
+    read: SpecReader,
+    spec: ModelSpec,
+    *,
+    gating: Gating,
+    shared: int,
+    scaled: bool = True,
+    num_dense: int | None = None,
 ) -> ModelSpec:
     """Return `spec` with dense layers, a router's rule, and blocks at the end that are left out.
 
-    shared: width of all shared experts together, 0 for none. scaled: the file says a factor on routing weights.
+    shared: width of all shared experts together, 0 for none. scaled: the file says a factor on routing weights. num_dense:
+    dense layers where the file does not say how many.
     """
     num_layers, extra = read.decoder_layers(spec.num_layers)
-    num_dense = read.leading_dense(num_layers)
+    num_dense = read.leading_dense(num_layers, num_dense)
     scale = read.positive_float("expert_weights_scale", zero=1.0) if scaled else 1.0
     return replace(
         spec,
@@ -67,8 +74,8 @@ def mixed_layer(
     output = replace(attention.output, scale=attention.output.scale * spec.residual_scale)
     attention, rope = replace(attention, output=output), rope or plain_rope(spec)
     if isinstance(attention, AttentionWeights) and attention.output_bias is not None:
-        bias = attention.output_bias * np.float32(spec.residual_scale)
-        attention = replace(attention, output_bias=bias)
+        added = attention.output_bias * np.float32(spec.residual_scale)
+        attention = replace(attention, output_bias=added)
     if index < spec.num_dense_layers:
         dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
         parts = LayerParts(attention, gains, spec.rms_epsilon, None, _scaled(dense, spec))

@@ -28,6 +28,7 @@ _OWN_VOCABULARIES = {
     "granitemoe": ("granite", "GraniteMoeModel"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
     "nemotron_h_moe": ("nemotron", "NemotronHModel"),
+    "solar_open": ("glm", "SolarOpenModel"),
 }
 
 

@@ -49,6 +49,13 @@ def _glm4moe(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Glm4MoeConfig(**(_grouped(common) | own | tiny.options))
 
 
+def solar_open(common: dict[str, Any], tiny: TinyModel) -> Any:
+    """Return the configuration of Solar-Open, which becomes a file of glm4moe without dense layers."""
+    settings = _without(_grouped(common), "first_k_dense_replace", "intermediate_size")
+    own = {"rope_parameters": _HALF | {"partial_rotary_factor": 1.0}, "head_dim": 32}
+    return transformers.SolarOpenConfig(**(settings | own | tiny.options))
+
+
 def _bailingmoe2(common: dict[str, Any], tiny: TinyModel) -> Any:
     own = {
         "rope_parameters": dict(_HALF),

@@ -43,7 +43,7 @@ _LAGUNA_YARN = {
 """As Laguna's published configuration has it, but for the factor."""
 _THETA_ALONE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
 _HUNYUAN_ROPE = {
-    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0},
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0},
     "max_position_embeddings": 32768,
     "num_attention_heads": 2,
     "head_dim": 128,
@@ -168,6 +168,7 @@ OTHER_CASES = (
     _case("biased", "qwen3", options={"attention_bias": True}, seed=6),
     _case("own_yarn", "qwen3", options={"rope_parameters": _YARN | {"attention_factor": 0.9}}),
     _case("own_yarn", "laguna", options={"rope_parameters": _LAGUNA_YARN}, seed=8),
+    _case("small", "solar_open", seed=9),
     _case("biased", "granitemoe", options={"attention_bias": True}, seed=7),
     _case("unshared", "granitemoe", options={"shared_intermediate_size": 0}, seed=8),
     _case("whole_heads", "bailingmoe2", options={"rope_parameters": _THETA_ALONE}, seed=4),

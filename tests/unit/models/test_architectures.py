@@ -67,6 +67,7 @@ OWN_OPTIONAL = {
         *["attention.scale", "embedding_scale", "residual_scale"],
         "expert_shared_feed_forward_length",
     },
+    "glm4moe": {"leading_dense_block_count"},
     "gpt-oss": {"rope.dimension_count"},
     "hunyuan-moe": {"expert_shared_feed_forward_length"},
     "qwen3vlmoe": {"n_deepstack_layers"},
@@ -240,6 +241,25 @@ def test_a_block_may_lack_its_mixer_or_its_feed_forward(tmp_path):
     assert spec.dense_layers == {0, 2, 3}
     assert [layer is None for layer in model.expert_layers] == [True, False, True, True, False]
     assert spec.cpu_only == "Mamba2"
+
+
+def test_a_block_that_guesses_may_have_all_parts(tmp_path):
+    """Nemotron's block behind the last has attention and experts; it is left out, and so is its place in the lists."""
+    toy = TOYS["nemotron_h_moe"]
+    weights = toy_arch_weights(toy)
+    for name, values in list(weights.items()):
+        if name.startswith(("blk.3.", "blk.4.")):
+            weights[f"blk.5.{name[6:]}"] = values
+    weights["blk.5.nextn.eh_proj.weight"] = np.zeros((64, 128), np.float32)
+    found = toy_arch_metadata(toy)
+    keys = {"nemotron_h_moe.block_count": 6, "nemotron_h_moe.nextn_predict_layers": 1}
+    for key in ("attention.head_count_kv", "feed_forward_length"):
+        values = found[f"nemotron_h_moe.{key}"]
+        keys[f"nemotron_h_moe.{key}"] = [*values, max(values)]
+    path = write_toy_arch(tmp_path / "m.gguf", toy, weights=weights, metadata=keys)
+    model = opened(path)
+    plain = spec_of(write_toy_arch(tmp_path / "plain.gguf", toy))
+    assert model.spec == replace(plain, num_predict_layers=1)
 
 
 def test_a_hybrid_may_name_its_layers(tmp_path):
