@@ -48,9 +48,6 @@ _YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
-CPU_ONLY_ARCHS = ("deepseek2", "lfm2moe", "nemotron_h_moe")
-"""Whose non-expert weights no device computes yet."""
-
 _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
 

@@ -87,10 +87,8 @@ def _device_step(
 def _simulated_step(
     context: BuildContext, hot: HotDevice, cache: SequenceCache
 ) -> StepDevice | None:
-    """Return that of a device that only plays one; None for layers that no device computes."""
+    """Return that of a device that only plays one."""
     device, catalog = hot.device, hot.catalog
-    if context.model.spec.cpu_only:
-        return None
     if not isinstance(device, SimulatedDevice) or not isinstance(device.kernels, NativeKernels):
         return None
     routed = frozenset(catalog.routed_layers)

@@ -28,7 +28,10 @@ _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 _ROLES: Final = ("gate_up", "gate", "up", "down")
 _EXPERTS: Final = re.compile(rf"ffn_((?:{'|'.join(_ROLES)})_exps\.(?:weight|bias))")
 # Loaded as float32 whatever the file has: routers, and what is no matrix.
-_WIDE: Final = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight")
+_WIDE: Final = (
+    *("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "shortconv.conv.weight"),
+    *("ssm_conv1d.weight", "ssm_a", "ssm_d", "ssm_norm.weight"),
+)
 _SCALES: Final = (".scale", ".input_scale")
 PART_ALIGNMENT: Final = 16
 """Matrices of an expert begin at multiples of it: loads of 16 bytes do."""
@@ -65,8 +68,6 @@ class DeviceSizes:
     num_experts: int
     experts: tuple[int, ...]
     layouts: tuple[str, ...]
-    cpu_only: str = ""
-    """See `ModelSpec`."""
 
     @property
     def non_expert(self) -> int:
@@ -142,7 +143,6 @@ def measure_device_sizes(
         spec.router.num_experts,
         experts,
         tuple(layer.layout for layer in sizes.layers),
-        spec.cpu_only,
     )
 
 

@@ -50,6 +50,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
         num_predict_layers=extra,
         own_layer_kinds=kinds,
         own_dense_layers=tuple(dense),
+        own_rotary_dims=0,
         router=router,
         expert_activation=_ACTIVATION,
         shared_intermediate_size=read.size("expert_shared_feed_forward_length"),

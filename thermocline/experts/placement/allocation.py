@@ -289,9 +289,6 @@ def _place_non_expert(whole: DeviceSizes, wish: DeviceWish, room: int) -> _Place
     if wish.non_expert is Wish.NO or (limit <= 0 and wish.non_expert is not Wish.YES):
         why = "non-expert weights on the CPU: as asked for"
         return _Placed(none, (why,) if limit > 0 else ())
-    if whole.cpu_only:
-        refused = (f"non-expert weights on the CPU: no device computes {whole.cpu_only} yet",)
-        return _Placed(none, refused, refused)
     part, first = wish.part or DevicePart.whole(len(whole.layers)), _first_cache(wish.cache)
     sizes = whole.of(part)
     missing = _base_bytes(sizes, first) - room
