@@ -35,7 +35,7 @@ from thermocline.traces.lanes import Lane
 PROMPT = [int(t) for t in np.random.default_rng(3).integers(0, 256, 75)]
 MIX = {"embed": "Q8_0", "attn": "Q5_K", "gate_up": "Q4_K", "down": "Q6_K", "output": "Q6_K"}
 MIXED = ToyShape(layers=2, hidden=256, heads=4, head_dim=64, intermediate=256, used=3, formats=MIX)
-PLAIN_CASES = [case for case in ARCH_CASES if case.name.endswith(("_odd", "_default", "_lite"))]
+PLAIN_CASES = [case for case in ARCH_CASES if case.name.endswith(("_odd", "_default"))]
 # Of those that differ by their routers alone, one.
 SIDE_BY_SIDE = [
     case for case in PLAIN_CASES if case not in ROUTER_CASES or case.name == "bailingmoe2_default"
@@ -87,7 +87,7 @@ async def test_quantised_models_agree(tmp_path, device, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["deepseek2_lite", "lfm2moe_default", "nemotron_h_moe_default"])
+@pytest.mark.parametrize("name", ["deepseek2_odd", "nemotron_h_moe_default"])
 async def test_a_whole_model_there_answers_alike(tmp_path, monkeypatch, device, name):
     """With all experts all layers are one job: latent rows, states, and layers that are one part alone."""
     case = next(case for case in PLAIN_CASES if case.name == name)

@@ -170,7 +170,7 @@ def test_heads_of_any_size_and_number(kernels, streams, head_dim, heads, spans):
 
 LATENT = [
     *((kind, 48, 16, 3) for kind in TYPES),
-    *((kind, 21, 6, 38) for kind in (CacheType.F32, CacheType.F16)),
+    (CacheType.F32, 21, 6, 38),
     (CacheType.F16, 512, 64, 20),
     (CacheType.Q8_0, 70, 26, 1),
 ]
