@@ -121,7 +121,7 @@ def measure_device_sizes(
     for tensor in table.values():
         match = _LAYER.fullmatch(tensor.name)
         if match is None:
-            head += _top_bytes(tensor, is_tied="output.weight" not in table)
+            head += _top_bytes(tensor, spec.output_norm, is_tied="output.weight" not in table)
             continue
         layer, name = int(match[1]), match[2]
         if layer >= spec.num_layers:
@@ -155,9 +155,12 @@ def slot_starts(part_bytes: Sequence[int]) -> tuple[int, ...]:
     return (*starts, end)
 
 
-def _top_bytes(tensor: TensorInfo, *, is_tied: bool) -> int:
-    """Return the bytes of a tensor of no layer: the head's; a tied head's matrix is the embedding table."""
-    if tensor.name in ("output.weight", "output_norm.weight"):
+def _top_bytes(tensor: TensorInfo, norm: str, *, is_tied: bool) -> int:
+    """Return the bytes of a tensor of no layer: the head's; a tied head's matrix is the embedding table.
+
+    norm: the name of the head's.
+    """
+    if tensor.name in ("output.weight", norm):
         return _bytes(tensor)
     return _bytes(tensor) if tensor.name == "token_embd.weight" and is_tied else 0
 
