@@ -177,7 +177,7 @@ def test_the_engine_takes_what_a_plan_of_some_layers_says(opened, name, monkeypa
 
 @pytest.mark.parametrize("case", SCHEDULED_CASES, ids=str)
 def test_the_device_takes_what_the_plan_says_of_every_architecture(tmp_path, case):
-    """Weights with their cache and states. Two kinds of layers may share a rotary table that the plan counts twice."""
+    """Weights with their cache and states, to 1 %. Layers may share a rotary table that the plan counts twice."""
     with open_model_file(write_toy_arch(tmp_path / "toy.gguf", case.toy)) as file:
         kernels = ReferenceKernels()
         model = open_model(file, kernels)
@@ -190,7 +190,7 @@ def test_the_device_takes_what_the_plan_says_of_every_architecture(tmp_path, cas
             planned_bytes = allocation.non_expert_bytes + allocation.kv_bytes
             tables = needs.on_device.position * 64 if model.spec.window_layers else 0
     assert devices.non_expert.part.is_whole
-    assert planned_bytes - tables <= account.total_bytes <= planned_bytes + 64
+    assert 0.99 * planned_bytes - tables <= account.total_bytes <= 1.01 * planned_bytes
 
 
 def test_thirty_billion_on_twelve_gib(tmp_path):
