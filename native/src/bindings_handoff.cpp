@@ -175,24 +175,29 @@ class DeviceLayer {
     }
 
     void attends(int type, int64_t block_tokens, int64_t head_dim, Write<uint8_t, 3> keys, Write<uint8_t, 3> values) {
-        const CacheShape shape = cache_shape(type, block_tokens, head_dim, keys, values);
-        weights_.attention().require_heads(shape);
-        given_.cache = {shape, keys.data(), values.data()};
+        if (weights_.layer().is_latent) {
+            const LatentPart& part = weights_.latent().part();
+            require(head_dim == part.kv.rows, "a latent row has a number per row of kv");
+            given_.cache = {latent_shape(type, block_tokens, head_dim, part.latent(), keys), keys.data(), keys.data()};
+        } else {
+            const CacheShape shape = cache_shape(type, block_tokens, head_dim, keys, values);
+            weights_.attention().require_heads(shape);
+            given_.cache = {shape, keys.data(), values.data()};
+        }
         arrays_ = {keys, values};
     }
     void recurs(ConvStates conv_states, States states) {
-        DeltaJob job{};
-        job.shape = weights_.delta_shape();
-        set_states(job, conv_states, states);
-        given_.conv_states = job.conv_states;
-        given_.states = job.states;
-        num_states_ = size(states, 0);
+        require_states(weights_.state(), conv_states, states);
+        given_.conv_states = conv_states.data();
+        given_.states = states.data();
+        num_states_ = size(conv_states, 0);
         conv_ = std::move(conv_states);
         recurrent_ = std::move(states);
     }
 
     GraphLayer given() const {
-        require((given_.cache.keys != nullptr) != (given_.states != nullptr), "a layer attends or recurs");
+        const int has_memory = (given_.cache.keys != nullptr) + (given_.conv_states != nullptr);
+        require(has_memory == (weights_.has_mixer() ? 1 : 0), "a layer with a mixer attends or recurs");
         GraphLayer layer = given_;
         layer.layer = &weights_.layer();
         return layer;
@@ -275,16 +280,18 @@ class Graph {
                 "every layer has its tables and places");
         for (size_t n = 0; n < layers_.size(); ++n) {
             const GraphLayer layer = layers_[n]->given();
-            if (layer.states != nullptr) {
+            if (layer.conv_states != nullptr) {
                 require(!inputs.runs.empty(), "a recurrent layer has runs");
                 for (size_t r = 0; r < inputs.runs.size(); ++r)
                     require(inputs.runs[r].slot < layers_[n]->num_states() &&
                                 inputs.copies[r] < layers_[n]->num_states(),
                             "a slot lies beyond the states");
-            } else {
+            } else if (layer.cache.keys != nullptr) {
                 require_places(layer.cache.shape, inputs, inputs.places[static_cast<size_t>(layer.places)]);
                 const auto& rope = inputs.ropes[static_cast<size_t>(layer.rope)];
-                require(rope.rotary_dims <= layer.cache.shape.head_dim, "rotary_dims must be at most head_dim");
+                const int64_t turned = layer.cache.shape.head_dim - layer.cache.shape.latent;
+                require(layer.layer->is_latent ? rope.rotary_dims == turned : rope.rotary_dims <= turned,
+                        "rotary_dims must be at most head_dim, and what lies behind the value of a latent row");
             }
             if (!layer.layer->is_routed) continue;
             require(layer.layer->router.matrix.rows <= inputs.experts, "residency has a column for each expert");
@@ -429,7 +436,8 @@ void bind_handoff(nb::module_& m) {
         .def(nb::init<const LayerWeights&, std::optional<Experts>, int64_t, int64_t>(), nb::arg("weights"),
              nb::arg("slots").none(), nb::arg("rope"), nb::arg("places"))
         .def("attends", &DeviceLayer::attends, nb::arg("cache_type"), nb::arg("block_tokens"), nb::arg("head_dim"),
-             nb::arg("keys").noconvert(), nb::arg("values").noconvert(), "Set its cache.")
+             nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
+             "Set its cache; values are not looked at where attention is latent.")
         .def("recurs", &DeviceLayer::recurs, nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(),
              "Set its states.");
     nb::class_<Graph>(m, "StepGraph", "A decode step through all layers, recorded as nodes.")

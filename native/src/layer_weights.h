@@ -290,16 +290,11 @@ class LayerWeights {
         require(delta_ || recurrent_, "this layer has no recurrent state");
         return delta_ ? delta_->part().rule.shape.state() : recurrent_->part().state;
     }
-    void require_no_mixer() const {
-        require(!attention_ && !delta_ && !recurrent_ && !latent_, "this layer has a mixer");
-    }
+    bool has_mixer() const { return attention_ || delta_ || recurrent_ || latent_; }
+    void require_no_mixer() const { require(!has_mixer(), "this layer has a mixer"); }
     const LatentWeights& latent() const {
         require(latent_.has_value(), "this layer has no latent attention");
         return *latent_;
-    }
-    const DeltaShape& delta_shape() const {
-        require(delta_.has_value(), "this layer has no delta rule");
-        return delta_->part().rule.shape;
     }
 
    private:

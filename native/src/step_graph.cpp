@@ -119,10 +119,18 @@ void StepGraph::look_up_ropes() {
 void StepGraph::attend(int64_t index) {
     const GraphLayer& given = layers_[static_cast<size_t>(index)];
     const GraphInputs& step = *inputs_;
-    if (given.states != nullptr) {
+    const Layer& layer = *given.layer;
+    if (given.conv_states != nullptr) {
         const StateTokens tokens{step.rows, step.runs.data(), step.copies.data(), static_cast<int64_t>(step.runs.size()),
                                  given.conv_states, given.states};
-        apply_delta(compute_, dense_, Form::Decode, given.layer->delta, tokens, x_, residual_);
+        if (layer.recurrent.kind == RecurrentPart::Kind::Nothing)
+            apply_delta(compute_, dense_, Form::Decode, layer.delta, tokens, x_, residual_);
+        else
+            apply_recurrent(compute_, dense_, Form::Decode, layer.recurrent, tokens, x_, residual_);
+        return;
+    }
+    if (given.cache.keys == nullptr) {  // a feed-forward alone
+        std::swap(x_, residual_);
         return;
     }
     const GraphRope& rope = step.ropes[static_cast<size_t>(given.rope)];
@@ -132,7 +140,10 @@ void StepGraph::attend(int64_t index) {
     const LayerTokens tokens{step.rows,        step.positions,      places.slots,        cosines, sines,
                              rope.rotary_dims, rope.layout,         places.starts,       places.block_tables,
                              places.table_starts, places.sequences};
-    thermocline::attend(compute_, dense_, Form::Decode, given.layer->attention, tokens, given.cache, x_, residual_);
+    if (layer.is_latent)
+        thermocline::attend(compute_, dense_, Form::Decode, layer.latent, tokens, given.cache, x_, residual_);
+    else
+        thermocline::attend(compute_, dense_, Form::Decode, layer.attention, tokens, given.cache, x_, residual_);
 }
 
 void StepGraph::publish(int64_t layer) {

@@ -44,7 +44,10 @@ from thermocline.server.app import running_server
 from thermocline.traces.recorder import NullRecorder
 
 GIB = 1 << 30
-NAMES = ("Qwen3-30B-A3B", "Qwen3.6-35B-A3B", "OLMoE-1B-7B", "Qwen3-Next-80B-A3B")
+NAMES = (
+    *("Qwen3-30B-A3B", "Qwen3.6-35B-A3B", "OLMoE-1B-7B", "Qwen3-Next-80B-A3B"),
+    *("DeepSeek-V2-Lite", "GLM-4.7-Flash", "Nemotron-3-Nano"),
+)
 EVERY = [
     (gib, context, requests)
     for gib in (6, 8, 12, 16, 24, 48)
@@ -168,8 +171,26 @@ def test_the_engine_takes_what_a_plan_of_some_layers_says(opened, name, monkeypa
         cache = cpu_cache(devices.cache, spec, devices.device_layers)
     assert cache.num_blocks == devices.cache.num_blocks
     assert (name == "every other") == (plan.hot_expert_bytes == 0)
-    keeps = [n for n in range(spec.num_layers) if n not in spec.recurrent_layers]
+    keeps = [n for n in range(spec.num_layers) if n not in spec.keyless_layers]
     assert set(cache.kv._layers) == set(keeps) - set(part.layers)
+
+
+@pytest.mark.parametrize("case", SCHEDULED_CASES, ids=str)
+def test_the_device_takes_what_the_plan_says_of_every_architecture(tmp_path, case):
+    """Weights with their cache and states, to 1 %. Layers may share a rotary table that the plan counts twice."""
+    with open_model_file(write_toy_arch(tmp_path / "toy.gguf", case.toy)) as file:
+        kernels = ReferenceKernels()
+        model = open_model(file, kernels)
+        config = replace(small(None), memory=MemoryConfig(max_context_tokens=64, block_tokens=8))
+        needs = needs_of(file, model.spec, config)
+        with ExitStack() as owned, accounting_device() as account:
+            recorder = NullRecorder()
+            devices = open_devices(config, needs, model, kernels, recorder, owned)
+            allocation = devices.allocation
+            planned_bytes = allocation.non_expert_bytes + allocation.kv_bytes
+            tables = needs.on_device.position * 64 if model.spec.window_layers else 0
+    assert devices.non_expert.part.is_whole
+    assert 0.99 * planned_bytes - tables <= account.total_bytes <= 1.01 * planned_bytes
 
 
 def test_thirty_billion_on_twelve_gib(tmp_path):

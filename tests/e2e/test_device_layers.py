@@ -27,16 +27,24 @@ from thermocline.traces.lanes import Lane
 
 PROMPT = [int(t) for t in np.random.default_rng(3).integers(0, 256, 75)]
 CASES = {case.name: case for case in ARCH_CASES}
-# A plain architecture, one with recurrent layers, one with windows: each with both kinds of layers on both sides.
+# A plain architecture, some with recurrent layers, windows, latent rows: their kinds of layers are on both sides.
 PARTS = {
     "olmoe_default": {"gpu_layers": 2},
     "qwen35moe_odd": {"gpu_layers": 4},
     "laguna_default": {"override_tensor": (r"blk\.[024]\.(?!ffn_.*_exps)=CPU,^output=CPU",)},
+    "deepseek2_lite": {"gpu_layers": 2},
+    "lfm2moe_default": {"gpu_layers": 3},
+    "nemotron_h_moe_default": {"gpu_layers": 6},
 }
+# One of each kind of memory.
+SIDE_BY_SIDE = ("olmoe_default", "qwen35moe_odd", "laguna_default", "deepseek2_lite")
 PLACES = {
     "olmoe_default": ((2,), True),
     "qwen35moe_odd": ((2, 3, 4), True),
     "laguna_default": ((1, 3), False),
+    "deepseek2_lite": ((2,), True),
+    "lfm2moe_default": ((2, 3), True),
+    "nemotron_h_moe_default": ((2, 3, 4, 5, 6), True),
 }
 
 
@@ -99,7 +107,7 @@ async def test_where_experts_are_changes_no_bit(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
 async def test_requests_side_by_side_share_one_block_table(tmp_path, device, name):
     """Shared beginnings, snapshots, windows, and a cache too small for all: each side's blocks are its own layers'."""
     path = write_toy_arch(tmp_path / "toy.gguf", CASES[name].toy)

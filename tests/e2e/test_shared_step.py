@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.support.arch_cases import CPU_ONLY_ARCHS, MORE_SCHEDULED_CASES, SCHEDULED_CASES
+from tests.support.arch_cases import MORE_SCHEDULED_CASES, SCHEDULED_CASES
 from tests.support.eager_device import FAST_LINK, eager_device
 from tests.support.settled import settled
 from tests.support.toy_archs import write_toy_arch
@@ -179,38 +179,15 @@ async def test_experts_move_in_every_step(toy, expected, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [
-        case
-        for case in SCHEDULED_CASES + MORE_SCHEDULED_CASES
-        if case.toy.arch not in CPU_ONLY_ARCHS
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("case", SCHEDULED_CASES + MORE_SCHEDULED_CASES, ids=str)
 async def test_every_architecture_shares_steps(case, tmp_path, monkeypatch):
-    """Recurrent layers, windows, dense layers, shared experts: the same bits, two answers at once."""
+    """Recurrent and latent layers, windows, dense layers, single blocks: the same bits, two answers at once."""
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
     wanted = await answers_of_the_cpu(path, PROMPTS[:2])
     with counted_steps(monkeypatch) as rows, eager_device():
         async with Engine.open(path, half()) as engine:
             assert await asyncio.gather(*(answer(engine, each) for each in PROMPTS[:2])) == wanted
     assert 2 in rows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [case for case in SCHEDULED_CASES if case.toy.arch in CPU_ONLY_ARCHS], ids=str
-)
-async def test_layers_that_no_device_computes_share_none(case, tmp_path, monkeypatch):
-    """Their steps go stage by stage, with hot experts on the device: the same bits."""
-    path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
-    wanted = await answers_of_the_cpu(path, PROMPTS[:2])
-    with counted_steps(monkeypatch) as rows, eager_device():
-        async with Engine.open(path, half()) as engine:
-            assert await asyncio.gather(*(answer(engine, each) for each in PROMPTS[:2])) == wanted
-            assert engine._parts.experts.hot_device.store.statistics().total_hits > 0
-    assert not rows
 
 
 @pytest.mark.slow

@@ -174,12 +174,12 @@ async def test_experts_move_in_every_step(toy, monkeypatch, device):
     [
         case
         for case in SCHEDULED_CASES
-        if case.name in ("qwen3next_mixed", "laguna_mixed", "gpt-oss_mixed")
+        if case.toy.arch in ("qwen3next", "laguna", "gpt-oss", "deepseek2", "nemotron_h_moe")
     ],
     ids=str,
 )
 async def test_recurrent_states_and_windows(case, device, tmp_path, monkeypatch):
-    """And dense layers, shared experts, and biases of experts: two answers at once."""
+    """And latent rows, dense layers, single blocks, shared experts, and biases of experts: two answers at once."""
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
     with compared_steps(monkeypatch) as (steps, use), eager_device():
         async with Engine.open(path, settings(device)) as engine:

@@ -49,9 +49,6 @@ _YARN = {
     "rope.scaling.original_context_length": 64,
 }
 _OWN_YARN = {"rope.scaling.yarn_attn_factor": 1.0}
-CPU_ONLY_ARCHS = ("deepseek2", "lfm2moe", "nemotron_h_moe")
-"""Whose non-expert weights no device computes yet."""
-
 _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
 

@@ -67,7 +67,7 @@ class Case(NamedTuple):
     def formats(self) -> str:
         """Return the names of the block formats that it reads, or a dash; of attention, that of the cache."""
         if self.cache:
-            return f"cache:{self.cache}"
+            return self.cache
         names = [
             self.constants[name] for name in ("fmt", "gate_fmt", "up_fmt") if name in self.constants
         ]
@@ -169,10 +169,14 @@ _CACHES = {
 }
 
 
-def paged(name: str, head_dim: int, group: int, window: int) -> Iterator[Case]:
-    """Attention over a cache of this type: of prompts, of decoded tokens, and the sum of their splits."""
+def paged(name: str, head_dim: int, group: int, window: int, latent: int = 0) -> Iterator[Case]:
+    """Attention over a cache of this type: of prompts, of decoded tokens, and the sum of their splits.
+
+    latent: numbers of a value that is part of its key.
+    """
     numbers, kind, operand = _CACHES[name]
-    form = TileSizes.of(kind, head_dim)
+    value_dim = latent or head_dim
+    form = TileSizes.of(kind, value_dim)
     units = "*fp16" if name == "Q8_0" else numbers
     types = dict.fromkeys(("out_ptr", "q_ptr", "sums_ptr", "tops_ptr", "sinks_ptr"), "*fp32")
     types |= dict.fromkeys(("keys_ptr", "values_ptr"), numbers)
@@ -184,7 +188,9 @@ def paged(name: str, head_dim: int, group: int, window: int) -> Iterator[Case]:
         "num_heads": 2 * group,
         "group": group,
         "head_dim": head_dim,
-        "width": triton.next_power_of_2(head_dim),
+        "value_dim": value_dim,
+        "width": triton.next_power_of_2(value_dim),
+        "rest_width": max(triton.next_power_of_2(head_dim - value_dim), 16),
         "block_tokens": 16,
         "window": window,
         "is_quantised": name == "Q8_0",
@@ -194,10 +200,9 @@ def paged(name: str, head_dim: int, group: int, window: int) -> Iterator[Case]:
         "num_splits": NUM_SPLITS,
         "has_sinks": head_dim == 64,
     }
-    rows = max(triton.next_power_of_2(group), 16)
     for kernel, block_rows in (
         (attend_tiles_kernel, form.rows),
-        (attend_splits_kernel, rows),
+        (attend_splits_kernel, form.heads(group)),
         (merge_splits_kernel, 0),
     ):
         given = constants | {"block_rows": block_rows}
@@ -205,7 +210,8 @@ def paged(name: str, head_dim: int, group: int, window: int) -> Iterator[Case]:
             {arg: value for arg, value in every.items() if arg in kernel.arg_names}
             for every in (types, given)
         ]
-        yield Case(kernel, *own, form.num_warps, name, form.num_stages)
+        cache = f"{'latent' if latent else 'cache'}:{name}"
+        yield Case(kernel, *own, form.num_warps, cache, form.num_stages)
 
 
 # Sizes of a head, and heads that share one of keys.
@@ -216,6 +222,8 @@ def every_cache() -> Iterator[Case]:
     """Every type of cache, with the heads of all architectures, and with a window."""
     for name, (head_dim, group) in product(_CACHES, _HEADS):
         yield from paged(name, head_dim, group, 512 if head_dim == 128 else 0)
+    for name in _CACHES:
+        yield from paged(name, 576, 20, 0, latent=512)
 
 
 def cases() -> Iterator[Case]:
@@ -236,6 +244,9 @@ def cases() -> Iterator[Case]:
     types = pointers | dict.fromkeys(("num_experts", "num_tiles"), "i32")
     constants = {"tile_pairs": 64, "block_experts": 256, "block_tiles": 32}
     yield Case(tile_schedule_kernel, types, constants)
+    yield next(
+        case for case in paged("F16", 576, 20, 0, latent=512) if case.kernel is attend_splits_kernel
+    )
     yield from paged("Q8_0", 128, 8, 512)
     yield from shared_steps()
 

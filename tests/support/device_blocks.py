@@ -16,6 +16,6 @@ def blocks_of(device: DeviceNonExpert) -> list[torch.Tensor]:
     for layer, cache in device._caches.items():
         is_window = layer in device.spec.window_layers and device.spare.window_block
         stride = strides.window if is_window else strides.full
-        parts = (part._stored for part in (cache._keys, cache._values))
+        parts = (part._stored for part in (cache._keys, cache._values) if part is not None)
         found += [part.unflatten(0, (-1, strides.block_tokens))[::stride] for part in parts]
     return found

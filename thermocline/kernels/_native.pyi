@@ -315,7 +315,7 @@ class GraphLayer:
     def __init__(self, weights: LayerWeights, slots: Experts | None, rope: int, places: int) -> None: ...
 
     def attends(self, cache_type: int, block_tokens: int, head_dim: int, keys: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
-        """Set its cache."""
+        """Set its cache; values are not looked at where attention is latent."""
 
     def recurs(self, conv_states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu')]) -> None:
         """Set its states."""

@@ -178,9 +178,7 @@ class LayerParts:
 
     mixer: None in a layer that is a feed-forward alone. norm: float32 [hidden], before the experts, with `epsilon`. A
     feed-forward has routed experts, a shared one (in a dense layer that is all of it), or both; a layer that is a mixer
-    alone has neither, and no norm.
-    norm: float32 [hidden], before the experts, with `epsilon`. A layer has routed experts, a shared one (in
-    a dense layer that is its feed-forward), or both. end: where what they give is normed before it is added; its parts
+    alone has neither, and no norm. end: where what they give is normed before it is added; its parts
     are the shared expert's output and the routed ones', which a layer then has both, or a shared one alone and no parts.
     """
 

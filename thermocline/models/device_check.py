@@ -46,7 +46,7 @@ def check_non_expert(device: DeviceNonExpert, model: Model) -> None:
     for number in device.part.layers:
         parts = model.non_expert.layers[number]
         window = parts.mixer.window if isinstance(parts.mixer, AttentionWeights) else None
-        kinds.setdefault((window, parts.routed is None), LayerIndex(number))
+        kinds.setdefault((type(parts.mixer), window, parts.routed is None), LayerIndex(number))
     rng = np.random.default_rng(0)
     cache = lone_cache(model.spec, 1, device.block_tokens, CacheType.F32)
     try:

@@ -23,7 +23,7 @@ from thermocline.kernels.gpu.dense import DeviceRope, rms_norm, softcap
 from thermocline.kernels.gpu.layer import DeviceLayer, LayerOutput
 from thermocline.kernels.gpu.steps import CapturedSteps, RowSizes
 from thermocline.kernels.gpu.weights import MatrixLoader
-from thermocline.kernels.whole_layer import AttentionWeights
+from thermocline.kernels.whole_layer import AttentionWeights, LatentWeights
 from thermocline.messages import LayerEnding, LayerIndex, Routing
 from thermocline.models.cache_places import BlockStrides
 from thermocline.models.device_part import DevicePart
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.gpu.cache import DeviceLayerCache
     from thermocline.kernels.gpu.resident import LayerExperts, ResidentExperts
     from thermocline.kernels.gpu.shared_experts import SharedExperts
     from thermocline.kernels.gpu.step import StepInputs
@@ -102,6 +103,7 @@ class DeviceNonExpert:
             streams.finish(spin=False)
         mixers = [parts.layers[layer].mixer for layer in part.layers]
         windows = {mixer.window for mixer in mixers if isinstance(mixer, AttentionWeights)}
+        windows |= {0 for mixer in mixers if isinstance(mixer, LatentWeights)}
         # The last of each is no request's.
         self.spare = SparePlaces(cache.num_blocks, cache.window_blocks, cache.num_states)
         self.num_blocks = cache.num_blocks
@@ -141,7 +143,7 @@ class DeviceNonExpert:
         with self._computing():
             plan, step = self._step(chunk)
             given, states = self._layers[layer], self._states.get(layer)
-            memory = self._caches[layer] if states is None else states
+            memory = self._memory(layer)
             changed = () if states is None else (states,)
             _begin(plan, changed)
             step.run(layer, partial(given, memory), x)
@@ -252,13 +254,17 @@ class DeviceNonExpert:
     ) -> LayerOutput:
         ids, weights = [], []
         for index, layer in self._layers.items():
-            given = layer(self._states.get(index) or self._caches[index], x, inputs)
+            given = layer(self._memory(index), x, inputs)
             x = experts.sum(index, given, inputs.num_live, prompt=inputs.is_prompt)
             x = layer.finish(given, x)
             if given.ids is not None and given.weights is not None:
                 ids.append(given.ids)
                 weights.append(given.weights)
         return LayerOutput(x, x, torch.cat(ids, 1), torch.cat(weights, 1))
+
+    def _memory(self, layer: LayerIndex) -> DeviceLayerCache | DeviceStates | None:
+        """Return a layer's states or cache; None where it has neither."""
+        return self._states.get(layer) or self._caches.get(layer)
 
     def _step(self, chunk: Chunk) -> tuple[StepPlan, StepBuffers]:
         """Return the chunk's plan, and buffers that hold its numbers."""
@@ -330,5 +336,10 @@ def _shape(
     assert len(found) == 1, f"layers of one pool with different heads: {found}"
     heads = found.pop()
     return CacheShape(
-        cache.type, num_blocks + 1, cache.block_tokens, heads.kv_heads, heads.head_dim
+        cache.type,
+        num_blocks + 1,
+        cache.block_tokens,
+        heads.kv_heads,
+        heads.head_dim,
+        heads.latent,
     )

@@ -28,7 +28,10 @@ _LAYER: Final = re.compile(r"blk\.(\d+)\.(.+)")
 _ROLES: Final = ("gate_up", "gate", "up", "down")
 _EXPERTS: Final = re.compile(rf"ffn_((?:{'|'.join(_ROLES)})_exps\.(?:weight|bias))")
 # Loaded as float32 whatever the file has: routers, and what is no matrix.
-_WIDE: Final = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight")
+_WIDE: Final = (
+    *("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "shortconv.conv.weight"),
+    *("ssm_conv1d.weight", "ssm_a", "ssm_d", "ssm_norm.weight"),
+)
 _SCALES: Final = (".scale", ".input_scale")
 PART_ALIGNMENT: Final = 16
 """Matrices of an expert begin at multiples of it: loads of 16 bytes do."""
@@ -120,7 +123,7 @@ def measure_device_sizes(
     for tensor in table.values():
         match = _LAYER.fullmatch(tensor.name)
         if match is None:
-            head += _top_bytes(tensor, is_tied="output.weight" not in table)
+            head += _top_bytes(tensor, spec.output_norm, is_tied="output.weight" not in table)
             continue
         layer, name = int(match[1]), match[2]
         if layer >= spec.num_layers:
@@ -155,9 +158,12 @@ def slot_starts(part_bytes: Sequence[int]) -> tuple[int, ...]:
     return (*starts, end)
 
 
-def _top_bytes(tensor: TensorInfo, *, is_tied: bool) -> int:
-    """Return the bytes of a tensor of no layer: the head's; a tied head's matrix is the embedding table."""
-    if tensor.name in ("output.weight", "output_norm.weight"):
+def _top_bytes(tensor: TensorInfo, norm: str, *, is_tied: bool) -> int:
+    """Return the bytes of a tensor of no layer: the head's; a tied head's matrix is the embedding table.
+
+    norm: the name of the head's.
+    """
+    if tensor.name in ("output.weight", norm):
         return _bytes(tensor)
     return _bytes(tensor) if tensor.name == "token_embd.weight" and is_tied else 0
 

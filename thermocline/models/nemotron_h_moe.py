@@ -53,6 +53,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
         num_predict_layers=extra,
         own_layer_kinds=kinds,
         own_dense_layers=tuple(dense),
+        own_rotary_dims=0,
         router=router,
         expert_activation=_ACTIVATION,
         own_expert_hidden_size=read.count("moe_latent_size", default=0),

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.kernels.handoff import PATIENCE_NS, HandoffEnd
-from thermocline.kernels.whole_layer import AttentionWeights
+from thermocline.kernels.whole_layer import (
+    AttentionWeights,
+    DeltaWeights,
+    LatentWeights,
+    RecurrentWeights,
+)
 from thermocline.messages import LayerIndex
 from thermocline.models.layers import RotaryTable, begin_states, cut_runs
 from thermocline.traces.lanes import Name
@@ -83,7 +88,7 @@ class SimulatedStep:
         self._recurrent = [
             LayerIndex(n)
             for n, layer in enumerate(parts.layers)
-            if not isinstance(layer.mixer, AttentionWeights)
+            if isinstance(layer.mixer, DeltaWeights | RecurrentWeights)
         ]
         self._page: HandoffPage | None = None
         self._graph: StepGraph | None = None
@@ -114,7 +119,7 @@ class SimulatedStep:
             PATIENCE_NS,
             step.x,
             chunk.positions,
-            [_arrays(table.up_to(end)) for table in self._tables],
+            [*(_arrays(table.up_to(end)) for table in self._tables), _without_turns(end)],
             [(each.slots, *self._kernels.dense.run_tables(each.segments)) for each in places],
             runs,
             step.residency,
@@ -185,25 +190,34 @@ class SimulatedStep:
         parts, rope = self._parts.layers[number], self._parts.ropes[number]
         mixer = parts.mixer
         is_window = isinstance(mixer, AttentionWeights) and mixer.window > 0
-        at = 0 if rope is None else self._rules.index(rope)
+        at = len(self._rules) if rope is None else self._rules.index(rope)
         layer = self._kernels.graph_layer(parts, self._slots[number], at, int(is_window))
-        if isinstance(mixer, AttentionWeights):
-            cache = self._cache.kv.layer(LayerIndex(number))
-            shape = cache.shape
-            layer.attends(
-                int(shape.type), shape.block_tokens, shape.head_dim, cache.keys, cache.values
-            )
-        else:
-            assert self._cache.states is not None, (
-                "a model with recurrent layers needs a pool of states"
-            )
-            states = self._cache.states.layer(LayerIndex(number))
-            layer.recurs(states.conv, states.recurrent)
+        match mixer:
+            case AttentionWeights() | LatentWeights():
+                cache = self._cache.kv.layer(LayerIndex(number))
+                shape = cache.shape
+                layer.attends(
+                    int(shape.type), shape.block_tokens, shape.head_dim, cache.keys, cache.values
+                )
+            case DeltaWeights() | RecurrentWeights():
+                assert self._cache.states is not None, (
+                    "a model with recurrent layers needs a pool of states"
+                )
+                states = self._cache.states.layer(LayerIndex(number))
+                layer.recurs(states.conv, states.recurrent)
+            case None:
+                pass
         return layer
 
 
 def _arrays(rope: RopeTable) -> tuple[FloatArray, FloatArray, bool]:
     return rope.cosines, rope.sines, rope.pairs
+
+
+def _without_turns(num_positions: int) -> tuple[FloatArray, FloatArray, bool]:
+    """Return the table of layers whose heads do not turn."""
+    nothing = np.empty((num_positions, 0), np.float32)
+    return nothing, nothing, False
 
 
 def _nothing() -> Generator[None, None, None]:

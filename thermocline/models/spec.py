@@ -8,14 +8,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.cache_format import HeadShape
-from thermocline.kernels.delta_contract import DeltaShape
 from thermocline.kernels.dense_contract import Gating
-from thermocline.kernels.recurrent_contract import MambaShape, ShortConvShape
 from thermocline.kernels.weight import ExpertActivation
 from thermocline.messages import LayerIndex, Pooling
 
 if TYPE_CHECKING:
-    from thermocline.kernels.recurrent_contract import StateShape
+    from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.kernels.recurrent_contract import MambaShape, ShortConvShape, StateShape
     from thermocline.models.rope import RopeRule, RopeScaling
 
 
@@ -128,8 +127,8 @@ class ModelSpec:
     own_layer_kinds: tuple[LayerKind, ...] = ()
     """By layer; none where every layer is plain attention."""
 
-    own_rotary_dims: int = 0
-    """How many first dimensions of a head turn; 0 is all."""
+    own_rotary_dims: int | None = None
+    """How many first dimensions of a head turn; None is all."""
     rope_scaling: RopeScaling | None = None
     """How layers with full attention scale their rotary embedding."""
     window: WindowSpec | None = None
@@ -206,7 +205,7 @@ class ModelSpec:
     @property
     def rotary_dims(self) -> int:
         """How many first dimensions of a head turn."""
-        return self.own_rotary_dims or self.head_dim
+        return self.head_dim if self.own_rotary_dims is None else self.own_rotary_dims
 
     @property
     def dense_layers(self) -> frozenset[int]:
@@ -231,15 +230,7 @@ class ModelSpec:
     @property
     def cpu_only(self) -> str:
         """What of its layers no device computes yet, so that their non-expert weights stay on the CPU; "" for nothing."""
-        if self.expert_hidden_size != self.hidden_size:
-            return "products around experts"
-        match self.recurrent:
-            case ShortConvShape():
-                return "short convolutions"
-            case MambaShape():
-                return "Mamba2"
-            case DeltaShape() | None:
-                return "" if self.latent is None else "latent attention"
+        return "products around experts" if self.expert_hidden_size != self.hidden_size else ""
 
     @property
     def attention_scale(self) -> float:

@@ -15,8 +15,8 @@ namespace thermocline {
 // What a layer computes with, wherever the step's tokens are. slots: the device's, one after another.
 struct GraphLayer {
     const Layer* layer;
-    LayerCacheView cache;               // where it attends
-    float *conv_states, *states;        // where it is recurrent
+    LayerCacheView cache;               // where it attends; no keys in other layers
+    float *conv_states, *states;        // where it is recurrent; a layer may have neither cache nor states
     int64_t rope, places;               // which of the step's tables and places are its own
     ExpertStacks slots;
 };

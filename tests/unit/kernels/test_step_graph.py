@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.latent_cases import LATENT_OPTIONS
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.kernels.cpu import NativeKernels
@@ -145,7 +146,7 @@ def test_a_cache_that_is_refused_is_not_used(toy):
     page, _ = toy.kernels.handoff([parts], ROWS, SHAPE.used, SHAPE.hidden)
     with pytest.raises(ValueError, match="attends or recurs"):
         toy.kernels.step_graph(page, [layer], 1e12)
-    with pytest.raises(ValueError, match="no delta rule"):
+    with pytest.raises(ValueError, match="no recurrent state"):
         layer.recurs(np.zeros((1, 1, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32))
 
 
@@ -223,6 +224,57 @@ def test_a_recurrent_layer_needs_runs(tmp_path):
                 graph.run(1, SHORT, **given_step)
         given_step["runs"] = np.array([(0, 2, 1, 0)], np.int32)
         assert graph.run(1, SHORT, **given_step) == DONE
+
+
+def test_a_feed_forward_alone_remembers_nothing(tmp_path):
+    """It takes neither cache nor states, and is computed without runs or places."""
+    path = write_toy_arch(tmp_path / "toy.gguf", ToyArch("nemotron_h_moe", layers=4))
+    with open_model_file(path) as file:
+        kernels = NativeKernels("portable", threads=1)
+        model = open_model(file, kernels)
+        number = next(n for n, part in enumerate(model.non_expert.layers) if part.mixer is None)
+        parts = model.non_expert.layers[number]
+        layer = kernels.graph_layer(parts, parts.routed.stack, 0, 0)
+        with pytest.raises(ValueError, match="no attention"):
+            layer.attends(0, BLOCK_TOKENS, SHAPE.head_dim, cache(), cache())
+        with pytest.raises(ValueError, match="no recurrent state"):
+            layer.recurs(np.zeros((1, 1, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32))
+        hidden = len(parts.norm)
+        page, _ = kernels.handoff([parts], ROWS, parts.routed.rule.chosen, hidden)
+        graph = kernels.step_graph(page, [layer], 1e12)
+        given_step = step()
+        given_step["x"] = np.random.default_rng(1).standard_normal((2, hidden)).astype(np.float32)
+        given_step["residency"] = np.zeros((1, len(parts.routed.stack)), np.int32)
+        assert graph.run(1, SHORT, **given_step) == DONE
+
+
+def test_latent_rows_turn_all_that_lies_behind_their_value(tmp_path):
+    """A table of fewer or more numbers is refused, and so is a row of another width."""
+    path = write_toy_arch(tmp_path / "toy.gguf", ToyArch("deepseek2", **LATENT_OPTIONS["lite"]))
+    with open_model_file(path) as file:
+        kernels = NativeKernels("portable", threads=1)
+        model = open_model(file, kernels)
+        parts, width = model.non_expert.layers[1], model.spec.head_dim
+        rows = np.zeros((BLOCKS, 1, BLOCK_TOKENS * 4 * width), np.uint8)
+        none = np.zeros((BLOCKS, 1, 0), np.uint8)
+        layer = kernels.graph_layer(parts, parts.routed.stack, 0, 0)
+        with pytest.raises(ValueError, match="number per row of kv"):
+            layer.attends(0, BLOCK_TOKENS, width // 2, rows, none)
+        layer.attends(0, BLOCK_TOKENS, width, rows, none)
+        page, _ = kernels.handoff([parts], ROWS, parts.routed.rule.chosen, model.spec.hidden_size)
+        graph = kernels.step_graph(page, [layer], 1e12)
+        given_step = step()
+        given_step["x"] = np.ones((2, model.spec.hidden_size), np.float32)
+        given_step["residency"] = np.zeros((1, len(parts.routed.stack)), np.int32)
+        for dims, is_right in ((6, False), (10, False), (8, True)):
+            turn = np.ones((2 * BLOCK_TOKENS, dims // 2), np.float32)
+            given_step["ropes"] = [(turn, 0 * turn, True)]
+            if is_right:
+                assert graph.run(1, SHORT, **given_step) == DONE
+                assert rows.any()
+                continue
+            with pytest.raises(ValueError, match="behind the value"):
+                graph.run(1, SHORT, **given_step)
 
 
 NUMBERS = st.one_of(st.integers(-2, 130), st.sampled_from([2**31 - 1, -(2**31)]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.arch_cases import ARCH_CASES, CPU_ONLY_ARCHS
+from tests.support.arch_cases import ARCH_CASES
 from tests.support.compare import assert_within
 from tests.support.device_blocks import blocks_of
 from tests.support.devices import DEVICES
@@ -26,11 +26,7 @@ from thermocline.models.device_non_expert import DeviceNonExpert
 from thermocline.models.registry import open_model
 
 WISH = KVCacheSpec(CacheType.F32, BLOCK, 12, 4, 0, 4)
-CASES = [
-    case
-    for case in ARCH_CASES
-    if case.name.endswith(("_odd", "_default")) and case.toy.arch not in CPU_ONLY_ARCHS
-]
+CASES = [case for case in ARCH_CASES if case.name.endswith(("_odd", "_default", "_lite"))]
 
 
 @pytest.fixture(params=DEVICES)

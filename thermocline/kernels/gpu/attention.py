@@ -53,13 +53,22 @@ class TileSizes:
 
     @classmethod
     def of(cls, operand: torch.dtype, head_dim: int) -> TileSizes:
-        """Return the form for products of this type. All fit into 64 KiB of shared memory, which Turing has."""
+        """Return the form for products of this type.
+
+        head_dim: numbers of a value, where a key has some more. All fit into 64 KiB of shared memory, which Turing has,
+        but for latent rows of 512 and 64 numbers: 68 KiB there, and 50 on newer ones.
+        """
         if head_dim > 256:
             return cls(16, 16, 4, 1)
         is_wide = head_dim > 128
         if operand is torch.float32:
             return cls(16, 16, 4) if is_wide else cls(32, 32, 4)
         return cls(32, 32, 4) if is_wide else cls(64, 64, 4)
+
+    def heads(self, group: int) -> int:
+        """Return how many of the `group` heads that share a key head one program of a decoded token takes."""
+        least: int = triton.next_power_of_2(group)
+        return max(min(least, self.rows), _LEAST_ROWS)
 
 
 class PagedRule(NamedTuple):
@@ -84,7 +93,7 @@ def attention(
     cache: DeviceLayerCache,
     rule: PagedRule,
 ) -> torch.Tensor:
-    """Return float32 [T, heads, head_dim]: causal attention of each row over its own sequence.
+    """Return float32 [T, heads, value_dim]: causal attention of each row over its own sequence.
 
     q: float32 [T, heads, head_dim]; the spans cover it. Multiplies in the type of the cache, halves for Q8_0, and adds in float32. A row of a negative
     position sees nothing and gets zeros.
@@ -97,15 +106,18 @@ def attention(
 def paged_attention(
     q: torch.Tensor, span: AttendSpan, cache: DeviceLayerCache, rule: PagedRule
 ) -> torch.Tensor:
-    """Return [rows, heads, head_dim] of a span's rows by the kernels; only queues."""
+    """Return [rows, heads, value_dim] of a span's rows by the kernels; only queues."""
     num_heads, head_dim = q.shape[1:]
-    form = TileSizes.of(cache.operand, head_dim)
+    value_dim = cache.value_dim
+    form = TileSizes.of(cache.operand, value_dim)
     group, sequences = num_heads // cache.kv_heads, span.shape.sequences
     operand = torch.float32 if triton.knobs.runtime.interpret else cache.operand
     numbers = (span.positions, span.first, span.tables, *span.tables.stride())
     constants = {
         "kv_heads": cache.kv_heads,
         "group": group,
+        "head_dim": head_dim,
+        "rest_width": max(triton.next_power_of_2(head_dim - value_dim), _LEAST_ROWS),
         "block_tokens": cache.block_tokens,
         "is_quantised": cache.is_quantised,
         "operand": _OPERANDS[operand],
@@ -114,13 +126,13 @@ def paged_attention(
         "num_warps": form.num_warps,
     }
     shared = {
-        "head_dim": head_dim,
-        "width": max(triton.next_power_of_2(head_dim), _LEAST_ROWS),
+        "value_dim": value_dim,
+        "width": max(triton.next_power_of_2(value_dim), _LEAST_ROWS),
         "window": rule.window,
         "positions": form.positions,
         "has_sinks": rule.sinks is not None,
     }
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    out = torch.empty((len(q), num_heads, value_dim), dtype=torch.float32, device=q.device)
     sinks = out if rule.sinks is None else rule.sinks  # without them, memory that is not read
     if span.shape.length > 1:
         grid = (triton.cdiv(span.shape.length * group, form.rows), cache.kv_heads, sequences)
@@ -133,12 +145,14 @@ def paged_attention(
         return out
     sums, tops = (
         torch.empty((len(q), num_heads, NUM_SPLITS, size), dtype=torch.float32, device=q.device)
-        for size in (head_dim, 2)
+        for size in (value_dim, 2)
     )
     has_sinks = shared.pop("has_sinks")
-    attend_splits_kernel[(NUM_SPLITS, cache.kv_heads, sequences)](
+    block_rows = form.heads(group)
+    heads = cache.kv_heads * triton.cdiv(group, block_rows)
+    attend_splits_kernel[(NUM_SPLITS, heads, sequences)](
         *(sums, tops, q.contiguous(), *cache.arrays(), *numbers, rule.scale),
-        block_rows=max(triton.next_power_of_2(group), _LEAST_ROWS),
+        block_rows=block_rows,
         num_splits=NUM_SPLITS,
         **constants,
         **shared,
@@ -164,8 +178,8 @@ def naive_attention(
     rows = q.view(sequences, length, cache.kv_heads, group, head_dim).transpose(1, 2)
     rows = rows.to(cache.operand).float() * rule.scale
     step = max(_MAX_SCORES // (sequences * num_heads * _PIECE_POSITIONS), 1)
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    found = out.view(sequences, length, cache.kv_heads, group, head_dim).transpose(1, 2)
+    out = torch.empty((len(q), num_heads, cache.value_dim), dtype=torch.float32, device=q.device)
+    found = out.view(sequences, length, cache.kv_heads, group, cache.value_dim).transpose(1, 2)
     for start in range(0, length, step):
         part = slice(start, start + step)
         mine = span.positions[:, part]
@@ -192,7 +206,7 @@ def _naive_rows(
     step = _PIECE_POSITIONS if tokens > 1 else max(_LONG_PIECE // sequences, _PIECE_POSITIONS)
     mine = positions.repeat_interleave(q.shape[2] // tokens, dim=1)[:, None, :, None]
     top = q.new_full(q.shape[:3], -torch.inf)
-    total, sums = torch.zeros_like(top), torch.zeros_like(q)
+    total, sums = torch.zeros_like(top), q.new_zeros((*q.shape[:3], cache.value_dim))
     for start in range(0, most, step):
         at = begin + torch.arange(start, min(start + step, most), device=q.device)
         there = at < end

@@ -1,7 +1,7 @@
 """Keys, values and recurrent states on a device. Slots and blocks are those of the host's tables, times a stride.
 
 Each slot's numbers lie head by head. Unlike on the CPU keys are not transposed, because tiles of them are multiplied as
-matrices. Knows no request.
+matrices. A latent cache has keys alone, whose first numbers are the values. Knows no request.
 """
 
 from __future__ import annotations
@@ -70,26 +70,47 @@ class _Numbers:
 
 
 class DeviceLayerCache:
-    """One layer's keys and values. operand: the type in which they are multiplied."""
+    """One layer's keys and values. operand: the type in which they are multiplied.
 
-    def __init__(self, shape: CacheShape, keys: _Numbers, values: _Numbers) -> None:
+    value_dim: numbers of a value, which are the first ones of its key in a latent cache.
+    """
+
+    def __init__(self, shape: CacheShape, keys: _Numbers, values: _Numbers | None) -> None:
+        """values: None in a latent cache."""
         self._keys, self._values = keys, values
+        self.value_dim = shape.value_dim
         self.block_tokens, self.kv_heads = shape.block_tokens, shape.kv_heads
         self.operand = _OPERANDS[shape.type]
         self.is_quantised = shape.type is CacheType.Q8_0
 
     def append(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v [tokens, kv_heads, head_dim] in `slots`, int64 [tokens]."""
+        assert self._values is not None, "a latent cache has rows"
         self._keys.store(slots, k)
         self._values.store(slots, v)
 
+    def append_rows(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Store rows [tokens, head_dim] in `slots` of a latent cache, int64 [tokens]."""
+        assert self._values is None, "a cache of heads has keys and values"
+        self._keys.store(slots, rows[:, None])
+
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and values in `slots` [n, slots], float32 [n, kv_heads, slots, head_dim], new arrays."""
-        return self._keys.read(slots), self._values.read(slots)
+        """Return the keys and values in `slots` [n, slots], float32 [n, kv_heads, slots, head_dim and value_dim].
+
+        New arrays; of a latent cache the values are a view of the keys.
+        """
+        keys = self._keys.read(slots)
+        if self._values is None:
+            return keys, keys[..., : self.value_dim]
+        return keys, self._values.read(slots)
 
     def arrays(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return keys and their units, values and theirs, all of them; see `_Numbers.arrays`."""
-        return *self._keys.arrays(), *self._values.arrays()
+        """Return keys and their units, values and theirs, all of them; see `_Numbers.arrays`.
+
+        The keys again in place of values that a latent cache does not have.
+        """
+        values = self._keys if self._values is None else self._values
+        return *self._keys.arrays(), *values.arrays()
 
 
 class DeviceKVPool:
@@ -111,7 +132,7 @@ class DeviceKVPool:
         Raises torch.OutOfMemoryError.
         """
         self.shape = shape
-        self.stride = 2 * len(layers)
+        self.stride = _arrays_of(shape) * len(layers)
         rows = (shape.num_blocks * self.stride * shape.block_tokens, shape.kv_heads)
         if memory is None:
             size = number_bytes(shape, len(layers))
@@ -125,7 +146,10 @@ class DeviceKVPool:
         parts = iter(
             [_Numbers(shape, stored[n:], None if units is None else units[n:]) for n in starts]
         )
-        self.layers = {layer: DeviceLayerCache(shape, next(parts), next(parts)) for layer in layers}
+        self.layers = {
+            layer: DeviceLayerCache(shape, next(parts), None if shape.latent else next(parts))
+            for layer in layers
+        }
 
     def __repr__(self) -> str:
         return f"DeviceKVPool({len(self.layers)} layers, {self.shape.num_blocks} blocks)"
@@ -134,7 +158,12 @@ class DeviceKVPool:
 def number_bytes(shape: CacheShape, num_layers: int) -> int:
     """Return the bytes of the keys and values of so many layers, without units."""
     row = shape.kv_heads * shape.type.number_bytes(shape.head_dim)
-    return 2 * num_layers * shape.num_blocks * shape.block_tokens * row
+    return _arrays_of(shape) * num_layers * shape.num_blocks * shape.block_tokens * row
+
+
+def _arrays_of(shape: CacheShape) -> int:
+    """Return the arrays of a layer: keys, and values unless they are part of the keys."""
+    return 1 if shape.latent else 2
 
 
 class DeviceStates:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
+from thermocline.kernels.gpu.recurrent import convolve, each_span
+
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape
     from thermocline.kernels.gpu.cache import DeviceStates
@@ -53,15 +55,9 @@ def delta_rule(
     given: DeltaTokens, rule: DeviceDeltaRule, spans: tuple[DeltaSpan, ...], states: DeviceStates
 ) -> torch.Tensor:
     """Return [T, value_width], span after span; updates the sequences' states, and copies those to save."""
-    outs = []
-    for span in spans:
-        rows = span.shape.rows
-        sequences = span.shape.sequences
-        mine = DeltaTokens(*(part[rows].view(sequences, -1, part.shape[1]) for part in given))
-        outs.append(_run(mine, rule, span.slots, states).flatten(0, 1))
-        for source, target in span.saves:
-            states.copy(source, target)
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+    return each_span(
+        given, spans, states, lambda mine, slots: _run(DeltaTokens(*mine), rule, slots, states)
+    )
 
 
 def _run(
@@ -69,11 +65,8 @@ def _run(
 ) -> torch.Tensor:
     """Return [sequences, length, value_width] of tokens [sequences, length, ...]."""
     shape = rule.shape
-    before = torch.cat((states.conv[slots], given.mixed), dim=1)
     length = given.mixed.shape[1]
-    states.conv[slots] = before[:, length:]
-    windows = before.unfold(1, shape.conv_width, 1)  # [sequences, length, channels, conv_width]
-    mixed = functional.silu((windows * rule.conv.t()).sum(dim=-1))
+    mixed = functional.silu(convolve(given.mixed, rule.conv, slots, states))
     key_width = shape.key_heads * shape.key_dim
     dims = (len(slots), length, -1)
     q, k = (

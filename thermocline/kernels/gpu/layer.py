@@ -1,4 +1,4 @@
-"""The non-expert weights of a layer on a device: attention or the delta rule, the shared expert, the router.
+"""The non-expert weights of a layer on a device: attention or another mixer, the shared expert, the router.
 
 The twin of `models.layers`, on tensors. Never waits for the device, so that it can be captured.
 Knows no architecture.
@@ -26,6 +26,8 @@ from thermocline.kernels.gpu.dense import (
     rotate,
     route,
 )
+from thermocline.kernels.gpu.latent import DeviceLatent
+from thermocline.kernels.gpu.recurrent import DeviceRecurrent
 from thermocline.kernels.whole_layer import (
     AttentionWeights,
     DeltaWeights,
@@ -68,8 +70,9 @@ class DeviceAttention:
     """`AttentionWeights` on a device."""
 
     def __init__(
-        self, load: MatrixLoader, given: AttentionWeights, rope: DeviceRope, head_dim: int
+        self, load: MatrixLoader, given: AttentionWeights, rope: DeviceRope | None, head_dim: int
     ) -> None:
+        """rope: None for heads that do not turn."""
         self._norm = load.vector(given.norm)
         own = (given.q, given.k) if given.v is given.k else (given.q, given.k, given.v)
         self._products = tuple(load.matrix(weight) for weight in own)
@@ -101,7 +104,7 @@ class DeviceAttention:
         if self._gate is not None:
             q, gates = self._split_gates(self._gate, q, normed, prompt=inputs.is_prompt)
         q, k, v = self._heads(q, k, v)
-        rope = self._rope.at(inputs.positions)
+        rope = None if self._rope is None else self._rope.at(inputs.positions)
         slots, spans = inputs.attention[self._rule.window]
         q, k = (self._turn(x, gain, rope) for x, gain in zip((q, k), self._head_gains, strict=True))
         cache.append(slots, k, v)
@@ -141,13 +144,15 @@ class DeviceAttention:
             v = rms_norm(v, self._value_gain, self._epsilon)
         return q, k, v
 
-    def _turn(self, x: torch.Tensor, gain: torch.Tensor | None, rope: DeviceRope) -> torch.Tensor:
+    def _turn(
+        self, x: torch.Tensor, gain: torch.Tensor | None, rope: DeviceRope | None
+    ) -> torch.Tensor:
         """Return x [T, heads, head_dim] turned, with the norm of each head before or after that."""
-        if gain is None:
-            return rotate(x, rope)
-        if self._norm_last:
-            return rms_norm(rotate(x, rope), gain, self._epsilon)
-        return rotate(rms_norm(x, gain, self._epsilon), rope)
+        if gain is not None and not self._norm_last:
+            x = rms_norm(x, gain, self._epsilon)
+        if rope is not None:
+            x = rotate(x, rope)
+        return rms_norm(x, gain, self._epsilon) if gain is not None and self._norm_last else x
 
 
 def _optional_vector(load: MatrixLoader, values: FloatArray | None) -> torch.Tensor | None:
@@ -257,17 +262,20 @@ class DeviceLayer:
         self, load: MatrixLoader, parts: LayerParts, rope: DeviceRope | None, head_dim: int
     ) -> None:
         """rope: None without rotary embedding."""
-        self._mixer: DeviceAttention | DeviceDelta
+        self._mixer: DeviceAttention | DeviceLatent | DeviceDelta | DeviceRecurrent | None = None
         match parts.mixer:
             case DeltaWeights():
                 self._mixer = DeviceDelta(load, parts.mixer)
+            case RecurrentWeights():
+                self._mixer = DeviceRecurrent(load, parts.mixer)
             case AttentionWeights():
-                assert rope is not None, "heads that attend turn"
                 self._mixer = DeviceAttention(load, parts.mixer, rope, head_dim)
-            case LatentWeights() | RecurrentWeights() | None:
-                raise AssertionError("the allocation leaves other mixers to the CPU")
-        assert parts.norm is not None, "the allocation leaves mixers alone to the CPU"
-        self._norm = load.vector(parts.norm)
+            case LatentWeights():
+                assert rope is not None, "latent rows have numbers that turn"
+                self._mixer = DeviceLatent(load, parts.mixer, rope)
+            case None:
+                pass
+        self._norm = _optional_vector(load, parts.norm)
         self._epsilon = parts.epsilon
         self._shared = None if parts.shared is None else _Shared(load, parts.shared)
         self._router = None if parts.routed is None else _Router(load, parts.routed)
@@ -279,18 +287,23 @@ class DeviceLayer:
         return 0 if self._router is None else self._router.rule.chosen
 
     def __call__(
-        self, memory: DeviceLayerCache | DeviceStates, x: torch.Tensor, inputs: StepInputs
+        self, memory: DeviceLayerCache | DeviceStates | None, x: torch.Tensor, inputs: StepInputs
     ) -> LayerOutput:
-        """Return the routing of x [T, D] after attention, and x with the shared expert added.
+        """Return the routing of x [T, D] after the mixer, and x with the shared expert added.
 
-        memory: the layer's cache, or its states.
+        memory: the layer's cache, or its states; None for a layer without a mixer.
         """
-        if isinstance(self._mixer, DeviceDelta):
-            assert isinstance(memory, DeviceStates), "a recurrent layer has states"
-            x = self._mixer(x, inputs, memory)
-        else:
-            assert isinstance(memory, DeviceLayerCache), "a layer that attends has a cache"
-            x = self._mixer(x, inputs, memory)
+        match self._mixer:
+            case DeviceDelta() | DeviceRecurrent():
+                assert isinstance(memory, DeviceStates), "a recurrent layer has states"
+                x = self._mixer(x, inputs, memory)
+            case DeviceAttention() | DeviceLatent():
+                assert isinstance(memory, DeviceLayerCache), "a layer that attends has a cache"
+                x = self._mixer(x, inputs, memory)
+            case None:
+                assert memory is None, "a feed-forward alone remembers nothing"
+        if self._norm is None:  # a mixer alone
+            return LayerOutput(x, x, None, None)
         normed = rms_norm(x, self._norm, self._epsilon)
         prompt = inputs.is_prompt
         if self._end is not None:

@@ -1,7 +1,8 @@
 """Device code of attention over the block cache: tiles of positions, read through block tables, with a running softmax.
 
-Query heads that share a key head are rows of one tile, so that keys and values are loaded once for all of them. How much
-of the context there is, is read on the device. Knows no launch.
+Query heads that share a key head are rows of one tile, so that keys and values are loaded once for all of them. Where a
+value is the first numbers of its key, one load serves as both, and the numbers behind them, `rest_width` wide or less,
+are multiplied apart. How much of the context there is, is read on the device. Knows no launch.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ def _load(
     rows: tl.tensor,
     there: tl.tensor,
     head_dim: tl.constexpr,
+    first: tl.constexpr,
+    end: tl.constexpr,
     width: tl.constexpr,
     is_quantised: tl.constexpr,
     operand: tl.constexpr,
 ) -> tl.tensor:
-    """Return [n, width] of a head's numbers in these rows of the cache; zeros where nothing is `there`."""
-    column = tl.arange(0, width)
-    live = there[:, None] & (column < head_dim)[None, :]
+    """Return [n, width] of a head's numbers [first, end) in these rows of the cache; zeros where nothing is `there`."""
+    column = first + tl.arange(0, width)
+    live = there[:, None] & (column < end)[None, :]
     x = tl.load(numbers_ptr + rows[:, None] * head_dim + column[None, :], mask=live, other=0)
     if is_quantised:
         at = units_ptr + rows[:, None] * (head_dim // 32) + (column // 32)[None, :]
@@ -36,8 +39,27 @@ def _load(
 
 
 @triton.jit
+def _queries(
+    q_ptr: tl.tensor,
+    heads: tl.tensor,
+    live: tl.tensor,
+    head_dim: tl.constexpr,
+    first: tl.constexpr,
+    end: tl.constexpr,
+    width: tl.constexpr,
+    operand: tl.constexpr,
+) -> tl.tensor:
+    """Return [n, width] of the numbers [first, end) of these heads' queries."""
+    column = first + tl.arange(0, width)
+    wanted = live[:, None] & (column < end)[None, :]
+    at = q_ptr + heads[:, None] * head_dim + column[None, :]
+    return tl.load(at, mask=wanted, other=0.0).to(operand)
+
+
+@triton.jit
 def _attend(
     q: tl.tensor,
+    rest: tl.tensor,
     mine: tl.tensor,
     caches: tl.tuple,
     table_ptr: tl.tensor,
@@ -49,6 +71,7 @@ def _attend(
     head: tl.tensor,
     kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
+    value_dim: tl.constexpr,
     block_tokens: tl.constexpr,
     window: tl.constexpr,
     is_quantised: tl.constexpr,
@@ -57,9 +80,11 @@ def _attend(
 ) -> tl.tuple:
     """Return sums [rows, width], largest scores and sums of weights [rows] of the table's positions begin..end.
 
-    q: [rows, width]; mine: the rows' positions. caches: keys and their units, values and theirs. first: the position of
-    the table's first token. Scores are in powers of two.
+    q: [rows, width], the first value_dim numbers of queries; rest: [rows, rest_width], those behind them, if there are
+    some. mine: the rows' positions. caches: keys and their units, values and theirs. first: the position of the table's
+    first token. Scores are in powers of two.
     """
+    is_latent: tl.constexpr = value_dim < head_dim
     operand: tl.constexpr = q.dtype
     width: tl.constexpr = q.shape[1]
     sums = tl.zeros((q.shape[0], width), tl.float32)
@@ -70,8 +95,34 @@ def _attend(
         there = at < end
         block = tl.load(table_ptr + (at // block_tokens) * block_stride, mask=there, other=0)
         rows = (block.to(tl.int64) * block_tokens + at % block_tokens) * kv_heads + head
-        keys = _load(caches[0], caches[1], rows, there, head_dim, width, is_quantised, operand)
-        scores = tl.dot(q, tl.trans(keys), input_precision=precision) * scale
+        keys = _load(
+            caches[0],
+            caches[1],
+            rows,
+            there,
+            head_dim,
+            0,
+            value_dim,
+            width,
+            is_quantised,
+            operand,
+        )
+        scores = tl.dot(q, tl.trans(keys), input_precision=precision)
+        if is_latent:
+            behind = _load(
+                caches[0],
+                caches[1],
+                rows,
+                there,
+                head_dim,
+                value_dim,
+                head_dim,
+                rest.shape[1],
+                is_quantised,
+                operand,
+            )
+            scores = tl.dot(rest, tl.trans(behind), scores, input_precision=precision)
+        scores *= scale
         position = first + at
         seen = there[None, :] & (position[None, :] <= mine[:, None])
         if window:
@@ -83,7 +134,21 @@ def _attend(
         weights = tl.exp2(scores - base[:, None])
         kept = tl.exp2(top - base)
         total = total * kept + tl.sum(weights, 1)
-        values = _load(caches[2], caches[3], rows, there, head_dim, width, is_quantised, operand)
+        if is_latent:
+            values = keys
+        else:
+            values = _load(
+                caches[2],
+                caches[3],
+                rows,
+                there,
+                head_dim,
+                0,
+                value_dim,
+                width,
+                is_quantised,
+                operand,
+            )
         sums = tl.dot(weights.to(operand), values, sums * kept[:, None], input_precision=precision)
         top = higher
     return sums, top, total
@@ -108,7 +173,9 @@ def attend_tiles_kernel(
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
+    value_dim: tl.constexpr,
     width: tl.constexpr,
+    rest_width: tl.constexpr,
     block_tokens: tl.constexpr,
     window: tl.constexpr,
     is_quantised: tl.constexpr,
@@ -135,13 +202,14 @@ def attend_tiles_kernel(
     if window:
         lowest = tl.min(tl.where(live, mine, 0x7FFFFFFF), 0)
         begin = tl.maximum(lowest - window + 1 - first, 0)
-    column = tl.arange(0, width)
-    at = (token * kv_heads + head) * group + row % group
-    at = at[:, None] * head_dim + column[None, :]
-    wanted = live[:, None] & (column < head_dim)[None, :]
-    q = tl.load(q_ptr + at, mask=wanted, other=0.0).to(operand)
+    heads = (token * kv_heads + head) * group + row % group
+    q = _queries(q_ptr, heads, live, head_dim, 0, value_dim, width, operand)
+    rest = q
+    if value_dim < head_dim:
+        rest = _queries(q_ptr, heads, live, head_dim, value_dim, head_dim, rest_width, operand)
     sums, top, total = _attend(
         q,
+        rest,
         mine,
         (keys_ptr, key_units_ptr, values_ptr, value_units_ptr),
         tables_ptr + sequence * sequence_stride,
@@ -153,6 +221,7 @@ def attend_tiles_kernel(
         head,
         kv_heads,
         head_dim,
+        value_dim,
         block_tokens,
         window,
         is_quantised,
@@ -166,6 +235,9 @@ def attend_tiles_kernel(
         total = total * kept + tl.exp2(sink - higher)
         sums *= kept[:, None]
     total = tl.where(total == 0.0, 1.0, total)
+    column = tl.arange(0, width)
+    wanted = live[:, None] & (column < value_dim)[None, :]
+    at = heads[:, None] * value_dim + column[None, :]
     tl.store(out_ptr + at, sums / total[:, None], mask=wanted)
 
 
@@ -204,7 +276,9 @@ def attend_splits_kernel(
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     head_dim: tl.constexpr,
+    value_dim: tl.constexpr,
     width: tl.constexpr,
+    rest_width: tl.constexpr,
     block_tokens: tl.constexpr,
     window: tl.constexpr,
     is_quantised: tl.constexpr,
@@ -214,12 +288,14 @@ def attend_splits_kernel(
     positions: tl.constexpr,
     num_splits: tl.constexpr,
 ) -> None:
-    """A program: one split of one sequence's context, for one token and the heads that share one key head.
+    """A program: one split of one sequence's context, for one token and `block_rows` heads that share one key head.
 
-    Stores sums [heads, splits, head_dim], and the largest score and the sum of weights [heads, splits, 2]; nothing for a
-    split without positions.
+    Stores sums [heads, splits, value_dim], and the largest score and the sum of weights [heads, splits, 2]; nothing for
+    a split without positions.
     """
-    split, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    num_tiles: tl.constexpr = (group + block_rows - 1) // block_rows
+    split, sequence = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    head, tile = tl.program_id(1) // num_tiles, tl.program_id(1) % num_tiles
     position = tl.load(positions_ptr + sequence).to(tl.int32)
     first = tl.load(firsts_ptr + sequence).to(tl.int32)
     begin, end, size = _split(position, first, window, positions, num_splits)
@@ -227,14 +303,16 @@ def attend_splits_kernel(
     end = tl.minimum(begin + size, end)
     if begin >= end:
         return
-    row, column = tl.arange(0, block_rows), tl.arange(0, width)
+    row, column = tile * block_rows + tl.arange(0, block_rows), tl.arange(0, width)
     live = row < group
     heads = (sequence * kv_heads + head) * group + row
-    wanted = live[:, None] & (column < head_dim)[None, :]
-    at = q_ptr + heads[:, None] * head_dim + column[None, :]
-    q = tl.load(at, mask=wanted, other=0.0).to(operand)
+    q = _queries(q_ptr, heads, live, head_dim, 0, value_dim, width, operand)
+    rest = q
+    if value_dim < head_dim:
+        rest = _queries(q_ptr, heads, live, head_dim, value_dim, head_dim, rest_width, operand)
     sums, top, total = _attend(
         q,
+        rest,
         position + row * 0,
         (keys_ptr, key_units_ptr, values_ptr, value_units_ptr),
         tables_ptr + sequence * sequence_stride,
@@ -246,6 +324,7 @@ def attend_splits_kernel(
         head,
         kv_heads,
         head_dim,
+        value_dim,
         block_tokens,
         window,
         is_quantised,
@@ -253,7 +332,8 @@ def attend_splits_kernel(
         precision,
     )
     place = heads * num_splits + split
-    tl.store(sums_ptr + place[:, None] * head_dim + column[None, :], sums, mask=wanted)
+    wanted = live[:, None] & (column < value_dim)[None, :]
+    tl.store(sums_ptr + place[:, None] * value_dim + column[None, :], sums, mask=wanted)
     tl.store(tops_ptr + place * 2, top, mask=live)
     tl.store(tops_ptr + place * 2 + 1, total, mask=live)
 
@@ -267,7 +347,7 @@ def merge_splits_kernel(
     positions_ptr: tl.tensor,
     firsts_ptr: tl.tensor,
     num_heads: tl.constexpr,
-    head_dim: tl.constexpr,
+    value_dim: tl.constexpr,
     width: tl.constexpr,
     window: tl.constexpr,
     positions: tl.constexpr,
@@ -294,9 +374,9 @@ def merge_splits_kernel(
         highest = tl.maximum(highest, sink)
         of_sink = tl.exp2(sink - highest)
     share = tl.exp2(top - tl.where(highest == float("-inf"), 0.0, highest))
-    wanted = live[:, None] & (column < head_dim)[None, :]
-    at = sums_ptr + place[:, None] * head_dim + column[None, :]
+    wanted = live[:, None] & (column < value_dim)[None, :]
+    at = sums_ptr + place[:, None] * value_dim + column[None, :]
     sums = tl.sum(tl.load(at, mask=wanted, other=0.0) * share[:, None], 0)
     total = tl.sum(total * share, 0) + of_sink
-    out = out_ptr + (sequence * num_heads + head) * head_dim + column
-    tl.store(out, sums / tl.where(total == 0.0, 1.0, total), mask=column < head_dim)
+    out = out_ptr + (sequence * num_heads + head) * value_dim + column
+    tl.store(out, sums / tl.where(total == 0.0, 1.0, total), mask=column < value_dim)

@@ -1,4 +1,4 @@
-"""Products of tokens with one matrix of raw blocks on the device, computed as the down matrix of one expert.
+"""Products of tokens with matrices of raw blocks on the device, computed as the down matrices of experts.
 
 Decoding multiplies in float32, prompts round both operands to bfloat16 (TF32 with an F16 or F32 matrix); a token's result
 depends on nothing else. Only queues work. Knows no layer.
@@ -22,15 +22,37 @@ if TYPE_CHECKING:
 
 def block_product(matrix: SlotMatrix, x: Tensor, *, prompt: bool, scale: float = 1.0) -> Tensor:
     """Return float32 [tokens, rows]: x [tokens, cols] times the transposed matrix in the only slot, times `scale`."""
-    form, num_tokens = PROMPT if prompt else DECODE, len(x)
+    return _product(matrix, x[None], x.new_full((1,), scale), prompt=prompt)[0]
+
+
+def head_products(matrix: SlotMatrix, x: Tensor, scales: Tensor | None, *, prompt: bool) -> Tensor:
+    """Return float32 [tokens, heads, rows]: x [tokens, heads, cols] times each head's transposed matrix.
+
+    Head h has slot h; scales: float32 [heads], a factor on each one's products, None for 1.
+    """
+    if scales is None:
+        scales = x.new_ones(x.shape[1])
+    return _product(matrix, x.transpose(0, 1), scales, prompt=prompt).transpose(0, 1)
+
+
+def _product(matrix: SlotMatrix, x: Tensor, scales: Tensor, *, prompt: bool) -> Tensor:
+    """Return float32 [slots, tokens, rows] of x [slots, tokens, cols]; scales: float32 [slots]."""
+    form, (num_slots, num_tokens) = PROMPT if prompt else DECODE, x.shape[:2]
+    num_rows = num_slots * num_tokens
     tile_tokens = form.pairs_per_tile(num_tokens, 1)
-    out = torch.empty((num_tokens, matrix.rows), dtype=torch.float32, device=x.device)
+    out = torch.empty((num_rows, matrix.rows), dtype=torch.float32, device=x.device)
     first = torch.arange(0, num_tokens, tile_tokens, dtype=torch.int32, device=x.device)
-    count = (num_tokens - first).clamp_max(tile_tokens)
-    tiles = torch.stack((torch.zeros_like(first), first, count), 1)
+    slots = torch.arange(num_slots, dtype=torch.int32, device=x.device)[:, None]
+    counts = (num_tokens - first).clamp_max(tile_tokens)
+    starts = slots * num_tokens + first
+    parts = (slots.expand_as(starts), starts, counts.expand_as(starts))
+    tiles = torch.stack(parts, -1).view(-1, 3)
+    # The kernel knows no strides, and reshaping one slot or one token would keep them.
+    given = x.to(operand_type(form, matrix)).contiguous().view(num_rows, -1)
+    scales = scales[:, None].expand(-1, num_tokens).contiguous().view(-1)
     form.down[form.grid(len(tiles), matrix.rows)](
-        *(out, x.to(operand_type(form, matrix)), matrix.raw, matrix.codebook, tiles),
-        *(x.new_full((num_tokens,), scale), out, matrix.raw.stride(0), 0),
+        *(out, given, matrix.raw, matrix.codebook, tiles),
+        *(scales, out, matrix.raw.stride(0), 0),
         row_bytes=matrix.raw.shape[2],
         num_rows=matrix.rows,
         cols=matrix.cols,
@@ -38,14 +60,28 @@ def block_product(matrix: SlotMatrix, x: Tensor, *, prompt: bool, scale: float =
         has_bias=False,
         **form.options(tile_tokens),
     )
-    return out
+    return out.view(num_slots, num_tokens, -1)
 
 
 def naive_block_product(
     matrix: SlotMatrix, x: Tensor, *, prompt: bool, scale: float = 1.0
 ) -> Tensor:
     """Twin of `block_product` in plain torch, on any device."""
+    return _naive_product(matrix, x[None], prompt=prompt)[0] * scale
+
+
+def naive_head_products(
+    matrix: SlotMatrix, x: Tensor, scales: Tensor | None, *, prompt: bool
+) -> Tensor:
+    """Twin of `head_products` in plain torch, on any device."""
+    found = _naive_product(matrix, x.transpose(0, 1), prompt=prompt)
+    if scales is not None:
+        found = found * scales[:, None, None]
+    return found.transpose(0, 1)
+
+
+def _naive_product(matrix: SlotMatrix, x: Tensor, *, prompt: bool) -> Tensor:
     is_rounded = prompt and matrix.format.name not in WIDE_FORMATS
     kind = torch.bfloat16 if is_rounded else torch.float32
-    weights = naive_dequantize(matrix.raw[0], matrix.format)
-    return x.to(kind).float() @ weights.to(kind).float().t() * scale
+    weights = naive_dequantize(matrix.raw, matrix.format)
+    return x.to(kind).float() @ weights.to(kind).float().transpose(-1, -2)

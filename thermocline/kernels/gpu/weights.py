@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
-from thermocline.kernels.gpu.product import block_product, naive_block_product
+from thermocline.kernels.gpu.product import (
+    block_product,
+    head_products,
+    naive_block_product,
+    naive_head_products,
+)
 from thermocline.kernels.gpu.slots import SlotMatrix
+from thermocline.kernels.weight import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thermocline.kernels.gpu.streams import DeviceStreams
-    from thermocline.kernels.weight import FloatArray, IntArray, Weight
+    from thermocline.kernels.weight import FloatArray, IntArray, WeightStack
 
 # Numbers, or bytes, that go through the host at a time while a matrix is loaded.
 _AT_A_TIME = 1 << 24
@@ -56,6 +62,41 @@ class BlockMatrix:
 DeviceMatrix: TypeAlias = PlainMatrix | BlockMatrix
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainHeads:
+    """numbers: float32 or bfloat16 [heads, rows, cols]; scales: as in `BlockHeads`."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor | None
+
+    def multiply(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
+        """Return float32 [tokens, heads, rows]: x [tokens, heads, cols] times each head's transposed matrix."""
+        rows = x.transpose(0, 1).to(self.numbers.dtype)
+        products = torch.bmm(rows, self.numbers.transpose(1, 2)).float()
+        if self.scales is not None:
+            products = products * self.scales[:, None, None]
+        return products.transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockHeads:
+    """blocks: a matrix per slot; scales: float32 [heads], the factor on each one's products, None for 1."""
+
+    blocks: SlotMatrix
+    scales: torch.Tensor | None
+
+    def multiply(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
+        """Return float32 [tokens, heads, rows]: x [tokens, heads, cols] times each head's transposed matrix.
+
+        prompt: as in `BlockMatrix.multiply`.
+        """
+        products = head_products if x.is_cuda else naive_head_products
+        return products(self.blocks, x, self.scales, prompt=prompt)
+
+
+DeviceHeads: TypeAlias = PlainHeads | BlockHeads
+
+
 class MatrixLoader:
     """Brings weights of the mapped file to one device."""
 
@@ -73,6 +114,17 @@ class MatrixLoader:
             return BlockMatrix(blocks, weight.scale)
         is_wide = exact or weight.format.name == "F32"
         return PlainMatrix(self._numbers(weight, torch.float32 if is_wide else torch.bfloat16))
+
+    def heads(self, stack: WeightStack) -> DeviceHeads:
+        """Return the matrices of all heads, [heads, rows, cols]."""
+        heads, rows = stack.raw.shape[:2]
+        factors = None if stack.scales is None else self.vector(stack.scales)
+        one = Weight(stack.name, stack.format, stack.raw.reshape(heads * rows, -1), stack.cols)
+        if stack.format.name not in _PLAIN:
+            blocks = self._blocks(one).view(heads, rows, -1)
+            return BlockHeads(SlotMatrix(stack.format, blocks, stack.cols), factors)
+        kind = torch.float32 if stack.format.name == "F32" else torch.bfloat16
+        return PlainHeads(self._numbers(one, kind).view(heads, rows, -1), factors)
 
     def vector(self, values: FloatArray) -> torch.Tensor:
         """Return float32 numbers of any shape."""

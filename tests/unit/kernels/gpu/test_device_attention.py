@@ -10,7 +10,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.compare import assert_within
-from thermocline.kernels.cache_format import CacheShape, CacheType, read_cache, write_cache
+from thermocline.kernels.cache_format import (
+    CacheShape,
+    CacheType,
+    read_cache,
+    write_cache,
+    write_latent,
+)
 from thermocline.kernels.dense_contract import Attending, LayerCache
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.gpu import attention as attention_module
@@ -48,10 +54,11 @@ class Caches:
         block_tokens: int,
         kv_heads: int = KV_HEADS,
         head_dim: int = HEAD_DIM,
+        latent: int = 0,
     ) -> None:
-        self.shape = CacheShape(cache_type, NUM_BLOCKS, block_tokens, kv_heads, head_dim)
-        empty = [np.zeros(self.shape.array_shape, np.uint8) for _ in range(2)]
-        self.host = LayerCache(self.shape, *empty)
+        self.shape = CacheShape(cache_type, NUM_BLOCKS, block_tokens, kv_heads, head_dim, latent)
+        shapes = self.shape.array_shape, self.shape.value_shape
+        self.host = LayerCache(self.shape, *(np.zeros(each, np.uint8) for each in shapes))
         # One of two layers, whose blocks alternate.
         pool = DeviceKVPool(streams, self.shape, (3, 7))
         self.strides = BlockStrides(block_tokens, pool.stride, pool.stride)
@@ -59,11 +66,16 @@ class Caches:
         self._streams = streams
 
     def append(self, slots: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
-        write_cache(self.shape, self.host.keys, self.host.values, slots, k, v)
+        """Store keys and values; of a latent cache the keys, which have one head."""
         upload = self._streams.upload
         blocks, rows = np.divmod(slots.astype(np.int64), self.strides.block_tokens)
-        slots = blocks * self.strides.full * self.strides.block_tokens + rows
-        self.device.append(upload(slots), upload(k), upload(v))
+        there = blocks * self.strides.full * self.strides.block_tokens + rows
+        if self.shape.latent:
+            write_latent(self.shape, self.host.keys, slots, k[:, 0])
+            self.device.append_rows(upload(there), upload(k[:, 0]))
+            return
+        write_cache(self.shape, self.host.keys, self.host.values, slots, k, v)
+        self.device.append(upload(there), upload(k), upload(v))
 
 
 def chunk_of(spans, kind: SegmentKind, block_tokens: int) -> Chunk:
@@ -154,6 +166,28 @@ def test_heads_of_any_size_and_number(kernels, streams, head_dim, heads, spans):
     fill(np.random.default_rng(2), caches, chunk)
     tolerance = "non-expert/attention float16"
     compare(kernels, streams, caches, chunk, Attending(head_dim**-0.5), tolerance, heads)
+
+
+LATENT = [
+    *((kind, 48, 16, 3) for kind in TYPES),
+    (CacheType.F32, 21, 6, 38),
+    (CacheType.F16, 512, 64, 20),
+    (CacheType.Q8_0, 70, 26, 1),
+]
+
+
+@pytest.mark.parametrize(("cache_type", "latent", "turned", "heads"), LATENT)
+@pytest.mark.parametrize("spans", [[(69, 1), (2, 1)], [(60, 9)]])
+def test_latent_rows_are_keys_and_values(
+    kernels, streams, cache_type, latent, turned, heads, spans
+):
+    """The first numbers of a row are the value: as in GLM-4.7-Flash, odd sizes, and more heads than a tile has rows."""
+    caches = Caches(streams, cache_type, 16, 1, latent + turned, latent)
+    chunk = chunk_of(spans, SegmentKind.PROMPT if len(spans) == 1 else SegmentKind.DECODE, 16)
+    fill(np.random.default_rng(2), caches, chunk)
+    tolerance = TOLERANCE.get(cache_type, "non-expert/attention float16")
+    rule = Attending((latent + turned) ** -0.5)
+    compare(kernels, streams, caches, chunk, rule, tolerance, heads)
 
 
 @pytest.mark.parametrize("spans", SPANS)

@@ -13,11 +13,17 @@ from tests.support.devices import DEVICES, HAS_CUDA, IS_INTERPRETED
 from tests.support.kernel_cases import FORMATS, exact_product, make_weight, tokens_of
 from thermocline.kernels.gpu import weights as weights_module
 from thermocline.kernels.gpu.formats import DEVICE_FORMATS
-from thermocline.kernels.gpu.product import block_product, naive_block_product
+from thermocline.kernels.gpu.product import (
+    block_product,
+    head_products,
+    naive_block_product,
+    naive_head_products,
+)
 from thermocline.kernels.gpu.slots import SlotMatrix
 from thermocline.kernels.gpu.streams import DeviceStreams
-from thermocline.kernels.gpu.weights import BlockMatrix, MatrixLoader, PlainMatrix
+from thermocline.kernels.gpu.weights import BlockHeads, BlockMatrix, MatrixLoader, PlainMatrix
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kernels.weight import WeightStack
 
 PLAIN = {"BF16", "F32"}
 
@@ -104,6 +110,56 @@ def test_the_kernel_is_its_twin_in_the_interpreter(name, cols, tokens):
         found = block_product(matrix, x, prompt=prompt, scale=0.3)
         twin = naive_block_product(matrix, x, prompt=prompt, scale=0.3)
         # The interpreter takes all in float32.
+        entry = "non-expert/bfloat16" if prompt and name != "F16" else "non-expert/float32"
+        assert_within(twin.numpy(), found.numpy(), entry)
+
+
+def stack_of(rng, name: str, heads: int, rows: int, cols: int, *, scaled: bool):
+    """Return the matrices of some heads, and what they are alone."""
+    weights = [make_weight(rng, name, rows, cols) for _ in range(heads)]
+    scales = rng.uniform(0.3, 2, heads).astype(np.float32) if scaled else None
+    raw = np.stack([weight.raw for weight in weights])
+    stack = WeightStack("heads", weights[0].format, raw, cols, scales)
+    return stack, [weight if scales is None else stack[n] for n, weight in enumerate(weights)]
+
+
+@pytest.mark.parametrize("name", ["F32", "BF16", "F16", "Q8_0", "NVFP4"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_every_head_has_a_matrix_of_its_own(streams, name, scaled):
+    """Products of one and of several tokens with the matrices of some heads, in the bytes that the file has."""
+    rng = np.random.default_rng(6)
+    stack, alone = stack_of(rng, name, 3, 7, 64, scaled=scaled)
+    matrices = MatrixLoader(streams, ReferenceKernels().decode_rows).heads(stack)
+    held = matrices.blocks.raw if isinstance(matrices, BlockHeads) else matrices.numbers
+    assert held.nbytes == stack.raw.nbytes
+    for tokens in (1, 5):
+        x = rng.standard_normal((tokens, 3, 64)).astype(np.float32)
+        expected = np.stack(
+            [weight.scale * exact_product(weight, x[:, n]) for n, weight in enumerate(alone)], 1
+        )
+        for prompt in (False, True):
+            found = matrices.multiply(streams.upload(x), prompt=prompt).cpu().numpy()
+            rounds = name == "BF16" or (prompt and name != "F32")
+            entry = "non-expert/bfloat16" if rounds else "non-expert/float32"
+            assert_within(found, expected, entry)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_INTERPRETED, reason="Triton does not interpret in this process")
+@pytest.mark.parametrize(
+    ("name", "cols", "heads", "tokens"), [("Q8_0", 96, 3, 3), ("F16", 40, 3, 1), ("F16", 40, 1, 5)]
+)
+def test_the_kernel_of_heads_is_its_twin_in_the_interpreter(name, cols, heads, tokens):
+    """One head or several, with tails of rows and tokens, in both arithmetics; columns that are part of a longer row."""
+    rng = np.random.default_rng(7)
+    stack, _ = stack_of(rng, name, heads, 9, cols, scaled=True)
+    matrix = SlotMatrix(stack.format, torch.from_numpy(stack.raw), cols)
+    wide = torch.from_numpy(tokens_of(rng, tokens, heads * (cols + 7)))
+    x, scales = wide.view(tokens, heads, -1)[..., :cols], torch.from_numpy(stack.scales)
+    for prompt in (False, True):
+        given = matrix, x, scales
+        found = head_products(*given, prompt=prompt)
+        twin = naive_head_products(*given, prompt=prompt)
         entry = "non-expert/bfloat16" if prompt and name != "F16" else "non-expert/float32"
         assert_within(twin.numpy(), found.numpy(), entry)
 
