@@ -97,6 +97,7 @@ _VOCABULARY: Final = Vocabulary(
     template=TEMPLATE,
     bos_id=1,  # T
     eos_id=11,  # T
+    add_bos=True,  # L: what this pre-tokenizer has where a file says nothing
 )
 
 NEMOTRON_NANO: Final = PublishedModel(

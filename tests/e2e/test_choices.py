@@ -44,7 +44,7 @@ async def test_without_flags_everything_has_a_reason(toy):
     assert found["non-expert weights"].why == found["hot experts"].why == devices.NO_DRIVER
     assert found["cold experts"].nbytes == footprint.experts_bytes
     assert (found["KV type"].value, found["KV type"].why) == ("f16", "the default")
-    assert (found["contexts"].value, found["context"].value) == ("4", "4096 tokens")
+    assert (found["contexts"].value, found["context"].value) == ("64", "4096 tokens")
     assert found["prompt chunk"].value == "512 tokens"
     assert found["prefetch"].value.startswith("auto")
     assert found["an answer's token"].value in ("FusedLayer", "Sequential")

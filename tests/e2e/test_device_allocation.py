@@ -220,7 +220,9 @@ def small(device_memory: int | None) -> EngineConfig:
             hot_fraction=1.0,
             device_memory_bytes=device_memory,
         ),
-        memory=MemoryConfig(max_context_tokens=64, kv_type="f32", block_tokens=8),
+        memory=MemoryConfig(
+            max_context_tokens=64, max_full_contexts=4, kv_type="f32", block_tokens=8
+        ),
         scheduler=SchedulerConfig(prefill_chunk_tokens=16, max_requests=16),
         heat=HeatConfig(enabled=False),
         kernels="reference",
@@ -306,6 +308,7 @@ def test_plan_and_placement_of_a_server_have_the_same_figures(tmp_path, monkeypa
 
     async def serve_once(path, config, server_config, card, on_listening, on_opened):
         async with running_server(path, config, server_config, card) as server:
+            on_listening(server.url)
             opened = await server.wait_opened()
             on_opened(opened.engine)
             async with (

@@ -193,6 +193,7 @@ def test_a_server_ends_by_a_changed_model_where_that_was_asked_for(model, start)
     os.truncate(path, 1000)
     out, errors = process.communicate(timeout=DEADLINE_S)
     clients.end()
-    assert (process.returncode, out) == (1, b"")
+    assert process.returncode == 1
+    assert re.fullmatch(rb"thermocline is serving \S+ at \S+\n", out)
     assert errors.decode().count("error: ") == 1
     assert "was changed while the model was open" in errors.decode()

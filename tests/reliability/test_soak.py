@@ -115,8 +115,9 @@ async def test_nothing_grows(toy, record_property):
     assert seen["whole"] > 0
     assert seen["killed"] > 0
     assert set(filter(str.isdigit, seen)) <= {"400", "429", "503"}
-    # Of what stays there are no more than in the midst, but for a few between two looks; there were far more requests.
-    assert after[1] <= max(look[2] for look in late) + 4
-    assert after[2] <= max(look[3] for look in late) + 4
+    # Of what stays there are no more than in the midst. A short run has few looks, and a few that no look saw.
+    unseen = 4 if SECONDS < 60 else 0
+    assert after[1] <= max(look[2] for look in late) + unseen
+    assert after[2] <= max(look[3] for look in late) + unseen
     if SECONDS >= 300:
         assert slope * 60 < 1.0

@@ -131,6 +131,8 @@ def measure_device_sizes(
         role = _EXPERTS.fullmatch(name)
         if role is not None:
             parts[layer][role[1]] = tensor
+        elif name == "attn_kv_b.weight" and f"blk.{layer}.attn_k_b.weight" not in table:
+            non_expert[layer] += _both_up_bytes(tensor, spec)
         elif not name.endswith(_SCALES):
             non_expert[layer] += _bytes(tensor)
     layers = tuple(
@@ -171,6 +173,16 @@ def _top_bytes(tensor: TensorInfo, norm: str, *, is_tied: bool) -> int:
 def _bytes(tensor: TensorInfo) -> int:
     is_wide = len(tensor.shape) < 2 or tensor.name.endswith(_WIDE)
     return 4 * math.prod(tensor.shape) if is_wide else tensor.nbytes
+
+
+def _both_up_bytes(tensor: TensorInfo, spec: ModelSpec) -> int:
+    """Return the bytes of attn_kv_b, whose keys `models.latent` turns into numbers; values stay as they are."""
+    latent = spec.latent
+    if latent is None:
+        return _bytes(tensor)
+    keys = spec.num_heads * latent.plain * latent.rank
+    values = tensor.nbytes * latent.value_dim // (latent.plain + latent.value_dim)
+    return values + keys * (4 if tensor.format.name == "F32" else 2)
 
 
 def _slot_bytes(parts: Mapping[str, TensorInfo], num_experts: int) -> int:

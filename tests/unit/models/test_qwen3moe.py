@@ -105,8 +105,8 @@ def test_a_tensor_of_the_wrong_shape_is_named(tmp_path):
 
 def test_a_tensor_without_a_place_is_refused(tmp_path):
     """A bias that this architecture does not have would change every token if it were ignored."""
-    weights = toy_weights(ToyShape()) | {"blk.0.attn_output.bias": np.zeros(64, np.float32)}
-    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_output\.bias"):
+    weights = toy_weights(ToyShape()) | {"blk.0.attn_norm.bias": np.zeros(64, np.float32)}
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_norm\.bias"):
         open_toy(write_toy_model(tmp_path / "toy.gguf", weights=weights))
 
 

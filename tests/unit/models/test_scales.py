@@ -22,6 +22,7 @@ from thermocline.config import CpuConfig
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.experts.backends.hot_device import device_layers
 from thermocline.experts.catalog import ExpertCatalog
+from thermocline.kernels import _native
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
@@ -106,6 +107,9 @@ async def test_native_kernels_take_them(tmp_path, toy):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    "amx_emulated" not in _native.emulated_sets(), reason="needs a processor with AVX-512"
+)
 @pytest.mark.parametrize("name", ["qwen35moe", "laguna"])
 async def test_matrix_tiles_take_them(tmp_path, name):
     """Prompts in the tiles of a processor that has them (here an emulator's) are the same, to the bit."""

@@ -31,8 +31,8 @@ class DeviceLatent:
             self._low = load.matrix(given.low.weight), load.vector(given.low.gain)
         self._q, self._kv = load.matrix(given.q), load.matrix(given.kv)
         self._kv_gain = load.vector(given.kv_norm.gain)
-        self._keys, self._values = load.heads(given.k_up), load.heads(given.v_up)
-        self._num_heads, self._plain = len(given.k_up), given.k_up.cols
+        self._keys, self._values = load.heads(given.up.keys), load.heads(given.up.values)
+        self._num_heads, self._plain = len(given.up.keys), given.up.keys.cols
         self._output = load.matrix(given.output)
         self._rope = replace(rope, pairs=True)
         self._rule = rule_of(given.scale, 0)
