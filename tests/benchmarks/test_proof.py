@@ -18,6 +18,7 @@ from benchmarks.proof.cpu import thread_counts
 from benchmarks.proof.rows import ProofFile, read_samples, rows_of
 from benchmarks.proof.runner import ROOT, Stage, run_stages, scratch_folder, without_place
 from benchmarks.proof.tables import page
+from tests.support.processes import disposition
 
 FAKES = "tests.support.proof_stages:"
 
@@ -98,9 +99,11 @@ def test_a_run_that_is_killed_keeps_what_it_had(tmp_path, number):
         f"with scratch_folder(Path('{tmp_path}')) as scratch:\n"
         f"    run_stages(stages, ProofFile(Path('{out}'), {{}}), scratch)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL
-    ) as ran:
+    with disposition(signal.SIGHUP, signal.SIG_DFL):
+        started = subprocess.Popen(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL
+        )
+    with started as ran:
         with fifo.open() as pipe:
             assert pipe.readline() == "running\n"
             ran.send_signal(number)

@@ -139,8 +139,15 @@ def test_the_module_runs_as_a_program():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("command", ["info MODEL", "run MODEL -p the -n 2", "chat MODEL", "--help"])
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        ("info MODEL", "<&- >&- 2>&-"),
+        ("run MODEL -p the -n 2", ">&-"),
+        ("chat MODEL", "<&-"),
+        ("--help", ">&-"),
+    ],
+)
 def test_closed_standard_streams_are_no_fault(toy, tmp_path, command, closed):
     """Who closes a stream gets and gives nothing by it: exit code 0 and no traceback."""
     words = command.replace("MODEL", toy)
@@ -164,7 +171,8 @@ def test_help_that_can_not_be_written_is_one_line(tmp_path):
             [sys.executable, "-m", "thermocline", "--help"],
             stdout=full,
             stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": ""},
             timeout=60,
             check=False,
         )

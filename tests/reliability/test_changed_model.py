@@ -22,7 +22,7 @@ import pytest
 
 from tests.support.toy_model import ToyShape, write_toy_model
 
-NUM_CUTS = 100 if os.environ.get("THERMOCLINE_RELIABILITY") == "full" else 3
+NUM_CUTS = 100 if os.environ.get("THERMOCLINE_RELIABILITY") == "full" else 1
 NUM_CLIENTS = 4
 NUM_TOKENS = 150
 DEADLINE_S = 60.0

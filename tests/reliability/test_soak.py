@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.served import served
 
-SECONDS = float(os.environ.get("THERMOCLINE_SOAK_SECONDS", "6"))
+SECONDS = float(os.environ.get("THERMOCLINE_SOAK_SECONDS", "3"))
 NUM_CLIENTS = 8
 PROMPTS = ["a", "the cat " * 20, "b" * 500]
 

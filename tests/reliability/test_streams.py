@@ -13,7 +13,7 @@ from benchmarks.server_load import measure, share_at
 from thermocline.demo import DEMO_MODEL_PATH
 
 IS_FULL = os.environ.get("THERMOCLINE_RELIABILITY") == "full"
-NUM_STREAMS, SECONDS = (256, 600.0) if IS_FULL else (48, 6.0)
+NUM_STREAMS, SECONDS = (256, 600.0) if IS_FULL else (48, 3.0)
 
 
 @pytest.mark.slow

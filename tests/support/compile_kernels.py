@@ -244,9 +244,6 @@ def cases() -> Iterator[Case]:
     types = pointers | dict.fromkeys(("num_experts", "num_tiles"), "i32")
     constants = {"tile_pairs": 64, "block_experts": 256, "block_tiles": 32}
     yield Case(tile_schedule_kernel, types, constants)
-    yield next(
-        case for case in paged("F16", 576, 20, 0, latent=512) if case.kernel is attend_splits_kernel
-    )
     yield from paged("Q8_0", 128, 8, 512)
     yield from shared_steps()
 

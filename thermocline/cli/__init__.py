@@ -17,7 +17,7 @@ from thermocline.cli.bench import bench
 from thermocline.cli.chat import chat
 from thermocline.cli.demo import demo
 from thermocline.cli.doctor import doctor
-from thermocline.cli.group import ErrorLineGroup
+from thermocline.cli.group import ErrorLineGroup, discard_unwritable
 from thermocline.cli.heat import heat
 from thermocline.cli.info import info
 from thermocline.cli.logits import logits
@@ -93,6 +93,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:  # of help and usage texts, which no command prints
+        discard_unwritable()
         click.echo(f"error: {error.strerror or error}", err=True)
         sys.exit(1)
 

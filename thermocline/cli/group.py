@@ -52,7 +52,7 @@ class ErrorLineGroup(click.Group):
                 "the memory is not enough: give less context (--ctx), or close other programs"
             ) from error
         except OSError as error:
-            _discard_unwritable()
+            discard_unwritable()
             where = "" if error.filename is None else f"{error.filename}: "
             what = error.strerror or str(error)
             raise CommandError(
@@ -61,7 +61,7 @@ class ErrorLineGroup(click.Group):
         return result
 
 
-def _discard_unwritable() -> None:
+def discard_unwritable() -> None:
     """Drop buffered output that can not be written: Python would try again when it shuts down."""
     try:
         sys.stdout.flush()
