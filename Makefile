@@ -64,7 +64,7 @@ soak: $(VENV)/.installed-dev
 
 # Ten times as many random schedules: the same answers whatever is in flight, shared, preempted or hot.
 schedules: $(VENV)/.installed-dev
-	THERMOCLINE_SCHEDULES=10 scripts/test.sh tests/e2e/test_any_schedule.py --timeout 3000
+	THERMOCLINE_SCHEDULES=10 scripts/test.sh tests/e2e/test_any_schedule.py tests/e2e/test_gpu_experts.py --timeout 3000
 
 # Every plan against what the engine takes: published models, device sizes, contexts and requests; some three minutes.
 allocations: $(VENV)/.installed-dev

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.served import served
 
-NUM_REQUESTS = 10_000 if os.environ.get("THERMOCLINE_RELIABILITY") == "full" else 200
+NUM_REQUESTS = 10_000 if os.environ.get("THERMOCLINE_RELIABILITY") == "full" else 400
 BODIES = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "caf\u00e9"}],
