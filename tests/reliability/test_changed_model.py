@@ -1,6 +1,6 @@
 """A served model's file is cut, and put there again, while clients stream: the server lives and tells no lie.
 
-THERMOCLINE_RELIABILITY=full cuts it a hundred times instead of three.
+THERMOCLINE_RELIABILITY=full cuts it a hundred times instead of once.
 """
 
 from __future__ import annotations

@@ -23,9 +23,18 @@ BODIES = {
         "stop": ["a"],
     },
     "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 1, "logprobs": 2, "n": 1},
-    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "model": "m"},
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 2,
+        "model": "toy",
+    },
     "/v1/responses": {"input": "a", "max_output_tokens": 2},
-    "/api/generate": {"prompt": "a", "options": {"num_predict": 2}, "stream": False},
+    "/api/generate": {
+        "model": "toy",
+        "prompt": "a",
+        "options": {"num_predict": 2},
+        "stream": False,
+    },
     "/tokenize": {"content": "a b"},
     "/v1/embeddings": {"input": "a"},
 }
@@ -115,10 +124,13 @@ async def test_no_mutated_request_makes_the_server_fail(toy, record_property):
 
         async def one(number: int) -> None:
             rng = random.Random(number)
-            raw = mutated(rng, whole_request(rng))
+            raw, is_whole = whole_request(rng), number % 10 == 0
+            if not is_whole:
+                raw = mutated(rng, raw)
             async with places:
                 found = await exchange(server.port, raw)
             statuses.update(found)
+            assert found == [200] or not is_whole, (found, raw)
             assert all(status < 500 or status in ALLOWED for status in found), (found, raw)
 
         async with asyncio.TaskGroup() as group:
@@ -131,7 +143,4 @@ async def test_no_mutated_request_makes_the_server_fail(toy, record_property):
             assert response.status == 200
     record_property("requests", NUM_REQUESTS)
     record_property("statuses", dict(sorted(statuses.items())))
-    # Few changed requests are still good ones: of thousands some are.
     assert statuses[400] > 0
-    assert statuses[200] > 0 or NUM_REQUESTS < 10_000
-    assert statuses[400] > NUM_REQUESTS // 10

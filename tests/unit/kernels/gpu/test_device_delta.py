@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
 
 from tests.support.compare import assert_within
 from tests.support.devices import DEVICES
+from tests.support.recurrent_device import RecurrentCase
 from thermocline.kernels import delta_reference
 from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaShape
 from thermocline.kernels.gpu import delta as delta_module
-from thermocline.kernels.gpu.cache import DeviceStates
 from thermocline.kernels.gpu.delta import DeltaTokens, DeviceDeltaRule, delta_rule, key_heads
-from thermocline.kernels.gpu.step import DeltaSpan, SpanShape
 from thermocline.kernels.gpu.streams import DeviceStreams
-from thermocline.kernels.recurrent_contract import RecurrentStates
+
+if TYPE_CHECKING:
+    from thermocline.kernels.gpu.step import DeltaSpan
 
 SHAPES = {
     "shared": DeltaShape(2, 4, 16, 8, 4, tiled=False),
     "tiled": DeltaShape(2, 6, 10, 10, 3, tiled=True),
     "alone": DeltaShape(1, 1, 5, 7, 2, tiled=False),
 }
-NUM_SLOTS = 5
 
 
 @pytest.fixture(params=DEVICES)
@@ -32,11 +34,11 @@ def streams(request):
         yield opened
 
 
-class Case:
+class Case(RecurrentCase):
     """A rule and states, the same on the host and on the device."""
 
     def __init__(self, streams: DeviceStreams, shape: DeltaShape) -> None:
-        self._rng, self._streams = np.random.default_rng(8), streams
+        super().__init__(streams)
         self.rule = DeltaRule(
             shape,
             self.normal(shape.conv_width, shape.channels),
@@ -50,16 +52,7 @@ class Case:
         self.device_rule = DeviceDeltaRule(
             shape, *(streams.upload(part) for part in numbers), heads, 1e-6
         )
-        self.states = RecurrentStates(
-            self.normal(NUM_SLOTS, shape.conv_width - 1, shape.channels),
-            self.normal(NUM_SLOTS, shape.value_heads, shape.key_dim, shape.value_dim),
-        )
-        self.device_states = DeviceStates(streams, NUM_SLOTS, shape.state)
-        self.device_states.conv.copy_(streams.upload(self.states.conv))
-        self.device_states.recurrent.copy_(streams.upload(self.states.recurrent))
-
-    def normal(self, *shape: int) -> np.ndarray:
-        return self._rng.standard_normal(shape).astype(np.float32)
+        self.begin_states(shape.state)
 
     def tokens(self, count: int) -> DeltaInput:
         shape = self.rule.shape
@@ -70,15 +63,6 @@ class Case:
         parts = (given.mixed, given.z, given.alpha, given.beta)
         tokens = DeltaTokens(*(self._streams.upload(part) for part in parts))
         return delta_rule(tokens, self.device_rule, spans, self.device_states).cpu().numpy()
-
-    def span(self, start: int, slots: list[int], length: int, saves=()) -> DeltaSpan:
-        at = torch.tensor(slots, device=self._streams.device)
-        return DeltaSpan(SpanShape(start, len(slots), length), at, saves)
-
-    def check_states(self) -> None:
-        for name in ("conv", "recurrent"):
-            found = getattr(self.device_states, name).cpu().numpy()
-            assert_within(found, getattr(self.states, name), "non-expert/float32")
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
-import torch
 
 from tests.support.compare import assert_within
 from tests.support.devices import DEVICES
+from tests.support.recurrent_device import RecurrentCase
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.gpu import recurrent as recurrent_module
-from thermocline.kernels.gpu.cache import DeviceStates
 from thermocline.kernels.gpu.recurrent import DeviceMamba, DeviceShortConv, each_span
-from thermocline.kernels.gpu.step import DeltaSpan, SpanShape
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.kernels.gpu.weights import MatrixLoader
 from thermocline.kernels.recurrent_contract import (
     MambaRule,
     MambaShape,
-    RecurrentStates,
     ShortConvRule,
     ShortConvShape,
 )
 from thermocline.kernels.reference import ReferenceKernels
+
+if TYPE_CHECKING:
+    from thermocline.kernels.gpu.step import DeltaSpan
 
 SHAPES = {
     "convolution": ShortConvShape(10, 3),
@@ -31,7 +33,6 @@ SHAPES = {
     "one group": MambaShape(heads=4, head_dim=8, groups=1, state_dim=16, conv_width=2),
     "a group each": MambaShape(heads=3, head_dim=1, groups=3, state_dim=1, conv_width=3),
 }
-NUM_SLOTS = 5
 
 
 @pytest.fixture(params=DEVICES)
@@ -41,19 +42,14 @@ def streams(request):
         yield opened
 
 
-class Case:
+class Case(RecurrentCase):
     """A rule and states, the same on the host and on the device."""
 
     def __init__(self, streams: DeviceStreams, shape: ShortConvShape | MambaShape) -> None:
-        self._rng, self._streams = np.random.default_rng(8), streams
+        super().__init__(streams)
         self.shape, state = shape, shape.state
         self.rule, self.device_rule = self._rules(streams, shape)
-        self.states = RecurrentStates(
-            self.normal(NUM_SLOTS, *state.conv), self.normal(NUM_SLOTS, *state.heads)
-        )
-        self.device_states = DeviceStates(streams, NUM_SLOTS, state)
-        self.device_states.conv.copy_(streams.upload(self.states.conv))
-        self.device_states.recurrent.copy_(streams.upload(self.states.recurrent))
+        self.begin_states(state)
 
     def _rules(self, streams: DeviceStreams, shape: ShortConvShape | MambaShape):
         if isinstance(shape, ShortConvShape):
@@ -72,9 +68,6 @@ class Case:
         load = MatrixLoader(streams, ReferenceKernels().decode_rows)
         return rule, DeviceMamba.load(load, rule)
 
-    def normal(self, *shape: int) -> np.ndarray:
-        return self._rng.standard_normal(shape).astype(np.float32)
-
     def expected(self, rows: np.ndarray, runs: list[tuple[int, int, int]]) -> np.ndarray:
         """Return what the twin gives, run after run; a slot may have several."""
         out = np.full((len(rows), self.shape.width), np.nan, np.float32)
@@ -91,15 +84,6 @@ class Case:
             lambda mine, slots: self.device_rule.run(mine[0], slots, states),
         )
         return found.cpu().numpy()
-
-    def span(self, start: int, slots: list[int], length: int, saves=()) -> DeltaSpan:
-        at = torch.tensor(slots, device=self._streams.device)
-        return DeltaSpan(SpanShape(start, len(slots), length), at, saves)
-
-    def check_states(self) -> None:
-        for name in ("conv", "recurrent"):
-            found = getattr(self.device_states, name).cpu().numpy()
-            assert_within(found, getattr(self.states, name), "non-expert/float32")
 
 
 @pytest.mark.parametrize("name", SHAPES)
