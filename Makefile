@@ -5,10 +5,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/src/*.* native/src/sets/* native/include/thermocline/*) native/CMakeLists.txt
 export VENV HASHES
+# Where Python may not keep bytecode, every process of hundreds compiles what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
-BENCHMARKS := quick llama llama-qwen35moe llama-olmoe layer types lag memory published requests overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings
+BENCHMARKS := quick llama llama-qwen35moe llama-olmoe layer types lag memory published requests overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings speculation
 
-.PHONY: demo test lint check install fuzz fuzz-api fuzz-wire reliability soak audit hashes schedules allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
+.PHONY: demo test lint check install docs fuzz fuzz-api fuzz-wire reliability soak audit hashes schedules speculation prompts allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
 	sample-trace load results picture proof-cpu gpu-proof clean bench $(BENCHMARKS:%=bench-%)
 
 demo: $(VENV)/.installed-run
@@ -30,6 +32,10 @@ $(VENV)/.installed-run: pyproject.toml constraints.txt scripts/install.sh $(NATI
 $(VENV)/.installed-dev: pyproject.toml constraints.txt scripts/install.sh $(NATIVE)
 	scripts/install.sh dev
 	touch $(VENV)/.installed-run
+
+# The reference of all public names, into build/docs.
+docs:
+	scripts/docs.sh
 
 # 20,000 mutated model files; the test suite runs 2,000.
 fuzz: $(VENV)/.installed-dev
@@ -62,13 +68,26 @@ hashes:
 soak: $(VENV)/.installed-dev
 	THERMOCLINE_SOAK_SECONDS=$${THERMOCLINE_SOAK_SECONDS:-86400} $(BIN)/python -m pytest tests/reliability/test_soak.py
 
-# Ten times as many random schedules: the same answers whatever is in flight, shared, preempted or hot.
+# Ten times as many random schedules, and each combination of the fixed ones: the same answers whatever is in flight,
+# shared, preempted or hot.
 schedules: $(VENV)/.installed-dev
-	THERMOCLINE_SCHEDULES=10 scripts/test.sh tests/e2e/test_any_schedule.py tests/e2e/test_gpu_experts.py --timeout 3000
+	THERMOCLINE_SCHEDULES=10 scripts/test.sh tests/e2e/test_any_schedule.py tests/e2e/test_gpu_experts.py \
+		tests/e2e/test_schedule_invariance.py tests/e2e/test_demo_model.py \
+		tests/unit/pipeline/scheduling/test_scheduler_random.py --timeout 3000
 
-# Every plan against what the engine takes: published models, device sizes, contexts and requests; some three minutes.
+# Ten times as many random requests with drafts: each answer as without, to the bit.
+speculation: $(VENV)/.installed-dev
+	THERMOCLINE_SPECULATION=10 scripts/test.sh tests/e2e/test_speculation.py --timeout 3000
+
+# 10,000 prompts through LLM.generate_each, in order and with flat memory; the test suite has 300.
+prompts: $(VENV)/.installed-dev
+	THERMOCLINE_LLM_PROMPTS=10000 scripts/test.sh tests/e2e/test_llm.py --timeout 3000
+
+# Every plan against what the engine takes: published models, device sizes, contexts and requests; and every one of
+# those models opened. Some three minutes.
 allocations: $(VENV)/.installed-dev
-	THERMOCLINE_ALLOCATIONS=all scripts/test.sh tests/e2e/test_device_allocation.py --timeout 600
+	THERMOCLINE_ALLOCATIONS=all scripts/test.sh tests/e2e/test_device_allocation.py \
+		tests/e2e/test_published_models.py --timeout 600
 
 # The native code under the address, undefined-behaviour and thread sanitizers, with 100,000 steps that a device and
 # the CPU share: some fifteen minutes.
@@ -102,6 +121,7 @@ stub: $(VENV)/.installed-dev
 # Train the demo model again: some minutes on two cores.
 demo-model: $(VENV)/.installed-dev
 	$(BIN)/python -m scripts.demo_model.train
+	$(BIN)/python -m scripts.demo_model.train_block out/demo-model/demo-moe.gguf
 
 # The README's picture and the trace that it is of: needs Chromium, and a model of 3.5 GB that is written first.
 picture: $(VENV)/.installed-dev

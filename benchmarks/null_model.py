@@ -58,11 +58,14 @@ class NullModel:
         """Return zeros [T, D]."""
         return np.zeros((len(token_ids), HIDDEN), np.float32)
 
+    def embed_layers(self, token_ids: Any, x: Any, *, prompt: bool) -> None:  # noqa: ANN401
+        """Return None: no layer has embeddings of its own."""
+
     def attend(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:  # noqa: ANN401
         """Return x."""
         return x
 
-    def route(self, layer: LayerIndex, x: Any, *, prompt: bool) -> Any:  # noqa: ANN401
+    def route(self, layer: LayerIndex, x: Any, *, prompt: bool, embedded: None = None) -> Any:  # noqa: ANN401
         """Return x twice, and a routing that differs by row and layer; made once, since it is no overhead's part."""
         key = (len(x), layer % self.num_experts)
         if key not in self._routings:

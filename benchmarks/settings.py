@@ -46,7 +46,7 @@ from thermocline.models.registry import read_spec
 
 if TYPE_CHECKING:
     from thermocline.config import EngineConfig
-    from thermocline.engine.api import EngineContext
+    from thermocline.engine.context import EngineContext
 
 _NAME: Final = "settings"
 _ROOT: Final = Path(__file__).parents[1]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
 # usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | layer | types | lag | memory | published | requests | overlap | overhead | http | http-large
-#                         | larger | predictions | experts | foresight | link | streaming | round-trip | workers | gpu | settings [ARGUMENTS of the benchmark...]
+#                         | larger | predictions | experts | foresight | link | streaming | round-trip | workers | gpu | settings | speculation [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 13 GB more for predictions
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
@@ -27,7 +27,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead shared_step predictions expert_cache expert_foresight expert_link prompt_streaming worker_round_trip expert_workers published_models settings; do
+    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead shared_step predictions expert_cache expert_foresight expert_link prompt_streaming worker_round_trip expert_workers published_models settings speculation; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -93,6 +93,13 @@ case $what in
     ;;
   settings) # as root for the memory limits, which need a memory group
     "$python" -m benchmarks.settings "$(model 8)" "$(model 8 qwen3.6-35b-a3b)" "$(model 16 olmoe-1b-7b)" "$@"
+    ;;
+  speculation)
+    status=0
+    for shape in qwen3.6-35b-a3b qwen3-30b-a3b; do
+      "$python" -m benchmarks.speculation "$(model 8 $shape)" --out "docs/results/speculation-$shape.csv" "$@" || status=$?
+    done
+    exit $status
     ;;
   gpu) "$python" -m benchmarks.gpu_experts "$@" ;;
   larger) # as root: it makes a memory group

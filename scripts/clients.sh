@@ -15,13 +15,14 @@ groups=(
   "instructor instructor"
   "litellm litellm mcp"
   "lm_eval lm-eval[api]"
+  "jupyter jupyter-client ipykernel"
 )
 for group in "${groups[@]}"; do
   read -r name packages <<<"$group"
   [ -e "$venvs/$name/.installed" ] && continue
   "${PYTHON:-python3}" -m venv "$venvs/$name"
   # shellcheck disable=SC2086 - several packages
-  "$venvs/$name/bin/python" -m pip install -q numpy pytest pytest-asyncio pytest-timeout $packages
+  "$venvs/$name/bin/python" -m pip install -q numpy msgspec pytest pytest-asyncio pytest-timeout $packages
   touch "$venvs/$name/.installed"
 done
 if command -v npm >/dev/null; then
@@ -41,6 +42,9 @@ for _ in $(seq 300); do
   kill -0 "$server" || { echo "the server did not start" >&2; exit 1; }
   sleep 0.1
 done
+# A notebook's kernel has packages of its own, and runs this package beside them.
+packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+export THERMOCLINE_CLIENTS_PACKAGES=$packages
 failed=0
 for group in "${groups[@]}"; do
   read -r name _ <<<"$group"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Write hashes/run.txt and hashes/dev.txt: constraints.txt with the hashes of all files of each version.
+# Write hashes/run.txt and hashes/dev.txt: constraints.txt with the hashes of all files of each version. Write
+# hashes/docs.txt, which make docs installs.
 # torch and triton are left out: which of their builds is right depends on the machine (docs/decisions/0057).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,3 +20,8 @@ pinned | write dev
 build_tools=(scikit-build-core nanobind cmake ninja)
 needed=$(printf '%s\n' "${build_tools[@]}" | uv -c constraints.txt pyproject.toml - | sed 's/==.*//; s/[-_.]/[-_.]/g' | paste -sd'|')
 pinned | grep -iE "^($needed)==" | write run
+# The tools of make docs are in no other environment: the versions that the file has stay, unless it is removed.
+docs=$(sed -n '/^docs = \[/s/[^"]*"\([^"]*\)"[],]*/\1\n/gp' pyproject.toml)
+touch hashes/docs.txt
+printf '%s\n' "$docs" | uv --generate-hashes --output-file hashes/docs.txt - >/dev/null
+sed -i '1i # Written by make hashes, for make docs.' hashes/docs.txt

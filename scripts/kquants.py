@@ -8,7 +8,7 @@ larger it is (magnitude plus the group's root mean square).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 SUPER_BLOCK = 256
+LONG_ROW = 1 << 18  # elements per step of the gguf package, likewise
 CHUNK_BLOCKS = 512  # super-blocks per step: the working set stays in a core's cache
 F16_MAX = 65504.0
 BF16_MAX = 3.3895313892515355e38
@@ -62,16 +63,35 @@ def quantize(x: Floats, format_name: str) -> Bytes:
         return _by_super_blocks(rows, _K_QUANTIZERS[format_name])
     if format_name not in ("F32", "F16", "BF16"):
         rows = np.where(np.abs(rows) < FLUSH_BELOW, np.float32(0), rows)
-    quantized = gguf.quants.quantize(rows, gguf.GGMLQuantizationType[format_name])
-    raw: Bytes = np.ascontiguousarray(quantized).view(np.uint8)
-    return raw
+    kind = gguf.GGMLQuantizationType[format_name]
+    if format_name in ("F32", "F16"):
+        return np.ascontiguousarray(gguf.quants.quantize(rows, kind)).view(np.uint8)
+    return _as_long_rows(gguf.quants.quantize, rows, kind).view(np.uint8)
 
 
 def dequantize(raw: Bytes, format_name: str) -> Floats:
     """Return blocks `raw` (uint8 [..., row_bytes]) of `format_name` as float32 [..., n]."""
     blocks = np.ascontiguousarray(raw)
-    values: Floats = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[format_name])
+    values: Floats = _as_long_rows(
+        gguf.quants.dequantize, blocks, gguf.GGMLQuantizationType[format_name]
+    )
     return values
+
+
+def _as_long_rows(
+    convert: Callable[..., npt.NDArray[Any]], rows: npt.NDArray[Any], kind: object
+) -> npt.NDArray[Any]:
+    """Return `convert(rows, kind)` for rows [..., n].
+
+    Blocks know nothing of rows, and the gguf package takes sixteen rows at a time: as long rows they take a tenth.
+    """
+    flat = rows.reshape(-1, rows.shape[-1])
+    parts = [
+        convert(flat[start : start + step].reshape(1, -1), kind)
+        for step in [max(1, LONG_ROW // max(1, flat.shape[1]))]
+        for start in range(0, max(1, len(flat)), step)
+    ]
+    return np.concatenate(parts, axis=1).reshape(*rows.shape[:-1], -1 if rows.size else 0)
 
 
 def _by_super_blocks(rows: Floats, quantizer: Callable[[Floats], Bytes]) -> Bytes:

@@ -9,6 +9,7 @@ python=$(scripts/oracle_env.sh)
 if [ "${1:-}" = golden ]; then
   "$python" -m tests.oracle.make_logits_golden
   "$python" -m tests.oracle.make_converted_golden
+  "$python" -m tests.oracle.make_drafts_golden
   exec "$python" -m tests.oracle.make_tokenizer_golden
 fi
 exec "$python" -m pytest -m oracle tests/oracle --timeout 1800 "$@"

@@ -2,38 +2,73 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
 import threading
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from tests.support.file_seconds import FileSeconds
 from thermocline.experts import heat_file
+from thermocline.kernels import cpu_topology
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Minutes of one process: begun last, they would keep one process at work alone.
+# Begun last, they would keep one process at work alone. The end of a run names the longest ones.
 _LONGEST_FILES = (
     "e2e/test_wheel.py",
     "architecture/test_kernel_sets.py",
-    "e2e/test_device_non_expert.py",
     "benchmarks/test_quick_runs.py",
-    "e2e/test_gpu_experts.py",
-    "e2e/test_golden_logits.py",
     "unit/kernels/gpu/test_device_compiles.py",
+    "e2e/test_device_non_expert.py",
+    "unit/kernels/gpu/test_device_experts.py",
+    "unit/kernels/gpu/test_device_attention.py",
+    "unit/kernels/test_dense.py",
+    "unit/kernels/test_products.py",
+    "unit/kernels/test_experts.py",
+    "e2e/test_shared_step_on_device.py",
+    "e2e/test_device_allocation.py",
+    "e2e/test_gpu_experts.py",
     "e2e/test_any_schedule.py",
-    "unit/remote/test_client.py",
     "e2e/test_published_models.py",
-    "unit/pipeline/test_scheduler_random.py",
+    "e2e/test_workers.py",
+    "unit/remote/test_client.py",
+    "unit/models/test_device_non_expert.py",
     "reliability/test_streams.py",
     "e2e/test_memory.py",
 )
+# Of an engine; environments of clients have none.
+_COUNT_THREADS = (
+    "thermocline.engine.cpu",
+    "thermocline.kernels.cpu",
+    "thermocline.experts.backends.hot_device",
+)
 _OUR_THREADS = ("lane ", "thermocline ")
 _openings = itertools.count()
+if find_spec("hypothesis"):  # not in environments of clients
+    from hypothesis import HealthCheck, settings
+
+    # New examples each time, so that many runs see many; tests to which the number matters say theirs. Nothing is late
+    # on a busy machine.
+    _busy = [HealthCheck.too_slow]
+    settings.register_profile("suite", max_examples=40, deadline=None, suppress_health_check=_busy)
+    settings.load_profile("suite")
+
+
+def pytest_addoption(parser):
+    """--slow-files says how many files of tests the end of a run names."""
+    parser.addoption("--slow-files", type=int, default=12, metavar="N", help="files named by time")
+
+
+def pytest_configure(config):
+    """The slowest files are told after a run."""
+    config.pluginmanager.register(FileSeconds(config.getoption("slow_files")))
 
 
 def pytest_collection_modifyitems(items):
@@ -47,6 +82,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
+def pytest_collection_finish(session):
+    """Thousands of collected tests live until the end: garbage collection need not look at them each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     """Every test starts from the same random state."""
@@ -56,11 +97,32 @@ def _seeded():
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory):
-    """Nothing is written to the cache of the user who runs the tests."""
+    """The user who runs the tests has an empty cache, and no settings."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("THERMOCLINE_CACHE", os.fspath(folder))
+        patch.setenv("THERMOCLINE_CONFIG", "")
         yield folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    """An engine computes on one thread where nothing is said.
+
+    The processes of a run share the cores, and a toy's threads take most of their time to wait for each other,
+    spinning. Tests of several threads say how many, or ask for `default_threads`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in _COUNT_THREADS if find_spec("gguf") else ():
+            patch.setattr(f"{module}.default_threads", lambda *, beside_gpu=False: 1)
+        yield
+
+
+@pytest.fixture
+def default_threads(monkeypatch):
+    """An engine computes on as many threads as for users."""
+    for module in _COUNT_THREADS:
+        monkeypatch.setattr(f"{module}.default_threads", cpu_topology.default_threads)
 
 
 @pytest.fixture(autouse=True)

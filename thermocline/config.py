@@ -1,16 +1,15 @@
-"""Every setting of the engine, frozen and checked, and the only reader of environment variables.
+"""Every setting of the engine, frozen and checked.
 
 Help texts live in the field metadata, from which the command line makes its flags. Knows nothing of models.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from thermocline.errors import ConfigError
+from thermocline.wording import ShowsChanges
 
 HotDevice = Literal["auto", "none", "cpu", "simulated", "cuda", "torch-cpu"]
 HotChoice = Literal["use", "even"]
@@ -30,9 +29,9 @@ WorkerTransport = Literal["auto", "shared", "stream"]
 OnWorkerFailure = Literal["cpu", "error"]
 
 
-def setting(default: Any, flag: str, help_text: str, *also: str) -> Any:  # noqa: ANN401 - dataclasses.field is Any
-    """Return a dataclass field that carries its command-line flag, other names of the flag, and help text."""
-    return field(default=default, metadata={"flag": flag, "also": also, "help": help_text})
+def setting(default: Any, flag: str, help_text: str) -> Any:  # noqa: ANN401 - dataclasses.field is Any
+    """Return a dataclass field that carries its command-line flag and help text."""
+    return field(default=default, metadata={"flag": flag, "help": help_text})
 
 
 def _require(condition: bool, message: str) -> None:
@@ -55,24 +54,8 @@ def _require_within(name: str, value: float | None, low: int, high: int) -> None
     _require(value is None or low <= value <= high, f"{name} is {value}; choose {low} to {high}")
 
 
-def user_cache_folder() -> Path | None:
-    """Return the folder for this user's files that can be made again; None for a user without a home.
-
-    THERMOCLINE_CACHE, else thermocline/ in XDG_CACHE_HOME or in ~/.cache. By the XDG rules a relative
-    XDG_CACHE_HOME is ignored.
-    """
-    given = os.environ.get("THERMOCLINE_CACHE")
-    if given:
-        return Path(given)
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    try:
-        return (base if base.is_absolute() else Path.home() / ".cache") / "thermocline"
-    except RuntimeError:
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class MemoryConfig(ShowsChanges):
     """How much context there is."""
 
     max_context_tokens: int | None = setting(
@@ -109,8 +92,8 @@ class MemoryConfig:
         _require_at_least("snapshot_distance_tokens", self.snapshot_distance_tokens, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class PlacementConfig(ShowsChanges):
     """Which experts are hot, and where hot experts compute."""
 
     hot_device: HotDevice = setting(
@@ -159,7 +142,7 @@ class PlacementConfig:
         (), "--cold", "Experts that stay on the CPU in any case, written as for --hot."
     )
     n_cpu_moe: int = setting(
-        0, "--n-cpu-moe", "Keep the routed experts of the first N layers on the CPU.", "-ncmoe"
+        0, "--n-cpu-moe", "Keep the routed experts of the first N layers on the CPU."
     )
     trunk_device: TrunkDevice = setting(
         "auto",
@@ -173,21 +156,17 @@ class PlacementConfig:
         "--gpu-layers",
         "Layers whose non-expert weights and cache are on the GPU: the last N, of which the head counts as the last one; "
         "0 for none, all for the whole trunk, auto (the default) for as many as fit.",
-        "-ngl",
-        "--n-gpu-layers",
     )
     cpu_moe: bool = setting(
         False,
         "--cpu-moe",
         "Keep every routed expert on the CPU; the trunk goes to the GPU if there is one that has room for it.",
-        "-cmoe",
     )
     override_tensor: tuple[str, ...] = setting(
         (),
         "--override-tensor",
         "Put the tensors whose names match a regular expression on the CPU or the GPU, as PATTERN=CPU or PATTERN=CUDA0; "
         "several with commas, or several times. Patterns take a layer's experts, all else of it, or the head whole.",
-        "-ot",
     )
     simulated_memory_bytes: int = 4 << 30
     """Memory of the simulated device, and what experts have of torch-cpu's without --device-memory."""
@@ -234,8 +213,8 @@ class PlacementConfig:
         _require_at_least("simulated_slowdown", self.simulated_slowdown, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class HeatConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class HeatConfig(ShowsChanges):
     """Whether the use of experts is remembered."""
 
     enabled: bool = setting(
@@ -270,8 +249,8 @@ class HeatConfig:
         _require_at_least("half_life_tokens", self.half_life_tokens, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class SchedulerConfig(ShowsChanges):
     """How requests become chunks."""
 
     prefill_chunk_tokens: int = setting(
@@ -323,8 +302,28 @@ class SchedulerConfig:
         _require_at_least("expected_answer_tokens", self.expected_answer_tokens, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefetchConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class SpeculationConfig(ShowsChanges):
+    """Whether tokens are drafted, so that a step can compute several of one answer."""
+
+    drafters: str = setting(
+        "auto",
+        "--speculate",
+        "Draft tokens where that is faster, for the same answers: auto (all drafters that there are), off, or names: lookup, mtp.",
+    )
+    fixed_tokens: int | None = None
+    """Verify so many tokens of each draft, for measuring; None: as many as pay."""
+    max_draft_states: int = 32
+    """Copies of recurrent state that steps with drafts may need; memory is used as they come."""
+
+    def __post_init__(self) -> None:
+        """Check ranges. Raises ConfigError; what drafters there are is seen at open."""
+        _require_at_least("fixed_tokens", self.fixed_tokens, 1)
+        _require_at_least("max_draft_states", self.max_draft_states, 0)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PrefetchConfig(ShowsChanges):
     """Reading of experts into memory before they are computed."""
 
     mode: PrefetchMode = setting(
@@ -339,8 +338,8 @@ class PrefetchConfig:
         _require_choice("--prefetch", self.mode, PrefetchMode)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class RemoteConfig(ShowsChanges):
     """Workers that compute some of the experts, in other processes or machines."""
 
     workers: tuple[str, ...] = setting(
@@ -418,8 +417,8 @@ class RemoteConfig:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CpuConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class CpuConfig(ShowsChanges):
     """What the compiled kernels run on."""
 
     isa: str = setting(
@@ -439,8 +438,8 @@ class CpuConfig:
         _require_within("--threads", self.threads, 1, 1024)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class TraceConfig(ShowsChanges):
     """Recording of the timeline."""
 
     enabled: bool = False
@@ -448,14 +447,15 @@ class TraceConfig:
     """Records kept, one for each job of a chunk's layer; the oldest are dropped beyond it."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
+@dataclass(frozen=True, slots=True, repr=False)
+class EngineConfig(ShowsChanges):
     """Everything that `Engine.open` takes besides the file."""
 
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     heat: HeatConfig = field(default_factory=HeatConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)

@@ -4,6 +4,8 @@
     |- ModelError              the model file can not be used: repair, replace or convert it
     |  |- ModelFileError       the bytes are not a valid GGUF (path, offset, fix)
     |  '- UnsupportedModelError  valid, but an architecture, tensor type or tokenizer we lack
+    |- HubError                a model can not be had by its name: name, access, network or disk is in the way
+    |  '- HubUnreachableError  the hub does not answer, or may not be asked: what is here can be used
     |- ConfigError             a setting is out of range or contradicts another: change it
     |- RequestError            this request can not be served as asked: change it (param names the field)
     |  |- PromptTooLongError   prompt and answer do not fit the context
@@ -63,6 +65,20 @@ class UnsupportedModelError(ModelError):
         # What a file spells may be megabytes long.
         shown = (text if len(text) <= 160 else f"{text[:157]}..." for text in unsupported)
         super().__init__(f"{path}: {what}: {', '.join(shown)}. Fix: {fix}")
+
+
+class HubError(ThermoclineError):
+    """A model can not be had by its name, which `name` repeats; `fix` says what the user can do."""
+
+    def __init__(self, name: str, what: str, *, fix: str) -> None:
+        self.name = name
+        self.what = what
+        self.fix = fix
+        super().__init__(f"{name}: {what}. Fix: {fix}")
+
+
+class HubUnreachableError(HubError):
+    """The hub does not answer, or may not be asked; a model that is on this machine can be used without it."""
 
 
 class ConfigError(ThermoclineError, ValueError):

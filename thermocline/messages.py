@@ -75,7 +75,7 @@ class Segment(NamedTuple):
     block_table: int32, the cache blocks of this request, enough for its last token's position.
     num_logits: how many of its last rows want logits. state: None where no layer is recurrent. num_states: how many of
     its last rows want their final hidden states instead. num_expanded: how many of its first tokens take the expanded
-    form of latent attention.
+    form of latent attention. num_drafted: how many of its last tokens were only guessed, each after the one before it.
     """
 
     request: RequestId
@@ -87,6 +87,7 @@ class Segment(NamedTuple):
     state: StateUse | None = None
     num_states: int = 0
     num_expanded: int = 0
+    num_drafted: int = 0
 
 
 class CachePlaces(NamedTuple):
@@ -119,6 +120,8 @@ class Chunk:
     """Of layers with a sliding window; None where they have no blocks of their own."""
     states_rows: IntArray | None = None
     """int32, the rows that want their final hidden states; None where no request does."""
+    embedded: FloatArray | None = None
+    """float32 [layers, T, width], each layer's own embeddings of the tokens, from the embed stage on; None without any."""
 
     @property
     def chunk(self) -> Chunk:
@@ -140,6 +143,10 @@ class Chunk:
         if window and self.window_places is not None:
             return self.window_places
         return CachePlaces(self.kv_slots, self.segments)
+
+    def embedded_at(self, layer: LayerIndex) -> FloatArray | None:
+        """Return a layer's own embeddings of the tokens, float32 [T, width]; None without any."""
+        return None if self.embedded is None else self.embedded[layer]
 
     @property
     def requests(self) -> tuple[RequestId, ...]:
@@ -306,7 +313,8 @@ class PrefetchHint:
     """Where a chunk is, and what it selected there.
 
     experts: int32 [n], the cold experts of `layer` that are about to be read; none while the chunk is only
-    on its way to the layer. streams: the chunk has so many tokens that it wants most experts of every
+    on its way to the layer. shares: float32 [n], the part of the chunk's tokens that selected each. num_tokens: of the
+    chunk. streams: the chunk has so many tokens that it wants most experts of every
     layer; else residual, float32 [T, D], tells what the next layers may want. continues: more of the same
     prompt follows.
     """
@@ -314,6 +322,8 @@ class PrefetchHint:
     chunk: ChunkId
     layer: LayerIndex
     experts: IntArray
+    shares: FloatArray
+    num_tokens: int
     streams: bool
     continues: bool
     residual: FloatArray | None = None
@@ -332,6 +342,17 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFigures:
+    """What speculation did for a request. why_off: why its latest tokens were not drafted, or not verified; None if they were."""
+
+    num_drafted: int = 0
+    """Drafted tokens that steps verified."""
+    num_accepted: int = 0
+    """Those of them that the model chose, before the answer ended."""
+    why_off: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Where a request's time went. All times in seconds."""
 
@@ -345,6 +366,7 @@ class Timings:
     num_output_tokens: int
     num_cached_tokens: int = 0
     """Prompt tokens that were found computed when the request started."""
+    drafts: DraftFigures = DraftFigures()
 
     @property
     def prompt_tokens_per_s(self) -> float:
@@ -395,6 +417,8 @@ class TokenEvent:
     timings: Timings | None = None
     routing: ExpertIds | None = None
     """At the end, if asked for: of all tokens but the last, which is not computed."""
+    reasoning: str = ""
+    """Of `Engine.chat`: what became printable of the model's reasoning, which is no part of `text` there."""
 
 
 class Pooling(IntEnum):
@@ -420,8 +444,7 @@ class RequestOptions:
     priority: int = 0
     cache_salt: str | None = None
     wants_prompt_logits: bool = False
-    """Events bring the logits after every prompt token, a chunk at a time; the next chunk is computed
-    when the last was taken. Such a prompt is computed whole, whatever is cached of it."""
+    """Events bring the logits after every prompt token by chunks, the next when the last was taken. All of it is computed."""
     pooling: Pooling | None = None
     """An event brings the prompt's embedding, made in this way; such a request has no answer."""
     wants_routing: bool = False
@@ -429,8 +452,9 @@ class RequestOptions:
     wants_timings: bool = False
     """Every event has timings, not only the last."""
     max_unread_entries: int | None = None
-    """Tokens, with the likely ones beside them, that may wait to be taken; at more the answer ends with
-    ReaderTooSlowError. None is no limit."""
+    """Tokens, with likely ones, that may wait to be taken; at more the answer ends with ReaderTooSlowError. None: no limit."""
+    speculate: tuple[str, ...] | None = None
+    """Names of drafters that may propose its tokens; () for none, None for the engine's own choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,24 +15,22 @@ _BYTE_UNITS = {
     "t": 1 << 40, "tb": 10**12, "tib": 1 << 40,
 }  # fmt: skip
 
-
-# Nobody who writes a smaller number without a unit means bytes.
-_LEAST_BARE_BYTES = 1 << 20
+# Who writes a smaller number without a unit means GiB.
+_LEAST_BYTES = 1 << 20
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes that `text` names: "24GiB", "512 MB", "1.5g" (a bare letter is binary), "2000000", "0".
+    """Return the bytes that `text` names: "24GiB", "512 MB", "1.5g" (a bare letter is binary), "2000000B", "0".
 
-    Raises ConfigError for what is no size, and for a small number without a unit.
+    Raises ConfigError for what is no size, and for a number without a unit.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in _BYTE_UNITS:
         raise ConfigError(f"{text!r} is not a size: write for example 512MiB or 12GiB")
     number = float(match[1])
-    if not match[2] and 0 < number < _LEAST_BARE_BYTES:
-        raise ConfigError(
-            f"{text!r} has no unit: did you mean {match[1]}GiB? Write {match[1]}B for bytes"
-        )
+    if not match[2] and number:
+        meant = f"did you mean {match[1]}GiB? Write" if number < _LEAST_BYTES else "write"
+        raise ConfigError(f"{text!r} has no unit: {meant} {match[1]}B for bytes")
     return int(number * _BYTE_UNITS[match[2].lower()])
 
 

@@ -44,12 +44,23 @@ _SMALL: Final = 0.05
 
 
 def write_random(
-    path: Path, model: PublishedModel, *, layers: int, mix: Mix = "Q4_K_M", seed: int = 7
+    path: Path,
+    model: PublishedModel,
+    *,
+    layers: int,
+    mix: Mix = "Q4_K_M",
+    seed: int = 7,
+    vocabulary: int | None = None,
+    has_block: bool = False,
 ) -> Path:
-    """Write the first `layers` layers of the model, with random weights, and return the path. Equal arguments give equal bytes."""
-    shape = replace(model.shape, layers=layers, mtp_blocks=0)
+    """Write the first `layers` layers of the model, with random weights, and return the path. Equal arguments give equal bytes.
+
+    vocabulary: its number of tokens, where not the model's. has_block: with the block that guesses a further token.
+    """
+    shape = replace(model.shape, layers=layers, mtp_blocks=model.shape.mtp_blocks * has_block)
     source, partial = WeightSource(seed), path.with_name(path.name + ".partial")
-    write_sparse(partial, replace(model, shape=shape), mix)
+    tokens = model.vocabulary if vocabulary is None else model.vocabulary.cut(vocabulary)
+    write_sparse(partial, replace(model, shape=shape, vocabulary=tokens), mix)
     with open_model_file(partial) as file:
         tensors = tuple(file.tensors.values())
     with partial.open("r+b") as out:
@@ -88,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=8, metavar="N")
     parser.add_argument("--mix", choices=get_args(Mix), default="Q4_K_M")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--vocabulary", type=int, metavar="N", help="so many tokens only")
+    parser.add_argument("--block", action="store_true", help="with the block that drafts")
     options = parser.parse_args(arguments)
     path = write_random(
         options.out,
@@ -95,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         layers=options.layers,
         mix=options.mix,
         seed=options.seed,
+        vocabulary=options.vocabulary,
+        has_block=options.block,
     )
     print(f"{path}: {Path(path).stat().st_size} bytes")
     return 0

@@ -7,7 +7,7 @@ real. Knows no model file.
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -47,6 +47,27 @@ class Vocabulary:
     padding_id: int | None = None
     add_bos: bool | None = None
     model: str = "gpt2"
+
+    def cut(self, size: int) -> Vocabulary:
+        """Return the vocabulary with so many tokens: the special ones, and as many of BPE as fit."""
+        num_bpe = size - len(self.first) - len(self.last)
+
+        def moved(token_id: int | None) -> int | None:
+            if token_id is None or token_id < len(self.first) + self.num_bpe:
+                return token_id
+            return token_id - self.num_bpe + num_bpe
+
+        eos_id = moved(self.eos_id)
+        assert eos_id is not None
+        return replace(
+            self,
+            size=size,
+            num_bpe=num_bpe,
+            eos_id=eos_id,
+            bos_id=moved(self.bos_id),
+            eot_id=moved(self.eot_id),
+            padding_id=moved(self.padding_id),
+        )
 
     def tokens(self) -> list[str]:
         """Texts by id."""

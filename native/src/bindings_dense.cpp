@@ -36,23 +36,24 @@ void rope_table(Core& core, In<int32_t, 1> positions, In<double, 1> frequencies,
                    size(frequencies, 0), magnitude, cosines.data(), sines.data());
 }
 
-void prepare_heads(Core& core, Write<float, 3> q, In<float, 3> k, In<float, 3> v,
+void prepare_heads(Core& core, Write<float, 3> q, std::optional<In<float, 3>> k, std::optional<In<float, 3>> v,
                    std::optional<In<float, 1>> q_gain, std::optional<In<float, 1>> k_gain,
                    float epsilon, bool norm_last, In<float, 2> cosines, In<float, 2> sines, bool pairs, int cache_type,
                    int64_t block_tokens, Write<uint8_t, 3> keys, Write<uint8_t, 3> values,
                    In<int32_t, 1> slots, std::optional<In<float, 1>> v_gain) {
     const tc::CacheShape cache = cache_shape(cache_type, block_tokens, size(q, 2), keys, values);
     const int64_t tokens = size(q, 0);
+    require(k.has_value() == v.has_value(), "keys and values come together");
     for (const auto& x : {k, v})
-        require(size(x, 0) == tokens && size(x, 1) == cache.kv_heads && size(x, 2) == cache.head_dim,
+        require(!x || (size(*x, 0) == tokens && size(*x, 1) == cache.kv_heads && size(*x, 2) == cache.head_dim),
                 "k and v must be [tokens, kv_heads, head_dim]");
     for (const auto& gain : {q_gain, k_gain, v_gain})
         require(!gain || size(*gain, 0) == cache.head_dim, "a gain must have head_dim entries");
     require_rotary(cosines, sines, tokens, cache.head_dim);
     require_slots(slots, tokens, cache);
     const tc::HeadsJob job{q.data(),
-                           k.data(),
-                           v.data(),
+                           k ? k->data() : nullptr,
+                           v ? v->data() : nullptr,
                            tokens,
                            size(q, 1),
                            q_gain ? q_gain->data() : nullptr,
@@ -120,7 +121,7 @@ void gate(Core& core, In<float, 2> x, In<float, 2> gates, int activation, Write<
     require(size(out, 0) == rows && size(out, 1) == width, "x and out must have one shape");
     require(size(gates, 0) == rows && (gate_width == 1 || gate_width == width),
             "gate must have a row per row of x, of one number or as many as x");
-    require(activation == 0 || activation == 1, "no such activation");
+    require(activation >= 0 && activation <= 2, "no such activation");
     const WithoutGil unlocked;
     tc::gate(core.dense(), {x.data(), gates.data(), rows, width, gate_width, gate_width,
                             static_cast<tc::Activation>(activation), out.data()});
@@ -186,8 +187,8 @@ void bind_dense(nb::class_<Core>& core) {
         .def("rope_table", &rope_table, nb::arg("positions").noconvert(),
              nb::arg("frequencies").noconvert(), nb::arg("magnitude"), nb::arg("cosines").noconvert(),
              nb::arg("sines").noconvert(), "Cosines and sines of position * frequency, times magnitude.")
-        .def("prepare_heads", &prepare_heads, nb::arg("q").noconvert(), nb::arg("k").noconvert(),
-             nb::arg("v").noconvert(), nb::arg("q_gain").noconvert().none(),
+        .def("prepare_heads", &prepare_heads, nb::arg("q").noconvert(), nb::arg("k").noconvert().none(),
+             nb::arg("v").noconvert().none(), nb::arg("q_gain").noconvert().none(),
              nb::arg("k_gain").noconvert().none(), nb::arg("epsilon"), nb::arg("norm_last"), nb::arg("cosines").noconvert(),
              nb::arg("sines").noconvert(), nb::arg("pairs"), nb::arg("cache_type"),
              nb::arg("block_tokens"), nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
@@ -204,7 +205,7 @@ void bind_dense(nb::class_<Core>& core) {
              nb::arg("groups_used"), nb::arg("group_best"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"), nb::arg("ids").noconvert(),
              nb::arg("weights").noconvert(), "The best experts of each token, and their weights.")
         .def("gate", &gate, nb::arg("x").noconvert(), nb::arg("gate").noconvert(), nb::arg("activation"),
-             nb::arg("out").noconvert(), "out = x times the sigmoid (0) or softplus (1) of gate.")
+             nb::arg("out").noconvert(), "out = x times the sigmoid (0), softplus (1) or gelu (2) of gate.")
         .def("add_normed", &add_normed, nb::arg("x").noconvert(), nb::arg("first").noconvert(),
              nb::arg("second").noconvert().none(), nb::arg("gain").noconvert(),
              nb::arg("first_gain").noconvert().none(), nb::arg("second_gain").noconvert().none(),

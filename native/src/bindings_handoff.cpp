@@ -161,6 +161,7 @@ class DeviceLayer {
     DeviceLayer(const LayerWeights& weights, std::optional<Experts> slots, int64_t rope, int64_t places)
         : weights_(weights), slots_(std::move(slots)) {
         require(rope >= 0 && rope < 1024 && places >= 0 && places < 1024, "a layer's tables and places count from 0");
+        require(!weights_.layer().embedding.exists, "no graph computes a layer's embeddings of tokens");
         given_.rope = rope;
         given_.places = places;
         if (!slots_) return;

@@ -24,7 +24,7 @@ void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32
                In<int32_t, 1> slots, In<float, 2> cosines, In<float, 2> sines, bool pairs, In<int32_t, 1> starts,
                In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens,
                int64_t head_dim, Write<uint8_t, 3> keys, Write<uint8_t, 3> values, Out<2> out, Write<int32_t, 2> ids,
-               Out<2> expert_weights, bool prompt) {
+               Out<2> expert_weights, bool prompt, std::optional<In<float, 2>> embedded) {
     const Layer& layer = weights.layer();
     const CacheShape cache = cache_shape(cache_type, block_tokens, head_dim, keys, values);
     const int64_t tokens = size(x, 0);
@@ -36,7 +36,11 @@ void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32
     require_sequences(cache, positions, starts, block_tables, table_starts);
     const LayerTokens of{tokens,          positions.data(),      slots.data(),         cosines.data(),
                          sines.data(),    2 * size(cosines, 1),  pairs ? RopeLayout::Pairs : RopeLayout::Halves,
-                         starts.data(),   block_tables.data(),   table_starts.data(),  size(starts, 0) - 1};
+                         starts.data(),   block_tables.data(),   table_starts.data(),  size(starts, 0) - 1,
+                         nullptr,         embedded ? embedded->data() : nullptr};
+    require(embedded.has_value() == layer.embedding.exists &&
+                (!embedded || (size(*embedded, 0) == tokens && size(*embedded, 1) == layer.embedding.gate.rows)),
+            "embedded must be [tokens, width of the layer's embeddings], where it has some");
     const WithoutGil unlocked;
     thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, layer, of,
                            {cache, keys.data(), values.data()}, x.data(), out.data(), ids.data(),
@@ -115,10 +119,10 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
         .def(nb::init<Gain, Gains, Gains, float, float>(), nb::kw_only(), nb::arg("gain").noconvert(),
              optional("first_gain"), optional("second_gain"), nb::arg("epsilon"), nb::arg("scale"));
     nb::class_<AttentionWeights>(m, "AttentionWeights", "Attention, for LayerWeights.")
-        .def(nb::init<Gain, const Matrix&, const Matrix&, const Matrix&, const Matrix&, Gains, Gains, Gains, Gains,
+        .def(nb::init<Gain, const Matrix&, std::optional<Matrix>, std::optional<Matrix>, const Matrix&, Gains, Gains, Gains, Gains,
                       Gains, Gains, Gains, float, bool, float, int64_t, int, bool, std::optional<Matrix>, Gains, Gains, Gains,
                       std::optional<PostNormWeights>>(),
-             nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("output"),
+             nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("output"),
              optional("q_gain"), optional("k_gain"), optional("wide_q_gain"), optional("wide_k_gain"),
              optional("q_bias"), optional("k_bias"), optional("v_bias"), nb::arg("epsilon"), nb::arg("norm_last"),
              nb::arg("scale"),
@@ -144,20 +148,24 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("up").none());
     nb::class_<SharedExpert>(m, "SharedExpert", "The expert that every token takes, for LayerWeights.")
         .def(nb::init<const Experts&, std::optional<Matrix>>(), nb::arg("experts"), nb::arg("gate").none());
+    nb::class_<EmbeddingWeights>(m, "EmbeddingWeights", "What a layer adds of its embeddings of tokens, for LayerWeights.")
+        .def(nb::init<const Matrix&, const Matrix&, const PostNormWeights&>(), nb::kw_only(), nb::arg("gate"),
+             nb::arg("up"), nb::arg("norm"));
     nb::class_<LayerWeights>(m, "LayerWeights", "The weights of a layer, for run_layer.")
         .def(nb::init<std::optional<AttentionWeights>, std::optional<DeltaWeights>, std::optional<RecurrentWeights>,
                       std::optional<LatentWeights>, Gains, float, std::optional<RoutedExperts>,
-                      std::optional<SharedExpert>, std::optional<PostNormWeights>>(),
+                      std::optional<SharedExpert>, std::optional<PostNormWeights>, std::optional<EmbeddingWeights>>(),
              nb::kw_only(), nb::arg("attention").none(), nb::arg("delta").none(), nb::arg("recurrent").none(),
              nb::arg("latent").none(), optional("norm"), nb::arg("epsilon"),
-             nb::arg("routed").none(), nb::arg("shared").none(), nb::arg("end").none());
+             nb::arg("routed").none(), nb::arg("shared").none(), nb::arg("end").none(),
+             nb::arg("embedding").none());
     core.def("run_layer", &run_layer, nb::arg("layer"), nb::arg("x").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("slots").noconvert(), nb::arg("cosines").noconvert(), nb::arg("sines").noconvert(),
              nb::arg("pairs"), nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
              nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
              nb::arg("head_dim"), nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
-             nb::arg("prompt"),
+             nb::arg("prompt"), optional("embedded"),
              "Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2.")
         .def("run_latent_layer", &run_latent_layer, nb::arg("layer"), nb::arg("x").noconvert(),
              nb::arg("positions").noconvert(), nb::arg("slots").noconvert(), nb::arg("cosines").noconvert(),

@@ -118,7 +118,7 @@ UnpackInfo quantised_block(int type_id) {
 
 std::tuple<int, int, bool, bool, int64_t, int64_t> type_facts(int type_id) {
     const UnpackInfo info = quantised_block(type_id);
-    return {info.offset, info.group, info.has_minimum, info.seven_bits, info.block_elements, info.block_bytes};
+    return {info.offset, info.group, info.has_minimum, info.largest <= 127, info.block_elements, info.block_bytes};
 }
 
 void set_codebook(int type_id, const Bytes& table) {

@@ -37,10 +37,18 @@ void add_shared(const Compute& compute, const Dense& dense, Form form, const Sha
     expert_sum(compute, form, work, rows.data(), 1, residual, residual);
 }
 
-void copy_state(const StateSizes& sizes, const StateTokens& tokens, int64_t from, int64_t to) {
+// Numbers that one thread copies at a time: some ten microseconds' worth.
+constexpr int64_t kCopyNumbers = 1 << 16;
+
+void copy_state(ThreadPool& pool, const StateSizes& sizes, const StateTokens& tokens, int64_t from, int64_t to) {
     const auto copy = [&](float* states, int64_t numbers) {
         if (numbers == 0) return;
-        std::memcpy(states + to * numbers, states + from * numbers, static_cast<size_t>(numbers) * sizeof(float));
+        const float* source = states + from * numbers;
+        float* target = states + to * numbers;
+        pool.for_each((numbers + kCopyNumbers - 1) / kCopyNumbers, [&](int64_t piece) {
+            const int64_t first = piece * kCopyNumbers, count = std::min(kCopyNumbers, numbers - first);
+            std::memcpy(target + first, source + first, static_cast<size_t>(count) * sizeof(float));
+        });
     };
     copy(tokens.conv_states, sizes.conv());
     copy(tokens.states, sizes.recurrent());
@@ -48,7 +56,7 @@ void copy_state(const StateSizes& sizes, const StateTokens& tokens, int64_t from
 
 // Calls recur(runs, number of runs) in rounds, a slot once in each, and copies states after each round.
 template <typename Recur>
-void each_round(const StateSizes& sizes, const StateTokens& tokens, Recur recur) {
+void each_round(ThreadPool& pool, const StateSizes& sizes, const StateTokens& tokens, Recur recur) {
     std::vector<int64_t> left(static_cast<size_t>(tokens.num_runs));
     for (size_t r = 0; r < left.size(); ++r) left[r] = static_cast<int64_t>(r);
     while (!left.empty()) {
@@ -65,7 +73,7 @@ void each_round(const StateSizes& sizes, const StateTokens& tokens, Recur recur)
         }
         recur(now.data(), static_cast<int64_t>(now.size()));
         for (const int64_t r : mine)
-            if (tokens.copies[r] >= 0) copy_state(sizes, tokens, tokens.runs[r].slot, tokens.copies[r]);
+            if (tokens.copies[r] >= 0) copy_state(pool, sizes, tokens, tokens.runs[r].slot, tokens.copies[r]);
         left = std::move(others);
     }
 }
@@ -90,8 +98,9 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
     rms_norm(dense, x, part.norm, part.epsilon, count, hidden, normed);
     // Values may be the keys before their norm.
     const bool has_values = part.v.data != part.k.data;
+    const bool has_keys = part.k.data != nullptr;
     Product products[4] = {{part.q, both, q_row}, {part.k, k, kv_row}};
-    int64_t num_products = 2;
+    int64_t num_products = has_keys ? 2 : 1;
     if (has_values) products[num_products++] = {part.v, v, kv_row};
     else v = k;
     if (has_gate) products[num_products++] = {part.gate.weight, gates, gate_row};
@@ -109,7 +118,7 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
         rms_norm(dense, q, part.wide_q_gain, part.epsilon, count, row, q);
         rms_norm(dense, k, part.wide_k_gain, part.epsilon, count, kv_row, k);
     }
-    prepare_heads(dense, {q, k, v, count, heads, part.q_gain, part.k_gain, part.epsilon, tokens.cosines,
+    prepare_heads(dense, {q, has_keys ? k : nullptr, v, count, heads, part.q_gain, part.k_gain, part.epsilon, tokens.cosines,
                           tokens.sines, tokens.rotary_dims, tokens.rope, cache.shape, cache.keys, cache.values,
                           tokens.slots, part.norm_last, part.v_gain});
     std::vector<AttentionJob> jobs;
@@ -159,7 +168,7 @@ void apply_delta(const Compute& compute, const Dense& dense, Form form, const De
     job.conv_states = tokens.conv_states;
     job.states = tokens.states;
     job.out = read;
-    each_round(job.shape.state(), tokens, [&](const StateRun* runs, int64_t num_runs) {
+    each_round(dense.pool, job.shape.state(), tokens, [&](const StateRun* runs, int64_t num_runs) {
         job.runs = runs;
         job.num_runs = num_runs;
         delta_rule(dense, job);
@@ -183,7 +192,7 @@ void apply_recurrent(const Compute& compute, const Dense& dense, Form form, cons
         job.rows = rows;
         job.conv_states = tokens.conv_states;
         job.out = read;
-        each_round(part.state, tokens, [&](const StateRun* runs, int64_t num_runs) {
+        each_round(dense.pool, part.state, tokens, [&](const StateRun* runs, int64_t num_runs) {
             job.runs = runs;
             job.num_runs = num_runs;
             compute_runs(job);
@@ -236,6 +245,22 @@ void finish_layer(const Dense& dense, const Layer& layer, int64_t tokens, const 
 
 namespace {
 
+// x [count, hidden] += what the layer adds of its embeddings of the tokens.
+void add_embedding(const Compute& compute, const Dense& dense, Form form, const EmbeddingPart& part, int64_t count,
+                   const float* embedded, float* x) {
+    const int64_t width = part.gate.rows, hidden = part.up.rows;
+    thread_local Scratch memory;
+    float* gates = memory.get<float>(count * (2 * width + hidden));
+    float* gated = gates + count * width;
+    float* added = gated + count * width;
+    const Product first{part.gate, gates, width};
+    multiply_all(compute, form, x, count, &first, 1);
+    gate(dense, {embedded, gates, count, width, width, width, Activation::Gelu, gated});
+    const Product second{part.up, added, hidden};
+    multiply_all(compute, form, gated, count, &second, 1);
+    add_normed(dense, {x, added, nullptr, count, hidden, part.norm, x});
+}
+
 // A layer whose mix(out) writes the residual stream after attention or what takes its place.
 template <typename Mix>
 void run(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t count, Mix mix, float* out,
@@ -286,6 +311,7 @@ void run_layer(const Compute& compute, const Dense& dense, Form form, const Laye
             attend(compute, dense, form, layer.attention, tokens, cache, x, residual);
     };
     run(compute, dense, form, layer, tokens.count, mix, out, ids, weights);
+    if (layer.embedding.exists) add_embedding(compute, dense, form, layer.embedding, tokens.count, tokens.embedded, out);
 }
 
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const StateTokens& tokens,

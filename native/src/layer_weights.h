@@ -41,25 +41,30 @@ class PostNormWeights {
 // What LayerWeights consists of: checked once, and kept alive.
 class AttentionWeights {
    public:
-    AttentionWeights(Gain norm, const Matrix& q, const Matrix& k, const Matrix& v, const Matrix& output, Gains q_gain,
+    AttentionWeights(Gain norm, const Matrix& q, std::optional<Matrix> k, std::optional<Matrix> v, const Matrix& output, Gains q_gain,
                      Gains k_gain, Gains wide_q_gain, Gains wide_k_gain, Gains q_bias, Gains k_bias, Gains v_bias,
                      float epsilon, bool norm_last, float scale, int64_t window, int activation,
                      bool gate_in_q, std::optional<Matrix> gate, Gains sinks, Gains output_bias, Gains v_gain,
                      std::optional<PostNormWeights> post)
         : arrays_{norm, q_gain, k_gain, wide_q_gain, wide_k_gain, q_bias, k_bias, v_bias, sinks, output_bias, v_gain},
-          matrices_{q, k, v, output},
+          matrices_{q, output},
+          keys_(std::move(k)),
+          values_(std::move(v)),
           gate_(std::move(gate)),
           post_(std::move(post)) {
         const auto from = gate_       ? OutputGate::From::Weight
                           : gate_in_q ? OutputGate::From::Queries
                                       : OutputGate::From::Nowhere;
-        part_ = {norm.data(),       q.weight(),         k.weight(),   v.weight(),   output.weight(), data(q_gain),
+        part_ = {norm.data(),       q.weight(),         keys_ ? keys_->weight() : Weight{}, values_ ? values_->weight() : Weight{},   output.weight(), data(q_gain),
                  data(k_gain),      data(wide_q_gain),  data(wide_k_gain), data(q_bias), data(k_bias),
                  data(v_bias),      epsilon,            scale,        window,
                  {from, static_cast<Activation>(activation), gate_ ? gate_->weight() : Weight{}}, data(sinks), data(output_bias), norm_last, data(v_gain),
                  post_ ? post_->part() : PostNorm{}};
         const int64_t hidden = part_.output.rows, row = part_.output.cols, kv_row = part_.k.rows;
-        require(part_.q.cols == hidden && part_.k.cols == hidden && part_.v.cols == hidden,
+        require(keys_.has_value() == values_.has_value(), "keys and values come together");
+        require(keys_ || (!k_gain && !v_gain && !wide_k_gain && !k_bias && !v_bias),
+                "a layer that reads another's keys and values has no norms and biases of them");
+        require(part_.q.cols == hidden && (!keys_ || (part_.k.cols == hidden && part_.v.cols == hidden)),
                 "q, k and v must have a column per hidden number");
         require(part_.k.rows == part_.v.rows, "k and v must have one shape");
         require(part_.q.rows == (from == OutputGate::From::Queries ? 2 * row : row),
@@ -85,7 +90,7 @@ class AttentionWeights {
     const AttentionPart& part() const { return part_; }
     void require_heads(const CacheShape& cache) const {
         const int64_t row = part_.output.cols, kv_row = cache.kv_heads * cache.head_dim;
-        require(part_.k.rows == kv_row && row % kv_row == 0, "the heads of q, k and the cache do not match");
+        require((!keys_ || part_.k.rows == kv_row) && row % kv_row == 0, "the heads of q, k and the cache do not match");
         for (const Gains& gain : {arrays_[1], arrays_[2], arrays_[10]})
             require_length(gain, cache.head_dim, "a gain must have head_dim entries");
         require_length(arrays_[8], row / cache.head_dim, "sinks must have a number per head");
@@ -95,7 +100,8 @@ class AttentionWeights {
 
    private:
     Gains arrays_[11];
-    Matrix matrices_[4];
+    Matrix matrices_[2];
+    std::optional<Matrix> keys_, values_;
     std::optional<Matrix> gate_;
     std::optional<PostNormWeights> post_;
     AttentionPart part_{};
@@ -226,13 +232,31 @@ class SharedExpert {
     SharedPart part_{};
 };
 
+class EmbeddingWeights {
+   public:
+    EmbeddingWeights(const Matrix& gate, const Matrix& up, const PostNormWeights& norm)
+        : matrices_{gate, up}, norm_(norm), part_{true, gate.weight(), up.weight(), norm_.part()} {
+        const int64_t hidden = part_.gate.cols;
+        require(part_.up.rows == hidden && part_.up.cols == part_.gate.rows,
+                "the products of an embedding lead from the hidden size to its width and back");
+        require(norm_.width() == hidden && !norm_.has_parts(), "the norm of an embedding is of one part, [hidden]");
+    }
+
+    const EmbeddingPart& part() const { return part_; }
+
+   private:
+    Matrix matrices_[2];
+    PostNormWeights norm_;
+    EmbeddingPart part_;
+};
+
 // The weights of a layer, checked against each other once, and kept alive.
 class LayerWeights {
    public:
     LayerWeights(std::optional<AttentionWeights> attention, std::optional<DeltaWeights> delta,
                  std::optional<RecurrentWeights> recurrent, std::optional<LatentWeights> latent, Gains norm,
                  float epsilon, std::optional<RoutedExperts> routed, std::optional<SharedExpert> shared,
-                 std::optional<PostNormWeights> end)
+                 std::optional<PostNormWeights> end, std::optional<EmbeddingWeights> embedding)
         : attention_(std::move(attention)),
           delta_(std::move(delta)),
           recurrent_(std::move(recurrent)),
@@ -240,7 +264,8 @@ class LayerWeights {
           norm_(std::move(norm)),
           routed_(std::move(routed)),
           shared_(std::move(shared)),
-          end_(std::move(end)) {
+          end_(std::move(end)),
+          embedding_(std::move(embedding)) {
         require(attention_.has_value() + delta_.has_value() + recurrent_.has_value() + latent_.has_value() <= 1,
                 "a layer has one mixer");
         if (attention_) layer_.attention = attention_->part();
@@ -278,6 +303,11 @@ class LayerWeights {
             require(shared_.has_value() && end_->has_parts() == routed_.has_value(),
                     "the last norm is of a shared expert, and of routed ones where the layer has them");
         }
+        if (embedding_) {
+            layer_.embedding = embedding_->part();
+            require(attention_.has_value(), "a layer with embeddings of its own attends");
+            require(layer_.embedding.gate.cols == hidden(), "an embedding's gate must have a column per hidden number");
+        }
     }
 
     const Layer& layer() const { return layer_; }
@@ -306,6 +336,7 @@ class LayerWeights {
     std::optional<RoutedExperts> routed_;
     std::optional<SharedExpert> shared_;
     std::optional<PostNormWeights> end_;
+    std::optional<EmbeddingWeights> embedding_;
     Layer layer_{};
 };
 

@@ -23,7 +23,7 @@ bool is_plain(int type_id) { return type_id == kF32 || type_id == kF16 || type_i
 QuantForm form_of(int type_id, bool inner) {
     UnpackInfo info{};
     unpack_info(type_id, info);
-    return {inner ? kGroupMin : info.group, info.offset, info.has_minimum, info.seven_bits};
+    return {inner ? kGroupMin : info.group, info.offset, info.has_minimum, info.largest <= 127};
 }
 
 // One x, rounded in one form (or left alone for plain types).
@@ -56,18 +56,31 @@ class ActivationStore {
         if (!plain) {
             made->layout = ActivationLayout::of(cols, form);
             made->base = buffer(kept_.size(), tokens * made->layout.row_bytes);
-            constexpr int64_t kTokens = 8;
-            compute.pool.for_each((tokens + kTokens - 1) / kTokens, [&](int64_t item) {
-                for (int64_t t = item * kTokens; t < std::min(tokens, (item + 1) * kTokens); ++t)
-                    compute.set.gemm->quantize(x + t * cols, cols, form, made->layout,
-                                               made->base + t * made->layout.row_bytes);
-            });
+            quantize(compute, *made, tokens);
         }
         kept_.push_back(std::move(made));
         return *kept_.back();
     }
 
    private:
+    // A decoded token's columns are cut, too, so that no thread waits for another's.
+    static void quantize(const Compute& compute, const Activations& act, int64_t tokens) {
+        constexpr int64_t kNumbers = 8192, kPiece = 1024;  // of an item, and of a piece of a token
+        const int64_t run = std::max<int64_t>(1, kNumbers / act.cols);
+        const bool is_cut = tokens < run * compute.pool.threads();
+        const int64_t pieces = is_cut ? (act.cols + kPiece - 1) / kPiece : 1, together = is_cut ? 1 : run;
+        compute.pool.for_each((tokens + together - 1) / together * pieces, [&](int64_t item) {
+            const int64_t first = item / pieces * together, column = item % pieces * kPiece;
+            const int64_t count = is_cut ? std::min(kPiece, act.cols - column) : act.cols;
+            const auto& [row_bytes, scale, start, sum] = act.layout;
+            const int64_t moved = column / act.form.group * 4 - column;  // of the numbers, from the piece's first byte
+            const ActivationLayout layout{row_bytes, scale + moved, start + moved, sum + moved};
+            for (int64_t t = first; t < std::min(tokens, first + together); ++t)
+                compute.set.gemm->quantize(act.x + t * act.cols + column, count, act.form, layout,
+                                           act.base + t * row_bytes + column);
+        });
+    }
+
     static uint8_t* buffer(size_t index, int64_t bytes) {
         thread_local std::vector<std::unique_ptr<Scratch>> buffers;
         while (buffers.size() <= index) buffers.push_back(std::make_unique<Scratch>());
@@ -180,9 +193,11 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
     const uint8_t *ahead[kStrips] = {}, *end[kStrips] = {};
     int64_t share[kStrips] = {};  // of a span, in bytes
     for (int s = 0; s < kStrips; ++s) {
-        FormatInfo info{};  // types of one form may differ in their blocks
+        FormatInfo info{};  // types of one form may differ in their blocks, and in the size of their weights
         format_info(panel.strips[s].weight->type_id, info);
         span_bytes[s] = kSpan / info.block_elements * info.block_bytes;
+        UnpackInfo form{};
+        if (unpack_info(panel.strips[s].weight->type_id, form)) quant.largest[s] = form.largest;
         const Strip& then = next.strips[s];
         if (then.rows() == 0) continue;
         const int64_t bytes = then.rows() * then.weight->row_bytes;
@@ -289,17 +304,24 @@ void multiply_heads(const Compute& compute, const StackedWeight& weights, int64_
     const int64_t rows = weights.first.rows, panels = ceil_div(rows, kPanelRows);
     const int64_t ranges = ceil_div(tokens, kTokenRange), run = panels_per_item(compute, panels * heads);
     const int64_t pieces = ceil_div(panels, run);
-    compute.pool.for_each(heads * pieces * ranges, [&](int64_t item) {
-        const int64_t head = item / (pieces * ranges), start = item / ranges % pieces * run;
+    const int64_t items = heads * pieces * ranges;
+    const auto head_of = [&](int64_t item) { return item / (pieces * ranges); };
+    const auto start_of = [&](int64_t item) { return item / ranges % pieces * run; };
+    compute.pool.for_each(items, [&](int64_t item) {
+        const int64_t head = head_of(item), start = start_of(item);
         const int64_t first = item % ranges * kTokenRange, n = std::min(kTokenRange, tokens - first);
-        const Weight weight = weights[head];
+        const int64_t end = std::min(start + run, panels), likely = item + compute.pool.threads();
+        const Weight weight = weights[head], after = weights[head_of(std::min(likely, items - 1))];
         std::vector<int32_t> places(static_cast<size_t>(n));
         for (int64_t t = 0; t < n; ++t) places[static_cast<size_t>(t)] = static_cast<int32_t>((first + t) * heads + head);
         const Tokens of(act, places.data(), 0, n);
         float* sums = scratch().sums.get<float>(n * kPanelRows);
-        for (int64_t panel = start; panel < std::min(start + run, panels); ++panel) {
+        for (int64_t panel = start; panel < end; ++panel) {
             const int64_t row = panel * kPanelRows, width = std::min<int64_t>(kPanelRows, rows - row);
-            multiply_panel(compute, Panel::of(weight, row), of, {}, sums);
+            Panel next;
+            if (panel + 1 < end) next = Panel::of(weight, row + kPanelRows);
+            else if (likely < items) next = Panel::of(after, start_of(likely) * kPanelRows);
+            multiply_panel(compute, Panel::of(weight, row), of, next, sums);
             for (int64_t t = 0; t < n; ++t) {
                 float* to = out + places[static_cast<size_t>(t)] * stride + row;
                 for (int64_t i = 0; i < width; ++i) to[i] = weight.scale * sums[t * kPanelRows + i];

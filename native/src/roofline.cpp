@@ -44,6 +44,7 @@ int64_t multiply_in_cache(const Compute& compute, int64_t rounds) {
     compute.pool.for_each(compute.pool.threads(), [&](int64_t) {
         auto panel = std::make_unique<QuantPanel>();
         std::memset(panel->q, 7, sizeof panel->q);
+        std::fill_n(panel->largest, kStrips, 15);
         std::fill_n(&panel->scale[0][0][0], sizeof panel->scale / 4, 1e-3f);
         std::fill_n(&panel->minimum[0][0][0], sizeof panel->minimum / 4, 1e-3f);
         std::vector<float> sums(kTokens * kPanelRows);

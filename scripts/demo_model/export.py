@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from scripts.demo_model import corpus, vocabulary
-from scripts.demo_model.model import DemoModel, Dims
+from scripts.demo_model.model import DemoModel, Dims, NextTokenBlock
 from scripts.kquants import quantize
 
 if TYPE_CHECKING:
@@ -38,6 +38,18 @@ LAYER_NAMES = {
     "experts.up": "ffn_up_exps",
     "experts.down": "ffn_down_exps",
 }
+BLOCK_NAMES = {
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "eh_proj": "nextn.eh_proj",
+    "norm": "nextn.shared_head_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    **{name: role for name, role in LAYER_NAMES.items() if not name.startswith("experts.")},
+}
+"""Of the block that guesses a further token."""
+BLOCK_FORMAT = "Q4_K"
 FORMATS = {
     "token_embd": "Q8_0",
     "output": "Q6_K",
@@ -93,6 +105,42 @@ def write_gguf(path: Path, model: DemoModel, words: Vocabulary) -> None:
     writer.write_tensors_to_file()
     writer.close()
     unfinished.replace(path)
+
+
+def replace_block(path: Path, out: Path, block: NextTokenBlock | None) -> Path:
+    """Write the model at `path` with this block behind its last layer, or none; all else stays as it is, to the bit.
+
+    Returns `out`. llama.cpp opens a file of this architecture only without a block.
+    """
+    reader = gguf.GGUFReader(path)
+    layers, key = _read_dims(reader).num_layers, f"{ARCHITECTURE}.block_count"
+    writer = gguf.GGUFWriter(out.with_name(out.name + ".part"), ARCHITECTURE)
+    for field in reader.fields.values():
+        if field.name in (key, f"{ARCHITECTURE}.nextn_predict_layers", "general.architecture"):
+            continue
+        if not field.name.startswith("GGUF."):
+            kinds = field.types
+            sub_type = kinds[-1] if len(kinds) > 1 else None
+            writer.add_key_value(field.name, field.contents(), kinds[0], sub_type=sub_type)
+    writer.add_block_count(layers + (block is not None))
+    if block is not None:
+        writer.add_nextn_predict_layers(1)
+    for tensor in reader.tensors:
+        if not tensor.name.startswith(f"blk.{layers}."):
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for parameter, value in ({} if block is None else block.state_dict()).items():
+        name = f"blk.{layers}.{BLOCK_NAMES[parameter.removesuffix('.weight')]}.weight"
+        weights = value.float().numpy()
+        if weights.ndim == 1:
+            writer.add_tensor(name, weights)
+        else:
+            raw = gguf.GGMLQuantizationType[BLOCK_FORMAT]
+            writer.add_tensor(name, quantize(weights, BLOCK_FORMAT), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out.with_name(out.name + ".part").replace(out)
 
 
 def _add_metadata(writer: gguf.GGUFWriter, dims: Dims) -> None:
@@ -159,9 +207,10 @@ def _read_dims(reader: gguf.GGUFReader) -> Dims:
     def own(key: str) -> Any:  # noqa: ANN401 (metadata has many types)
         return _contents(reader, f"{ARCHITECTURE}.{key}")
 
+    blocks = reader.get_field(f"{ARCHITECTURE}.nextn_predict_layers")
     return Dims(
         num_tokens=own("vocab_size"),
-        num_layers=own("block_count"),
+        num_layers=own("block_count") - (0 if blocks is None else blocks.contents()),
         hidden=own("embedding_length"),
         num_heads=own("attention.head_count"),
         num_kv_heads=own("attention.head_count_kv"),

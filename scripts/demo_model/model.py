@@ -31,6 +31,8 @@ class Dims:
     rope_base: float = 1e6
     norm_eps: float = 1e-6
     context_tokens: int = 2048
+    block_ff: int = 512
+    """Of the block that guesses a further token."""
 
 
 class _Reorder(torch.autograd.Function):
@@ -166,19 +168,54 @@ class DemoModel(nn.Module):
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Map ids [B, T] to (logits [B, T, V], mean balance loss [], chosen experts per layer)."""
-        angles = self._angles(ids.shape[1])
+        states, balance, routes = self.states(ids)
+        return self.head(states), balance, routes
+
+    def states(self, ids: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the same with the states [B, T, D] behind the last norm instead of logits."""
+        angles = rotary_angles(self.dims, ids.shape[1])
         x = self.embed(ids)
         balances, routes = [], []
         for layer in self.layers:
             x, balance, chosen = layer(x, angles)
             balances.append(balance)
             routes.append(chosen)
-        return self.head(self.norm(x)), torch.stack(balances).mean(), routes
+        return self.norm(x), torch.stack(balances).mean(), routes
 
-    def _angles(self, num_positions: int) -> Tensor:
-        half = torch.arange(0, self.dims.head_dim, 2, dtype=torch.float32) / self.dims.head_dim
-        angles = torch.outer(torch.arange(num_positions).float(), self.dims.rope_base**-half)
-        return torch.cat((angles, angles), dim=-1)  # [T, head_dim]
+
+class NextTokenBlock(nn.Module):
+    """The block behind the last layer, which guesses a further token: attention and a dense feed-forward."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.dims = dims
+        hidden, width = dims.hidden, dims.block_ff
+        self.enorm = nn.RMSNorm(hidden, eps=dims.norm_eps)
+        self.hnorm = nn.RMSNorm(hidden, eps=dims.norm_eps)
+        self.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.attn_norm = nn.RMSNorm(hidden, eps=dims.norm_eps)
+        self.attn = Attention(dims)
+        self.ffn_norm = nn.RMSNorm(hidden, eps=dims.norm_eps)
+        self.gate = nn.Linear(hidden, width, bias=False)
+        self.up = nn.Linear(hidden, width, bias=False)
+        self.down = nn.Linear(width, hidden, bias=False)
+        self.norm = nn.RMSNorm(hidden, eps=dims.norm_eps)
+
+    def forward(self, tokens: Tensor, before: Tensor) -> Tensor:
+        """Map embedded tokens and the states before each, [B, T, D] both, to its own states [B, T, D]."""
+        angles = rotary_angles(self.dims, tokens.shape[1])
+        x = self.eh_proj(torch.cat((self.enorm(tokens), self.hnorm(before)), dim=-1))
+        x = x + self.attn(self.attn_norm(x), angles)
+        normed = self.ffn_norm(x)
+        x = x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        return self.norm(x)
+
+
+def rotary_angles(dims: Dims, num_positions: int) -> Tensor:
+    """Return the angles [T, head_dim] of each position."""
+    half = torch.arange(0, dims.head_dim, 2, dtype=torch.float32) / dims.head_dim
+    angles = torch.outer(torch.arange(num_positions).float(), dims.rope_base**-half)
+    return torch.cat((angles, angles), dim=-1)
 
 
 @torch.inference_mode()

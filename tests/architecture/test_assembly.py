@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ASSEMBLY = Path(__file__).parents[2] / "thermocline" / "engine" / "assembly.py"
-MAX_MODULES = 20
+MAX_MODULES = 21
 
 
 def imported_modules(source: str) -> set[str]:
@@ -18,7 +18,7 @@ def imported_modules(source: str) -> set[str]:
 
 
 def test_the_assembly_imports_few_modules():
-    """At most 20 modules of the package, those imported for types included."""
+    """At most 21 modules of the package, those imported for types included."""
     assert len(imported_modules(ASSEMBLY.read_text())) <= MAX_MODULES
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import thermocline
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "thermocline"
 TOPS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "THREAT_MODEL.md", "SECURITY.md")]
@@ -74,6 +76,17 @@ def test_every_file_that_a_page_names_exists(page):
     paths |= set(re.findall(r"(?<![\w./])[\w./-]+\.(?:py|cpp|inl|h|sh)\b", text))
     missing = {path for path in paths if not _exists(path)}
     assert not missing
+
+
+def test_the_reference_has_every_public_name():
+    """make docs shows each once, from where it is defined."""
+    shown = [
+        name
+        for page in sorted((ROOT / "docs" / "api").glob("*.md"))
+        for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
+    ]
+    public = [getattr(thermocline, name) for name in thermocline.__all__ if name != "__version__"]
+    assert sorted(shown) == sorted(f"{each.__module__}.{each.__name__}" for each in public)
 
 
 def test_the_architecture_page_is_short():

@@ -29,7 +29,7 @@ BREACHES = {
         "experts/new.py",
         HEAD + "count = 0\n\n\ndef add() -> None:\n    global count\n    count = 1\n",
     ),
-    "the environment outside of config.py": (
+    "the environment outside of environment.py": (
         "TID251",
         "machine.py",
         HEAD + 'import os\n\nhome = os.environ.get("HOME")\n',
@@ -43,8 +43,8 @@ BREACHES = {
 }
 ALLOWED = {
     "assert of an invariant": ("kv/new.py", FUNCTION),
-    "the settings read the environment": (
-        "config.py",
+    "one file reads the environment": (
+        "environment.py",
         HEAD + 'import os\n\nhome = os.environ.get("HOME")\n',
     ),
 }

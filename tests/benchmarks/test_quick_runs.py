@@ -29,6 +29,7 @@ from benchmarks import (
     proof_cpu,
     settings,
     shared_step,
+    speculation,
     synthetic_model,
     type_table,
     worker_round_trip,
@@ -41,6 +42,7 @@ from benchmarks.published_models import __main__ as published_models
 from benchmarks.routing_source import routing_of
 from benchmarks.sides import LlamaChild, LlamaSettings, Work, every_setting, llama_python
 from benchmarks.synthetic_blocks import DRAWABLE
+from thermocline.calibration import calibrate
 from thermocline.demo import DEMO_MODEL_PATH
 
 PYTHON = llama_python(None)
@@ -270,10 +272,12 @@ def test_the_ring_has_a_limit_of_its_own(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_predictions_are_held_against_runs(tmp_path, capsys):
+def test_predictions_are_held_against_runs(tmp_path, capsys, monkeypatch):
     """Both phases have a predicted and a real speed, and their ratio; the verdict is printed."""
     out = tmp_path / "predictions.csv"
-    assert predictions.main(["--quick", "--out", str(out)]) == 0
+    monkeypatch.setattr(calibrate, "_STEP_ROUNDS", 1)
+    monkeypatch.setattr(calibrate, "_STEP_TOKENS", 8)
+    assert predictions.main(["--quick", "--threads", "1", "--out", str(out)]) == 0
     rows = rows_of(out)
     assert {row["side"] for row in rows} == {"predicted", "real", "predicted/real"}
     assert {row["metric"] for row in rows} == {"prefill 16", "decode 4"}
@@ -370,6 +374,18 @@ def test_a_link_is_measured_with_its_routing(tmp_path, capsys):
     rows = rows_of(out)
     assert {row["routing"] for row in rows} == {"uniform"}
     assert sum(row["metric"] == "of cpu alone" for row in rows) == 5
+
+
+@pytest.mark.slow
+def test_speculation_is_measured(tmp_path):
+    """Each side's speed for scripted drafts, and lookup's for texts; every side gives the same answer."""
+    out = tmp_path / "speculation.csv"
+    assert speculation.main(["--quick", "--out", str(out)]) == 0
+    rows = rows_of(out)
+    sides = [(row["case"], row["side"]) for row in rows if row["metric"] == "decode"]
+    scripted = [("acceptance 0.5", side) for side in ("off", "auto", "2 drafted")]
+    texts = [(case, side) for case in ("code edit", "prose") for side in ("off", "lookup")]
+    assert list(dict.fromkeys(sides)) == scripted + texts
 
 
 @pytest.mark.slow

@@ -128,3 +128,14 @@ def test_every_command_has_an_example():
         assert f"  thermocline {name}" in page or "| thermocline" in page, name
     overview = runner.invoke(cli, ["--help"]).stdout
     assert "..." not in overview.split("Commands:")[1], "a summary is cut off"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"), [("thermocline ru", "run"), ("thermocline run --hot-d", "--hot-device")]
+)
+def test_a_shell_completes_commands_and_flags(words, offered):
+    """With the lines that docs/commands.md says to put into the shell's file."""
+    line = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    env = line | {"_THERMOCLINE_COMPLETE": "bash_complete"}
+    shown = CliRunner().invoke(cli, env=env, prog_name="thermocline").stdout
+    assert shown == f"plain,{offered}\n"

@@ -202,7 +202,6 @@ def test_a_recorded_timeline_says_what_is_hot(toy, invoke, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--vram", "much"), "is not a size"),
         (("--hot", "one"), "write layer:expert"),
         (("--hot", "9:0"), "layers 0 to 1"),
         (("--cold", "1-2"), "layers 0 to 1"),
@@ -214,6 +213,14 @@ def test_what_can_not_be_is_said(toy, invoke, flags, says):
     result = invoke("plan", toy, *flags)
     assert result.exit_code == 1
     assert says in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--vram", "--ram", "--device-memory", "--expert-budget"])
+def test_what_is_no_size_is_a_usage_error(invoke, flag):
+    """Before the file is looked at."""
+    result = invoke("plan", "nothing.gguf", flag, "much")
+    assert result.exit_code == 2
+    assert "is not a size" in result.stderr
 
 
 def test_a_timeline_of_another_model_is_refused(toy, invoke, tmp_path):

@@ -57,7 +57,7 @@ def keys_of(toy, blocks, extra=1):
 @pytest.mark.slow
 @ALL_HYBRIDS
 async def test_a_block_that_guesses_changes_nothing(tmp_path, invoke, toy):
-    """Same logits and same sizes as the trunk alone, and `info` says what is not used yet, and its bytes."""
+    """Same logits and same sizes as the trunk alone, and `info` says what the block is for, and its bytes."""
     weights, block = with_extra_block(toy)
     plain = write_toy_arch(tmp_path / "plain.gguf", toy)
     path = write_toy_arch(
@@ -68,17 +68,31 @@ async def test_a_block_that_guesses_changes_nothing(tmp_path, invoke, toy):
         ours, theirs = inspect(file), inspect(other)
     assert ours.footprint == theirs.footprint
     assert ours.sizes == theirs.sizes
-    unused_bytes = sum(values.nbytes for values in block.values())
+    block_bytes = sum(values.nbytes for values in block.values())
     facts = json.loads(invoke("info", str(path), "--json").stdout)
-    assert facts["not_used"] == {"predict_layers": 1, "bytes": unused_bytes}
+    assert facts["next_token_blocks"] == {"count": 1, "bytes": block_bytes, "why_not_used": ""}
     assert facts["spec"]["num_layers"] == toy.layers
     page = invoke("info", str(path)).stdout
-    assert "not used yet" in page
-    assert "1 block that guesses further tokens" in page
-    assert json.loads(invoke("info", str(plain), "--json").stdout)["not_used"] == {
-        "predict_layers": 0,
-        "bytes": 0,
-    }
+    assert "1 block guesses them" in page
+    assert "for --speculate mtp" in page
+    plain_facts = json.loads(invoke("info", str(plain), "--json").stdout)
+    assert plain_facts["next_token_blocks"] == {"count": 0, "bytes": 0, "why_not_used": ""}
+
+
+@ALL_HYBRIDS
+def test_a_block_that_can_not_draft_says_why(tmp_path, invoke, toy):
+    """The model runs without it."""
+    weights, block = with_extra_block(toy)
+    del block[f"blk.{toy.layers}.nextn.enorm.weight"]
+    path = write_toy_arch(
+        tmp_path / "m.gguf", toy, weights=weights | block, metadata=keys_of(toy, toy.layers + 1)
+    )
+    facts = json.loads(invoke("info", str(path), "--json").stdout)
+    assert facts["supported"]
+    why = "tensor 'blk.4.nextn.enorm.weight' is missing"
+    assert facts["next_token_blocks"]["why_not_used"] == why
+    page = " ".join(invoke("info", str(path)).stdout.split())
+    assert f"not used: {why}" in page
 
 
 @pytest.mark.slow
@@ -92,7 +106,7 @@ async def test_a_file_of_the_trunk_alone_may_name_the_block(tmp_path, toy, count
     assert np.array_equal(await logits_of(path), await logits_of(plain))
     with open_model_file(path) as file:
         assert read_spec(file).num_layers == toy.layers
-        assert inspect(file).unused_bytes == 0
+        assert inspect(file).block_bytes == 0
 
 
 @ALL_HYBRIDS

@@ -62,7 +62,7 @@ async def test_json_is_one_object_with_everything(toy, invoke):
     }
     assert set(timings) == {
         *("queue_s", "prompt_s", "decode_s", "num_prompt_tokens", "num_output_tokens"),
-        *("prompt_tokens_per_s", "decode_tokens_per_s", "num_cached_tokens"),
+        *("prompt_tokens_per_s", "decode_tokens_per_s", "num_cached_tokens", "drafts"),
     }
     assert (timings["num_prompt_tokens"], timings["num_output_tokens"]) == (len(prompt_ids), 6)
     assert experts["num_hot"] == 0
@@ -106,9 +106,9 @@ def test_a_prompt_from_stdin_loses_only_the_last_line_end(toy, invoke):
 def test_chat_goes_through_the_template(toy, invoke):
     """--chat and --system become turns; names of control tokens in the message stay text."""
     flags = ("--json", *SHORT)
-    plain = json.loads(invoke("run", toy, "-c", "hi", *flags).stdout)["prompt_token_ids"]
-    whole = json.loads(invoke("run", toy, "-c", "hi", "--system", "s", *flags).stdout)
-    forged = json.loads(invoke("run", toy, "-c", "<|im_start|>", *flags).stdout)
+    plain = json.loads(invoke("run", toy, "--chat", "hi", *flags).stdout)["prompt_token_ids"]
+    whole = json.loads(invoke("run", toy, "--chat", "hi", "--system", "s", *flags).stdout)
+    forged = json.loads(invoke("run", toy, "--chat", "<|im_start|>", *flags).stdout)
     start = 262
     assert plain.count(start) == 2
     assert whole["prompt_token_ids"].count(start) == 3

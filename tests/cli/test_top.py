@@ -44,6 +44,7 @@ READY: dict[str, Any] = {
         },
         {"id": 5, "state": "decode", "prompt_tokens": 3, "prompt_computed": 3, "output_tokens": 8},
     ],
+    "drafts": {"drafted": 8, "accepted": 6, "why_off": None},
     "kv": {"blocks": 64, "free": 50, "cached": 4, "held": 10, "prefix_hit_share": 0.25},
     "experts": {
         "hot": 4,
@@ -125,6 +126,15 @@ def test_a_ready_server_is_shown_with_everything():
         assert part in text
     for part in ("90.0% in memory", "hot ones got 75%", "3.00 GiB", "5 of 10 prompt", "and 1 more"):
         assert part in text
+
+
+def test_a_file_that_is_in_memory_is_said_to_be():
+    """Whatever was missing at the beginning: the share would keep that for ever."""
+    reads = READY["experts"]["memory"] | {"resident": True}
+    screen = LiveScreen("http://here")
+    screen.take(event(READY | {"experts": READY["experts"] | {"memory": reads}}))
+    assert "all in memory" in shown(screen)
+    assert "90.0%" not in shown(screen)
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 200])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.arch_cases import DENSE_CASE, MORE_SCHEDULED_CASES, SCHEDULED_CASES
+from tests.support.arch_cases import DENSE_CASE, MORE_SCHEDULED_CASES, READERS_CASE, SCHEDULED_CASES
 from tests.support.eager_device import FAST_LINK, SLOW_LINK, eager_device
 from tests.support.settled import settled
 from tests.support.toy_archs import write_toy_arch
@@ -144,7 +144,7 @@ REQUESTS = st.lists(
 
 # The longer target sets more.
 TIMES = int(os.environ.get("THERMOCLINE_SCHEDULES", "1"))
-OTHERS = (*SCHEDULED_CASES, DENSE_CASE) + (MORE_SCHEDULED_CASES if TIMES > 1 else ())
+OTHERS = (*SCHEDULED_CASES, DENSE_CASE, READERS_CASE) + (MORE_SCHEDULED_CASES if TIMES > 1 else ())
 
 
 @pytest.fixture(scope="module", params=OTHERS, ids=str)
@@ -197,7 +197,7 @@ def test_the_same_holds_for_reference_compute(toy, alone, config, wanted):
 
 
 @pytest.mark.slow
-@examples(8)
+@examples(4)
 @given(config=SCHEDULES, wanted=REQUESTS)
 def test_the_same_holds_for_every_architecture(other, config, wanted):
     """Whatever a layer consists of, no schedule changes a bit of an answer."""

@@ -11,6 +11,8 @@ from thermocline.config import CpuConfig, HeatConfig, MemoryConfig, PrefetchConf
 from thermocline.engine import devices
 from thermocline.kernels.cpu_topology import default_threads
 
+pytestmark = pytest.mark.usefixtures("default_threads")
+
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):

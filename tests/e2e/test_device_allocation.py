@@ -44,9 +44,11 @@ from thermocline.server.app import running_server
 from thermocline.traces.recorder import NullRecorder
 
 GIB = 1 << 30
+IS_ALL = os.environ.get("THERMOCLINE_ALLOCATIONS") == "all"
 NAMES = (
     *("Qwen3-30B-A3B", "Qwen3.6-35B-A3B", "OLMoE-1B-7B", "Qwen3-Next-80B-A3B"),
-    *("DeepSeek-V2-Lite", "GLM-4.7-Flash", "Nemotron-3-Nano"),
+    *("GLM-4.7-Flash", "Nemotron-3-Nano", "gpt-oss-20b"),
+    *(("DeepSeek-V2-Lite",) if IS_ALL else ()),  # as GLM-4.7-Flash
 )
 EVERY = [
     (gib, context, requests)
@@ -54,7 +56,6 @@ EVERY = [
     for context in (8192, 32768)
     for requests in (1, 4)
 ]
-IS_ALL = os.environ.get("THERMOCLINE_ALLOCATIONS") == "all"
 CASES = EVERY if IS_ALL else [(12, 32768, 4)]
 PARTS = {
     "the last ones": {"gpu_layers": 10},
@@ -63,6 +64,12 @@ PARTS = {
     },
     "what fits": {},
 }
+# Each model with one of them, unless all are asked for.
+PARTS_OF = [
+    (model, part)
+    for number, model in enumerate(NAMES)
+    for part in (PARTS if IS_ALL else [list(PARTS)[number % len(PARTS)]])
+]
 TOYS = [case for case in SCHEDULED_CASES if IS_ALL or case.name.startswith("qwen35moe")]
 ROOM = 1 << 40
 
@@ -99,7 +106,7 @@ def needs_of(file, spec, config):
 def planned(file, spec, config):
     """Return the plan of a GPU with the config's memory."""
     needs, wished = needs_of(file, spec, config), config.placement
-    device = planned_device(wished, str(wished.device_memory_bytes))
+    device = planned_device(wished, f"{wished.device_memory_bytes}B")
     return plan_device(wished, needs, device, None)
 
 
@@ -143,7 +150,7 @@ def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize(("opened", "name"), PARTS_OF, indirect=["opened"])
 def test_the_engine_takes_what_a_plan_of_some_layers_says(opened, name, monkeypatch):
     """The same layers, the same bytes of weights and cache, and the CPU's cache has the places of the others."""
     monkeypatch.setattr("thermocline.engine.devices.why_no_gpu", lambda: None)

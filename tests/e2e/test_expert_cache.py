@@ -10,7 +10,7 @@ from tests.support.eager_device import FAST_LINK, SLOW_LINK, eager_device
 from tests.support.settled import settled
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import Engine, EngineConfig, PlacementConfig, SamplingParams, SchedulerConfig
-from thermocline.config import TraceConfig
+from thermocline.config import SpeculationConfig, TraceConfig
 from thermocline.errors import DeviceMemoryError, StageError
 from thermocline.traces.events import CounterEvent, InstantEvent, SpanEvent
 from thermocline.traces.hot_layers import find_hot_layers
@@ -30,6 +30,8 @@ def settings(*, trace: bool = False, **placement) -> EngineConfig:
     return EngineConfig(
         placement=PlacementConfig(**placement),
         scheduler=SchedulerConfig(prefix_cache=False),
+        # Drafted rows choose experts, too: where choices are counted, each token has one row.
+        speculation=SpeculationConfig(drafters="off"),
         trace=TraceConfig(enabled=trace),
     )
 

@@ -97,4 +97,4 @@ def test_info_says_that_it_runs(name):
         found = {tensor.format.name for tensor in file.tensors.values()}
     assert seen.unsupported == ()
     assert sorted(found) == facts["formats"]
-    assert (seen.unused_bytes > 0) == (name == "qwen35moe-F32.gguf")
+    assert (seen.block_bytes > 0) == (name == "qwen35moe-F32.gguf")

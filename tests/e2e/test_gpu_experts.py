@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.arch_cases import SCHEDULED_CASES
+from tests.support.arch_cases import ARCH_CASES, SCHEDULED_CASES
 from tests.support.compare import assert_within
 from tests.support.devices import DEVICES
 from tests.support.eager_device import eager_device
@@ -149,7 +149,7 @@ async def test_answers_are_those_of_the_cpu(path, on_cpu, device, placement, non
 async def test_every_architecture_runs_whole_on_a_device(tmp_path, device, case):
     """The whole model there: several answers at once, recurrent states, windows; then one expert gives way."""
     model = write_toy_arch(tmp_path / "toy.gguf", case.toy)
-    prompts = [PROMPT[:40], PROMPT[10:60], PROMPT[20:33]]
+    prompts = [PROMPT[:20], PROMPT[10:45], PROMPT[20:33]]
 
     async def several(engine: Engine) -> list[list[int]]:
         return await asyncio.gather(*(greedy_tokens(engine, each, 6) for each in prompts))
@@ -173,6 +173,23 @@ async def test_every_architecture_runs_whole_on_a_device(tmp_path, device, case)
         assert store.statistics().total_misses > 0
         await settled(engine)
         store.check_integrity(idle=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+async def test_experts_of_two_widths_share_a_device(tmp_path, device):
+    """Slots of two sizes, layers that use another number of experts, and room for some: the CPU's answer."""
+    toy = next(case.toy for case in ARCH_CASES if case.name == "nemotron_h_moe_puzzle")
+    model = write_toy_arch(tmp_path / "toy.gguf", toy)
+    tokens, logits, _, _ = await answers(model, settings(**ON_CPU))
+    config = settings(hot_device=device, trunk_device="cpu", expert_budget_bytes=100_000)
+    with eager_device():
+        found, ours, statistics, _ = await answers(model, config)
+    assert found == tokens
+    assert_within(ours, logits, "non-expert/whole models")
+    store = statistics.store
+    assert store.total_hits > 0 < store.total_misses
+    assert store.resident_bytes <= store.capacity_bytes <= 100_000
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.compare import assert_within
+from tests.support.engine_runs import schedules
 from tests.support.latent_cases import LATENT_OPTIONS
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
@@ -20,6 +21,7 @@ from thermocline import (
     SchedulerConfig,
     TraceConfig,
 )
+from thermocline.config import CpuConfig
 
 PROMPT = [int(t) for t in np.random.default_rng(3).integers(0, 256, 75)]
 HOT_SHARES = [0.0, 0.5, 1.0]
@@ -39,6 +41,7 @@ def config(hot: float, chunk: int, *, trace: bool, kernels: str = "native", pref
         scheduler=SchedulerConfig(prefill_chunk_tokens=chunk),
         prefetch=PrefetchConfig(mode="on" if prefetch else "off"),
         trace=TraceConfig(enabled=trace),
+        cpu=CpuConfig(threads=2 if trace else 1),
         kernels=kernels,
     )
 
@@ -57,11 +60,11 @@ async def tokens_and_logits(path, engine_config, *, new_tokens=12):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 async def test_every_schedule_gives_the_same_bits(tmp_path, name):
-    """Hot share x chunk size x trace x prefetch: tokens equal and logits bit-identical."""
+    """Hot share x chunk size x trace x prefetch x threads: tokens equal and logits bit-identical."""
     path = write_toy_model(tmp_path / "toy.gguf", SHAPES[name])
     expected = await tokens_and_logits(path, config(0.0, 1024, trace=False))
     assert len(set(expected[0])) > 3, "a model that repeats one token proves nothing"
-    for hot, chunk, trace in itertools.product(HOT_SHARES, CHUNKS, [False, True]):
+    for hot, chunk, trace in schedules(HOT_SHARES, CHUNKS):
         setting = config(hot, chunk, trace=trace, prefetch=not trace)
         tokens, logits = await tokens_and_logits(path, setting)
         assert tokens == expected[0], f"hot {hot}, chunk {chunk}, trace {trace}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import Counter
 
@@ -16,6 +17,7 @@ from thermocline.errors import BusyError
 from thermocline.pipeline.generation import Generation
 
 NUM_REQUESTS = 80
+NUM_CANCELLED = 2000 if os.environ.get("THERMOCLINE_RELIABILITY") == "full" else 500
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ async def read(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_every_accepted_request_ends_exactly_once(tmp_path, endings, seed):
     """80 requests of which some finish, some are left, some cancelled, and some refused as busy."""
     rng, tally = random.Random(seed), Counter[str]()
@@ -99,7 +101,7 @@ async def test_every_accepted_request_ends_exactly_once(tmp_path, endings, seed)
 
 
 @pytest.mark.slow
-async def test_two_thousand_cancelled_requests_leave_nothing(tmp_path):
+async def test_hundreds_of_cancelled_requests_leave_nothing(tmp_path):
     """Cancelled at any point, queued or computed: no task, block, credit or message stays."""
     rng = random.Random(11)
     config = EngineConfig(
@@ -121,11 +123,10 @@ async def test_two_thousand_cancelled_requests_leave_nothing(tmp_path):
 
     async with Engine.open(write_toy_model(tmp_path / "toy.gguf"), config) as engine:
         tasks_before = len(asyncio.all_tasks())
-        for _ in range(2000 // 25):
+        for _ in range(NUM_CANCELLED // 25):
             await asyncio.gather(*(cancelled(engine) for _ in range(25)))
         await settled(engine)
         assert len(asyncio.all_tasks()) == tasks_before
         for channel in engine.statistics().channels:
-            assert channel.peak_depth <= channel.capacity
             assert channel.peak_depth <= channel.capacity
         assert await read(engine, [1, 2, 3], SamplingParams(max_tokens=3), None) == "finished"

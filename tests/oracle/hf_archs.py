@@ -14,7 +14,7 @@ import transformers
 
 from tests.oracle import hf_formulas, hf_latent, hf_recurrent, hf_routers
 from tests.oracle.decoded import decoded_weights
-from tests.oracle.hf_gemma import gemma4_config, gemma4_state
+from tests.oracle.hf_gemma import LAYER_EMBEDDINGS, gemma4_config, gemma4_state
 from tests.oracle.hf_model import HfModel
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def open_hf(path: Path) -> HfModel:
     if "rope_freqs.weight" in weights and keys.arch != "gemma4":
         model.model.rotary_emb.inv_freq /= torch.from_numpy(weights["rope_freqs.weight"])
     top = hf_recurrent.TOP.get(keys.arch, {"token_embd": "embed_tokens", "output_norm": "norm"})
+    if keys("embedding_length_per_layer_input"):
+        top = top | LAYER_EMBEDDINGS
     # The hybrids store the norm's gains around zero.
     zero = 1 if "full_attention_interval" in keys else 0
     state = {

@@ -29,28 +29,40 @@ _NAMES = {
     "ffn_gate_inp.scale": "router.scale",
     "ffn_gate_up_exps.weight": "experts.gate_up_proj",
     "ffn_down_exps.weight": "experts.down_proj",
+    "inp_gate.weight": "per_layer_input_gate.weight",
+    "proj.weight": "per_layer_projection.weight",
+    "post_norm.weight": "post_per_layer_input_norm.weight",
 }
+LAYER_EMBEDDINGS = {
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
+}
+"""Tensors of no layer that the small models have."""
 
 
 def gemma4_config(keys: Keys, common: dict[str, Any]) -> Any:
     windows = keys("attention.sliding_window_pattern")
-    kv_heads = keys("attention.head_count_kv")
+    kv_heads = np.broadcast_to(keys("attention.head_count_kv"), len(windows)).tolist()
     full = [n for n, is_window in enumerate(windows) if not is_window]
     near = [n for n, is_window in enumerate(windows) if is_window]
     heads = {
         n: {"head_dim": keys("attention.key_length"), "num_key_value_heads": kv_heads[n]}
         for n in full
     }
+    widths = np.broadcast_to(keys("feed_forward_length"), len(windows)).tolist()
     own = {
         "num_key_value_heads": kv_heads[near[0]],
         "head_dim": keys("attention.key_length_swa"),
         "per_layer_config": heads,
         "hidden_activation": "gelu_pytorch_tanh",
-        "intermediate_size": keys("feed_forward_length"),
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] > widths[0],
         "top_k_experts": common["num_experts_per_tok"],
         "enable_moe_block": bool(common["num_experts"]),
-        "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": keys("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": common["vocab_size"],
+        "num_kv_shared_layers": keys("attention.shared_kv_layers"),
         "attention_k_eq_v": f"blk.{full[0]}.attn_v.weight" not in keys.shapes,
         "final_logit_softcapping": float(keys("final_logit_softcapping")),
         "sliding_window": keys("attention.sliding_window"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import transformers
 
 if TYPE_CHECKING:
+    import torch
+
     from tests.oracle.hf_archs import Keys, State
 
 TOP = {
@@ -105,6 +108,9 @@ def nemotron_h_moe_config(keys: Keys, common: dict[str, Any]):
         del common[name]
     kv_heads, widths = keys("attention.head_count_kv"), keys("feed_forward_length")
     heads = keys("ssm.time_step_rank")
+    used, expert_widths = common["num_experts_per_tok"], common["moe_intermediate_size"]
+    if isinstance(used, list):
+        common |= {"num_experts_per_tok": max(used), "moe_intermediate_size": max(expert_widths)}
     own = {
         "num_key_value_heads": max(kv_heads),
         "layers_block_type": [
@@ -126,7 +132,20 @@ def nemotron_h_moe_config(keys: Keys, common: dict[str, Any]):
         "topk_group": keys("expert_group_used_count", 1),
         "moe_latent_size": keys("moe_latent_size"),
     }
-    return transformers.NemotronHConfig(**(common | own))
+    config = transformers.NemotronHConfig(**(common | own))
+    config.puzzle = list(zip(used, expert_widths, strict=True)) if isinstance(used, list) else []
+    return config
+
+
+def nemotron_h_moe_model(config: Any) -> torch.nn.Module:
+    """Return the model, with a feed-forward of its own in each block whose experts have another shape."""
+    model = transformers.NemotronHForCausalLM(config)
+    for index, (used, width) in enumerate(config.puzzle):
+        if width:
+            own, block = copy.copy(config), model.model.layers[index]
+            own.num_experts_per_tok, own.moe_intermediate_size = used, width
+            block.mixer = type(block.mixer)(own, index)
+    return model
 
 
 def nemotron_h_moe_state(keys: Keys, own: State) -> State:
@@ -140,6 +159,6 @@ def nemotron_h_moe_state(keys: Keys, own: State) -> State:
     return state
 
 
-CLASSES = {"lfm2moe": "Lfm2MoeForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM"}
+CLASSES = {"lfm2moe": "Lfm2MoeForCausalLM", "nemotron_h_moe": nemotron_h_moe_model}
 CONFIGS = {"lfm2moe": lfm2moe_config, "nemotron_h_moe": nemotron_h_moe_config}
 STATES = {"lfm2moe": lfm2moe_state, "nemotron_h_moe": nemotron_h_moe_state}

@@ -23,10 +23,10 @@ class LlamaEmbeddings(LlamaModel):
         self._pooling = pooling
         super().__init__(path, max_tokens)
 
-    def embedding(self, token_ids: Sequence[int]) -> np.ndarray:
-        """Return float32 [D]."""
+    def embedding(self, token_ids: Sequence[int], width: int | None = None) -> np.ndarray:
+        """Return float32 [width]: of a reranker its outputs, otherwise D numbers."""
         self.logits(token_ids)
-        width = llama_cpp.llama_model_n_embd(self._model)
+        width = width or llama_cpp.llama_model_n_embd(self._model)
         found = llama_cpp.llama_get_embeddings_seq(self._context, 0)
         return np.ctypeslib.as_array(found, (width,)).copy()
 

@@ -45,13 +45,15 @@ def write_float32_twin(path: Path, case: OracleCase, model: Path) -> Path:
 class LlamaModel:
     """One loaded file; use it as a context manager. Every call starts from an empty cache."""
 
-    def __init__(self, path: Path, max_tokens: int = 512) -> None:
+    def __init__(self, path: Path, max_tokens: int = 512, *, load_mtp: bool = False) -> None:
         silence()
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
         if hasattr(params, "use_extra_bufts"):
             params.use_extra_bufts = False  # its repacked weights would be other arithmetic
+        if load_mtp:
+            params.load_mtp = True
         self._max_tokens = max_tokens
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         assert self._model, f"llama.cpp could not load {path}"
@@ -67,11 +69,13 @@ class LlamaModel:
         llama_cpp.llama_free(self._context)
         llama_cpp.llama_model_free(self._model)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of `text` without any special token."""
+    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Return the ids of `text` without any special token, but for those that it spells with parse_special."""
         raw = text.encode()
         ids = (llama_cpp.llama_token * (len(raw) + 8))()
-        count = llama_cpp.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), False, False)
+        count = llama_cpp.llama_tokenize(
+            self._vocab, raw, len(raw), ids, len(ids), False, parse_special
+        )
         assert count >= 0, count
         return list(ids[:count])
 

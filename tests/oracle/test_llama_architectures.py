@@ -9,7 +9,12 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 from tests.oracle.llama_model import LlamaModel, llama_perplexity
-from tests.support.arch_cases import LLAMA_CASES, MORE_SCHEDULED_CASES, SCHEDULED_CASES
+from tests.support.arch_cases import (
+    LLAMA_CASES,
+    MORE_SCHEDULED_CASES,
+    READERS_CASE,
+    SCHEDULED_CASES,
+)
 from tests.support.compare import assert_within
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
 from tests.support.fused_projections import SCALED_ROPES, biased, fused
@@ -70,7 +75,7 @@ ALL_CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize("case", ALL_CHOSEN, ids=str)
+@pytest.mark.parametrize("case", [*ALL_CHOSEN, READERS_CASE], ids=str)
 async def test_perplexity_agrees_on_quantised_weights(tmp_path, case):
     """The perplexity of texts that the model finds likely differs by at most half a percent.
 

@@ -16,8 +16,10 @@ import pytest
 pytest.importorskip("llama_cpp")
 pytest.importorskip("transformers")
 
+from scripts.demo_model.export import replace_block
 from tests.oracle.decoded import decoded_weights
 from tests.oracle.llama_model import LlamaModel, llama_perplexity
+from tests.oracle.test_llama_drafts import compare as compare_blocks
 from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.workshop import (
     BF16_CASES,
@@ -162,7 +164,8 @@ def likely_text():
 @pytest.mark.parametrize("mix", MIXES)
 async def test_perplexity_of_a_trained_model_agrees(tmp_path, likely_text, mix):
     """The packaged model, quantised anew: llama.cpp's perplexity of the same texts, within half a percent."""
-    path = quantise(DEMO_MODEL_PATH, tmp_path / "demo.gguf", mix)
+    layers = replace_block(DEMO_MODEL_PATH, tmp_path / "layers.gguf", None)
+    path = quantise(layers, tmp_path / "demo.gguf", mix)
     async with Engine.open(path) as engine:
         ours = await perplexity(engine, likely_text, TEXT_TOKENS)
     with LlamaModel(path) as llama:
@@ -186,9 +189,15 @@ async def test_a_split_model_may_stay_split(workshop, tmp_path):
     assert np.array_equal(*logits)
 
 
+@pytest.mark.parametrize("case", [case for case in OTHER_CASES if case.tiny.extra_block], ids=str)
+def test_a_converted_block_guesses_as_in_llama_cpp(workshop, case):
+    """What the converter writes of a block is read in its order."""
+    compare_blocks(workshop.converted(case)[1])
+
+
 def test_an_extra_block_is_written(workshop):
     """The cases with a block that guesses tokens have one in their files: else they would prove nothing."""
     for case in OTHER_CASES:
         if case.tiny.extra_block:
             names = decoded_weights(workshop.converted(case)[1])
-            assert "blk.2.nextn.eh_proj.weight" in names
+            assert f"blk.{case.tiny.layers}.nextn.eh_proj.weight" in names

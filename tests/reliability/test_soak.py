@@ -85,7 +85,7 @@ async def test_nothing_grows(toy, record_property):
     """Every stream that ends has the tokens of its seed; after the load the server is as large as in its midst."""
     seen, looks = Counter[str](), []
     flags = ("--expert-worker", "local:1", "--ctx", "2048")
-    async with served(toy, *flags, may_say="expert worker 0: ") as server:
+    async with served(toy, *flags, may_say=r"\S+ warning: expert worker 0: ") as server:
         (process,) = (
             child
             for child in psutil.Process().children()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import re
+from pathlib import Path
 
 import anthropic
 import ollama
@@ -254,3 +257,15 @@ async def test_ollama_holds_to_formats(thinker):
             MODEL, ASKED, tools=[tool], think=False, options={"num_predict": 8}
         )
         assert offered.done_reason in ("stop", "length")
+
+
+@pytest.mark.slow
+async def test_the_example_of_the_readme(capsys):
+    """As it stands there, but for the address and the model's name."""
+    page = (Path(__file__).parents[2] / "README.md").read_text()
+    (source,) = re.findall(r"```python\n(from openai.*?)```", page, re.DOTALL)
+    async with live(DEMO_MODEL_PATH) as server:
+        source = source.replace("http://127.0.0.1:7717", server.server.url)
+        source = source.replace("demo-moe", MODEL)
+        await asyncio.to_thread(exec, source, {})
+    assert "expert" in capsys.readouterr().out

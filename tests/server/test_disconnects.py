@@ -15,7 +15,7 @@ import pytest
 from benchmarks.served import served
 from tests.server.live import CHAT, HELLO, TEXT, live, until
 
-NUM_DISCONNECTS = 2000 if os.environ.get("THERMOCLINE_RELIABILITY") == "full" else 500
+NUM_DISCONNECTS = 2000 if os.environ.get("THERMOCLINE_RELIABILITY") == "full" else 200
 
 # A close with this set is a reset.
 NO_LINGER = struct.pack("ii", 1, 0)

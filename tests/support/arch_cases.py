@@ -49,6 +49,8 @@ _YARN = {
     "rope.scaling.original_context_length": 64,
 }
 _OWN_YARN = {"rope.scaling.yarn_attn_factor": 1.0}
+_GEMMA4_SMALL = {"head_dim": 32, "kv_heads": 1, "window": 16, "layer_embedding": 8, "tied": True}
+_GEMMA4_ODD = {"window": 7, "near_head_dim": 6, "near_kv_heads": 1, "layer_embedding": 5}
 _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
 
@@ -124,6 +126,11 @@ ARCH_CASES = (
         "dense", "gemma4", **_NO_EXPERTS, head_dim=32, kv_heads=1, window=16, fused=True, seed=66
     ),
     _case("one_expert", "gemma4", layers=6, experts=1, used=1, window=2, tied=True, seed=64),
+    _case("small", "gemma4", **_NO_EXPERTS, **_GEMMA4_SMALL, layers=6, readers=3, seed=67),
+    _case("small_experts", "gemma4", **_GEMMA4_SMALL, readers=0, fused=True, seed=68),
+    _case(
+        "small_uneven", "gemma4", **_ODD | _NO_EXPERTS, **_GEMMA4_ODD, layers=6, readers=2, seed=73
+    ),
 )
 
 _MIX = {"embed": "Q8_0", "attn": "Q5_K", "gate_up": "Q4_K", "down": "Q6_K", "output": "Q6_K"}
@@ -181,6 +188,15 @@ PLACED_CASES = tuple(
 ) + tuple(case for case in ARCH_CASES if case.toy.narrow)
 """One small model of each architecture with experts, for places of experts; gpt-oss' are in MXFP4."""
 
+READERS_CASE = _case(
+    "small_mixed",
+    "gemma4",
+    **_GEMMA4 | _NO_EXPERTS | {"layers": 6, "readers": 3, "layer_embedding": 32},
+    formats=_MIX | {"layer_embed": "Q8_0", "layer_end": "Q8_0"},
+    seed=70,
+)
+"""A quantised model whose layers have embeddings of their own, and whose last ones attend to keys of earlier ones."""
+
 DENSE_CASE = _case("mixed", "qwen3", **_WIDE | _NO_EXPERTS, formats=_MIX)
 """A quantised model without experts."""
 
@@ -190,11 +206,11 @@ LLAMA_CASES = tuple(
     if case.name
     not in (
         *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
-        *("laguna_own_yarn", "deepseek2_large_v2"),
+        *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
 
-There olmoe and qwen2moe are neither tied nor have fewer key heads, a group is judged by its best two experts, and YaRN's
-own factor is not read.
+There olmoe and qwen2moe are neither tied nor have fewer key heads, a group is judged by its best two experts, YaRN's
+own factor is not read, and the last layers with keys of their own are one with a window and one without.
 """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from thermocline.messages import RequestId, RequestOptions, SegmentKind
 from thermocline.pipeline.scheduling.request import RequestStatus
+from thermocline.speculation.contract import Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,11 +37,18 @@ class ModelRequest:
     """Positions of the prompt whose logits it got."""
     is_spoilt: bool = False
     """A chunk of it failed: what it computes from then on is garbage."""
+    drafted: list[int] = field(default_factory=list)
+    """Tokens behind the known ones that its step in flight computes."""
+
+    def next_token(self) -> int:
+        """Return what the model says next."""
+        return (sum(self.known) + len(self.known)) % 2
 
     def name_of(self, position: int, *, kinds_differ: bool) -> tuple[object, ...]:
         """Return what the slot of a position must hold: the prefix, and how it is computed."""
         num_decoded = max(0, position + 1 - self.num_prompt) if kinds_differ else 0
-        return (self.salt, tuple(self.known[: position + 1]), num_decoded)
+        tokens = [*self.known, *self.drafted][: position + 1]
+        return (self.salt, tuple(tokens), num_decoded)
 
 
 class CacheModel:
@@ -74,6 +82,8 @@ class CacheModel:
         self.states: dict[int, object] = {}
         """Of each slot of recurrent state: the prefix that it stands for."""
         self.num_finished = 0
+        self.num_foreseen = 0
+        """Drafted tokens that were right."""
 
     def submit(self, request: int, entry: ModelRequest, *, priority: int = 0) -> None:
         """Hand a request over; it must be accepted as a whole."""
@@ -117,6 +127,18 @@ class CacheModel:
         self.flying.append(chunk)
         return chunk
 
+    def draft(self, right: Sequence[bool]) -> None:
+        """Offer each answer that may have one a draft, of which just these tokens are right if those before are."""
+        for wish in self.scheduler.wishes():
+            entry = self.requests[wish.request]
+            assert (wish.num_known, wish.last_token) == (len(entry.known), entry.known[-1])
+            ahead = ModelRequest(entry.known[:], 0, 0, None, wants_all_logits=False)
+            for is_right in right[: wish.max_tokens]:
+                ahead.known.append(ahead.next_token() ^ (not is_right))
+            tokens = ahead.known[len(entry.known) :]
+            if tokens:
+                self.scheduler.offer(Draft.chain(wish, tokens))
+
     def _live(self) -> list[Request]:
         requests = self.scheduler.requests.values()
         return [r for r in requests if r.status is not RequestStatus.FINISHED]
@@ -129,7 +151,12 @@ class CacheModel:
         positions = chunk.positions[segment.start : segment.start + segment.length].tolist()
         assert positions == list(range(positions[0], positions[-1] + 1))
         tokens = chunk.token_ids[segment.start : segment.start + segment.length].tolist()
-        assert tokens == entry.known[positions[0] : positions[-1] + 1]
+        entry.drafted = tokens[segment.length - segment.num_drafted :]
+        if entry.drafted:
+            assert not chunk.is_prompt, "a prompt is not drafted"
+            assert positions[-segment.num_drafted] == len(entry.known), "drafts are not at the end"
+            assert segment.num_logits == 1 + segment.num_drafted
+        assert tokens == [*entry.known, *entry.drafted][positions[0] : positions[-1] + 1]
         for position in positions:
             is_prompt = position < entry.num_prompt
             assert is_prompt == (segment.kind is SegmentKind.PROMPT), "the wrong arithmetic"
@@ -241,14 +268,25 @@ class CacheModel:
             place = int(chunk.logits_rows[row])
             assert segment.start <= place < segment.start + segment.length, "another one's logits"
             entry = self.requests[request]
-            assert chunk.positions[place] == len(entry.known) - 1, "logits of another token"
-            self._advance(request, entry)
+            drafted, entry.drafted = [*entry.drafted, None], []
+            for guess in drafted:
+                assert chunk.positions[place] == len(entry.known) - 1, "logits of another token"
+                is_right = guess == entry.next_token()
+                assert self._advance(request, entry) == is_right or request not in self._ids()
+                if not is_right or request not in self._ids():
+                    break
+                place += 1
+                self.num_foreseen += 1
 
-    def _advance(self, request: int, entry: ModelRequest) -> None:
+    def _ids(self) -> set[int]:
+        return {request.id for request in self._live()}
+
+    def _advance(self, request: int, entry: ModelRequest) -> bool:
+        """Return whether the next token's row is there, too."""
         assert self.scheduler.requests[RequestId(request)].known == entry.known
         num_output = len(entry.known) - entry.num_prompt
         if entry.num_new:
-            token = (sum(entry.known) + len(entry.known)) % 2
+            token = entry.next_token()
             entry.known.append(token)
             num_output += 1
         if num_output == entry.num_new:
@@ -256,8 +294,8 @@ class CacheModel:
                 assert entry.reported == list(range(entry.num_prompt)), "logits missing or twice"
             assert self.scheduler.finish(RequestId(request))
             self.num_finished += 1
-        else:
-            self.scheduler.append(RequestId(request), token)
+            return False
+        return self.scheduler.append(RequestId(request), token)
 
     def fail(self, chunk: Chunk) -> None:
         """Let a chunk fail half-way: what it wrote is garbage."""
@@ -270,6 +308,7 @@ class CacheModel:
         self._drop(chunk)
         for request in chunk.requests:
             self.requests[request].is_spoilt = True
+            self.requests[request].drafted = []
         self.scheduler.fail(chunk)
 
     def _drop(self, chunk: Chunk) -> None:

@@ -105,7 +105,7 @@ class DeviceKernels:
         is_twin = self.name == "twin"
         function = attention.naive_attention if is_twin else attention.paged_attention
         there = self.tensor(q)
-        sinks = None if rule.sinks is None else self.tensor(rule.sinks)
+        sinks = None if rule.sinks is None else self.tensor(rule.sinks) * attention.LOG2_E
         with np.errstate(all="ignore"):  # infinity less infinity, and what nobody sees
             return (
                 function(there, span, cache, attention.rule_of(rule.scale, rule.window, sinks))

@@ -1,7 +1,9 @@
-"""Runs an engine to the end of a question, for tests: the answer's tokens, or the prompt's logits."""
+"""Runs an engine to the end of a question, for tests: the answer's tokens, or the prompt's logits; in which schedules."""
 
 from __future__ import annotations
 
+import itertools
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +12,7 @@ from thermocline.config import MemoryConfig
 from thermocline.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from thermocline.engine.api import Engine
 
@@ -35,3 +37,16 @@ async def prompt_logits(engine: Engine, token_ids: Sequence[int]) -> np.ndarray:
         np.cumsum([0, *(len(part.logits) for part in parts[:-1])])
     ), "chunks of logits are not in order"
     return np.concatenate([part.logits for part in parts])
+
+
+def schedules(
+    hot_shares: Sequence[float], chunks: Sequence[int]
+) -> Iterator[tuple[float, int, bool]]:
+    """Yield a hot share, a chunk size, and whether a trace is written: each two of them together, once.
+
+    With THERMOCLINE_SCHEDULES, which `make schedules` sets, each three of them.
+    """
+    for (i, hot), (j, chunk) in itertools.product(enumerate(hot_shares), enumerate(chunks)):
+        both = "THERMOCLINE_SCHEDULES" in os.environ
+        for trace in (False, True) if both else ((i + j) % 2 == 1,):
+            yield hot, chunk, trace

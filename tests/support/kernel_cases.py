@@ -57,7 +57,7 @@ class Implementation(NamedTuple):
 REFERENCE = Implementation(None, 1)
 IMPLEMENTATIONS = (
     REFERENCE,
-    *(Implementation(isa, threads) for isa in ISAS for threads in (1, 2, 3)),
+    *(Implementation(isa, threads) for isa in ISAS for threads in (1, 3)),
 )
 
 

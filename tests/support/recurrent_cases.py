@@ -81,6 +81,7 @@ NEMOTRON_OPTIONS: dict[str, dict[str, Any]] = {
         "seed": 74,
     },
     "narrow_experts": {"layers": 7, "narrow": 24, "experts": 9, "used": 3, "seed": 76},
+    "puzzle": {"layers": 7, "narrow": 24, "experts": 9, "used": 3, "puzzle": True, "seed": 77},
 }
 
 NEMOTRON_MIXED: dict[str, Any] = {

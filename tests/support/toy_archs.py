@@ -70,9 +70,15 @@ class ToyArch:
     joined: bool = False
     """Keys and values of latent heads in one tensor, as old converters left them."""
     value_dim: int = 16
+    puzzle: bool = False
+    """Layers with experts differ in how wide those are, and in how many a token uses."""
     near_kv_heads: int = 2
     near_head_dim: int = 16
     """Of layers with a window, where they have heads of their own."""
+    layer_embedding: int = 0
+    """Width of each layer's own embeddings."""
+    readers: int = 0
+    """How many last layers attend to the keys and values of earlier ones; their feed-forward is twice as wide."""
 
     def normal(self) -> ToyShape:
         """The dimensions that all architectures share."""
@@ -143,6 +149,11 @@ def toy_arch_weights(toy: ToyArch) -> Weights:
         spread = draw.vector(toy.head_dim // 2, spread=1.0)
         weights["rope_freqs.weight"] = np.exp(spread).astype(np.float32)
     return weights
+
+
+def toy_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    """Return one layer's tensors without `blk.N.`."""
+    return _LAYERS[toy.arch](toy, draw, layer)
 
 
 def _spread(toy: ToyArch) -> float:

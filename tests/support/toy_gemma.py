@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.toy_model import byte_vocabulary
+
 if TYPE_CHECKING:
     from tests.support.toy_archs import Draw, ToyArch
 
@@ -30,9 +32,9 @@ def gemma4_keys(toy: ToyArch) -> dict[str, Any]:
         "attention.value_length_swa": toy.near_head_dim,
         "attention.sliding_window": toy.window,
         "attention.sliding_window_pattern": [is_window(n) for n in layers],
-        "attention.shared_kv_layers": 0,
-        "embedding_length_per_layer_input": 0,
-        "feed_forward_length": toy.shared,
+        "attention.shared_kv_layers": toy.readers,
+        "embedding_length_per_layer_input": toy.layer_embedding,
+        "feed_forward_length": [_width(toy, n) for n in layers] if toy.readers else toy.shared,
         "final_logit_softcapping": 10.0,
         "rope.dimension_count": toy.head_dim,
         "rope.dimension_count_swa": toy.near_head_dim,
@@ -44,7 +46,24 @@ def gemma4_top(toy: ToyArch, draw: Draw) -> Weights:
     """A quarter of a head's pairs turn in layers without a window."""
     turning = max(toy.head_dim // 8, 1)
     still = toy.head_dim // 2 - turning
-    return {"rope_freqs.weight": np.array([1.0] * turning + [1e30] * still, np.float32)}
+    weights = {"rope_freqs.weight": np.array([1.0] * turning + [1e30] * still, np.float32)}
+    if width := toy.layer_embedding:
+        total, num_tokens = toy.layers * width, len(byte_vocabulary()[0])
+        weights |= {
+            "per_layer_token_embd.weight": draw.vector(
+                num_tokens, total, spread=float(1 / np.sqrt(width))
+            ),
+            "per_layer_model_proj.weight": draw.matrix(
+                total, toy.hidden, gain=float(np.sqrt(toy.hidden))
+            ),
+            "per_layer_proj_norm.weight": draw.gain(width),
+        }
+    return weights
+
+
+def _width(toy: ToyArch, layer: int) -> int:
+    """Of the feed-forward that every token takes."""
+    return toy.shared * (2 if layer >= toy.layers - toy.readers else 1)
 
 
 def gemma4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
@@ -52,7 +71,7 @@ def gemma4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     head_dim = toy.near_head_dim if near else toy.head_dim
     kv_size = (toy.near_kv_heads if near else toy.kv_heads) * head_dim
     q_size, hidden, experts = toy.heads * head_dim, toy.hidden, toy.experts
-    inner = (experts, toy.intermediate, hidden)
+    inner, width = (experts, toy.intermediate, hidden), _width(toy, layer)
     weights = {
         # Scores are not divided by the root of the head size, so the gains keep them small.
         "attn_q_norm.weight": draw.gain(head_dim) * np.float32(1 / np.sqrt(head_dim)),
@@ -62,10 +81,16 @@ def gemma4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
         "attn_k.weight": draw.matrix(kv_size, hidden),
         "attn_output.weight": draw.matrix(hidden, q_size),
         "layer_output_scale.weight": draw.vector(1, spread=0.1, mean=0.8),
-        "ffn_gate.weight": draw.matrix(toy.shared, hidden),
-        "ffn_up.weight": draw.matrix(toy.shared, hidden),
-        "ffn_down.weight": draw.matrix(hidden, toy.shared),
+        "ffn_gate.weight": draw.matrix(width, hidden),
+        "ffn_up.weight": draw.matrix(width, hidden),
+        "ffn_down.weight": draw.matrix(hidden, width),
     }
+    if toy.layer_embedding:
+        weights |= {
+            "inp_gate.weight": draw.matrix(toy.layer_embedding, hidden),
+            "proj.weight": draw.matrix(hidden, toy.layer_embedding),
+            "post_norm.weight": draw.gain(hidden),
+        }
     if experts:
         weights |= {
             "ffn_gate_inp.weight": draw.matrix(experts, hidden, gain=2.0 * np.sqrt(hidden)),
@@ -73,7 +98,10 @@ def gemma4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
             "ffn_down_exps.weight": draw.matrix(experts, hidden, toy.intermediate),
             "ffn_down_exps.scale": draw.vector(experts, spread=0.2, mean=1.0),
         }
-    if near or not toy.fused:
+    if layer >= toy.layers - toy.readers:
+        for name in ("attn_k", "attn_k_norm"):
+            del weights[f"{name}.weight"]
+    elif near or not toy.fused:
         weights["attn_v.weight"] = draw.matrix(kv_size, hidden)
     if not experts:
         return weights

@@ -131,6 +131,10 @@ def toy_metadata(shape: ToyShape) -> dict[str, Any]:
 
 
 _ROLES = {
+    "per_layer_token_embd": "layer_embed",
+    "per_layer_model_proj": "layer_end",
+    ".inp_gate.": "layer_end",
+    ".proj.": "layer_end",
     "token_embd": "embed",
     "output.weight": "output",
     "attn_q.": "attn",

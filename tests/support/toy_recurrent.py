@@ -52,11 +52,13 @@ def lfm2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]
 def nemotron_h_moe_keys(toy: ToyArch) -> dict[str, Any]:
     """Return the architecture's own metadata."""
     kinds = [nemotron_kind(toy, layer) for layer in range(toy.layers)]
+    widths, used = ([n and n[part] for n in _routed(toy, kinds)] for part in (0, 1))
     return {
         "attention.head_count_kv": [toy.kv_heads if kind == "*" else 0 for kind in kinds],
         "attention.layer_norm_rms_epsilon": None,
         "attention.layer_norm_epsilon": toy.rms_epsilon,
-        "feed_forward_length": [toy.intermediate if kind == "E" else 0 for kind in kinds],
+        "feed_forward_length": widths,
+        **({"expert_feed_forward_length": widths, "expert_used_count": used} if toy.puzzle else {}),
         "expert_shared_feed_forward_length": toy.shared,
         "expert_shared_count": 1,
         "expert_weights_norm": True,
@@ -68,6 +70,18 @@ def nemotron_h_moe_keys(toy: ToyArch) -> dict[str, Any]:
         "ssm.time_step_rank": toy.value_heads,
         "ssm.inner_size": toy.value_heads * toy.head_dim,
     }
+
+
+def _routed(toy: ToyArch, kinds: list[str]) -> list[tuple[int, int] | int]:
+    """Return by layer the width of its experts, and how many a token uses; 0 without."""
+    return [routed_shape(toy, layer) if kind == "E" else 0 for layer, kind in enumerate(kinds)]
+
+
+def routed_shape(toy: ToyArch, layer: int) -> tuple[int, int]:
+    """Return the width of a layer's experts, and how many a token uses."""
+    if not toy.puzzle or layer % 5 == 1:
+        return toy.intermediate, toy.used
+    return 2 * toy.intermediate, toy.used - 1
 
 
 def nemotron_kind(toy: ToyArch, layer: int) -> str:
@@ -87,7 +101,7 @@ def nemotron_h_moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.n
     weights |= {
         "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
         "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
-        **_feed_forward(toy, draw, (toy.experts, toy.intermediate), "_exps", toy.narrow),
+        **_feed_forward(toy, draw, (toy.experts, routed_shape(toy, layer)[0]), "_exps", toy.narrow),
         **_feed_forward(toy, draw, (toy.shared,), "_shexp"),
     }
     if toy.narrow:

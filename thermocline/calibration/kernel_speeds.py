@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.cache_format import CacheType
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.weight import FloatArray
+    from thermocline.messages import Chunk
     from thermocline.models.contract import Model
     from thermocline.models.sizes import LayerSizes, ModelSizes
 
@@ -126,7 +127,7 @@ class _Parts:
         self._by_kind = _grouped(timed, lambda n: non_expert_kind(sizes.layers[n]))
         self._by_layout = _grouped(timed, lambda n: sizes.layers[n].layout)
         self._by_both = _grouped(timed, lambda n: _alike(sizes.layers[n]))
-        self._with_cache = [n for n in timed if sizes.layers[n].kv_per_token]
+        self._with_cache = [n for n in timed if sizes.layers[n].seen_per_token]
         for layer in self._with_cache:
             # Memory that was never written is one page of zeros, which any cache holds.
             kept = self._cache.kv.layer(layer)
@@ -192,7 +193,7 @@ class _Parts:
                     spent_s -= self._sizes.num_used * experts[layout].seconds(layer.expert, 1)
                 first.append(spent_s)
         found = {1: statistics.mean(first)}
-        has_cache = self._sizes.layers[self._by_kind[kind][0]].kv_per_token > 0
+        has_cache = self._sizes.layers[self._by_kind[kind][0]].seen_per_token > 0
         for rows in _ROWS[1:]:
             pairs_s = attention.prompt_pair_s * _num_pairs(rows, rows) * has_cache
             found[rows] = seconds[_Key("trunk", kind, rows)] - pairs_s
@@ -208,18 +209,18 @@ class _Parts:
         return RowCosts(tuple(seconds), tuple(per_byte))
 
     def _whole_layer(self, layers: Sequence[LayerIndex], number: int) -> Callable[[], object]:
-        layer, chunk = layers[number % len(layers)], lone_chunk(1, SegmentKind.DECODE, self._blocks)
+        layer, chunk = layers[number % len(layers)], self._chunk(1, SegmentKind.DECODE)
         return partial(self._model.layer, layer, chunk, self._some_x(1), self._cache)
 
     def _trunk(self, layers: Sequence[LayerIndex], rows: int, number: int) -> Callable[[], object]:
         # Not the layer that was just read as a whole.
         layer = layers[(number + 1) % len(layers)]
-        chunk = lone_chunk(rows, SegmentKind.PROMPT, self._blocks)
+        chunk = self._chunk(rows, SegmentKind.PROMPT)
         x = self._some_x(rows)
 
         def run() -> None:
             attended = self._model.attend(layer, chunk, x, self._cache)
-            self._model.route(layer, attended, prompt=True)
+            self._model.route(layer, attended, prompt=True, embedded=chunk.embedded_at(layer))
 
         return run
 
@@ -270,6 +271,12 @@ class _Parts:
         runs = (lone_segment(queries, SegmentKind.PROMPT, self._blocks),)
         rule = Attending(spec.attention_scale)
         return partial(self._kernels.dense.attention, q, positions, runs, cache, rule)
+
+    def _chunk(self, rows: int, kind: SegmentKind) -> Chunk:
+        """Return a chunk of tokens that all models know, with their embeddings of each layer."""
+        chunk, tokens = lone_chunk(rows, kind, self._blocks), np.zeros(rows, np.int32)
+        own = self._model.embed_layers(tokens, self._some_x(rows), prompt=chunk.is_prompt)
+        return replace(chunk, token_ids=tokens, embedded=own)
 
     def _some_x(self, rows: int) -> FloatArray:
         start = int(self._rng.integers(len(self._x) - rows + 1))

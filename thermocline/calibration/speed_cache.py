@@ -9,8 +9,8 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from thermocline import __version__
-from thermocline.config import user_cache_folder
 from thermocline.costmodel.machine_speeds import parse_speeds
+from thermocline.environment import user_cache_folder
 from thermocline.errors import ConfigError
 from thermocline.machine import machine_facts
 from thermocline.whole_files import whole_file

@@ -15,12 +15,15 @@ import click
 from thermocline import __version__
 from thermocline.cli.bench import bench
 from thermocline.cli.chat import chat
+from thermocline.cli.config import config
 from thermocline.cli.demo import demo
 from thermocline.cli.doctor import doctor
 from thermocline.cli.group import ErrorLineGroup, discard_unwritable
 from thermocline.cli.heat import heat
 from thermocline.cli.info import info
+from thermocline.cli.llama_flags import take_llama_flags
 from thermocline.cli.logits import logits
+from thermocline.cli.models import list_models, pull, rm
 from thermocline.cli.perplexity import perplexity
 from thermocline.cli.plan import plan
 from thermocline.cli.run import run
@@ -44,6 +47,9 @@ def cli() -> None:
     \b
     First steps:
       thermocline demo                      watch the built-in model answer, with a timeline
+      thermocline pull ORG/REPO             download a model from the Hugging Face hub
+      thermocline run -hf ORG/REPO --chat "Hello"   the same, and one answer
+      thermocline list                      which models are on this machine
       thermocline info model.gguf           what is in a file, and what one token costs
       thermocline plan model.gguf --vram 12GiB   what would lie where, and why
       thermocline doctor model.gguf         how fast this machine is with it, and what bounds it
@@ -53,8 +59,8 @@ def cli() -> None:
       thermocline top                       watch that server
       thermocline trace html run.json.gz    look at a timeline that --trace recorded
 
-    MODEL is a GGUF file (of a split model, any one of its files). Where MODEL is optional, the small
-    built-in demo model is used. `thermocline COMMAND --help` explains each command.
+    MODEL is a GGUF file (of a split model, any one of its files); -hf names one of the hub in its place.
+    Where MODEL is optional, the small built-in demo model is used. `thermocline COMMAND --help` explains each command.
     """
 
 
@@ -64,6 +70,9 @@ for command in (
     chat,
     serve,
     top,
+    pull,
+    list_models,
+    rm,
     info,
     plan,
     doctor,
@@ -74,8 +83,11 @@ for command in (
     trace,
     perplexity,
     logits,
+    config,
 ):
     cli.add_command(command)
+for command in (run, chat, serve, bench, perplexity, plan):
+    take_llama_flags(command)
 
 
 def main() -> None:

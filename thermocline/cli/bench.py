@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import Progress, echo_json, show
-from thermocline.cli.options import engine_options, json_option, model_argument
+from thermocline.cli.model_name import hub_model
+from thermocline.cli.options import engine_options, json_option, model_argument, quiet_option
 from thermocline.cli.session import model_path, open_engine, run_until_done
 from thermocline.errors import ConfigError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from thermocline.costmodel.roofline import PhaseLoad
     from thermocline.engine.api import Engine
     from thermocline.machine import MachineFacts
-    from thermocline.messages import MachineLimits, Timings
+    from thermocline.messages import DraftFigures, MachineLimits, Timings
     from thermocline.models.spec import ModelSpec
     from thermocline.sampling.params import SamplingParams
 
@@ -69,8 +70,10 @@ class Speed:
 
 @click.command()
 @model_argument()
+@hub_model()
 @click.option(
     "-p",
+    "--n-prompt",
     "--prompt-tokens",
     "num_prompt",
     type=click.IntRange(min=1),
@@ -79,6 +82,7 @@ class Speed:
 )
 @click.option(
     "-n",
+    "--n-gen",
     "--max-tokens",
     "num_decode",
     type=click.IntRange(min=2),
@@ -98,6 +102,7 @@ class Speed:
     help="How often to measure, after one warm-up that does not count.",
 )
 @json_option
+@quiet_option
 @engine_options()
 def bench(
     model: str | None,
@@ -145,7 +150,7 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
     machine = machine_facts()
     if not as_json:
         speeds = {f"prompt of {num_prompt}": prefill, f"answer of {plan.num_decode}": decode}
-        _show(spec, machine, kernels, speeds, loads)
+        _show(spec, machine, kernels, speeds, loads, measured[-1].timings.drafts)
         return
     echo_json(
         {
@@ -156,6 +161,7 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
             "num_repetitions": plan.num_repetitions,
             "prefill_tok_s": asdict(prefill),
             "decode_tok_s": asdict(decode),
+            "drafts": [asdict(run.timings.drafts) for run in measured],
             "kernels": kernels,
             "placement": reasons,
             "roofline": [asdict(load) | {"bound": load.bound} for load in loads],
@@ -237,12 +243,15 @@ def _show(
     kernels: str,
     speeds: dict[str, Speed],
     loads: list[PhaseLoad],
+    drafts: DraftFigures,
 ) -> None:
     from thermocline.cli.render import facts_table
     from thermocline.units import format_bytes
 
     rows = [(f"{name} tokens", str(speed)) for name, speed in speeds.items()]
     rows += [(f"{load.phase} roofline", str(load)) for load in loads]
+    accepted = f"{drafts.num_accepted} of {drafts.num_drafted} accepted"
+    rows.append(("drafted tokens", "; ".join(filter(None, (accepted, drafts.why_off)))))
     rows.append(("kernels", kernels))
     rows.append(("processor", f"{machine.cpu}, {machine.num_usable_cores} cores usable"))
     rows.append(("memory", format_bytes(machine.memory_bytes)))

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import AnswerWriter, hint, note
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import (
     engine_options,
-    explain_option,
     model_argument,
+    quiet_option,
     sampling_options,
     trace_option,
+    verbose_option,
 )
 from thermocline.cli.prompt import system_option, with_system
 from thermocline.cli.session import (
@@ -50,10 +52,12 @@ _HELP = """\
 
 @click.command()
 @model_argument()
+@hub_model()
 @system_option
 @sampling_options
 @trace_option
-@explain_option
+@quiet_option
+@verbose_option
 @engine_options()
 def chat(
     model: str | None,
@@ -61,7 +65,7 @@ def chat(
     params: SamplingParams,
     config: EngineConfig,
     trace: str | None,
-    explain: bool,
+    is_verbose: bool,
 ) -> None:
     """Talk with a model; it remembers the conversation.
 
@@ -83,7 +87,7 @@ def chat(
 
         async def enter() -> Engine:
             path, timeline = model_path(model), trace_file(trace)
-            context = open_engine(path, config, timeline, explains=explain)
+            context = open_engine(path, config, timeline, explains=is_verbose)
             engine = await stack.enter_async_context(context)
             engine.require_template()
             return engine

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.status import Status
 
+_QUIET = f"{__name__}.quiet"
 # Text that a model or a file made could otherwise move the cursor, or worse.
 _CONTROL_CODES = (*range(9), *range(11, 32), *range(127, 160))
 _VISIBLE_CONTROLS = dict.fromkeys(_CONTROL_CODES, "\N{REPLACEMENT CHARACTER}") | {ord("\r"): ""}
@@ -47,9 +48,31 @@ def note(text: str) -> None:
 
 
 def hint(text: str) -> None:
-    """Print a line to stderr, if somebody watches it."""
-    if sys.stderr.isatty():
+    """Print a line to stderr, if somebody watches it, and did not ask for silence."""
+    if _is_watched():
         note(text)
+
+
+def silence(context: click.Context, _: click.Parameter, is_quiet: bool) -> bool:
+    """Show no hints and no progress while this command runs: the callback of --quiet."""
+    if is_quiet:
+        context.meta[_QUIET] = True
+    return is_quiet
+
+
+def say(text: str) -> None:
+    """Print a line to stdout, unless the user asked for silence."""
+    if not _is_quiet():
+        click.echo(text)
+
+
+def _is_quiet() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET))
+
+
+def _is_watched() -> bool:
+    return sys.stderr.isatty() and not _is_quiet()
 
 
 def show(*renderables: RenderableType) -> None:
@@ -109,7 +132,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Show `text` in place of what was shown."""
-        if not sys.stderr.isatty():
+        if not _is_watched():
             return
         if self._status is not None:
             self._status.update(one_line(text))

@@ -16,7 +16,13 @@ from thermocline.cli.session import (
     run_until_done,
     stream_answer,
 )
-from thermocline.config import CpuConfig, EngineConfig, PlacementConfig, SchedulerConfig
+from thermocline.config import (
+    CpuConfig,
+    EngineConfig,
+    PlacementConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from thermocline.demo import DEMO_HELD_TEXT_PATH, DEMO_QUESTIONS
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ _TRACE_NAME = "thermocline-demo-trace.json.gz"
 _QUESTIONS = (DEMO_QUESTIONS[1], DEMO_QUESTIONS[2])
 _MAX_TOKENS = 200
 _PAGE_TOKENS = 512
+_DRAFT_TOKENS = 2
 _NEXT = """
 next: thermocline trace html FILE                   look at the timeline
       thermocline chat                              talk with this model
@@ -72,6 +79,8 @@ async def _run(trace: TraceFile) -> None:
     config = EngineConfig(
         placement=PlacementConfig(hot_device="simulated", hot_fraction=0.5, expert_cache="static"),
         scheduler=SchedulerConfig(prefill_chunk_tokens=128),
+        # Whether it pays or not: steps of so small a model cost next to nothing anyway.
+        speculation=SpeculationConfig(drafters="mtp", fixed_tokens=_DRAFT_TOKENS),
         cpu=CpuConfig(threads=max(default_threads() - 1, 1)),
     )
     async with open_engine(path, config, trace) as engine:
@@ -86,11 +95,13 @@ async def _run(trace: TraceFile) -> None:
 
 def _footprint(path: str) -> Footprint:
     from thermocline.modelfile.reader import open_model_file
-    from thermocline.models.footprint import measure_footprint
+    from thermocline.models.footprint import decoder_tensors, measure_footprint
     from thermocline.models.registry import read_spec
 
     with open_model_file(path) as file:
-        return measure_footprint(file.tensors.values(), read_spec(file).router)
+        spec = read_spec(file)
+        tensors = decoder_tensors(file.tensors.values(), spec.num_layers)
+        return measure_footprint(tensors, spec.router)
 
 
 async def _ask(engine: Engine, question: str) -> Timings:
@@ -131,8 +142,14 @@ def _report(engine: Engine, page: Timings, answers: Sequence[Timings]) -> list[R
     if num_decoded:
         facts.append(f"{num_decoded / decode_s:.0f} tokens/s answering")
     facts.append(f"{engine.statistics().hot_share:.0%} of the expert choices were hot")
+    num_drafted = sum(timing.drafts.num_drafted for timing in answers)
+    num_right = sum(timing.drafts.num_accepted for timing in answers)
+    drafts = (
+        f"{num_drafted} tokens were drafted by the model's own block, {num_right} of them right"
+    )
     return [
         ", ".join(facts),
+        drafts,
         "",
         lanes_table(summary),
         overlap_table(summary),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import Progress, echo_json, show
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import json_option, model_argument
 from thermocline.cli.session import model_path
 
@@ -25,6 +26,7 @@ _PROMPT_TOKENS = 512
 
 @click.command()
 @model_argument()
+@hub_model()
 @click.option("--again", is_flag=True, help="Measure again, whatever was measured before.")
 @json_option
 def doctor(model: str | None, again: bool, as_json: bool) -> None:

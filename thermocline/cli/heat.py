@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import echo_json, note, show
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import heat_file_option, json_option, model_argument
 from thermocline.cli.session import model_path
 from thermocline.errors import ConfigError
@@ -24,6 +25,7 @@ _NUM_TOP = 8
 
 @click.command()
 @model_argument()
+@hub_model()
 @json_option
 @click.option(
     "--export",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from thermocline.cli.console import echo_json, show
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import json_option, model_argument
 from thermocline.cli.session import model_path
 from thermocline.errors import ModelFileError, UnsupportedModelError
@@ -28,6 +29,7 @@ _CACHED_TOKENS: Final = 32768
 
 @click.command()
 @model_argument()
+@hub_model(header_is_enough=True)
 @json_option
 def info(model: str | None, as_json: bool) -> None:
     """Show what a model is, its sizes, and what one token costs.
@@ -36,6 +38,7 @@ def info(model: str | None, as_json: bool) -> None:
     Examples:
       thermocline info
       thermocline info model.gguf
+      thermocline info -hf ORG/REPO:Q4_K_M      before it is downloaded
       thermocline info model.gguf --json
 
     Reads the header of the file only, so it is quick whatever the size. For a file that thermocline
@@ -63,8 +66,10 @@ class ModelFacts:
     unsupported: tuple[str, ...]
     fixes: tuple[str, ...]
     """What can be done about it."""
-    unused_bytes: int = 0
+    block_bytes: int = 0
     """Of blocks after the trunk, which guess further tokens."""
+    why_no_drafts: str = ""
+    """Why speculation can not use these; "" where it can, and where there are none."""
 
     @property
     def num_predict_layers(self) -> int:
@@ -121,9 +126,25 @@ def inspect(file: ModelFile) -> ModelFacts:
         has_chat_template="tokenizer.chat_template" in metadata,
         unsupported=tuple(unsupported),
         fixes=tuple(dict.fromkeys(fixes)),
-        unused_bytes=sum(tensor.nbytes for tensor in every)
+        block_bytes=sum(tensor.nbytes for tensor in every)
         - sum(tensor.nbytes for tensor in tensors),
+        why_no_drafts=_why_no_drafts(file, spec) if spec is not None and has_formats else "",
     )
+
+
+def _why_no_drafts(file: ModelFile, spec: ModelSpec) -> str:
+    from thermocline.kernels.reference import ReferenceKernels
+    from thermocline.models.registry import open_next_block
+
+    if not spec.num_predict_layers:
+        return ""
+    try:
+        open_next_block(file, ReferenceKernels())
+    except UnsupportedModelError as error:
+        return f"{error.what}: {', '.join(error.unsupported)}"
+    except ModelFileError as error:
+        return error.what
+    return ""
 
 
 def _as_json(file: ModelFile, facts: ModelFacts) -> dict[str, object]:
@@ -141,7 +162,11 @@ def _as_json(file: ModelFile, facts: ModelFacts) -> dict[str, object]:
         "fixes": list(facts.fixes),
         "spec": spec,
         "footprint": asdict(facts.footprint),
-        "not_used": {"predict_layers": facts.num_predict_layers, "bytes": facts.unused_bytes},
+        "next_token_blocks": {
+            "count": facts.num_predict_layers,
+            "bytes": facts.block_bytes,
+            "why_not_used": facts.why_no_drafts,
+        },
         "cache": cache,
         "tokenizer": facts.tokenizer,
         "has_chat_template": facts.has_chat_template,
@@ -154,7 +179,9 @@ def _show(file: ModelFile, facts: ModelFacts) -> None:
     rows = [("architecture", _architecture(file) or "not named")]
     rows += _size_rows(facts.footprint)
     if facts.spec is not None and facts.sizes is not None:
-        rows += _shape_rows(facts.spec, facts.unused_bytes)
+        rows += _shape_rows(facts.spec)
+        if facts.num_predict_layers:
+            rows.append(_block_row(facts))
         rows.append(("a request's cache", _cache_row(facts.spec, facts.sizes)))
     else:
         rows += _stated_rows(file)
@@ -210,19 +237,21 @@ def _size_rows(footprint: Footprint) -> list[tuple[str, str]]:
     return rows
 
 
-def _shape_rows(spec: ModelSpec, unused_bytes: int) -> list[tuple[str, str]]:
+def _shape_rows(spec: ModelSpec) -> list[tuple[str, str]]:
     router = spec.router
     experts = (
-        f"{router.num_experts} per layer, {router.num_experts_used} used by a token, "
-        f"of width {spec.expert_intermediate_size}"
+        f"{router.num_experts} per layer, "
+        f"{_range(router.own_used, router.num_experts_used)} used by a token, "
+        f"of width {_range(spec.own_expert_sizes, spec.expert_intermediate_size)}"
     )
     if not spec.has_experts:
-        experts = f"none: every layer is dense, of width {spec.dense_intermediate_size}"
+        width = _range(spec.own_feed_forward_sizes, spec.dense_intermediate_size)
+        experts = f"none: every layer is dense, of width {width}"
     if spec.shared_intermediate_size:
         experts += f"; one of width {spec.shared_intermediate_size} used by all"
     return [
         ("layers", f"{spec.num_layers} of width {spec.hidden_size}"),
-        *_layer_rows(spec, unused_bytes),
+        *_layer_rows(spec),
         ("experts", experts),
         ("attention", _attention(spec)),
         ("vocabulary", f"{spec.vocab_size} tokens"),
@@ -231,9 +260,17 @@ def _shape_rows(spec: ModelSpec, unused_bytes: int) -> list[tuple[str, str]]:
     ]
 
 
+def _range(by_layer: tuple[int, ...], everyone: int) -> str:
+    """Return the least and the most of what layers have, or what all have."""
+    found = [count for count in by_layer if count]
+    return f"{min(found)} to {max(found)}" if found else str(everyone)
+
+
 def _embedding_row(spec: ModelSpec) -> str:
     from thermocline.messages import Pooling
 
+    if spec.num_scores:
+        return f"none: it scores documents, {spec.num_scores} outputs (/v1/rerank)"
     ways = {
         Pooling.MEAN: "the mean of all tokens' states",
         Pooling.CLS: "the first token's state",
@@ -281,7 +318,17 @@ def _cache_row(spec: ModelSpec, sizes: ModelSizes) -> str:
     return row
 
 
-def _layer_rows(spec: ModelSpec, unused_bytes: int) -> list[tuple[str, str]]:
+def _block_row(facts: ModelFacts) -> tuple[str, str]:
+    """Whether blocks behind the last layer are of use, and what they take besides."""
+    from thermocline.units import format_bytes
+
+    count = facts.num_predict_layers
+    what = "1 block guesses" if count == 1 else f"{count} blocks guess"
+    use = f"not used: {facts.why_no_drafts}" if facts.why_no_drafts else "for --speculate mtp"
+    return "further tokens", f"{what} them, {format_bytes(facts.block_bytes)}, {use}"
+
+
+def _layer_rows(spec: ModelSpec) -> list[tuple[str, str]]:
     """What layers that are not like the others remember, and what they lack."""
     from thermocline.models.spec import LayerKind
     from thermocline.units import format_bytes
@@ -300,16 +347,21 @@ def _layer_rows(spec: ModelSpec, unused_bytes: int) -> list[tuple[str, str]]:
                 f"in {len(spec.recurrent_layers)} layers, {format_bytes(state_bytes)} per request",
             )
         )
+    if spec.kv_sources:
+        kept, read = spec.num_layers - len(spec.keyless_layers), len(set(spec.kv_sources.values()))
+        keys = (
+            f"in the first {kept} layers; {len(spec.kv_sources)} others attend to those of {read}"
+        )
+        rows.append(("- keys and values", keys))
+    if spec.layer_embedding_size:
+        per_layer = f"{spec.layer_embedding_size} numbers of each token, of which one row is read"
+        rows.append(("- embeddings of each layer", per_layer))
     if LayerKind.NONE in kinds:
         rows.append(("- feed-forward alone", f"{kinds[LayerKind.NONE]} layers"))
     if spec.own_dense_layers:
         rows.append(("- without experts", f"{len(spec.own_dense_layers)} layers"))
     elif spec.num_dense_layers and spec.has_experts:
         rows.append(("- dense layers", f"the first {spec.num_dense_layers}, without experts"))
-    if spec.num_predict_layers:
-        count = spec.num_predict_layers
-        blocks = "1 block that guesses" if count == 1 else f"{count} blocks that guess"
-        rows.append(("- not used yet", f"{blocks} further tokens, {format_bytes(unused_bytes)}"))
     return rows
 
 

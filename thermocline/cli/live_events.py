@@ -63,12 +63,21 @@ class CacheBlocks(msgspec.Struct, frozen=True):
     prefix_hit_share: float | None
 
 
+class Drafts(msgspec.Struct, frozen=True):
+    """Drafted tokens that were verified, and were right; why the latest was not verified."""
+
+    drafted: int
+    accepted: int
+    why_off: str | None
+
+
 class ExpertReads(msgspec.Struct, frozen=True):
-    """Whether experts were in memory when they were needed."""
+    """Whether experts were in memory when they were needed. resident: all of them are now, by a sample of pages."""
 
     needless: int
     hit_share: float | None
     read_bytes: int
+    resident: bool = False
 
 
 class Experts(msgspec.Struct, frozen=True):
@@ -117,6 +126,7 @@ class ReadyEvent(_Event, frozen=True, tag="ready"):
     queue: Queue
     requests: tuple[RequestProgress, ...]
     kv: CacheBlocks
+    drafts: Drafts
     experts: Experts
     tracing: bool
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from thermocline.cli.live_events import ExpertReads, LiveEvent
+    from thermocline.cli.live_events import Drafts, ExpertReads, LiveEvent
 
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS: Final = "_.-=+*#@"
@@ -160,14 +160,24 @@ def _fact_rows(event: ReadyEvent) -> Table:
         f"{queue.running} running ({queue.decoding} writing), {queue.waiting} waiting",
     )
     table.add_row("cache", f"{kv.held} of {kv.blocks} blocks held, {kv.cached} kept{found}")
+    table.add_row("drafts", _drafted(event.drafts))
     table.add_row("experts", _in_memory(experts.memory) + tiers)
     table.add_row("memory", f"{process} in this process, {left} left")
     return table
 
 
+def _drafted(drafts: Drafts) -> str:
+    why = "" if drafts.why_off is None else f"; off: {one_line(drafts.why_off)}"
+    if not drafts.drafted:
+        return "none verified" + why
+    return f"{drafts.accepted / drafts.drafted:.0%} of {drafts.drafted} accepted{why}"
+
+
 def _in_memory(reads: ExpertReads | None) -> str:
     if reads is None:
         return "read by the operating system alone"
+    if reads.resident:
+        return "all in memory"
     if reads.hit_share is None:
         return "all in memory" if reads.needless else "none needed yet"
     return (

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from thermocline.cli.console import Progress, note
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import engine_options, model_argument, parse_token_ids
 from thermocline.cli.session import open_engine, read_line_text, run_until_done
 from thermocline.errors import ConfigError
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_argument(required=True)
+@model_argument()
+@hub_model(required=True)
 @click.option(
     "--tokens", required=True, metavar="IDS", help="Token ids, such as 1,2,3; - reads stdin."
 )

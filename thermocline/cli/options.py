@@ -4,17 +4,20 @@ have one source. Knows no command, and nothing of what the settings do.
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import wraps
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from thermocline.config import ALL_LAYERS, EngineConfig
+from thermocline.cli.console import silence
+from thermocline.cli.llama_flags import names
+from thermocline.cli.sources import SettingOption, told_origins
+from thermocline.config import EngineConfig
 from thermocline.errors import ConfigError, RequestError
 from thermocline.sampling.params import SamplingParams
+from thermocline.settings import Setting, engine_settings, parse_layers, with_settings
 from thermocline.units import parse_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -23,80 +26,71 @@ Option = Callable[[Any], Any]
 _SAMPLING_FLAGS: Final = (
     (
         "max_tokens",
-        "-n",
         "--max-tokens",
-        "Longest answer, in tokens (default: until the model ends it or the context is full).",
+        "Longest answer, in tokens; -1 is no limit (default: until the model ends it or the context is full).",
     ),
-    ("temperature", "", "--temperature", "Randomness, 0 to 2; 0 takes the most likely token."),
-    ("top_k", "", "--top-k", "Choose among the K most likely tokens; 0 is off."),
-    ("top_p", "", "--top-p", "Choose among the tokens that hold this share; 1 is off."),
-    ("min_p", "", "--min-p", "Drop tokens below this share of the most likely one; 0 is off."),
-    ("typical_p", "", "--typical-p", "Choose among tokens of typical surprise; 1 is off."),
-    ("repetition_penalty", "", "--repetition-penalty", "Above 1 discourages repeating; 1 is off."),
-    ("repeat_last_n", "", "--repeat-last-n", "Tokens that the penalty looks back on; -1 is all."),
-    ("presence_penalty", "", "--presence-penalty", "Against tokens that were used; 0 is off."),
-    ("frequency_penalty", "", "--frequency-penalty", "Against tokens by their count; 0 is off."),
-    ("seed", "", "--seed", "Repeat a random answer (default: another one each time)."),
-    ("stop", "", "--stop", "Text that ends the answer; may be given several times."),
-    ("ignore_eos", "", "--ignore-eos", "Go on after the model's own end token."),
+    ("temperature", "--temperature", "Randomness, 0 to 2; 0 takes the most likely token."),
+    ("top_k", "--top-k", "Choose among the K most likely tokens; 0 is off."),
+    ("top_p", "--top-p", "Choose among the tokens that hold this share; 1 is off."),
+    ("min_p", "--min-p", "Drop tokens below this share of the most likely one; 0 is off."),
+    ("typical_p", "--typical-p", "Choose among tokens of typical surprise; 1 is off."),
+    ("repetition_penalty", "--repetition-penalty", "Above 1 discourages repeating; 1 is off."),
+    ("repeat_last_n", "--repeat-last-n", "Tokens that the penalty looks back on; -1 is all."),
+    ("presence_penalty", "--presence-penalty", "Against tokens that were used; 0 is off."),
+    ("frequency_penalty", "--frequency-penalty", "Against tokens by their count; 0 is off."),
+    ("seed", "--seed", "Repeat a random answer (default, and -1: another one each time)."),
+    ("stop", "--stop", "Text that ends the answer; may be given several times."),
+    ("ignore_eos", "--ignore-eos", "Go on after the model's own end token."),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """One flag and the place of its value: the field `name` of `section` ("" is the config itself)."""
-
-    section: str
-    name: str
-    declarations: tuple[str, ...]
-    help: str
-    default: object
-    type: object
-
-    @property
-    def parameter(self) -> str:
-        """The name under which click hands the value over."""
-        return f"{self.section}_{self.name}".lstrip("_")
-
-    def option(self) -> Option:
-        """Return the click option."""
-        kind = _without_none(self.type)
-        attributes: dict[str, Any] = {"help": self.help, "default": self.default}
-        attributes["show_default"] = not isinstance(self.default, tuple) and kind is not bool
-        if kind is bool:
-            attributes["is_flag"] = True
-            attributes["show_default"] = "/" in self.declarations[-1]
-        elif get_origin(kind) is Literal:
-            attributes["type"] = click.Choice(get_args(kind))
-        elif get_origin(kind) is tuple:
-            attributes |= {"type": get_args(kind)[0], "multiple": True, "metavar": "TEXT"}
-        elif self.name.endswith("_bytes"):
-            attributes |= {"type": str, "metavar": "SIZE", "callback": _size}
-        elif self.name == "gpu_layers":
-            attributes |= {"type": str, "metavar": "N|all|auto", "callback": _layers}
-        else:
-            attributes |= {"type": kind, "metavar": _METAVARS[kind]}
-        return click.option(*self.declarations, self.parameter, **attributes)
-
-
-def _size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_bytes(text)
-    except ConfigError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
-
-
-def _layers(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    if text is None or text == "auto":
-        return None
-    try:
-        return ALL_LAYERS if text == "all" else int(text)
-    except ValueError as error:
-        fix = f"{text!r} is no number of layers: write a number, all or auto"
-        raise click.BadParameter(fix, context, parameter) from error
-
-
 _METAVARS: Final[Mapping[object, str]] = {int: "N", float: "X", str: "TEXT"}
+
+
+def _parameter(setting: Setting) -> str:
+    """Return the name under which click hands the value over."""
+    return f"{setting.section}_{setting.name}".lstrip("_")
+
+
+def _option(setting: Setting) -> Option:
+    """Return the click option of a setting, with llama.cpp's names of it."""
+    kind = setting.kind
+    attributes: dict[str, Any] = {"help": setting.help, "default": setting.default}
+    attributes["show_default"] = not isinstance(setting.default, tuple) and kind is not bool
+    if kind is bool:
+        attributes["is_flag"] = True
+        attributes["show_default"] = "/" in setting.flag
+    elif get_origin(kind) is Literal:
+        attributes["type"] = click.Choice(get_args(kind))
+    elif get_origin(kind) is tuple:
+        attributes |= {"type": get_args(kind)[0], "multiple": True, "metavar": "TEXT"}
+    elif setting.is_size:
+        attributes |= {"type": str, "metavar": "SIZE", "callback": _parsed(parse_bytes)}
+    elif setting.name == "gpu_layers":
+        attributes |= {"type": str, "metavar": "N|all|auto", "callback": _parsed(parse_layers)}
+    else:
+        attributes |= {"type": kind, "metavar": _METAVARS[kind]}
+    return click.option(*names(setting.flag), _parameter(setting), cls=SettingOption, **attributes)
+
+
+def _parsed(parse: Callable[[str], int | None]) -> Callable[..., int | None]:
+    """Return a callback that makes a usage error of what `parse` refuses."""
+
+    def callback(
+        context: click.Context, parameter: click.Parameter, text: str | None
+    ) -> int | None:
+        try:
+            return None if text is None else parse(text)
+        except ConfigError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+
+    return callback
+
+
+def checked_size(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> str | None:
+    """Return the text of a size as it is: the callback of an option whose command reads it."""
+    _parsed(parse_bytes)(context, parameter, text)
+    return text
 
 
 def gather(
@@ -117,7 +111,7 @@ def gather(
             try:
                 built = build(taken)
             except (ConfigError, RequestError) as error:
-                raise click.UsageError(str(error)) from error
+                raise click.UsageError(f"{error}{told_origins(parameters)}") from error
             return command(*args, **values, **{target: built})
 
         decorated: Any = wrapper
@@ -134,19 +128,32 @@ def engine_options(*flags: str) -> Callable[[Command], Command]:
     Without names, all that make sense for a command that serves one request.
     """
     wanted = flags or _ONE_REQUEST_FLAGS
-    known = {setting.declarations[0]: setting for setting in _engine_settings()}
+    known = {setting.flag: setting for setting in engine_settings()}
     settings = [known[flag] for flag in wanted]
-    return gather(
-        "config",
-        [setting.option() for setting in settings],
-        [setting.parameter for setting in settings],
-        lambda values: _engine_config(settings, values),
-    )
+    options = [_option(setting) for setting in settings]
+    parameters = [_parameter(setting) for setting in settings]
+    if "--kv-type" in wanted:
+        options.append(_VALUE_TYPE)
+        parameters.append("value_type")
+
+    def build(values: dict[str, Any]) -> EngineConfig:
+        keys, value_type = values.get("memory_kv_type"), values.pop("value_type", None)
+        if value_type not in (None, keys):
+            raise ConfigError(
+                f"-ctv is {value_type}, but -ctk (--kv-type) is {keys}: keys and values have one type, give both the same"
+            )
+        given = {setting.key: values[_parameter(setting)] for setting in settings}
+        return with_settings(EngineConfig(), given)
+
+    return gather("config", options, parameters, build)
 
 
 def engine_option(flag: str) -> Option:
     """Return the option of one flag of `EngineConfig`, with the checks of a config left to the command."""
-    return next(each for each in _engine_settings() if each.declarations[0] == flag).option()
+    return next(_option(each) for each in engine_settings() if each.flag == flag)
+
+
+_VALUE_TYPE: Final = click.option("-ctv", "--cache-type-v", "value_type", hidden=True)
 
 
 PLACE_FLAGS: Final = (
@@ -187,6 +194,7 @@ _ONE_REQUEST_FLAGS: Final = (
     "--ctx",
     "--kv-type",
     "--prefill-chunk",
+    "--speculate",
     "--chat-template-file",
     *PLACE_FLAGS,
 )
@@ -197,21 +205,54 @@ def sampling_options(command: Command) -> Command:
     hints = get_type_hints(SamplingParams)
     defaults = {field.name: field.default for field in fields(SamplingParams)}
     settings = [
-        _Setting("", name, tuple(filter(None, (short, flag))), text, defaults[name], hints[name])
-        for name, short, flag, text in _SAMPLING_FLAGS
+        Setting("", name, flag, text, defaults[name], hints[name])
+        for name, flag, text in _SAMPLING_FLAGS
     ]
+
+    def build(values: dict[str, Any]) -> SamplingParams:
+        for name in ("max_tokens", "seed"):
+            values[name] = None if values[name] == -1 else values[name]
+        return SamplingParams(**values)
+
     decorate: Callable[[Command], Command] = gather(
         "params",
-        [setting.option() for setting in settings],
-        [setting.parameter for setting in settings],
-        lambda values: SamplingParams(**values),
+        [_option(setting) for setting in settings],
+        [_parameter(setting) for setting in settings],
+        build,
     )
     return decorate(command)
 
 
-def model_argument(*, required: bool = False) -> Option:
-    """Return the argument `model`: the path of a GGUF file."""
-    return click.argument("model", required=required, metavar="MODEL" if required else "[MODEL]")
+def model_argument(
+    *, required: bool = False, before: str | None = None
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the argument `model`, the path of a GGUF file, which -m may name instead.
+
+    before: the name of a required argument that follows it.
+    """
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def wrapper(*args: Any, model: str | None, model_flag: str | None, **values: Any) -> Any:  # noqa: ANN401
+            if model_flag is not None and before is not None and values[before] is None:
+                model, values[before] = None, model
+            if model is not None and model_flag not in (None, model):
+                raise click.UsageError(f"MODEL is {model}, but -m is {model_flag}: give one")
+            given = {"model": model or model_flag} | ({before: values[before]} if before else {})
+            for name, value in given.items():
+                if value is None and (required or name != "model"):
+                    raise click.MissingParameter(
+                        param_hint=f"'{name.upper()}'", param_type="argument"
+                    )
+            return command(*args, model=given["model"], **values)
+
+        decorated: Any = click.option(
+            *names("--model"), "model_flag", metavar="MODEL", help="MODEL, for who is used to it."
+        )(wrapper)
+        place = "MODEL" if required else "[MODEL]"
+        return click.argument("model", required=False, metavar=place)(decorated)  # type: ignore[no-any-return] # as above
+
+    return decorate
 
 
 heat_file_option = click.option(
@@ -220,10 +261,20 @@ heat_file_option = click.option(
     help="The file in which their use is remembered (default: one in the user's cache directory).",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
-explain_option = click.option(
+verbose_option = click.option(
+    *names("--verbose"),
     "--explain",
+    "is_verbose",
     is_flag=True,
     help="Print what was chosen once the model is open, each choice with its reason, to stderr.",
+)
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=silence,
+    help="Print answers, tables and errors alone: no progress, no speed, no remarks.",
 )
 trace_option = click.option(
     "--trace",
@@ -241,37 +292,3 @@ def parse_token_ids(text: str, flag: str) -> tuple[int, ...]:
     if not ids:
         raise ConfigError(f"{flag} has no token ids: give some, such as 1,2,3")
     return ids
-
-
-def _engine_settings() -> Iterator[_Setting]:
-    yield from _settings_of(EngineConfig, "")
-    for name, kind in get_type_hints(EngineConfig).items():
-        if is_dataclass(kind):
-            yield from _settings_of(kind, name)
-
-
-def _settings_of(config_class: Any, section: str) -> Iterator[_Setting]:  # noqa: ANN401 - a class
-    hints = get_type_hints(config_class)
-    for field in fields(config_class):
-        if "flag" in field.metadata:
-            names = (field.metadata["flag"], *field.metadata["also"])
-            text, kind = field.metadata["help"], hints[field.name]
-            yield _Setting(section, field.name, names, text, field.default, kind)
-
-
-def _engine_config(settings: Sequence[_Setting], values: Mapping[str, Any]) -> EngineConfig:
-    top: dict[str, Any] = {}
-    sections: dict[str, dict[str, Any]] = {}
-    for setting in settings:
-        place = sections.setdefault(setting.section, {}) if setting.section else top
-        place[setting.name] = values[setting.parameter]
-    hints = get_type_hints(EngineConfig)
-    return EngineConfig(**top, **{name: hints[name](**given) for name, given in sections.items()})
-
-
-def _without_none(hint: object) -> Any:  # noqa: ANN401 - a type form
-    """Return X for `X | None`, everything else as it is."""
-    if get_origin(hint) not in (Union, types.UnionType):
-        return hint
-    (kind,) = (part for part in get_args(hint) if part is not type(None))
-    return kind

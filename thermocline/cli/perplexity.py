@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import Progress, echo_json
+from thermocline.cli.model_name import check_path
 from thermocline.cli.options import engine_options, json_option, model_argument
 from thermocline.cli.session import open_engine, read_text, run_until_done
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_argument(required=True)
-@click.argument("textfile")
+@model_argument(required=True, before="textfile")
+@click.argument("textfile", required=False, metavar="TEXTFILE")
 @click.option(
     "--window",
     type=click.IntRange(min=2),
@@ -39,6 +40,7 @@ def perplexity(model: str, textfile: str, window: int, as_json: bool, config: En
 
     Numbers are comparable between files of one model (quantisations), with the same text and window.
     """
+    check_path(model)
     run_until_done(_run(model, read_text(textfile), window, config, as_json))
 
 

@@ -11,8 +11,18 @@ import click
 
 from thermocline.cli.console import echo_json, show
 from thermocline.cli.device_plan import plan_device, planned_device
-from thermocline.cli.options import engine_option, heat_file_option, json_option, model_argument
+from thermocline.cli.drafting_block import DraftingBlock, drafting_block
+from thermocline.cli.llama_flags import names
+from thermocline.cli.model_name import has_header_alone, hub_model
+from thermocline.cli.options import (
+    checked_size,
+    engine_option,
+    heat_file_option,
+    json_option,
+    model_argument,
+)
 from thermocline.cli.session import model_path
+from thermocline.cli.sources import SettingOption
 from thermocline.config import (
     CacheChoice,
     EngineConfig,
@@ -20,6 +30,7 @@ from thermocline.config import (
     MemoryConfig,
     PlacementConfig,
     SchedulerConfig,
+    SpeculationConfig,
     TrunkDevice,
 )
 from thermocline.errors import ConfigError
@@ -37,16 +48,23 @@ _MAX_SPREAD = 4
 
 @click.command()
 @model_argument()
+@hub_model(header_is_enough=True)
 @click.option(
-    "--vram", metavar="SIZE", help="Device memory, as 12GiB (default: what is free there)."
+    "--vram",
+    callback=checked_size,
+    metavar="SIZE",
+    help="Device memory, as 12GiB (default: what is free there).",
 )
 @click.option(
     "--device-memory",
+    cls=SettingOption,
+    callback=checked_size,
     metavar="SIZE",
     help="Memory that may be taken of the device, as for serve (default: all that is free).",
 )
 @click.option(
     "--trunk-device",
+    cls=SettingOption,
     type=click.Choice(get_args(TrunkDevice)),
     default="auto",
     show_default=True,
@@ -54,6 +72,7 @@ _MAX_SPREAD = 4
 )
 @click.option(
     "--hot-device",
+    cls=SettingOption,
     type=click.Choice(["auto", "none", "cuda", "torch-cpu"]),
     default="auto",
     show_default=True,
@@ -61,24 +80,38 @@ _MAX_SPREAD = 4
 )
 @click.option(
     "--max-requests",
+    cls=SettingOption,
     type=click.IntRange(1),
     default=SchedulerConfig().max_requests,
     show_default=True,
     help="Requests that are accepted at a time, as for serve.",
 )
-@click.option("--ram", metavar="SIZE", help="Memory for the rest (default: what is free).")
-@click.option("--ctx", type=click.IntRange(1), help="Tokens of context (default: as run has it).")
 @click.option(
-    "--kv-type",
+    "--ram",
+    callback=checked_size,
+    metavar="SIZE",
+    help="Memory for the rest (default: what is free).",
+)
+@click.option(
+    *names("--ctx"),
+    "ctx",
+    type=click.IntRange(1),
+    help="Tokens of context (default: as run has it).",
+)
+@click.option(
+    *names("--kv-type"),
     "--kv-dtype",
     "kv_type",
+    cls=SettingOption,
     type=click.Choice(["f32", "f16", "bf16", "q8_0"]),
     default="f16",
     show_default=True,
     help="What a cached number is.",
 )
 @click.option(
-    "--prefill-chunk",
+    *names("--prefill-chunk"),
+    "prefill_chunk",
+    cls=SettingOption,
     type=click.IntRange(0),
     default=0,
     show_default=True,
@@ -91,35 +124,50 @@ _MAX_SPREAD = 4
     show_default=True,
     help="Choose what no flag decides; without it only what flags ask for goes to the device.",
 )
+@engine_option("--speculate")
 @engine_option("--gpu-layers")
 @engine_option("--override-tensor")
-@click.option("--expert-budget", metavar="SIZE", help="Device memory for experts, at most.")
+@click.option(
+    "--expert-budget",
+    cls=SettingOption,
+    callback=checked_size,
+    metavar="SIZE",
+    help="Device memory for experts, at most.",
+)
 @engine_option("--cpu-moe")
 @engine_option("--n-cpu-moe")
 @click.option(
     "--hot",
+    cls=SettingOption,
     multiple=True,
     metavar="EXPERTS",
     help="Experts that go to the device: 3:17 is expert 17 of layer 3, 3:16-31 a range, 3 or 3-7 whole layers.",
 )
 @click.option(
-    "--cold", multiple=True, metavar="EXPERTS", help="Experts that stay on the CPU, likewise."
+    "--cold",
+    cls=SettingOption,
+    multiple=True,
+    metavar="EXPERTS",
+    help="Experts that stay on the CPU, likewise.",
 )
 @click.option(
     "--expert-worker",
     "workers",
+    cls=SettingOption,
     multiple=True,
     metavar="WORKER",
     help="A worker that would compute experts, as for run; may be given several times.",
 )
 @click.option(
     "--worker-share",
+    cls=SettingOption,
     type=click.FloatRange(0.0, 1.0),
     help="Share of each layer's experts, of those not on the device, that workers hold (default: all).",
 )
 @click.option(
     "--on-worker-failure",
     "on_failure",
+    cls=SettingOption,
     type=click.Choice(["cpu", "error"]),
     default="cpu",
     show_default=True,
@@ -172,6 +220,7 @@ def plan(  # noqa: PLR0913 - one per flag
     kv_type: CacheChoice,
     prefill_chunk: int,
     is_auto: bool,
+    speculation_drafters: str,
     placement_gpu_layers: int | None,
     placement_override_tensor: tuple[str, ...],
     expert_budget: str | None,
@@ -197,6 +246,7 @@ def plan(  # noqa: PLR0913 - one per flag
     \b
     Examples:
       thermocline plan model.gguf --vram 12GiB
+      thermocline plan -hf Qwen/Qwen3-30B-A3B-GGUF --vram 12GiB     before it is downloaded
       thermocline plan model.gguf --vram 8GiB --ctx 16384 --kv-type q8_0
       thermocline plan model.gguf --vram 24GiB --n-cpu-moe 4 --cold 40-47 --json
       thermocline plan model.gguf --vram 6GiB --gpu-layers 20 -ot 'ffn_.*_exps=CPU'
@@ -233,6 +283,7 @@ def plan(  # noqa: PLR0913 - one per flag
             device_memory_bytes=_size(device_memory),
         ),
         scheduler=SchedulerConfig(prefill_chunk_tokens=prefill_chunk, max_requests=max_requests),
+        speculation=SpeculationConfig(drafters=speculation_drafters),
     )
     with open_model_file(path) as file:
         spec = read_spec(file)
@@ -243,11 +294,12 @@ def plan(  # noqa: PLR0913 - one per flag
         )
         files = file.paths
         known = expert_use(file, spec, heat, heat_file, no_heat=no_heat)
+        block = drafting_block(config, file, spec, cache)
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
     device = planned_device(config.placement, vram)
     found = plan_device(config.placement, needs, device, known, is_auto=is_auto)
     held = _held_by_workers(sizes, found, workers, worker_share)
-    speeds = speeds_for(path, files, kv_type, may_measure=may_measure)
+    speeds = speeds_for(path, files, kv_type, may_measure=may_measure and _has_weights(routing))
     speed = (
         None
         if speeds is None
@@ -267,15 +319,23 @@ def plan(  # noqa: PLR0913 - one per flag
         fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes) | {
             "estimates": None if speed is None else speed.as_dict(),
             "workers": held and {**asdict(held), "on_failure": on_failure},
+            "next_token_block": block and asdict(block),
         }
         if simulation is not None:
             fields["simulation"] = simulation.as_dict()
         echo_json(fields)
         return
     lines = (*_in_words(held, on_failure), *(() if speed is None else speed.lines()))
-    _show(spec, sizes, found, ram_bytes, lines)
+    _show(spec, sizes, found, ram_bytes, block, lines)
     if simulation is not None:
         _show_simulation(simulation)
+
+
+def _has_weights(routing: str | None) -> bool:
+    """Whether there is more than a header. Raises ConfigError where --simulate, with `routing`, needs it."""
+    if has_header_alone() and routing is not None:
+        raise ConfigError("--simulate needs the model itself: thermocline pull downloads it")
+    return not has_header_alone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,15 +425,22 @@ def _as_json(
 
 
 def _show(
-    spec: ModelSpec, sizes: ModelSizes, plan: Plan, ram_bytes: int, speed: Iterable[str]
+    spec: ModelSpec,
+    sizes: ModelSizes,
+    plan: Plan,
+    ram_bytes: int,
+    block: DraftingBlock | None,
+    speed: Iterable[str],
 ) -> None:
     from thermocline.cli.render import plan_table, reasons_list
     from thermocline.units import format_bytes
 
-    fits = plan.host_bytes <= ram_bytes
-    host = f"{format_bytes(plan.host_bytes)} of {format_bytes(ram_bytes)} free memory"
+    needed = plan.host_bytes + (0 if block is None else block.weight_bytes + block.cache_bytes)
+    fits = needed <= ram_bytes
+    host = f"{format_bytes(needed)} of {format_bytes(ram_bytes)} free memory"
     reasons = [
         *plan.reasons,
+        *(() if block is None else block.lines()),
         f"the host has {host}"
         + ("" if fits else ": what does not fit is read from disk each time"),
         *speed,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from thermocline.cli.llama_flags import names
 from thermocline.cli.options import gather, parse_token_ids
-from thermocline.cli.session import read_line_text
+from thermocline.cli.session import read_line_text, read_text
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class PromptForm:
         """Check that there is one prompt. Raises ConfigError."""
         forms = (self.text, self.chat, self.token_ids)
         if sum(form is not None for form in forms) != 1:
-            raise ConfigError("give exactly one of --prompt, --chat and --prompt-tokens")
+            raise ConfigError("give exactly one of --prompt, --file, --chat and --prompt-tokens")
         if self.system is not None and self.chat is None:
             raise ConfigError("--system goes with --chat only")
 
@@ -51,21 +52,40 @@ def with_system(system: str | None, messages: list[dict[str, str]]) -> list[dict
     return messages if system is None else [{"role": "system", "content": system}, *messages]
 
 
-system_option = click.option("--system", metavar="TEXT", help="System message of the chat.")
+def _form(
+    text: str | None,
+    chat: str | None,
+    token_ids: str | None,
+    file: str | None,
+    is_chat: bool,
+    system: str | None,
+) -> PromptForm:
+    if file is not None:
+        if text is not None:
+            raise ConfigError("--prompt and --file exclude each other: leave one out")
+        text = read_text(file).removesuffix("\n")
+    if is_chat and text is not None:
+        if chat is not None:
+            raise ConfigError("--chat is a chat message already: leave out -st and --prompt")
+        text, chat = None, text
+    return PromptForm(text, chat, token_ids, system)
+
+
+system_option = click.option(
+    *names("--system"), "system", metavar="TEXT", help="System message of the chat."
+)
 
 
 def prompt_options(command: Command) -> Command:
     """Add --prompt, --chat, --prompt-tokens and --system as argument `prompt`."""
     options = [
         click.option(
-            "-p",
-            "--prompt",
+            *names("--prompt"),
             "text",
             metavar="TEXT",
             help="Continue this text; - reads stdin. The names of special tokens in it count as them.",
         ),
         click.option(
-            "-c",
             "--chat",
             metavar="TEXT",
             help="Answer this message, by the model's chat template; - reads stdin.",
@@ -76,10 +96,24 @@ def prompt_options(command: Command) -> Command:
             metavar="IDS",
             help="Continue these token ids, such as 1,2,3; - reads stdin.",
         ),
+        click.option(
+            *names("--file"),
+            "file",
+            type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+            metavar="FILE",
+            help="Continue the text of this file, as --prompt does.",
+        ),
+        click.option(
+            "-st",
+            "--single-turn",
+            "is_chat",
+            is_flag=True,
+            help="Take the text of --prompt or --file as a chat message, as --chat does.",
+        ),
         system_option,
     ]
-    names = ("text", "chat", "token_ids", "system")
+    parameters = ("text", "chat", "token_ids", "file", "is_chat", "system")
     decorate: Callable[[Command], Command] = gather(
-        "prompt", options, names, lambda values: PromptForm(**values)
+        "prompt", options, parameters, lambda values: _form(**values)
     )
     return decorate(command)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from thermocline.cli.console import AnswerWriter, echo_json, hint, note
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import (
     engine_options,
-    explain_option,
     json_option,
     model_argument,
+    quiet_option,
     sampling_options,
     trace_option,
+    verbose_option,
 )
 from thermocline.cli.prompt import prompt_options
 from thermocline.cli.session import (
@@ -57,10 +59,12 @@ class _Order:
 
 @click.command()
 @model_argument()
+@hub_model()
 @prompt_options
 @sampling_options
 @json_option
-@explain_option
+@quiet_option
+@verbose_option
 @trace_option
 @click.option(
     "--routing",
@@ -75,7 +79,7 @@ def run(  # noqa: PLR0913 - one per flag
     params: SamplingParams,
     config: EngineConfig,
     as_json: bool,
-    explain: bool,
+    is_verbose: bool,
     trace: str | None,
     routing: Path | None,
 ) -> None:
@@ -84,6 +88,7 @@ def run(  # noqa: PLR0913 - one per flag
     \b
     Examples:
       thermocline run --chat "What is a mixture of experts?"
+      thermocline run -hf Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M --chat "Hello"
       thermocline run model.gguf --prompt "Once upon a time" --max-tokens 100
       cat question.txt | thermocline run model.gguf --chat - > answer.txt
       thermocline run model.gguf --chat "Hi" --hot-device cpu --trace timeline.json.gz
@@ -92,7 +97,7 @@ def run(  # noqa: PLR0913 - one per flag
     --temperature is above 0 and there is no --seed. Everything but the answer goes to stderr.
     """
     path, timeline = model_path(model), trace_file(trace)
-    order = _Order(path, prompt, params, config, timeline, routing, as_json, explain)
+    order = _Order(path, prompt, params, config, timeline, routing, as_json, is_verbose)
     run_until_done(_run(order))
 
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from thermocline.cli.options import PLACE_FLAGS, engine_options, explain_option, model_argument
+from thermocline.cli.console import say
+from thermocline.cli.llama_flags import names
+from thermocline.cli.logs import log_options, logging_to_stderr
+from thermocline.cli.model_name import hub_model
+from thermocline.cli.options import (
+    PLACE_FLAGS,
+    engine_options,
+    model_argument,
+    quiet_option,
+    verbose_option,
+)
 from thermocline.cli.server_options import server_options
 from thermocline.cli.session import explain as print_choices
 from thermocline.cli.session import model_path
@@ -14,6 +25,7 @@ from thermocline.cli.session import model_path
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thermocline.cli.logs import LogFormat
     from thermocline.config import EngineConfig
     from thermocline.engine.api import Engine
     from thermocline.server.core.settings import ServerConfig
@@ -21,8 +33,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_argument()
+@hub_model()
+@click.option(
+    *names("--alias"),
+    "alias",
+    metavar="TEXT",
+    help="What the model is called in answers and lists (default: the file's name).",
+)
 @server_options
-@explain_option
+@log_options
+@quiet_option
+@verbose_option
 @engine_options(
     "--ctx",
     "--kv-type",
@@ -32,11 +53,18 @@ if TYPE_CHECKING:
     "--prompt-chunks",
     "--decode-slowdown",
     "--prefix-cache/--no-prefix-cache",
+    "--speculate",
     "--chat-template-file",
     *PLACE_FLAGS,
 )
 def serve(
-    model: str | None, listen: Callable[[], ServerConfig], config: EngineConfig, explain: bool
+    model: str | None,
+    alias: str | None,
+    listen: Callable[[], ServerConfig],
+    config: EngineConfig,
+    log_format: LogFormat,
+    logs_access: bool,
+    is_verbose: bool,
 ) -> None:
     """Serve a model to OpenAI, Anthropic and Ollama clients.
 
@@ -44,6 +72,7 @@ def serve(
     Examples:
       thermocline serve
       thermocline serve model.gguf --port 0
+      thermocline serve -hf Qwen/Qwen3-30B-A3B-GGUF
       curl http://127.0.0.1:7717/v1/chat/completions --json \\
         '{"messages": [{"role": "user", "content": "Hello"}]}'
       THERMOCLINE_API_KEY=secret thermocline serve --host 0.0.0.0
@@ -59,6 +88,7 @@ def serve(
     from thermocline.server.core.model_card import model_card
 
     card = model_card(path)
+    card = replace(card, id=alias) if alias else card
 
     from thermocline.engine.thread import fastest_loop
     from thermocline.server import app
@@ -67,12 +97,15 @@ def serve(
 
     def say_listening(url: str) -> None:
         urls.append(url)
-        click.echo(f"thermocline is opening {card.id} at {url}")
+        say(f"thermocline is opening {card.id} at {url}")
 
     def say_opened(engine: Engine) -> None:
-        click.echo(f"thermocline is serving {card.id} at {urls[0]}")
-        if explain:
+        say(f"thermocline is serving {card.id} at {urls[0]}")
+        if is_verbose:
             print_choices(engine)
 
-    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+    with (
+        logging_to_stderr(log_format, logs_access=logs_access),
+        asyncio.Runner(loop_factory=fastest_loop()) as runner,
+    ):
         runner.run(app.serve(path, config, server_config, card, say_listening, say_opened))

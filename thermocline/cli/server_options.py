@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
 
+from thermocline.cli.llama_flags import names
 from thermocline.cli.options import gather
+from thermocline.cli.sources import SettingOption
 from thermocline.server.core.settings import OnModelChange, ServerConfig, keys_in_file
 
 if TYPE_CHECKING:
@@ -19,16 +22,18 @@ Command = TypeVar("Command", bound="Callable[..., Any]")
 _MIB: Final = 1 << 20
 _DEFAULTS: Final = ServerConfig()
 
+_setting = partial(click.option, cls=SettingOption)
+
 # By the field of ServerConfig; only the key file has none.
 _OPTIONS: Final = {
-    "host": click.option(
+    "host": _setting(
         "--host",
         default=_DEFAULTS.host,
         show_default=True,
         metavar="TEXT",
         help="Address to listen at; others than this machine's own need a key (0.0.0.0 is all).",
     ),
-    "port": click.option(
+    "port": _setting(
         "--port",
         type=int,
         default=_DEFAULTS.port,
@@ -36,39 +41,38 @@ _OPTIONS: Final = {
         metavar="N",
         help="Port to listen at; 0 picks a free one.",
     ),
-    "api_keys": click.option(
+    "api_keys": _setting(
         "--api-key",
         "api_keys",
         multiple=True,
-        envvar="THERMOCLINE_API_KEY",
         metavar="TEXT",
         help="Key that clients must send; may be given several times. Who lists processes sees flags: "
         "better set THERMOCLINE_API_KEY, or give a file.",
     ),
-    "api_key_file": click.option(
+    "api_key_file": _setting(
         "--api-key-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
         help="File with a key on each line.",
     ),
-    "is_insecure": click.option(
+    "is_insecure": _setting(
         "--insecure", "is_insecure", is_flag=True, help="Serve other machines without any key."
     ),
-    "allowed_hosts": click.option(
+    "allowed_hosts": _setting(
         "--allowed-hosts",
         multiple=True,
         metavar="TEXT",
         help="Name by which clients may call this server, besides its address; may be given several "
         "times, * is any.",
     ),
-    "cors_origins": click.option(
+    "cors_origins": _setting(
         "--cors-origins",
         multiple=True,
         metavar="TEXT",
         help="Origin whose web pages may call this server, as https://chat.example.org; may be given "
         "several times, * is any.",
     ),
-    "max_connections": click.option(
+    "max_connections": _setting(
         "--max-connections",
         type=int,
         default=_DEFAULTS.max_connections,
@@ -76,7 +80,7 @@ _OPTIONS: Final = {
         metavar="N",
         help="Connections open at a time.",
     ),
-    "max_body_bytes": click.option(
+    "max_body_bytes": _setting(
         "--max-body",
         "max_body_bytes",
         type=int,
@@ -85,25 +89,25 @@ _OPTIONS: Final = {
         metavar="N",
         help="Largest request, in MiB.",
     ),
-    "request_timeout_s": click.option(
-        "--request-timeout",
+    "request_timeout_s": _setting(
+        *names("--request-timeout"),
         "request_timeout_s",
         type=float,
         metavar="X",
         help="Seconds that an answer may take, from the header of its request on (default: no limit).",
     ),
-    "any_model": click.option(
+    "any_model": _setting(
         "--any-model", is_flag=True, help="Serve requests that name another model too."
     ),
-    "strict_params": click.option(
+    "strict_params": _setting(
         "--strict-params", is_flag=True, help="Refuse unknown fields instead of ignoring them."
     ),
-    "trust_request_chat_template": click.option(
+    "trust_request_chat_template": _setting(
         "--trust-request-chat-template",
         is_flag=True,
         help="Let requests bring a chat template: a program of the client's.",
     ),
-    "on_model_change": click.option(
+    "on_model_change": _setting(
         "--on-model-change",
         type=click.Choice(get_args(OnModelChange)),
         default=_DEFAULTS.on_model_change,
@@ -111,7 +115,7 @@ _OPTIONS: Final = {
         help="When the model's file is truncated or overwritten, running answers end with an error. Then the model is "
         "opened again as soon as the file is whole (reopen), or the server ends (exit).",
     ),
-    "shutdown_timeout_s": click.option(
+    "shutdown_timeout_s": _setting(
         "--shutdown-timeout",
         "shutdown_timeout_s",
         type=float,

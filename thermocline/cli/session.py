@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thermocline.cli.spoken import Spoken
     from thermocline.config import EngineConfig
     from thermocline.engine.api import Engine
-    from thermocline.messages import ExpertIds, FinishReason, Timings
+    from thermocline.messages import DraftFigures, ExpertIds, FinishReason, Timings
     from thermocline.sampling.params import SamplingParams
 
 VIEWER = "https://ui.perfetto.dev"
@@ -174,8 +174,15 @@ def hint_speed(timings: Timings | None) -> None:
         return
     hint(
         f"[{timings.num_prompt_tokens} prompt tokens at {timings.prompt_tokens_per_s:.1f}/s, "
-        f"{timings.num_output_tokens} tokens at {timings.decode_tokens_per_s:.1f}/s]"
+        f"{timings.num_output_tokens} tokens at {timings.decode_tokens_per_s:.1f}/s{drafts_note(timings.drafts)}]"
     )
+
+
+def drafts_note(drafts: DraftFigures) -> str:
+    """Return what speculation did, to end a line about speed; "" for nothing."""
+    if not drafts.num_drafted:
+        return ""
+    return f", {drafts.num_accepted} of {drafts.num_drafted} drafted tokens accepted"
 
 
 def read_text(path: str) -> str:

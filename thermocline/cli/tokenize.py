@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import echo_json
+from thermocline.cli.model_name import check_path
 from thermocline.cli.options import json_option, model_argument
 from thermocline.cli.session import read_line_text
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@model_argument(required=True)
-@click.argument("text")
+@model_argument(required=True, before="text")
+@click.argument("text", required=False, metavar="TEXT")
 @click.option(
     "--special/--no-special",
     default=True,
@@ -34,6 +35,7 @@ def tokenize(model: str, text: str, special: bool, as_json: bool) -> None:
 
     Opens only the header of the file.
     """
+    check_path(model)
     tokenizer = _open_tokenizer(model)
     ids = tokenizer.encode(read_line_text(text), parse_special=special)
     pieces = [tokenizer.token_bytes(token_id) for token_id in ids]

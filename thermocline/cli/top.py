@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import note, show
+from thermocline.cli.sources import SettingOption
 from thermocline.errors import EngineError
 from thermocline.server.core.settings import DEFAULT_HOST, DEFAULT_PORT
 
@@ -30,7 +31,7 @@ _RETRY_S = 1.0
 )
 @click.option(
     "--api-key",
-    envvar="THERMOCLINE_API_KEY",
+    cls=SettingOption,
     metavar="KEY",
     help="The server's key, if it wants one; better set THERMOCLINE_API_KEY.",
 )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import click
 
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import model_argument
 
 
 @click.command(short_help="Compute experts for another process or machine.")
-@model_argument(required=True)
+@model_argument()
+@hub_model(required=True)
 @click.option("--listen", metavar="WHERE", help="Listen there: unix:PATH or tcp:HOST:PORT.")
 @click.option("--secret-file", metavar="FILE", help="What parents must know; needed for tcp.")
 @click.option("--any-host", is_flag=True, help="Let tcp listen on more than this machine.")
-@click.option("--threads", type=int, metavar="N", help="Threads that compute (default: all cores).")
+@click.option(
+    "-t", "--threads", type=int, metavar="N", help="Threads that compute (default: all cores)."
+)
 @click.option("--cpu-isa", default="auto", metavar="TEXT", help="Instruction set of the kernels.")
 @click.option("--parent", type=(int, int), hidden=True, help="Socket and process of the parent.")
 def worker(

@@ -120,7 +120,7 @@ def non_expert_seconds_cpu(speeds: MachineSpeeds, layer: LayerSizes, chunk: Work
 
 def non_expert_seconds_device(device: DeviceSpeeds, layer: LayerSizes, chunk: Workload) -> float:
     """Return what a layer without routed experts costs the device, attention and launches included."""
-    nbytes = layer.non_expert + layer.kv_per_token * layer.seen(chunk.cached_tokens)
+    nbytes = layer.non_expert + layer.seen_per_token * layer.seen(chunk.cached_tokens)
     launches_s = _NON_EXPERT_LAUNCHES * device.launch_s
     return device_seconds(device, nbytes, chunk.num_tokens) + launches_s
 
@@ -288,7 +288,9 @@ class _PhaseCosts:
             return self._spend(
                 Resource.DEVICE, non_expert_seconds_device(self._device, layer, chunk)
             )
-        self._read_bytes += layer.non_expert + layer.kv_per_token * layer.seen(chunk.cached_tokens)
+        self._read_bytes += layer.non_expert + layer.seen_per_token * layer.seen(
+            chunk.cached_tokens
+        )
         attention_s = self._spend(
             Resource.ATTENTION, _attention_seconds(self._speeds, layer, chunk)
         )
@@ -341,7 +343,7 @@ def _measured(costs: Mapping[str, RowCosts], name: str) -> RowCosts:
 
 def _attention_seconds(speeds: MachineSpeeds, layer: LayerSizes, chunk: Workload) -> float:
     """A prompt's token sees those before it and itself, a step's token its own request's, both within the window."""
-    if not layer.kv_per_token:
+    if not layer.seen_per_token:
         return 0.0
     cached, count = chunk.cached_tokens, chunk.num_tokens
     if chunk.phase is Phase.DECODE:

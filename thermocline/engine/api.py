@@ -12,10 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from thermocline.config import EngineConfig, PlacementConfig
+from thermocline.engine.chat import chat_events
 from thermocline.engine.choices import read_choices
+from thermocline.engine.context import EngineContext
 from thermocline.engine.cpu import measure_limits
 from thermocline.engine.embedding import embed_all
 from thermocline.engine.request_events import request_events
+from thermocline.engine.reranking import rank_all
 from thermocline.engine.statistics import (
     EngineStatistics,
     make_trace,
@@ -24,8 +27,11 @@ from thermocline.engine.statistics import (
     read_statistics,
 )
 from thermocline.engine.thread import EngineThread
+from thermocline.errors import RequestError
 from thermocline.messages import PromptLogits, PromptProgress, RequestId, RequestOptions, TokenEvent
-from thermocline.sampling.params import SamplingParams
+from thermocline.sampling.params import SamplingParams, with_fields
+from thermocline.settings import with_settings
+from thermocline.speculation.contract import drafter_names
 from thermocline.text.chat_prompt import encode_chat
 from thermocline.traces.chrome import write_chrome
 from thermocline.workers.offload import is_bulk
@@ -34,9 +40,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from thermocline.engine.assembly import EngineParts, LoadStep
+    from thermocline.engine.assembly import EngineParts
     from thermocline.engine.choices import Choice
     from thermocline.engine.embedding import Embeddings
+    from thermocline.engine.reranking import Ranking
     from thermocline.errors import EngineError
     from thermocline.experts.figures import ExpertFigures
     from thermocline.experts.placement.placement import Placement
@@ -65,16 +72,41 @@ class Engine:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], config: EngineConfig | None = None
+        cls,
+        path: str | os.PathLike[str],
+        config: EngineConfig | None = None,
+        **settings: object,
     ) -> EngineContext:
         """Return a context manager that opens the GGUF file at `path` and closes it at the end.
 
-        Entering raises ModelError for a file that can not be used, ConfigError for a setting that
+        settings: changes of `config` by the names of the flags, such as `hot_device="cpu"`, `ctx=8192` or
+        `device_memory="12GiB"`, or whole sections, such as `memory=MemoryConfig(...)`. Raises ConfigError for a setting
+        that there is not. Entering raises ModelError for a file that can not be used, ConfigError for a setting that
         does not fit it, NativeModuleError when the compiled core is missing.
+
+        Examples:
+            >>> import asyncio
+            >>> from thermocline import Engine
+            >>> from thermocline.demo import DEMO_MODEL_PATH
+            >>> async def main():
+            ...     async with Engine.open(DEMO_MODEL_PATH, ctx=512, hot_device="none") as engine:
+            ...         events = engine.chat("What is an expert?", max_tokens=9)
+            ...         print("".join([event.text async for event in events]))
+            ...         events = engine.generate("A lane", max_tokens=3)
+            ...         print([len(event.token_ids) async for event in events])
+            >>> asyncio.run(main())
+            An expert is a small feed-forward
+            [1, 1, 1]
         """
-        config = config or EngineConfig()
+        config = with_settings(config or EngineConfig(), settings)
         thread = EngineThread(path, config)
         return EngineContext(cls(thread, config), thread)
+
+    def __repr__(self) -> str:
+        if not self.is_running:
+            return f"Engine({self._thread})"
+        spec = self.spec
+        return f"Engine({spec.name!r}, {spec.architecture}, context {self.max_context_tokens})"
 
     @property
     def spec(self) -> ModelSpec:
@@ -142,24 +174,33 @@ class Engine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        speculate: str | None = None,
         on_prompt_progress: Callable[[int, int], None] | None = None,
+        **sampling: object,
     ) -> AsyncGenerator[TokenEvent, None]:
         """Yield the answer to `prompt` (text, or token ids) as events; the last one says why it ended.
 
-        priority: the lower value is served first. cache_salt: what is computed for the prompt is shared
-        only with requests of the same one, so that nobody can learn from its speed what others asked.
+        sampling: changes of `params` by the names of its fields, such as `max_tokens=8`. priority: the lower value is
+        served first. cache_salt: what is computed for the prompt is shared only with requests of the same one, so that
+        nobody can learn from its speed what others asked.
+        speculate: who may draft its tokens, as --speculate says it; None for what the engine was told.
         on_prompt_progress(computed, total) is called as the prompt is computed. Leaving the loop or
         being cancelled ends the request within one step. Raises RequestError for a prompt or params
         that can not be served, BusyError when too many requests are accepted, EngineError when the
         engine fails.
         """
+        params = with_fields(params, sampling)
         token_ids = (
             await self.encode(prompt, max_tokens=self.max_context_tokens)
             if isinstance(prompt, str)
             else prompt
         )
-        options = RequestOptions(priority=priority, cache_salt=cache_salt)
-        events = self.events(token_ids, params or SamplingParams(), options)
+        try:
+            drafters = None if speculate is None else drafter_names(speculate)
+        except ValueError as error:
+            raise RequestError(f"speculate: {error}", param="speculate") from error
+        options = RequestOptions(priority=priority, cache_salt=cache_salt, speculate=drafters)
+        events = self.events(token_ids, params, options)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, TokenEvent):
@@ -167,10 +208,42 @@ class Engine:
                 elif isinstance(event, PromptProgress) and on_prompt_progress is not None:
                     on_prompt_progress(event.num_computed, event.num_total)
 
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        variables: Mapping[str, object] | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        speculate: str | None = None,
+        on_prompt_progress: Callable[[int, int], None] | None = None,
+        **sampling: object,
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """Yield the answer to `messages` (OpenAI-style dicts, or a text that the user says) as events.
+
+        Events are as of `generate`, but for the model's reasoning, which is in `TokenEvent.reasoning` and not in `text`.
+        variables: for the chat template, such as {"enable_thinking": False}. Raises what `encode_chat` and `generate`
+        raise. For tools, encode with `encode_chat`, or use the server.
+        """
+        generate = partial(
+            self.generate,
+            priority=priority,
+            cache_salt=cache_salt,
+            speculate=speculate,
+            on_prompt_progress=on_prompt_progress,
+        )
+        return chat_events(self, messages, with_fields(params, sampling), variables, generate)
+
     def events(
         self, token_ids: Sequence[int], params: SamplingParams, options: RequestOptions
     ) -> AsyncGenerator[TokenEvent | PromptEvent, None]:
         """Yield all that happens to one request, in order. Raises like `generate`."""
+        if self.spec.num_scores and options.pooling is None:
+            raise RequestError(
+                "this model scores how well documents answer a query, and writes no text: use /v1/rerank",
+                param="model",
+            )
         request = RequestId(next(self._request_ids))
         return request_events(self._thread, request, token_ids, params, options)
 
@@ -210,6 +283,23 @@ class Engine:
             options=RequestOptions(priority=priority, cache_salt=cache_salt),
         )
 
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Ranking:
+        """Return how well each document answers the query, by a model that scores pairs (Qwen3-Reranker).
+
+        priority, cache_salt: as for `generate`. Raises RequestError for a model that is no reranker, PromptTooLongError
+        for a pair that is longer than the context, and otherwise what `generate` raises.
+        """
+        parts, options = self._parts, RequestOptions(priority=priority, cache_salt=cache_salt)
+        head = parts.model.score_head
+        return await rank_all(self, parts.text.rerank_prompt, head, query, documents, options)
+
     async def encode(
         self,
         text: str,
@@ -217,10 +307,11 @@ class Engine:
         parse_special: bool = True,
         add_bos: bool | None = None,
         max_tokens: int | None = None,
+        truncate: bool = False,
     ) -> list[int]:
         """Return the token ids of `text`, off the event loop. Raises RequestError for unusable text.
 
-        parse_special, add_bos, max_tokens: as in `Tokenizer.encode`.
+        parse_special, add_bos, max_tokens, truncate: as in `Tokenizer.encode`.
         """
         encode = partial(
             self.tokenizer.encode,
@@ -228,6 +319,7 @@ class Engine:
             parse_special=parse_special,
             add_bos=add_bos,
             max_tokens=max_tokens,
+            truncate=truncate,
         )
         return await self.offload.run(
             lambda still_wanted: encode(on_slice=still_wanted), is_bulk=is_bulk(text)
@@ -386,30 +478,3 @@ class Engine:
     @property
     def _parts(self) -> EngineParts:
         return self._thread.parts
-
-
-class EngineContext:
-    """Opens an engine on entry and closes it on exit."""
-
-    def __init__(self, engine: Engine, thread: EngineThread) -> None:
-        self._engine = engine
-        self._thread = thread
-
-    @property
-    def load_step(self) -> LoadStep | None:
-        """What opening does at present, or did last; None before it began."""
-        return self._thread.load_step
-
-    async def __aenter__(self) -> Engine:
-        self._thread.start()
-        try:
-            await self._thread.wait_ready()
-        except BaseException:
-            self._thread.request_close()
-            await self._thread.wait_ended()
-            raise
-        return self._engine
-
-    async def __aexit__(self, *_: object) -> None:
-        self._thread.request_close()
-        await self._thread.wait_ended()

@@ -14,6 +14,7 @@ from thermocline.engine.build_context import BuildContext
 from thermocline.engine.cache_builder import cpu_cache, device_needs_of
 from thermocline.engine.cpu import cpu_lane, make_kernels, with_threads
 from thermocline.engine.devices import open_devices
+from thermocline.engine.drafter_builder import build_speculator, hidden_readers
 from thermocline.engine.expert_stages import ExpertBackends, open_expert_backends
 from thermocline.engine.scheduler_builder import build_step_loop, choose_limits
 from thermocline.engine.stage_builder import build_runner
@@ -98,9 +99,11 @@ def load_parts(
         context = BuildContext(config, devices, file, model, kernels, recorder, owned, kept)
         experts = open_expert_backends(context, cpu)
         routing_log = RoutingLog()
-        runner = build_runner(context, experts, cache, cpu, routing_log)
+        speculator = build_speculator(context)
+        readers = hidden_readers(speculator)
+        runner = build_runner(context, experts, cache, cpu, routing_log, readers)
         room = None if experts.hot_device is None else experts.hot_device.room
-        step_loop = build_step_loop(context, limits, devices.cache, runner, cpu, routing_log, room)
+        step_loop = build_step_loop(context, limits, runner, cpu, routing_log, speculator, room)
         if (change := file.find_change()) is not None:
             raise change
         gpu_lanes = () if devices.gpu is None else (devices.gpu.lane,)

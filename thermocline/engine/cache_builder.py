@@ -40,10 +40,12 @@ def cpu_cache(
         cache.num_blocks,
         cache.block_tokens,
         cache.type,
-        own_blocks=dict.fromkeys(spec.keyless_layers, 0)
-        | dict.fromkeys(spec.window_layers, cache.window_blocks)
+        own_blocks=dict.fromkeys(spec.window_layers, cache.window_blocks)
+        | dict.fromkeys(spec.keyless_layers, 0)
         | dict.fromkeys(elsewhere, 0),
+        sources=spec.kv_sources,
     )
     if spec.state is None:
         return SequenceCache(pool)
-    return SequenceCache(pool, StatePool(recurrent, cache.num_states, spec.state))
+    num_slots = cache.num_states + cache.num_draft_states
+    return SequenceCache(pool, StatePool(recurrent, num_slots, spec.state))

@@ -48,6 +48,7 @@ def read_choices(parts: EngineParts, config: EngineConfig) -> tuple[Choice, ...]
         *_about_non_expert(parts, config),
         *_about_experts(parts, config),
         *_about_prompts(parts),
+        *_about_drafts(parts),
         *_about_execution(parts),
     )
 
@@ -153,6 +154,21 @@ def _about_hot_device(experts: ExpertBackends) -> Iterator[Choice]:
 def _about_prompts(parts: EngineParts) -> Iterator[Choice]:
     limits = parts.limits
     yield Choice("prompt chunk", f"{limits.chunk_tokens} tokens", limits.why_chunk)
+
+
+def _about_drafts(parts: EngineParts) -> Iterator[Choice]:
+    """Yield who drafts tokens of answers that ask for nobody else."""
+    drafting = parts.step_loop.drafting
+    if drafting is None:
+        return
+    speculator = drafting.speculator
+    value = ", ".join(speculator.names) or "off"
+    why = (
+        "asked for (--speculate)"
+        if speculator.names == ()
+        else "each step drafts as far as measured ones say that it pays"
+    )
+    yield Choice("speculation", value, speculator.why_none or why)
 
 
 def _about_execution(parts: EngineParts) -> Iterator[Choice]:

@@ -47,13 +47,22 @@ async def embed_all(
     pooling = engine.spec.pooling
     if pooling is Pooling.RANK:
         raise RequestError(
-            "this model scores how well two texts fit, and makes no embeddings: use a model that does",
+            "this model scores how well two texts fit, and makes no embeddings: use /v1/rerank, or a model that does",
             param="model",
         )
     if not len(texts):
         raise RequestError("there is nothing to embed: give at least one text", param="input")
     prompts = [await _token_ids(engine, text, truncate=truncate) for text in texts]
-    options = replace(options, pooling=pooling)
+    vectors = await vectors_of(engine, prompts, replace(options, pooling=pooling))
+    if normalize:
+        vectors = normalized(vectors)
+    return Embeddings(vectors, tuple(map(len, prompts)))
+
+
+async def vectors_of(
+    engine: Engine, prompts: Sequence[Sequence[int]], options: RequestOptions
+) -> FloatArray:
+    """Return a vector of each prompt, float32 [prompts, D], pooled as the options say; some are computed side by side."""
     places = asyncio.Semaphore(min(_MAX_CONCURRENT, engine.max_requests))
 
     async def one(token_ids: Sequence[int]) -> FloatArray:
@@ -62,14 +71,11 @@ async def embed_all(
 
     tasks = [asyncio.create_task(one(token_ids), name="embed") for token_ids in prompts]
     try:
-        vectors = np.stack(await asyncio.gather(*tasks))
+        return np.stack(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    if normalize:
-        vectors = normalized(vectors)
-    return Embeddings(vectors, tuple(map(len, prompts)))
 
 
 def normalized(vectors: FloatArray) -> FloatArray:
@@ -82,7 +88,7 @@ async def _token_ids(engine: Engine, text: str | Sequence[int], *, truncate: boo
     limit = engine.max_context_tokens
     try:
         token_ids = (
-            await engine.encode(text, max_tokens=None if truncate else limit)
+            await engine.encode(text, max_tokens=limit, truncate=truncate)
             if isinstance(text, str)
             else text
         )

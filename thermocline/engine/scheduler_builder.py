@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from thermocline.engine.drafter_builder import why_undraftable
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.state_slots import StateSlots
 from thermocline.modelfile.watch import ModelWatch
 from thermocline.models.prompt_limits import prompt_limits
+from thermocline.pipeline.drafting import Drafting
 from thermocline.pipeline.scheduling.chunk_size import ChunkSizer
 from thermocline.pipeline.scheduling.chunk_size_feedback import ChunkSizeFeedback
 from thermocline.pipeline.scheduling.request_states import RequestStates
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.execution.runner import Runner
+    from thermocline.speculation.speculator import Speculator
     from thermocline.workers.lane import LaneThread
 
 
@@ -38,35 +41,39 @@ def choose_limits(config: EngineConfig, spec: ModelSpec, file: ModelFile) -> Pro
 def build_step_loop(
     context: BuildContext,
     limits: PromptLimits,
-    cache: KVCacheSpec,
     runner: Runner,
     cpu: LaneThread,
     routing_log: RoutingLog,
+    speculator: Speculator,
     room: LentRoom | None = None,
 ) -> StepLoop:
-    """Return the step loop. cache: what there is, not what was asked for. room: what it shares with experts."""
-    config, spec = context.config, context.model.spec
+    """Return the step loop. room: what the cache shares with experts."""
+    config, spec, cache = context.config, context.model.spec, context.devices.cache
+    num_drafts = 0 if why_undraftable(context.devices) else cache.num_draft_states
     scheduler = Scheduler(
         replace(config.scheduler, prefill_chunk_tokens=limits.chunk_tokens),
         BlockAllocator(cache.num_blocks, cache.block_tokens),
         limits.max_context_tokens,
         kinds_differ=context.kernels.prompts_differ,
         expanded_tokens=0 if spec.latent is None else spec.latent.expanded_tokens,
-        states=_request_states(config, spec, cache),
+        states=_request_states(config, spec, cache, num_drafts),
         windows=_request_windows(config, spec, cache.window_blocks),
     )
     sizer = ChunkSizer(limits.chunk_tokens, config.scheduler.decode_slowdown)
     feedback = ChunkSizeFeedback(sizer, cpu.take_times)
     watch = ModelWatch(context.file)
-    return StepLoop(scheduler, runner, context.recorder, feedback, routing_log, room, watch)
+    drafting = Drafting(speculator, scheduler, context.recorder, cpu)
+    return StepLoop(
+        scheduler, runner, context.recorder, feedback, routing_log, room, watch, drafting
+    )
 
 
 def _request_states(
-    config: EngineConfig, spec: ModelSpec, cache: KVCacheSpec
+    config: EngineConfig, spec: ModelSpec, cache: KVCacheSpec, num_drafts: int
 ) -> RequestStates | None:
     if spec.state is None:
         return None
-    slots = StateSlots(cache.num_live_states, cache.num_snapshots)
+    slots = StateSlots(cache.num_live_states, cache.num_snapshots, num_drafts)
     return RequestStates(slots, config.memory.snapshot_distance_tokens)
 
 

@@ -41,7 +41,7 @@ def build_shared_step(
     cache, lane: the CPU's.
     """
     kernels, model = context.kernels, context.model
-    if hot is None or not isinstance(kernels, NativeKernels):
+    if hot is None or not isinstance(kernels, NativeKernels) or model.spec.cpu_only:
         return None
     handoff = Handoff(kernels, model.non_expert.layers, _MAX_ROWS)
     non_expert = context.devices.non_expert
@@ -87,10 +87,8 @@ def _device_step(
 def _simulated_step(
     context: BuildContext, hot: HotDevice, cache: SequenceCache
 ) -> StepDevice | None:
-    """Return that of a device that only plays one; None for layers that no device computes."""
+    """Return that of a device that only plays one; None for another device."""
     device, catalog = hot.device, hot.catalog
-    if context.model.spec.cpu_only:
-        return None
     if not isinstance(device, SimulatedDevice) or not isinstance(device.kernels, NativeKernels):
         return None
     routed = frozenset(catalog.routed_layers)

@@ -25,7 +25,7 @@ from thermocline.traces.lanes import Name
 from thermocline.workers.lane import TimedLane
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from thermocline.engine.build_context import BuildContext
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, ChunkId, Hidden
     from thermocline.models.routing import Routed
+    from thermocline.speculation.contract import HiddenReader
     from thermocline.stages.contract import Stage
     from thermocline.stages.shared_model import SharedModelStage
     from thermocline.workers.lane import JobLane, LaneThread
@@ -46,8 +47,12 @@ def build_runner(
     cache: SequenceCache,
     cpu: LaneThread,
     routing_log: RoutingLog,
+    readers: Sequence[HiddenReader] = (),
 ) -> Runner:
-    """Return the runner of all stages. cache: the CPU's, of layers whose non-expert weights are on no device."""
+    """Return the runner of all stages. cache: the CPU's, of layers whose non-expert weights are on no device.
+
+    readers: drafters that read what the last layer gives.
+    """
     config, model, dispatcher = context.config, context.model, experts.dispatcher
     num_layers, device = model.spec.num_layers, experts.hot_device
     non_expert, device_layers = context.devices.non_expert, context.devices.device_layers
@@ -64,7 +69,7 @@ def build_runner(
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "combine": CombineStage(context.kernels.dense, timed),
-        **_non_expert_stages(context, cache, router, (timed, non_expert_lane)),
+        **_non_expert_stages(context, cache, router, (timed, non_expert_lane), readers),
         **experts.stages,
     }
     shared = build_shared_step(context, device, cache, observer, cpu)
@@ -154,19 +159,20 @@ def _non_expert_stages(
     cache: SequenceCache,
     router: Callable[..., RouterStage],
     lanes: tuple[JobLane, JobLane],
+    readers: Sequence[HiddenReader],
 ) -> dict[str, Stage[Any, Any]]:
     """Return attention, routing and head of each side. lanes: the CPU's, and that of the device's part."""
     model, non_expert = context.model, context.devices.non_expert
     there, num_layers = context.devices.device_layers, model.spec.num_layers
     here, device = lanes
-    stages: dict[str, Stage[Any, Any]] = {"head": HeadStage(model, here, model.final_norm)}
+    stages: dict[str, Stage[Any, Any]] = {"head": HeadStage(model, here, model.final_norm, readers)}
     if len(there) < num_layers:
         stages["attend"] = AttendStage(model, cache, here)
         stages["router"] = router(routing_of(model), lane=here)
     if non_expert is None:
         return stages
     if non_expert.part.has_head:
-        stages["head"] = HeadStage(non_expert, device, model.final_norm)
+        stages["head"] = HeadStage(non_expert, device, model.final_norm, readers)
     if there:
 
         def attend_and_route(hidden: Hidden) -> Routed:

@@ -13,7 +13,7 @@ from thermocline.traces.events import ExpertUse, Trace
 from thermocline.traces.lanes import Lane, Track
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -52,6 +52,10 @@ class EngineStatistics:
     """How the device's memory is divided; None without one."""
     kv_bytes_lent: int = 0
     """Of the device's cache, what experts have now."""
+    drafts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By drafter: tokens that steps verified, and those of them that were right."""
+    why_not_drafted: str | None = None
+    """Why the latest draft was not verified, or there is none; None if it was."""
 
     @property
     def num_choices(self) -> int:
@@ -78,6 +82,7 @@ def read_statistics(parts: EngineParts) -> EngineStatistics:
     """Return the counters so far."""
     experts = parts.experts
     governor, device, remote = experts.governor, experts.hot_device, experts.remote
+    drafting = parts.step_loop.drafting
     return EngineStatistics(
         parts.runner.statistics(),
         experts.initial_placement.heat.counts(),
@@ -90,6 +95,8 @@ def read_statistics(parts: EngineParts) -> EngineStatistics:
         experts.layer_hits.statistics(),
         experts.devices.allocation,
         0 if device is None or device.room is None else device.room.lent_bytes,
+        {} if drafting is None else drafting.speculator.totals,
+        None if drafting is None else drafting.speculator.why_off_now,
     )
 
 

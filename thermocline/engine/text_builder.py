@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thermocline.errors import ModelFileError
-from thermocline.sampling.matcher import Grammars
+from thermocline.models.metadata import RERANKING_HEAD
+from thermocline.sampling.matcher import Grammars, open_trials
+from thermocline.text.rerank_prompt import TEMPLATE_KEY, RerankPrompt
 from thermocline.text.template_holder import TemplateHolder
 from thermocline.text.templates.template_file import read_template_file
 from thermocline.text.tokenizer import Tokenizer
@@ -27,6 +29,7 @@ class TextParts:
 
     tokenizer: Tokenizer
     template: TemplateHolder
+    rerank_prompt: RerankPrompt | None
     grammars: Grammars
     offload: Offload
 
@@ -51,5 +54,7 @@ def open_text(
     template = owned.enter_context(closing(TemplateHolder(given or source, tokenizer)))
     if given is not None:
         template.check(f"--chat-template-file {path}")
-    grammars = owned.enter_context(closing(Grammars(tokenizer)))
-    return TextParts(tokenizer, template, grammars, owned.enter_context(closing(Offload())))
+    grammars = owned.enter_context(closing(Grammars(tokenizer, open_trials(tokenizer))))
+    pairs = file.metadata.get_str(TEMPLATE_KEY, default="")
+    rerank = RerankPrompt(pairs, tokenizer) if pairs and RERANKING_HEAD in file.tensors else None
+    return TextParts(tokenizer, template, rerank, grammars, owned.enter_context(closing(Offload())))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 import numpy as np
 
-from thermocline.config import HALF_LIFE_TOKENS, user_cache_folder
+from thermocline.config import HALF_LIFE_TOKENS
+from thermocline.environment import user_cache_folder
 from thermocline.errors import ConfigError
 from thermocline.experts.heat import HeatRecord
 from thermocline.experts.heat_lock import locked

@@ -27,9 +27,13 @@ class RoutingLog:
     def take(self, chunk: Chunk) -> ExpertIds:
         """Return a chunk's choices, int16 [T, layers, K], and forget them, after its last layer.
 
-        Layers without experts are left out.
+        Layers without experts are left out. Where layers choose a different number, -1 fills up the others' rows.
         """
         layers = self._layers.pop(chunk.id, {})
         if not layers:
             return np.empty((chunk.num_tokens, 0, 0), np.int16)
-        return np.stack([layers[layer] for layer in sorted(layers)], axis=1)
+        most = max(chosen.shape[1] for chosen in layers.values())
+        found = np.full((chunk.num_tokens, len(layers), most), -1, np.int16)
+        for place, layer in enumerate(sorted(layers)):
+            found[:, place, : layers[layer].shape[1]] = layers[layer]
+        return found

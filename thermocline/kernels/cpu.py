@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         StepGraph,
     )
     from thermocline.kernels.contract import ExpertWork
-    from thermocline.kernels.dense_contract import LayerCache, PostNorm, TokenRun
+    from thermocline.kernels.dense_contract import LayerCache, TokenRun
     from thermocline.kernels.weight import (
         ByteArray,
         ExpertStack,
@@ -55,7 +55,13 @@ if TYPE_CHECKING:
         Weight,
         WeightStack,
     )
-    from thermocline.kernels.whole_layer import AnyLayerInput, LayerParts, MoeWeights, SharedExpert
+    from thermocline.kernels.whole_layer import (
+        AnyLayerInput,
+        LayerEmbedding,
+        LayerParts,
+        MoeWeights,
+        SharedExpert,
+    )
     from thermocline.modelfile.formats import BlockFormat
 
 
@@ -238,7 +244,7 @@ class NativeKernels:
             case PlainLayerInput():
                 self._core.run_plain_layer(layer, given.x, out, ids, weights, given.is_prompt)
             case LayerInput():
-                self._run_layer(layer, given, out, ids, weights)
+                self._run_layer(layer, given, (out, ids, weights))
         return out, ids, weights
 
     def handoff(
@@ -265,12 +271,7 @@ class NativeKernels:
         return graph
 
     def _run_layer(
-        self,
-        layer: LayerWeights,
-        given: LayerInput,
-        out: FloatArray,
-        ids: IntArray,
-        weights: FloatArray,
+        self, layer: LayerWeights, given: LayerInput, outs: tuple[FloatArray, IntArray, FloatArray]
     ) -> None:
         tables, shape = self.dense.run_tables(given.runs), given.cache.shape
         if shape.latent:
@@ -286,9 +287,7 @@ class NativeKernels:
                 int(shape.type),
                 shape.block_tokens,
                 given.cache.keys,
-                out,
-                ids,
-                weights,
+                *outs,
                 given.is_prompt,
             )
             return
@@ -306,10 +305,9 @@ class NativeKernels:
             shape.head_dim,
             given.cache.keys,
             given.cache.values,
-            out,
-            ids,
-            weights,
+            *outs,
             given.is_prompt,
+            given.embedded,
         )
 
     def _layer(self, parts: LayerParts) -> LayerWeights:
@@ -336,7 +334,8 @@ class NativeKernels:
                 epsilon=parts.epsilon,
                 routed=self._routed(parts.routed),
                 shared=self._shared(parts.shared),
-                end=self._post_norm(parts.end),
+                end=self.dense.native_post_norm(parts.end),
+                embedding=self._embedding(parts.embedding),
             )
             known = self._layers[id(parts)] = (parts, layer)
         return known[1]
@@ -349,8 +348,8 @@ class NativeKernels:
         attention: _native.AttentionWeights = self._native.AttentionWeights(
             norm=weights.norm,
             q=self._matrix(weights.q),
-            k=self._matrix(weights.k),
-            v=self._matrix(weights.v),
+            k=self._optional(weights.k),
+            v=self._optional(weights.v),
             output=self._matrix(weights.output),
             q_gain=norm.q_gain,
             k_gain=norm.k_gain,
@@ -369,22 +368,18 @@ class NativeKernels:
             sinks=weights.sinks,
             output_bias=weights.output_bias,
             v_gain=norm.v_gain,
-            post=self._post_norm(weights.post_norm),
+            post=self.dense.native_post_norm(weights.post_norm),
         )
         return attention
 
-    def _post_norm(self, norm: PostNorm | None) -> _native.PostNorm | None:
-        if norm is None:
+    def _embedding(self, part: LayerEmbedding | None) -> _native.EmbeddingWeights | None:
+        if part is None:
             return None
-        first, second = norm.parts or (None, None)
-        native: _native.PostNorm = self._native.PostNorm(
-            gain=norm.gain,
-            first_gain=first,
-            second_gain=second,
-            epsilon=norm.epsilon,
-            scale=norm.scale,
+        norm = self.dense.native_post_norm(part.norm)
+        embedding: _native.EmbeddingWeights = self._native.EmbeddingWeights(
+            gate=self._matrix(part.gate), up=self._matrix(part.up), norm=norm
         )
-        return native
+        return embedding
 
     def _latent(self, weights: LatentWeights) -> _native.LatentWeights:
         low, norm = weights.low, weights.kv_norm

@@ -93,8 +93,8 @@ class NativeDense:
     def prepare_heads(
         self,
         q: FloatArray,
-        k: FloatArray,
-        v: FloatArray,
+        k: FloatArray | None,
+        v: FloatArray | None,
         norm: HeadNorm,
         rope: RopeTable,
         cache: LayerCache,
@@ -329,6 +329,20 @@ class NativeDense:
             )
             known = self._rules[id(rule)] = (rule, native)
         return known[1]
+
+    def native_post_norm(self, norm: PostNorm | None) -> _native.PostNorm | None:
+        """Return the norm as the core knows it."""
+        if norm is None:
+            return None
+        first, second = norm.parts or (None, None)
+        native: _native.PostNorm = load_native().PostNorm(
+            gain=norm.gain,
+            first_gain=first,
+            second_gain=second,
+            epsilon=norm.epsilon,
+            scale=norm.scale,
+        )
+        return native
 
     def add_normed(
         self, x: FloatArray, first: FloatArray, second: FloatArray | None, norm: PostNorm

@@ -117,6 +117,8 @@ class Activation(IntEnum):
 
     SIGMOID = 0
     SOFTPLUS = 1
+    GELU = 2
+    """Approximated with tanh."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,8 +197,8 @@ class DenseKernels(Protocol):
     def prepare_heads(
         self,
         q: FloatArray,
-        k: FloatArray,
-        v: FloatArray,
+        k: FloatArray | None,
+        v: FloatArray | None,
         norm: HeadNorm,
         rope: RopeTable,
         cache: LayerCache,
@@ -204,7 +206,8 @@ class DenseKernels(Protocol):
     ) -> None:
         """Norm and turn q [tokens, heads, head_dim] in place; norm, turn and store k; norm and store v. See `HeadNorm`.
 
-        k, v: [tokens, kv_heads, head_dim], unchanged, and maybe the same; slots: [tokens], each at most once.
+        k, v: [tokens, kv_heads, head_dim], unchanged, and maybe the same; both None where the cache has them already.
+        slots: [tokens], each at most once.
         """
         ...
 

@@ -60,14 +60,16 @@ class ReferenceDense:
     def prepare_heads(
         self,
         q: FloatArray,
-        k: FloatArray,
-        v: FloatArray,
+        k: FloatArray | None,
+        v: FloatArray | None,
         norm: HeadNorm,
         rope: RopeTable,
         cache: LayerCache,
         slots: IntArray,
     ) -> None:
         q[...] = self._turned(q, norm.q_gain, norm, rope)
+        if k is None or v is None:
+            return
         keys = self._turned(k, norm.k_gain, norm, rope)
         values = v if norm.v_gain is None else self.rms_norm(v, norm.v_gain, norm.epsilon)
         write_cache(cache.shape, cache.keys, cache.values, slots, keys, values)
@@ -111,9 +113,7 @@ class ReferenceDense:
         )
 
     def gate(self, x: FloatArray, gate: FloatArray, activation: Activation) -> FloatArray:
-        is_sigmoid = activation is Activation.SIGMOID
-        factor = sigmoid(gate) if is_sigmoid else np.logaddexp(0.0, gate.astype(np.float64))
-        return x * factor.astype(np.float32)
+        return x * _activated(gate.astype(np.float64), activation).astype(np.float32)
 
     def route(self, logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
         return route(logits, rule)
@@ -165,6 +165,16 @@ class ReferenceDense:
         for slot in slots[1:]:
             total += slot
         return residual + total
+
+
+def _activated(gate: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:
+    if activation is Activation.SIGMOID:
+        return sigmoid(gate)
+    factor: NDArray[np.float64] = np.logaddexp(0.0, gate)
+    if activation is Activation.GELU:
+        twice = np.sqrt(8 / np.pi) * (gate + 0.044715 * gate**3)
+        factor = gate * np.exp(-np.logaddexp(0.0, -twice))
+    return factor
 
 
 def attend_in_double(

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from thermocline.kernels.cache_format import read_latent
@@ -34,12 +34,24 @@ if TYPE_CHECKING:
     )
 
 _LANES = 16
+# What is computed at a time: intermediate values stay in a core's cache.
+_DECODED_BYTES = 1 << 18
+_PRODUCT_FLOATS = 1 << 16
 
 
 def decode_blocks(raw: ByteArray, type_id: int) -> FloatArray:
     """Return float32 [rows, cols] of the rows `raw` [rows, row_bytes] of the ggml type `type_id`."""
-    decoded = dequantize(np.ascontiguousarray(raw), GGMLQuantizationType(type_id))
-    return np.ascontiguousarray(decoded, dtype=np.float32)
+    kind = GGMLQuantizationType(type_id)
+    elements, size = GGML_QUANT_SIZES[kind]
+    cols = raw.shape[1] // size * elements
+    # Blocks know nothing of rows. The package takes sixteen rows at a time; one long row takes it a tenth.
+    step = max(1, _DECODED_BYTES // max(1, raw.shape[1]))
+    parts = [
+        dequantize(np.ascontiguousarray(raw[start : start + step]).reshape(1, -1), kind)
+        for start in range(0, max(1, len(raw)), step)
+    ]
+    decoded = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return np.ascontiguousarray(decoded.reshape(len(raw), cols), dtype=np.float32)
 
 
 def _decoded(weight: Weight) -> FloatArray:
@@ -47,27 +59,28 @@ def _decoded(weight: Weight) -> FloatArray:
     return decode_blocks(weight.raw, weight.format.type_id) * np.float32(weight.scale)
 
 
-def fold_lanes(lanes: FloatArray) -> FloatArray:
-    """Return [...]: the last axis of [..., 16] added in the order 8, 4, 2, 1."""
+def ordered_products(weight: FloatArray, x: FloatArray) -> FloatArray:
+    """Return [tokens, rows]: each of x [tokens, cols] times each row of weight [rows, cols].
+
+    A product is sixteen running sums, folded in the order 8, 4, 2, 1.
+    """
+    if missing := -weight.shape[1] % _LANES:
+        weight, x = (np.pad(each, [(0, 0), (0, missing)]) for each in (weight, x))
+    # Rows are the last axis, along which NumPy computes fast.
+    columns = np.ascontiguousarray(weight.T)[:, None]  # [cols, 1, rows]
+    numbers = np.ascontiguousarray(x.T)[..., None]  # [cols, tokens, 1]
+    lanes = np.zeros((_LANES, len(x), len(weight)), np.float32)
+    products = np.empty_like(lanes)
+    for start in range(0, len(columns), _LANES):
+        lane = slice(start, start + _LANES)
+        np.multiply(columns[lane], numbers[lane], out=products)
+        lanes += products
     width = _LANES
     while width > 1:
         width //= 2
-        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
-    return lanes[..., 0]
-
-
-def ordered_dot(a: FloatArray, b: FloatArray) -> FloatArray:
-    """Return sum over the last axis of a * b (broadcast) as sixteen running sums, then folded."""
-    cols = a.shape[-1]
-    padding = -cols % _LANES
-    if padding:
-        a = np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, padding)])
-        b = np.pad(b, [(0, 0)] * (b.ndim - 1) + [(0, padding)])
-    shape = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])
-    lanes = np.zeros((*shape, _LANES), np.float32)
-    for start in range(0, cols + padding, _LANES):
-        lanes += a[..., start : start + _LANES] * b[..., start : start + _LANES]
-    return fold_lanes(lanes)
+        lanes = lanes[:width] + lanes[width : 2 * width]
+    total: FloatArray = lanes[0]
+    return total
 
 
 class ReferenceKernels:
@@ -112,8 +125,9 @@ class ReferenceKernels:
     ) -> FloatArray:
         decoded = decode_blocks(weight.raw, weight.format.type_id)  # [rows, cols]
         out = np.empty((x.shape[0], weight.rows), np.float32)
-        for token, row in enumerate(x):
-            out[token] = ordered_dot(decoded, row)
+        step = max(1, _PRODUCT_FLOATS // max(1, weight.rows * _LANES))
+        for start in range(0, len(x), step):
+            out[start : start + step] = ordered_products(decoded, x[start : start + step])
         out *= np.float32(weight.scale)
         return out if add is None else add + out
 

@@ -52,13 +52,14 @@ class AttentionWeights:
     head_dim]; head_norm then has no gains. scale: what scores are multiplied by. biases: added to q, k and v,
     float32. window: how many last positions a token sees; 0 is all. sinks: of each head, see `Attending`. output_bias:
     float32 [hidden], added to what attention gives. v: k itself where values are the keys before their norm; then there
-    are neither biases nor a wide norm. post_norm: of the output, before it is added; of one part.
+    are neither biases nor a wide norm. k, v: None where the cache is another layer's, which has stored both; then
+    there are no gains and biases of them either. post_norm: of the output, before it is added; of one part.
     """
 
     norm: FloatArray
     q: Weight
-    k: Weight
-    v: Weight
+    k: Weight | None
+    v: Weight | None
     output: Weight
     head_norm: HeadNorm
     scale: float
@@ -173,6 +174,18 @@ class SharedExpert:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LayerEmbedding:
+    """What a layer adds, at its end, of each token's embedding e of its own: x + norm(up @ (gelu(gate @ x) * e)).
+
+    gate: [width, hidden]; up: [hidden, width]; norm: of one part.
+    """
+
+    gate: Weight
+    up: Weight
+    norm: PostNorm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
     """The weights and rules of one layer.
 
@@ -180,6 +193,7 @@ class LayerParts:
     feed-forward has routed experts, a shared one (in a dense layer that is all of it), or both; a layer that is a mixer
     alone has neither, and no norm. end: where what they give is normed before it is added; its parts
     are the shared expert's output and the routed ones', which a layer then has both, or a shared one alone and no parts.
+    embedding: just in a layer that attends and has an end.
     """
 
     mixer: AttentionWeights | LatentWeights | DeltaWeights | RecurrentWeights | None
@@ -188,11 +202,15 @@ class LayerParts:
     routed: MoeWeights | None
     shared: SharedExpert | None = None
     end: PostNorm | None = None
+    embedding: LayerEmbedding | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInput:
-    """A chunk as a layer's input. x: float32 [T, hidden]; positions, slots: int32 [T]."""
+    """A chunk as a layer's input. x: float32 [T, hidden]; positions, slots: int32 [T].
+
+    embedded: float32 [T, width] of a layer with embeddings of tokens.
+    """
 
     x: FloatArray
     positions: IntArray
@@ -201,6 +219,7 @@ class LayerInput:
     runs: Sequence[TokenRun]
     cache: LayerCache
     is_prompt: bool
+    embedded: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ class KVCacheSpec:
 
     num_blocks: of each layer that keeps all tokens; min_blocks: to how few that may shrink where memory is short.
     window_blocks: of each layer with a sliding window; 0 without such layers. num_states: slots of recurrent state, of
-    which the last `num_snapshots` are for snapshots.
+    which the last `num_snapshots` are for snapshots. num_draft_states: slots behind these, for steps with drafted rows;
+    devices have none.
     """
 
     type: CacheType
@@ -27,6 +28,7 @@ class KVCacheSpec:
     window_blocks: int
     num_states: int
     num_snapshots: int = 0
+    num_draft_states: int = 0
 
     @property
     def num_live_states(self) -> int:

@@ -33,14 +33,19 @@ class KVPool:
         cache_type: CacheType = CacheType.F32,
         *,
         own_blocks: Mapping[LayerIndex, int] | None = None,
+        sources: Mapping[LayerIndex, LayerIndex] | None = None,
     ) -> None:
-        """heads: by layer. own_blocks: the number of blocks of layers that differ; 0 for layers without keys and values."""
+        """heads: by layer. own_blocks: the number of blocks of layers that differ; 0 for layers without keys and values.
+
+        sources: of layers whose cache is another's, which they only read.
+        """
         self.num_blocks = num_blocks
         """Blocks of each layer that is not in `own_blocks`."""
         self.block_tokens = block_tokens
         """Positions of a block."""
         self.type = cache_type
         own_blocks = own_blocks or {}
+        self._sources = dict(sources or {})
         self._layers = {}
         for layer, of in enumerate(heads):
             blocks = own_blocks.get(LayerIndex(layer), num_blocks)
@@ -63,7 +68,7 @@ class KVPool:
 
     def layer(self, layer: LayerIndex) -> LayerCache:
         """Return the cache of one layer; it is valid as long as it is referenced."""
-        return self._layers[layer]
+        return self._layers[self._sources.get(layer, layer)]
 
 
 def _layer_cache(shape: CacheShape) -> LayerCache:

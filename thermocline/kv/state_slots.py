@@ -10,26 +10,35 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class StateSlots:
-    """Slots [0, num_live) are for sequences, the rest for snapshots.
+    """Slots [0, num_live) and the last `num_drafts` are for sequences, those between them for snapshots.
 
-    A snapshot is first written, then findable. The least recently used one without a pin is evicted.
+    A snapshot is first written, then findable. The least recently used one without a pin is evicted. A sequence holds one
+    slot, and borrows more for the length of a step. Any of these may then be the one that it goes on with.
     """
 
-    def __init__(self, num_live: int, num_snapshots: int) -> None:
-        self.num_slots = num_live + num_snapshots
+    def __init__(self, num_live: int, num_snapshots: int, num_drafts: int = 0) -> None:
+        end = num_live + num_snapshots
+        self.num_slots = end + num_drafts
         self._num_live = num_live
-        self._free = list(range(num_live - 1, -1, -1))  # a stack: low slots are used again first
-        self._free_snapshots = list(range(self.num_slots - 1, num_live - 1, -1))
+        self._num_drafts = num_drafts
+        self._num_borrowed: int = 0
+        # A stack: low slots are used again first.
+        self._free: list[int] = [
+            *range(self.num_slots - 1, end - 1, -1),
+            *range(num_live - 1, -1, -1),
+        ]
+        self._sequence_slots = sorted(self._free)
+        self._free_snapshots = list(range(end - 1, num_live - 1, -1))
         self._written: dict[bytes, int] = {}
         self._found: OrderedDict[bytes, int] = OrderedDict()
         self._pins = Counter[int]()
 
     def __repr__(self) -> str:
-        num_live = self._num_live - len(self._free)
+        num_live = self._num_live - self.num_free
         return f"StateSlots({num_live} sequences, {len(self._found)} snapshots)"
 
     @property
@@ -39,8 +48,9 @@ class StateSlots:
 
     @property
     def num_free(self) -> int:
-        """Free slots for sequences."""
-        return len(self._free)
+        """Slots that more sequences can get."""
+        num_for_drafts = self._num_drafts - self._num_borrowed
+        return len(self._free) - num_for_drafts
 
     def acquire(self) -> int:
         """Return a slot for a sequence. The caller has asked whether one is free."""
@@ -48,9 +58,22 @@ class StateSlots:
 
     def release(self, slot: int) -> None:
         """Take a sequence's slot back."""
-        assert slot < self._num_live, f"slot {slot} holds a snapshot"
+        assert slot in self._sequence_slots, f"slot {slot} holds a snapshot"
         assert slot not in self._free, f"slot {slot} is free"
         self._free.append(slot)
+
+    def borrow(self, count: int) -> list[int]:
+        """Return at most `count` more slots for a sequence; those of sequences to come are never among them."""
+        count = min(count, self._num_drafts - self._num_borrowed)
+        self._num_borrowed += count
+        return [self._free.pop() for _ in range(count)]
+
+    def give_back(self, slots: Sequence[int]) -> None:
+        """Take borrowed slots back, or others in their place."""
+        self._num_borrowed -= len(slots)
+        assert self._num_borrowed >= 0, "more slots come back than were borrowed"
+        for slot in reversed(slots):
+            self.release(slot)
 
     def is_findable(self, key: bytes) -> bool:
         """Whether there is a snapshot with this key."""
@@ -90,8 +113,8 @@ class StateSlots:
 
     def check_integrity(self, live: Iterable[int], pinned: Iterable[int]) -> None:
         """Assert that these are all slots of sequences and all pins, and that no slot is lost or used twice."""
-        held = sorted(live)
-        assert sorted([*held, *self._free]) == list(range(self._num_live)), "a slot is lost"
+        assert sorted([*live, *self._free]) == self._sequence_slots, "a slot is lost"
         assert +self._pins == Counter(pinned), "pins disagree"
         snapshots = [*self._free_snapshots, *self._written.values(), *self._found.values()]
-        assert sorted(snapshots) == list(range(self._num_live, self.num_slots)), "a slot is lost"
+        last = self.num_slots - self._num_drafts
+        assert sorted(snapshots) == list(range(self._num_live, last)), "a slot is lost"

@@ -6,6 +6,7 @@ Each number is checked before it is used. It does NOT open files and does not kn
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,12 +14,17 @@ from typing import TYPE_CHECKING
 from thermocline.modelfile.cursor import MAX_HEADER_BYTES, NUMBER_DTYPES, Cursor, quoted
 from thermocline.modelfile.formats import FORMATS_BY_ID, BlockFormat, unknown_format
 from thermocline.modelfile.layout import Field, Metadata, NestedArray, TensorInfo, ValueType
-from thermocline.units import align_up
+from thermocline.units import align_up, format_bytes
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from thermocline.modelfile.layout import Stored
 
 MAGIC = b"GGUF"
+# Specification of Git LFS: a pointer begins with its version, and is shorter than 1024 bytes.
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_MAX_LFS_POINTER_BYTES = 1024
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -69,6 +75,8 @@ def parse_header(path: str, content: memoryview, shard: int, *, any_format: bool
 
 
 def _read_version(cursor: Cursor) -> int:
+    if bytes(cursor.content[: len(_LFS_POINTER)]) == _LFS_POINTER:
+        _fail_as_lfs_pointer(cursor)
     magic = bytes(cursor.take(len(MAGIC), "magic"))
     if magic != MAGIC:
         cursor.fail(
@@ -91,6 +99,18 @@ def _read_version(cursor: Cursor) -> int:
         f"GGUF version {version} is not supported, only {SUPPORTED_VERSIONS}",
         at=start,
         fix=_CONVERT_AGAIN,
+    )
+
+
+def _fail_as_lfs_pointer(cursor: Cursor) -> NoReturn:
+    """Raise for the few lines of text that stand for a large file in a Git repository."""
+    text = bytes(cursor.content[:_MAX_LFS_POINTER_BYTES]).decode("ascii", "replace")
+    size = re.search(r"^size (\d{1,18})$", text, re.MULTILINE)
+    told = "" if size is None else f" of {format_bytes(int(size[1]))}"
+    cursor.fail(
+        f"this is a Git LFS pointer: some lines that stand for a model{told}, which was not downloaded",
+        at=0,
+        fix="run git lfs pull in its repository, or get the model with thermocline pull ORG/REPO",
     )
 
 

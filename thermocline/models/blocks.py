@@ -47,19 +47,18 @@ def read_attention(
     *,
     gated: bool = False,
     may_lack_values: bool = False,
+    reads_others: bool = False,
 ) -> AttentionWeights:
     """Return grouped-query attention without norms of its heads. gated: q has rows for gates, too.
 
     q, k and v may be one tensor, attn_qkv, in this order; those without gates may have biases, and so may the output.
-    may_lack_values: values are the keys where there is no attn_v.
+    may_lack_values: values are the keys where there is no attn_v. reads_others: keys and values are another layer's, and
+    tensors of its own, which converters leave in the file, are not used.
     """
     hidden = spec.hidden_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     rows = (q_size * (2 if gated else 1), kv_size, kv_size)
-    values_are_keys = may_lack_values and not any(
-        f"{prefix}attn_{name}.weight" in weights for name in ("v", "qkv")
-    )
-    q, k, v = _query_key_value(weights, prefix, rows, hidden, values_are_keys=values_are_keys)
+    q, k, v = _query_key_value(weights, prefix, rows, hidden, may_lack_values, reads_others)
     output_bias, name = None, prefix + "attn_output.bias"
     if name in weights and not gated:
         output_bias = weights.vector(name, hidden)
@@ -68,7 +67,7 @@ def read_attention(
         q=q,
         k=k,
         v=v,
-        biases=None if gated else _biases(weights, prefix, rows),
+        biases=None if gated or reads_others else _biases(weights, prefix, rows),
         output=weights.matrix(prefix + "attn_output.weight", hidden, q_size),
         head_norm=HeadNorm(None, None, spec.rms_epsilon),
         scale=spec.attention_scale,
@@ -81,17 +80,22 @@ def _query_key_value(
     prefix: str,
     rows: tuple[int, int, int],
     hidden: int,
-    *,
-    values_are_keys: bool,
-) -> tuple[Weight, ...]:
+    may_lack_values: bool,
+    reads_others: bool,
+) -> tuple[Weight, Weight | None, Weight | None]:
     name = prefix + "attn_qkv.weight"
     if name in weights:
-        return weights.matrices(name, rows, hidden)
-    found = tuple(
-        weights.matrix(f"{prefix}attn_{part}.weight", count, hidden)
-        for part, count in zip(_QKV[: 2 if values_are_keys else 3], rows, strict=False)
-    )
-    return (*found, found[-1]) if values_are_keys else found
+        q, k, v = weights.matrices(name, rows, hidden)
+        return (q, None, None) if reads_others else (q, k, v)
+    q = weights.matrix(prefix + "attn_q.weight", rows[0], hidden)
+    if reads_others:
+        for part in ("k.", "k_norm.", "v."):
+            weights.leave_out(f"{prefix}attn_{part}")
+        return q, None, None
+    k = weights.matrix(prefix + "attn_k.weight", rows[1], hidden)
+    if may_lack_values and prefix + "attn_v.weight" not in weights:
+        return q, k, k
+    return q, k, weights.matrix(prefix + "attn_v.weight", rows[2], hidden)
 
 
 def _biases(
@@ -120,6 +124,12 @@ def read_wide_norm(
         weights.vector(prefix + "attn_q_norm.weight", q_size),
         weights.vector(prefix + "attn_k_norm.weight", kv_size),
     )
+
+
+def read_query_norm(weights: WeightMap, spec: ModelSpec, prefix: str) -> HeadNorm:
+    """Return the norm of each head of queries alone."""
+    gain = weights.vector(prefix + "attn_q_norm.weight", spec.head_dim)
+    return HeadNorm(gain, None, spec.rms_epsilon)
 
 
 def read_head_norm(weights: WeightMap, spec: ModelSpec, prefix: str) -> HeadNorm:

@@ -46,6 +46,7 @@ def cache_spec(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> K
         num_window_blocks,
         config.scheduler.max_requests + memory.max_snapshots,
         memory.max_snapshots,
+        0 if spec.state is None else config.speculation.max_draft_states,
     )
 
 

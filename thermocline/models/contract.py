@@ -92,8 +92,22 @@ class Model(Head, Protocol):
         """Where each layer's routed experts lie, by layer index; None for a dense layer."""
         ...
 
+    @property
+    def score_head(self) -> FloatArray | None:
+        """The matrix of a reranker's outputs, float32 [outputs, D], of what `final_norm` gives; None for others."""
+        ...
+
     def embed(self, token_ids: IntArray) -> FloatArray:
         """Return float32 [T, D] for int32 [T]; ids are in range."""
+        ...
+
+    def embed_layers(
+        self, token_ids: IntArray, x: FloatArray, *, prompt: bool
+    ) -> FloatArray | None:
+        """Return each layer's own embeddings of the tokens int32 [T], whose embedding is x; None without any.
+
+        float32 [layers, T, width], for `Chunk.embedded`.
+        """
         ...
 
     def attend(
@@ -102,10 +116,17 @@ class Model(Head, Protocol):
         """Return the residual stream [T, D] after this layer's attention."""
         ...
 
-    def route(self, layer: LayerIndex, x: FloatArray, *, prompt: bool) -> Routed:
+    def route(
+        self,
+        layer: LayerIndex,
+        x: FloatArray,
+        *,
+        prompt: bool,
+        embedded: FloatArray | None = None,
+    ) -> Routed:
         """Return each token's experts, and the residual stream [T, D] with the shared expert added.
 
-        prompt: the rows are a prompt's.
+        prompt: the rows are a prompt's. embedded: the layer's part of `Chunk.embedded`.
         """
         ...
 

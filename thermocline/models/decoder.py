@@ -24,6 +24,7 @@ from thermocline.kernels.whole_layer import (
 )
 from thermocline.messages import Routing
 from thermocline.models.contract import NonExpertParts
+from thermocline.models.layer_embeddings import read_layer_embeddings
 from thermocline.models.layers import (
     RotaryTable,
     apply_delta_rule,
@@ -34,6 +35,7 @@ from thermocline.models.layers import (
     cut_runs,
     route,
 )
+from thermocline.models.metadata import RERANKING_HEAD
 from thermocline.models.routing import RouterWeights
 from thermocline.models.spec import LayerKind
 from thermocline.models.weights import StackedExperts, WeightMap
@@ -93,6 +95,11 @@ class Decoder:
         if "output.weight" in weights:
             output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
         self._output = replace(output, scale=output.scale * spec.logit_scale)
+        self._layer_embeddings = read_layer_embeddings(weights, spec)
+        self.score_head: FloatArray | None = None
+        if spec.num_scores:
+            shape = spec.num_scores, spec.hidden_size
+            self.score_head = weights.array(RERANKING_HEAD, shape)
         for index in range(spec.num_layers, spec.num_layers + spec.num_predict_layers):
             weights.leave_out(f"blk.{index}.")
         weights.finish()
@@ -107,6 +114,12 @@ class Decoder:
 
     def embed(self, token_ids: IntArray) -> FloatArray:
         return self._kernels.decode_rows(self._embedding, token_ids)
+
+    def embed_layers(
+        self, token_ids: IntArray, x: FloatArray, *, prompt: bool
+    ) -> FloatArray | None:
+        own = self._layer_embeddings
+        return None if own is None else own.look_up(self._kernels, token_ids, x, prompt=prompt)
 
     def attend(
         self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
@@ -128,8 +141,16 @@ class Decoder:
                 rope = self._rope(layer, chunk)
                 return attend(self._kernels, weights, rope, chunk, x, cache.kv.layer(layer))
 
-    def route(self, layer: LayerIndex, x: FloatArray, *, prompt: bool) -> Routed:
-        return route(self._kernels, self._layers[layer], x, prompt=prompt)
+    def route(
+        self,
+        layer: LayerIndex,
+        x: FloatArray,
+        *,
+        prompt: bool,
+        embedded: FloatArray | None = None,
+    ) -> Routed:
+        parts = self._layers[layer]
+        return route(self._kernels, parts, x, prompt=prompt, embedded=embedded)
 
     @property
     def has_whole_layers(self) -> bool:
@@ -160,6 +181,7 @@ class Decoder:
                     places.segments,
                     cache.kv.layer(layer),
                     chunk.is_prompt,
+                    chunk.embedded_at(layer),
                 )
         out, expert_ids, weights = whole_layer(parts, given)
         return out, Routing(expert_ids, weights)

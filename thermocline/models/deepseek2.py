@@ -50,3 +50,8 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
     attention = read_latent_attention(weights, spec, f"blk.{index}.")
     return mixed_layer(weights, spec, index, attention, rope=latent_rope(spec))
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. It is a routed layer."""
+    return read_layer(weights, spec, index)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.gpu.formats import DEVICE_FORMATS
+from thermocline.models.rope import RopeRule
 from thermocline.models.spec import LayerKind
 from thermocline.units import align_up
 
@@ -41,13 +42,13 @@ PART_ALIGNMENT: Final = 16
 class LayerOnDevice:
     """Bytes of one layer without its experts.
 
-    position: of the rotary table that all layers of its kind share, per position. block, window_block: keys and values
-    of one block, without and with a sliding window. state: one sequence's.
+    rope: whose table all layers with an equal rule share. block, window_block: keys and values of one block, without and
+    with a sliding window. state: one sequence's.
     """
 
     kind: LayerKind
     non_expert: int
-    position: int = 0
+    rope: RopeRule | None = None
     block: int = 0
     window_block: int = 0
     state: int = 0
@@ -78,8 +79,9 @@ class DeviceSizes:
 
     @property
     def position(self) -> int:
-        """The bytes of a position in the rotary tables, of which each kind of layer has one."""
-        return sum({layer.kind: layer.position for layer in self.layers}.values())
+        """The bytes of a position in the rotary tables: cosines and sines of half of the dimensions each."""
+        rules = {layer.rope for layer in self.layers if layer.rope is not None}
+        return sum(4 * rule.num_dims for rule in rules)
 
     @property
     def block(self) -> int:
@@ -202,20 +204,18 @@ def _slot_bytes(parts: Mapping[str, TensorInfo], num_experts: int) -> int:
 def _layer(
     kind: LayerKind, non_expert: int, spec: ModelSpec, cache: KVCacheSpec, block: int
 ) -> LayerOnDevice:
-    """Return a layer's bytes; rotary tables have cosines and sines of half of the dimensions each.
-
-    block: the bytes of one block of keys and values.
-    """
+    """Return a layer's bytes. block: those of one block of keys and values."""
     match kind:
         case LayerKind.RECURRENT:
             state = 0 if spec.state is None else spec.state.num_bytes
             return LayerOnDevice(kind, non_expert, state=state)
         case LayerKind.WINDOW:
-            position = 0 if spec.window is None else 4 * spec.window.rope.num_dims
+            rope = None if spec.window is None else spec.window.rope
             if cache.window_blocks:
-                return LayerOnDevice(kind, non_expert, position, window_block=block)
-            return LayerOnDevice(kind, non_expert, position, block=block)
+                return LayerOnDevice(kind, non_expert, rope, window_block=block)
+            return LayerOnDevice(kind, non_expert, rope, block=block)
         case LayerKind.NONE:
             return LayerOnDevice(kind, non_expert)
         case LayerKind.ATTENTION:
-            return LayerOnDevice(kind, non_expert, 4 * spec.rotary_dims, block=block)
+            rope = RopeRule(spec.rotary_dims, spec.rope_base, spec.rope_scaling)
+            return LayerOnDevice(kind, non_expert, rope, block=block)

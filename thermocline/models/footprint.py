@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.")
 _ROUTED: Final = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.(weight|bias)$")
 _EMBEDDING: Final = "token_embd.weight"
+_LAYER_EMBEDDINGS: Final = "per_layer_token_embd.weight"
 _OUTPUT: Final = "output.weight"
 
 
@@ -100,11 +101,17 @@ def measure_footprint(tensors: Iterable[TensorInfo], router: RouterRule | None) 
     token_bytes = num_active = None
     if router is not None:
         is_tied = all(tensor.name != _OUTPUT for tensor in table)
-        lookups = [] if is_tied else [tensor for tensor in rest if tensor.name == _EMBEDDING]
+        looked_up = {_LAYER_EMBEDDINGS} if is_tied else {_LAYER_EMBEDDINGS, _EMBEDDING}
+        lookups = [tensor for tensor in rest if tensor.name in looked_up]
         unread_bytes = sum(tensor.nbytes - tensor.row_bytes for tensor in lookups)
         unused = sum(_num_weights([tensor]) - tensor.shape[-1] for tensor in lookups)
-        token_bytes = trunk_bytes - unread_bytes + router.used_of(experts_bytes)
-        num_active = num_rest - unused + router.used_of(num_routed)
+        pairs = [
+            (tensor, layer) for tensor in routed if (layer := _routed_layer(tensor)) is not None
+        ]
+        used_bytes = sum(router.used_of(tensor.nbytes, layer) for tensor, layer in pairs)
+        num_used = sum(router.used_of(_num_weights([tensor]), layer) for tensor, layer in pairs)
+        token_bytes = trunk_bytes - unread_bytes + used_bytes
+        num_active = num_rest - unused + num_used
     return Footprint(
         total_bytes=trunk_bytes + experts_bytes,
         trunk_bytes=trunk_bytes,

@@ -1,4 +1,7 @@
-"""Gemma 4: a dense and a routed feed-forward side by side, norms behind every part, windows with other heads."""
+"""Gemma 4: a dense and a routed feed-forward side by side, norms behind every part, windows with other heads.
+
+The small models have embeddings of each layer, and last layers that attend to the keys and values of earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,12 @@ from thermocline.kernels.weight import ExpertActivation
 from thermocline.kernels.whole_layer import (
     AttentionWeights,
     BranchNorms,
+    LayerEmbedding,
     LayerParts,
     MoeWeights,
     SharedExpert,
 )
-from thermocline.models.blocks import read_attention, read_head_norm
+from thermocline.models.blocks import read_attention, read_head_norm, read_query_norm
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.metadata import SpecReader
 from thermocline.models.rope import RopeRule
@@ -33,23 +37,22 @@ if TYPE_CHECKING:
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
     read = SpecReader(file)
-    read.require_none(
-        "the small models E2B and E4B have these: use gemma-4-26B-A4B or gemma-4-31B",
-        {
-            "attention.shared_kv_layers": "layers that reuse an earlier one's keys",
-            "embedding_length_per_layer_input": "embeddings of each layer",
-        },
+    read.require_alike(
+        "use a file whose layers have experts of one width",
+        "expert_used_count",
+        "expert_feed_forward_length",
     )
     read.require_equal("expert_gating_func", Gating.SOFTMAX)
     read.refuse_expert_scale()
     read.refuse_rope_scaling()
     num_layers, hidden = read.size("block_count"), read.size("embedding_length")
     kv_heads = read.sizes("attention.head_count_kv", num_layers)
+    widths = read.sizes("feed_forward_length", num_layers)
     if "blk.0.ffn_gate_inp.weight" in file.tensors:
         spec = read.decoder(normalize_top_k=True, num_kv_heads=max(kv_heads))
-        spec = replace(spec, shared_intermediate_size=read.size("feed_forward_length"))
+        spec = replace(spec, shared_intermediate_size=max(widths))
     else:
-        spec = read.dense_decoder(num_kv_heads=max(kv_heads))
+        spec = read.dense_decoder(num_kv_heads=max(kv_heads), width=max(widths))
     near_dim = read.size("attention.key_length_swa")
     read.require_equal("attention.value_length_swa", near_dim)
     kinds = tuple(
@@ -68,12 +71,31 @@ def read_spec(file: ModelFile) -> ModelSpec:
                 HeadShape(count, near_dim if kind is LayerKind.WINDOW else spec.head_dim)
                 for count, kind in zip(kv_heads, kinds, strict=True)
             ),
+            own_feed_forward_sizes=widths if len(set(widths)) > 1 else (),
+            own_kv_sources=_kv_sources(read, kinds),
+            layer_embedding_size=read.count("embedding_length_per_layer_input", default=0),
             own_rotary_dims=read.rotary_dims(spec.head_dim),
             window=WindowSpec(read.size("attention.sliding_window"), near),
             embedding_scale=float(np.sqrt(np.float32(hidden))),
             logit_softcap=read.positive_float("final_logit_softcapping", default=0.0, zero=0.0),
         )
     )
+
+
+def _kv_sources(read: SpecReader, kinds: tuple[LayerKind, ...]) -> tuple[int, ...]:
+    """Return by layer whose keys and values it attends to: for the last ones, those of the last before them of their kind."""
+    num_shared = read.count("attention.shared_kv_layers", default=0)
+    if not num_shared:
+        return ()
+    own = kinds[: max(0, len(kinds) - num_shared)]
+    last = {kind: index for index, kind in enumerate(own)}
+    if missing := set(kinds) - set(last):
+        raise read.bad(
+            "attention.shared_kv_layers",
+            f"is {num_shared}, of {len(kinds)} layers in all: no layer is left whose keys one with "
+            f"{missing.pop()} attends to",
+        )
+    return (*range(len(own)), *(last[kind] for kind in kinds[len(own) :]))
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
@@ -84,17 +106,22 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
         return weights.vector(f"{prefix}{name}.weight", hidden)
 
     attention, rope = _attention(weights, spec, index)
-    width = spec.shared_intermediate_size or spec.dense_intermediate_size
+    own = spec.at(index)
+    width = own.shared_intermediate_size or own.dense_intermediate_size
     shared = SharedExpert(weights.expert(prefix, "", width, hidden, ExpertActivation.GELU), None)
     name, scale = prefix + "layer_output_scale.weight", 1.0
     if name in weights:
         scale = float(weights.vector(name, 1)[0])
     end = PostNorm(gain("post_ffw_norm"), epsilon, scale)
-    routed, experts = None, None
+    routed, experts, embedding = None, None, None
+    if spec.layer_embedding_size:
+        # The scale is of all that the layer gives.
+        end, last = replace(end, scale=1.0), PostNorm(gain("post_norm"), epsilon, scale)
+        embedding = _embedding(weights, spec, prefix, last)
     if spec.has_experts:
         routed, experts = _routed(weights, spec, prefix, gain("pre_ffw_norm_2"))
         end = replace(end, parts=(gain("post_ffw_norm_1"), gain("post_ffw_norm_2")))
-    parts = LayerParts(attention, gain("ffn_norm"), epsilon, routed, shared, end)
+    parts = LayerParts(attention, gain("ffn_norm"), epsilon, routed, shared, end, embedding)
     return DecoderLayer(parts, rope, experts)
 
 
@@ -102,10 +129,15 @@ def _attention(
     weights: WeightMap, spec: ModelSpec, index: int
 ) -> tuple[AttentionWeights, RopeRule]:
     prefix, own = f"blk.{index}.", spec.at(index)
-    norm = replace(read_head_norm(weights, own, prefix), v_gain=np.ones(own.head_dim, np.float32))
+    reads_others = index in spec.kv_sources
+    if reads_others:
+        norm = read_query_norm(weights, own, prefix)
+    else:
+        norm = read_head_norm(weights, own, prefix)
+        norm = replace(norm, v_gain=np.ones(own.head_dim, np.float32))
     post = weights.vector(prefix + "post_attention_norm.weight", spec.hidden_size)
     attention = replace(
-        read_attention(weights, own, prefix, may_lack_values=True),
+        read_attention(weights, own, prefix, may_lack_values=True, reads_others=reads_others),
         head_norm=norm,
         post_norm=PostNorm(post, spec.rms_epsilon),
         scale=1.0,
@@ -115,6 +147,12 @@ def _attention(
     factors = weights.positive("rope_freqs.weight", spec.rotary_dims // 2)
     rope = RopeRule(spec.rotary_dims, spec.rope_base, factors=tuple(factors.tolist()))
     return attention, rope
+
+
+def _embedding(weights: WeightMap, spec: ModelSpec, prefix: str, norm: PostNorm) -> LayerEmbedding:
+    width, hidden = spec.layer_embedding_size, spec.hidden_size
+    gate = weights.matrix(prefix + "inp_gate.weight", width, hidden)
+    return LayerEmbedding(gate, weights.matrix(prefix + "proj.weight", hidden, width), norm)
 
 
 def _routed(

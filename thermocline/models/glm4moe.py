@@ -37,3 +37,8 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     if prefix + "attn_q_norm.weight" in weights:
         attention = replace(attention, head_norm=read_head_norm(weights, spec, prefix))
     return mixed_layer(weights, spec, index, attention, norm="post_attention_norm")
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. It is a routed layer."""
+    return read_layer(weights, spec, index)

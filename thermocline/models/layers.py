@@ -5,6 +5,7 @@ Each function treats every token by itself, so that results do not depend on the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache, PostNorm
     from thermocline.kernels.recurrent_contract import RecurrentStates
-    from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import (
         AttentionWeights,
         DeltaWeights,
         LatentWeights,
+        LayerEmbedding,
         LayerParts,
         OutputGate,
         RecurrentWeights,
@@ -101,15 +103,12 @@ def attend(
     """Return x [T, D] plus attention over it; appends the chunk's keys and values to `cache`."""
     dense, prompt = kernels.dense, chunk.is_prompt
     normed = dense.rms_norm(x, weights.norm, weights.head_norm.epsilon)
-    if weights.v is weights.k:
-        q, k = kernels.multiply_all((weights.q, weights.k), normed, prompt=prompt)
-        products: tuple[FloatArray, ...] = (q, k, k)
-    else:
-        products = kernels.multiply_all((weights.q, weights.k, weights.v), normed, prompt=prompt)
+    q, *rest = kernels.multiply_all(_distinct(weights), normed, prompt=prompt)
     gates = None
     if weights.gate is not None:
-        products, gates = _split_gates(kernels, weights.gate, products, normed, cache, prompt)
-    q, k, v = _heads(dense, weights, products, cache.shape.head_dim)
+        q, gates = _split_gates(kernels, weights.gate, q, normed, cache, prompt)
+    q, *rest = _heads(dense, weights, (q, *rest), cache.shape.head_dim)
+    k, v = (rest[0], rest[-1]) if rest else (None, None)
     places = chunk.places(window=weights.window > 0)
     dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, places.slots)
     rule = Attending(weights.scale, window=weights.window, sinks=weights.sinks)
@@ -247,53 +246,67 @@ def _rounds(chunk: Chunk, states: RecurrentStates) -> Iterator[IntArray]:
                 copy_state(states, source, target)
 
 
+def _distinct(weights: AttentionWeights) -> tuple[Weight, ...]:
+    """Return q alone, q and k where values are the keys, or q, k and v."""
+    if weights.k is None or weights.v is None:
+        return (weights.q,)
+    if weights.v is weights.k:
+        return weights.q, weights.k
+    return weights.q, weights.k, weights.v
+
+
 def _split_gates(
     kernels: Kernels,
     gate: OutputGate,
-    products: tuple[FloatArray, ...],
+    q: FloatArray,
     normed: FloatArray,
     cache: LayerCache,
     prompt: bool,
-) -> tuple[tuple[FloatArray, ...], FloatArray]:
-    """Return q, k and v without the gate's rows, and the gate [T * heads, 1 or head_dim]."""
-    q, k, v = products
+) -> tuple[FloatArray, FloatArray]:
+    """Return q without the gate's rows, and the gate [T * heads, 1 or head_dim]."""
     head_dim = cache.shape.head_dim
     if gate.weight is None:
         pairs = q.reshape(-1, 2, head_dim)
         own = np.ascontiguousarray(pairs[:, 0]).reshape(len(q), -1)
-        return (own, k, v), np.ascontiguousarray(pairs[:, 1])
+        return own, np.ascontiguousarray(pairs[:, 1])
     gates = kernels.matmul(gate.weight, normed, prompt=prompt)
     num_heads = q.shape[1] // head_dim
-    return products, gates.reshape(len(q) * num_heads, -1)
+    return q, gates.reshape(len(q) * num_heads, -1)
 
 
 def _heads(
     dense: DenseKernels, weights: AttentionWeights, products: tuple[FloatArray, ...], head_dim: int
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return q, k and v [T, heads, head_dim], with biases and the norm over all heads where there are any."""
-    q, k, v = products
+) -> list[FloatArray]:
+    """Return the products of q, k and v [T, heads, head_dim], with biases and the norm over all heads where there are any."""
+    found = list(products)
     if weights.biases is not None:
-        for product, bias in zip((q, k, v), weights.biases, strict=True):
+        for product, bias in zip(found, weights.biases, strict=True):
             product += bias
     if weights.wide_norm is not None:
         epsilon = weights.head_norm.epsilon
-        q, k = (
-            dense.rms_norm(product, gain, epsilon)
-            for product, gain in zip((q, k), weights.wide_norm, strict=True)
-        )
-    shape = (len(q), -1, head_dim)
-    return q.reshape(shape), k.reshape(shape), v.reshape(shape)
+        for index, gain in enumerate(weights.wide_norm):
+            found[index] = dense.rms_norm(found[index], gain, epsilon)
+    return [product.reshape(len(product), -1, head_dim) for product in found]
 
 
-def route(kernels: Kernels, parts: LayerParts, x: FloatArray, *, prompt: bool) -> Routed:
+def route(
+    kernels: Kernels,
+    parts: LayerParts,
+    x: FloatArray,
+    *,
+    prompt: bool,
+    embedded: FloatArray | None = None,
+) -> Routed:
     """Return the routing of the residual stream x [T, D], and x with the shared expert added.
 
     The shared expert is added first: the order of additions is the same wherever routed experts are computed.
+    embedded: float32 [T, width] of a layer with embeddings of tokens.
     """
     if parts.norm is None:
         return Routed(x, x, _no_routing(len(x)))
     if parts.end is not None:
-        return _route_branches(kernels, parts, parts.end, x, prompt)
+        routed = _route_branches(kernels, parts, parts.end, x, prompt)
+        return routed if embedded is None else _embedded(kernels, parts, routed, embedded, prompt)
     dense = kernels.dense
     normed = dense.rms_norm(x, parts.norm, parts.epsilon)
     residual = x
@@ -333,6 +346,34 @@ def _route_branches(
     routing = Routing(*dense.route(kernels.matmul(routed.router, router_input), routed.rule))
     ending = LayerEnding(x, partial(dense.add_normed, x, shared, norm=end))
     return Routed(np.zeros_like(x), experts_input, routing, ending)
+
+
+def _embedded(
+    kernels: Kernels, parts: LayerParts, routed: Routed, embedded: FloatArray, prompt: bool
+) -> Routed:
+    """Return what a layer gives, with what it adds of its embeddings of the tokens at its end."""
+    assert parts.embedding is not None, "embeddings that no layer takes"
+    add = partial(add_embedding, kernels, parts.embedding, embedded=embedded, prompt=prompt)
+    ending = routed.ending
+    if ending is None:
+        return routed._replace(residual=add(routed.residual))
+    finish = ending.finish
+    return routed._replace(ending=replace(ending, finish=lambda sums: add(finish(sums))))
+
+
+def add_embedding(
+    kernels: Kernels,
+    part: LayerEmbedding,
+    x: FloatArray,
+    *,
+    embedded: FloatArray,
+    prompt: bool,
+) -> FloatArray:
+    """Return x [T, D] with what a layer adds of its embeddings of the tokens [T, width]; see `LayerEmbedding`."""
+    gates = kernels.matmul(part.gate, x, prompt=prompt)
+    gated = kernels.dense.gate(embedded, gates, Activation.GELU)
+    added = kernels.matmul(part.up, gated, prompt=prompt)
+    return kernels.dense.add_normed(x, added, None, part.norm)
 
 
 def _no_routing(num_tokens: int) -> Routing:

@@ -28,6 +28,7 @@ def lone_cache(
         block_tokens,
         cache_type,
         own_blocks=dict.fromkeys(spec.keyless_layers, 0),
+        sources=spec.kv_sources,
     )
     states = None if spec.state is None else StatePool(spec.recurrent_layers, 1, spec.state)
     return SequenceCache(pool, states)

@@ -21,12 +21,13 @@ from thermocline.models.rope import LinearScaling, RopeScaling, Yarn
 from thermocline.models.spec import NO_EXPERTS, ModelSpec, RouterRule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from thermocline.kernels.delta_contract import DeltaShape
     from thermocline.modelfile.reader import ModelFile
 
-_RERANKING_HEAD: Final = "cls.output.weight"
+RERANKING_HEAD: Final = "cls.output.weight"
+"""The matrix of a reranker's outputs, of which the softmax's first is the score."""
+_RERANKERS: Final = ("qwen3",)
+_PAIRS: Final = "tokenizer.chat_template.rerank"
 _FIX = "convert or download the model again"
 # Far above any published model: a larger value means that the file is damaged.
 _MAX_SIZE = 1 << 24
@@ -269,15 +270,9 @@ class SpecReader:
         if value != expected:
             raise self._unsupported(f"{self._prefix}{key} = {value} (only {expected} is supported)")
 
-    def require_none(self, fix: str, parts: Mapping[str, str]) -> None:
-        """Refuse the file if one of these counts is not 0. parts: what each key counts, in words; fix: what can be done."""
-        found = [
-            f"{what} ({self._prefix}{key} = {count})"
-            for key, what in parts.items()
-            if (count := self.count(key, default=0))
-        ]
-        if found:
-            raise self._unsupported(", and ".join(found), fix)
+    def bad(self, key: str, what: str) -> ModelFileError:
+        """Return the error of a key whose value does not go with others. what: a sentence about it without its subject."""
+        return self._bad(f"{self._prefix}{key} {what}")
 
     def require_alike(self, fix: str, *keys: str) -> None:
         """Refuse the file if one of these keys has a number for each layer. fix: what can be done."""
@@ -328,12 +323,17 @@ class SpecReader:
         if value not in (0.0, 1.0):
             raise self._unsupported(f"{self._prefix}expert_weights_scale = {value}")
 
-    def dense_decoder(self, *, num_kv_heads: int | None = None) -> ModelSpec:
-        """Return the same dimensions of a model without routed experts, checked. num_kv_heads: as for `decoder`."""
+    def dense_decoder(
+        self, *, num_kv_heads: int | None = None, width: int | None = None
+    ) -> ModelSpec:
+        """Return the same dimensions of a model without routed experts, checked.
+
+        num_kv_heads: as for `decoder`; width: the feed-forward's largest, where layers differ.
+        """
         if self.count("expert_count", default=0):
             raise self._unsupported(f"{self._prefix}expert_count, in this architecture")
         spec = self._decoder(NO_EXPERTS, 0, None, num_kv_heads)
-        width = self.size("feed_forward_length")
+        width = width or self.size("feed_forward_length")
         return replace(spec, num_dense_layers=spec.num_layers, dense_intermediate_size=width)
 
     def decoder(
@@ -343,14 +343,16 @@ class SpecReader:
         num_heads: int | None = None,
         num_kv_heads: int | None = None,
         epsilon: float | None = None,
+        used: int | None = None,
+        width: int | None = None,
     ) -> ModelSpec:
         """Return the dimensions by the keys that all architectures share, checked.
 
-        num_heads, num_kv_heads: the largest, where layers differ. epsilon: where another key may hold it.
+        num_heads, num_kv_heads, used, width: the largest, where layers differ. epsilon: where another key may hold it.
         """
-        used = self.size("expert_used_count")
+        used = used or self.size("expert_used_count")
         router = self._router(used, normalize_top_k)
-        width = self.expert_intermediate_size(used)
+        width = width or self.expert_intermediate_size(used)
         return self._decoder(router, width, num_heads, num_kv_heads, epsilon)
 
     def _decoder(
@@ -365,6 +367,7 @@ class SpecReader:
         heads = self.size("attention.head_count") if num_heads is None else num_heads
         num_layers = self.size("block_count")
         head_dim = self.size("attention.key_length", default=hidden // heads)
+        pooling = self._pooling()
         if not self._is_latent:
             self.require_equal("attention.value_length", head_dim)
         return self.checked(
@@ -384,7 +387,8 @@ class SpecReader:
                 rope_scaling=self.rope_scaling(),
                 expert_intermediate_size=expert_width,
                 router=router,
-                own_pooling=self._pooling(),
+                own_pooling=pooling,
+                num_scores=self._num_scores(pooling),
             )
         )
 
@@ -456,12 +460,23 @@ class SpecReader:
         value = self._metadata.get_int(name)
         if value not in tuple(Pooling):
             raise self._unsupported(f"{name} = {value}")
-        if value == Pooling.RANK and _RERANKING_HEAD in self._file.tensors:
-            raise self._unsupported(
-                f"{_RERANKING_HEAD}, the head of a reranker, which scores pairs of texts and writes none",
-                "use the family's model for text, or for embeddings",
-            )
         return Pooling(value)
+
+    def _num_scores(self, pooling: Pooling | None) -> int:
+        """Return how many outputs a reranker's head has; 0 for a model of text."""
+        head = self._file.tensors.get(RERANKING_HEAD)
+        if pooling is not Pooling.RANK or head is None:
+            return 0
+        what = (
+            f"{RERANKING_HEAD}, the head of a reranker, which scores pairs of texts and writes none"
+        )
+        if self._file.architecture not in _RERANKERS:
+            fix = "use Qwen3-Reranker, or the family's model for text or for embeddings"
+            raise self._unsupported(what, fix)
+        if _PAIRS not in self._metadata:
+            fix = f"convert the model again with a current converter, which writes {_PAIRS}"
+            raise self._unsupported(f"{what}, without the form of a pair", fix)
+        return head.shape[0]
 
     def _count(self, key: str, default: int | None, *, least: int) -> int:
         name = self._prefix + key

@@ -30,3 +30,8 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
         for part in ("alpha", "beta")
     )
     return hybrid_layer(weights, spec, index, (alpha, beta))
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. It attends, whatever the interval says."""
+    return hybrid_layer(weights, spec, index, None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.models.blocks import read_attention, read_head_norm, routed_layer
+from thermocline.models.blocks import dense_layer, read_attention, read_head_norm, routed_layer
 from thermocline.models.metadata import SpecReader
 
 if TYPE_CHECKING:
+    from thermocline.kernels.whole_layer import AttentionWeights
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
     from thermocline.models.spec import ModelSpec
@@ -21,13 +22,24 @@ def read_spec(file: ModelFile) -> ModelSpec:
     read.refuse_expert_scale()
     spec = read.decoder(normalize_top_k=True)
     read.require_equal("rope.dimension_count", spec.head_dim)
-    return spec
+    num_layers, extra = read.decoder_layers(spec.num_layers)
+    return replace(spec, num_layers=num_layers, num_predict_layers=extra)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
+    return routed_layer(weights, spec, index, _attention(weights, spec, f"blk.{index}."))
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. Only the packaged demo model has one, without experts."""
     prefix = f"blk.{index}."
-    attention = replace(
+    width = weights.num_rows(f"{prefix}ffn_gate.weight", spec.hidden_size)
+    spec = replace(spec, dense_intermediate_size=width)
+    return dense_layer(weights, spec, index, _attention(weights, spec, prefix))
+
+
+def _attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> AttentionWeights:
+    return replace(
         read_attention(weights, spec, prefix), head_norm=read_head_norm(weights, spec, prefix)
     )
-    return routed_layer(weights, spec, index, attention)

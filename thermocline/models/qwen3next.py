@@ -32,3 +32,8 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     rows = np.arange(2 * heads, dtype=np.int32).reshape(groups, 2, -1)
     beta, alpha = (weights.part(both, rows[:, part].reshape(-1)) for part in (0, 1))
     return hybrid_layer(weights, spec, index, (alpha, beta))
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. It attends, whatever the interval says."""
+    return hybrid_layer(weights, spec, index, None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from difflib import get_close_matches
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from thermocline.errors import UnsupportedModelError
 from thermocline.models.decoder import Decoder
+from thermocline.models.next_token_block import NextTokenBlock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,6 +77,14 @@ class Architecture(Protocol):
         ...
 
 
+class DraftingArchitecture(Architecture, Protocol):
+    """What the module of an architecture has besides, whose blocks behind the last layer can draft."""
+
+    def read_next_block(self, weights: WeightMap, spec: ModelSpec, index: int, /) -> DecoderLayer:
+        """Return the layer that is in block `index`, behind the last layer. Raises ModelError."""
+        ...
+
+
 def read_spec(file: ModelFile) -> ModelSpec:
     """Return the model's dimensions from its metadata. Raises ModelError."""
     return _architecture(file).read_spec(file)
@@ -85,6 +94,26 @@ def open_model(file: ModelFile, kernels: Kernels) -> Model:
     """Return the model over the mapped `file`. Raises ModelError."""
     architecture = _architecture(file)
     return Decoder(file, kernels, architecture.read_spec(file), architecture.read_layer)
+
+
+def can_draft(file: ModelFile, spec: ModelSpec) -> bool:
+    """Whether `open_next_block` opens a block of this file, as far as its header tells."""
+    return spec.num_predict_layers == 1 and hasattr(_architecture(file), "read_next_block")
+
+
+def open_next_block(file: ModelFile, kernels: Kernels) -> NextTokenBlock:
+    """Return the block of the mapped `file` that guesses further tokens. Raises ModelError, also where it has none."""
+    architecture = _architecture(file)
+    spec = architecture.read_spec(file)
+    if not can_draft(file, spec):
+        raise UnsupportedModelError(
+            file.path,
+            "drafting needs a block that guesses further tokens",
+            unsupported=(f"{spec.num_predict_layers} such blocks of {file.architecture}",),
+            fix="leave mtp out of --speculate, or use a file that was converted with its block",
+        )
+    drafting = cast("DraftingArchitecture", architecture)
+    return NextTokenBlock(file, kernels, spec, drafting.read_next_block)
 
 
 def _architecture(file: ModelFile) -> Architecture:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 from thermocline.config import MemoryConfig
 from thermocline.kv.blocks import window_blocks
 from thermocline.models.footprint import measure_footprint
+from thermocline.models.layer_embeddings import PROJECTION, TABLE
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from thermocline.kernels.cache_format import CacheType
     from thermocline.modelfile.layout import TensorInfo
@@ -39,7 +40,8 @@ class LayerSizes:
     0 where the layer keeps none. expert: one routed expert, 0 without. layout: the formats of an expert's
     matrices; experts of one layout take slots of one size. state: the state of one sequence in a
     recurrent layer. With a sliding window, max_kv_tokens is the most tokens of a sequence whose keys and values are
-    kept, and window how many tokens one attends to, itself included.
+    kept, and window how many tokens one attends to, itself included. read_per_token: what kv_per_token is of the layer
+    whose keys and values this one attends to, where they are another's.
     """
 
     non_expert: int
@@ -49,6 +51,12 @@ class LayerSizes:
     state: int = 0
     max_kv_tokens: int | None = None
     window: int | None = None
+    read_per_token: int = 0
+
+    @property
+    def seen_per_token(self) -> int:
+        """Keys and values of one token that attention reads, whoever keeps them."""
+        return self.kv_per_token + self.read_per_token
 
     def seen(self, num_tokens: int) -> int:
         """Return how many of `num_tokens` the last one attends to."""
@@ -65,7 +73,7 @@ class ModelSizes:
     """Bytes of one model, and how many experts a token uses of each layer.
 
     output: the head's matrix and norm; a tied head's matrix is the embedding table, which then counts here.
-    embedding: the table, where it is not the head's matrix too.
+    embedding: the table, where it is not the head's matrix too, and that of the layers' own embeddings.
     """
 
     layers: tuple[LayerSizes, ...]
@@ -73,6 +81,7 @@ class ModelSizes:
     output: int
     num_experts: int
     num_used: int
+    """Rounded, where layers differ."""
     hidden_size: int
 
     @property
@@ -110,6 +119,30 @@ class ModelSizes:
         return sum(layer.kv(num_tokens) for layer in self.layers)
 
 
+@dataclass(frozen=True, slots=True)
+class NextBlockSizes:
+    """Bytes of a block behind the last layer, which drafts tokens.
+
+    weights: its tensors. cache_block: what it keeps for each block of the trunk's cache: keys,
+    values, and a state.
+    """
+
+    weights: int
+    cache_block: int
+
+
+def measure_next_block(
+    tensors: Iterable[TensorInfo], spec: ModelSpec, cache_type: CacheType, block_tokens: int
+) -> NextBlockSizes:
+    """Return the sizes of the blocks of `tensors` that are behind the last layer."""
+    blocks = ((tensor, _LAYER.match(tensor.name)) for tensor in tensors)
+    weights = sum(
+        tensor.nbytes for tensor, block in blocks if block and int(block[1]) >= spec.num_layers
+    )
+    kept = block_tokens * spec.next_block_shape.token_bytes(cache_type) + 4 * spec.hidden_size
+    return NextBlockSizes(weights, kept)
+
+
 def measure_sizes(
     tensors: Iterable[TensorInfo],
     spec: ModelSpec,
@@ -124,11 +157,15 @@ def measure_sizes(
     """
     table = tuple(tensors)
     non_expert, formats = [0] * spec.num_layers, defaultdict[int, list[str]](list)
-    embedding = output = 0
+    embedding = of_layers = output = 0
     for tensor in table:
         match = _LAYER.match(tensor.name)
         if tensor.name == _EMBEDDING:
             embedding = tensor.nbytes
+        elif tensor.name == TABLE:
+            of_layers = tensor.nbytes
+        elif tensor.name == PROJECTION:  # each layer's rows
+            non_expert = [nbytes + tensor.nbytes // spec.num_layers for nbytes in non_expert]
         elif tensor.name in _OUTPUTS or match is None:
             output += tensor.nbytes
         elif int(match[1]) < spec.num_layers:
@@ -139,16 +176,19 @@ def measure_sizes(
                 non_expert[int(match[1])] += tensor.nbytes
     if all(tensor.name != _OUTPUTS[0] for tensor in table):
         embedding, output = 0, output + embedding
+    embedding += of_layers
     expert_bytes = measure_footprint(table, spec.router).expert_bytes
     recurrent, windows = set(spec.recurrent_layers), set(spec.window_layers)
-    keyless = set(spec.keyless_layers)
+    keyless, sources = set(spec.keyless_layers), spec.kv_sources
+    kv_bytes = [shape.token_bytes(cache_type) for shape in spec.kv_shapes]
     max_kv_tokens = None if spec.window is None else _max_kv_tokens(spec.window, in_flight_tokens)
     layers = tuple(
         LayerSizes(
             non_expert=non_expert[n],
-            kv_per_token=0 if n in keyless else spec.kv_shapes[n].token_bytes(cache_type),
+            kv_per_token=0 if n in keyless else kv_bytes[n],
+            read_per_token=kv_bytes[n] if n in sources else 0,
             expert=expert_bytes[n] if n < len(expert_bytes) else 0,
-            layout=" ".join(sorted(formats[n])),
+            layout=_layout(formats[n], spec, n),
             state=spec.state.num_bytes if spec.state is not None and n in recurrent else 0,
             max_kv_tokens=max_kv_tokens if n in windows else None,
             window=spec.window.num_tokens if spec.window is not None and n in windows else None,
@@ -161,9 +201,15 @@ def measure_sizes(
         embedding,
         output,
         router.num_experts,
-        router.num_experts_used,
+        router.typical_used,
         spec.hidden_size,
     )
+
+
+def _layout(formats: Sequence[str], spec: ModelSpec, layer: int) -> str:
+    """Return the name of a layer's layout: formats by role, and the width where layers differ in it."""
+    widths = [f"width:{spec.own_expert_sizes[layer]}"] if spec.own_expert_sizes and formats else []
+    return " ".join([*sorted(formats), *widths])
 
 
 def _max_kv_tokens(window: WindowSpec, in_flight_tokens: int) -> int:

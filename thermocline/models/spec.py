@@ -35,10 +35,25 @@ class RouterRule:
     """Only experts of the best groups are chosen from."""
     group_best: int = 2
     """A group is judged by the sum of so many of its best experts: one or two."""
+    own_used: tuple[int, ...] = ()
+    """By layer, how many experts a token uses, where that differs; num_experts_used is the most."""
 
-    def used_of(self, amount: int) -> int:
-        """Return how much of what all routed experts have a token uses."""
-        return amount * self.num_experts_used // self.num_experts if self.num_experts else 0
+    def at(self, layer: int) -> RouterRule:
+        """Return the rule with the number of one layer as everyone's."""
+        if layer >= len(self.own_used):  # everyone's, also of blocks behind the last layer
+            return self
+        return replace(self, num_experts_used=self.own_used[layer], own_used=())
+
+    @property
+    def typical_used(self) -> int:
+        """How many experts a token uses of a layer on average, rounded."""
+        counts = [count for count in self.own_used if count]
+        return round(sum(counts) / len(counts)) if counts else self.num_experts_used
+
+    def used_of(self, amount: int, layer: int) -> int:
+        """Return how much of what all routed experts of a layer have a token uses."""
+        used = self.at(layer).num_experts_used
+        return amount * used // self.num_experts if self.num_experts else 0
 
 
 NO_EXPERTS: Final = RouterRule(0, 0, normalize_top_k=False)
@@ -120,6 +135,8 @@ class ModelSpec:
     """All layers without routed experts, where they are not the first ones."""
     expert_activation: ExpertActivation = ExpertActivation.SILU
     """What routed experts compute."""
+    own_expert_sizes: tuple[int, ...] = ()
+    """By layer, the width of routed experts, where they differ; expert_intermediate_size is the largest."""
     own_expert_hidden_size: int = 0
     """Width of what routed experts take and give; 0 is the hidden size."""
     shared_intermediate_size: int = 0
@@ -136,14 +153,23 @@ class ModelSpec:
     """Heads by layer, where they differ; num_heads is the most."""
     own_kv_shapes: tuple[HeadShape, ...] = ()
     """Heads of keys and values by layer, where they differ; alike in all layers of a kind."""
+    own_kv_sources: tuple[int, ...] = ()
+    """By layer, whose keys and values it attends to: its own, or those of an earlier layer of its kind; none where every
+    layer has its own."""
+    layer_embedding_size: int = 0
+    """Width of the embedding that each layer has of each token; 0 without such."""
     dense_intermediate_size: int = 0
     """Width of the feed-forward of layers without routed experts."""
+    own_feed_forward_sizes: tuple[int, ...] = ()
+    """By layer, the width of the feed-forward that every token takes, where they differ."""
     num_predict_layers: int = 0
-    """Blocks after the last layer that predict further tokens; they are left out."""
+    """Blocks after the last layer that predict further tokens; layers do not count them."""
+    next_block_centers: bool = False
+    """Whether such a block's last norm takes the mean off first."""
     recurrent: DeltaShape | ShortConvShape | MambaShape | None = None
+    """What recurrent layers compute."""
     logit_softcap: float = 0.0
     """Logits become softcap * tanh(logit / softcap); 0 leaves them."""
-    """What recurrent layers compute."""
     output_norm: str = "output_norm.weight"
     """The tensor of the last norm's gains."""
     latent: LatentSpec | None = None
@@ -159,6 +185,8 @@ class ModelSpec:
 
     own_pooling: Pooling | None = None
     """How the file says that embeddings are made."""
+    num_scores: int = 0
+    """Outputs of a reranker's head; 0 for a model of text."""
 
     @property
     def pooling(self) -> Pooling:
@@ -187,15 +215,41 @@ class ModelSpec:
             self.own_kv_shapes or (HeadShape(self.num_kv_heads, self.head_dim),) * self.num_layers
         )
 
+    @property
+    def next_block_shape(self) -> HeadShape:
+        """Heads of keys and values of a block that predicts further tokens: those of layers that keep all tokens."""
+        return next(
+            (
+                shape
+                for kind, shape in zip(self.layer_kinds, self.kv_shapes, strict=True)
+                if kind is LayerKind.ATTENTION
+            ),
+            HeadShape(self.num_kv_heads, self.head_dim),
+        )
+
     def at(self, index: int) -> ModelSpec:
-        """Return the dimensions with the heads of one layer as everyone's."""
+        """Return the dimensions with the heads, the feed-forward and the experts of one layer as everyone's."""
         heads, shape = self.layer_heads, self.kv_shapes[index]
+        dense, shared = self.dense_intermediate_size, self.shared_intermediate_size
+        if widths := self.own_feed_forward_sizes:
+            dense, shared = (widths[index] if width else 0 for width in (dense, shared))
+        experts = self.own_expert_sizes
         return replace(
             self,
+            router=self.router.at(index),
+            expert_intermediate_size=experts[index] if experts else self.expert_intermediate_size,
+            dense_intermediate_size=dense,
+            shared_intermediate_size=shared,
             num_heads=heads[index] if heads else self.num_heads,
             num_kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
         )
+
+    @property
+    def kv_sources(self) -> dict[LayerIndex, LayerIndex]:
+        """The layers that attend to the keys and values of an earlier one, and that one of each."""
+        pairs = enumerate(self.own_kv_sources)
+        return {LayerIndex(n): LayerIndex(source) for n, source in pairs if source != n}
 
     @property
     def expert_hidden_size(self) -> int:
@@ -214,8 +268,9 @@ class ModelSpec:
 
     @property
     def keyless_layers(self) -> tuple[LayerIndex, ...]:
-        """Layers that keep no keys and values: recurrent ones, and those without a mixer."""
-        return tuple(sorted((*self.recurrent_layers, *self._layers_of(LayerKind.NONE))))
+        """Layers that keep no keys and values: recurrent ones, those without a mixer, and readers of another's."""
+        without = (*self.recurrent_layers, *self._layers_of(LayerKind.NONE), *self.kv_sources)
+        return tuple(sorted(without))
 
     @property
     def recurrent_layers(self) -> tuple[LayerIndex, ...]:
@@ -230,7 +285,12 @@ class ModelSpec:
     @property
     def cpu_only(self) -> str:
         """What of its layers no device computes yet, so that their non-expert weights stay on the CPU; "" for nothing."""
-        return "products around experts" if self.expert_hidden_size != self.hidden_size else ""
+        found = (
+            (self.expert_hidden_size != self.hidden_size, "products around experts"),
+            (self.layer_embedding_size > 0, "embeddings of each layer"),
+            (bool(self.kv_sources), "attention to another layer's keys"),
+        )
+        return " and ".join(what for is_there, what in found if is_there)
 
     @property
     def attention_scale(self) -> float:

@@ -106,8 +106,17 @@ class WeightMap:
     ) -> StackedExperts:
         """Return the stacked experts `prefix`ffn_{gate,up,down}_exps, with biases where the file has them.
 
-        Gate and up may be one tensor, ffn_gate_up_exps, the rows of the gate first. Raises ModelFileError.
+        Gate and up may be one tensor, ffn_gate_up_exps, the rows of the gate first. Raises ModelFileError, and
+        UnsupportedModelError for a tensor per expert, as converters wrote until April 2024.
         """
+        if f"{prefix}ffn_up.0.weight" in self:
+            raise UnsupportedModelError(
+                self._file.path,
+                "the file has a tensor per expert, as converters wrote until April 2024",
+                unsupported=(f"{prefix}ffn_up.0.weight",),
+                fix="download a newer file of the model, or convert its checkpoint again; llama-quantize can not "
+                "rewrite such a file, which llama.cpp does not read any more either",
+            )
         if f"{prefix}ffn_gate_up_exps.weight" in self:
             found = self._fused_experts(prefix, num_experts, intermediate, hidden, activation)
         else:
@@ -236,9 +245,13 @@ class WeightMap:
         """Let the tensors whose names begin so count as taken."""
         self._taken.update(name for name in self._file.tensors if name.startswith(prefix))
 
-    def finish(self) -> None:
-        """Refuse the file if it has tensors that were not taken: they would change the result."""
-        rest = sorted(set(self._file.tensors) - self._taken)
+    def finish(self, prefix: str = "") -> None:
+        """Refuse the file if it has tensors that were not taken: they would change the result.
+
+        prefix: of the names that count.
+        """
+        rest = sorted(name for name in self._file.tensors if name.startswith(prefix))
+        rest = [name for name in rest if name not in self._taken]
         if rest:
             raise UnsupportedModelError(
                 self._file.path,

@@ -11,6 +11,7 @@ import numpy as np
 
 from thermocline.errors import ReaderTooSlowError
 from thermocline.messages import (
+    DraftFigures,
     FinishReason,
     PromptEmbedding,
     PromptLogits,
@@ -63,6 +64,8 @@ class Generation:
         self.params = params
         self.max_new_tokens = 0
         """Set once, when the scheduler accepts the request."""
+        self.drafts = DraftFigures()
+        """What speculation did for it so far; `Drafting` sets it."""
         self._sampler = Sampler(
             params,
             vocab_size=tokenizer.vocab_size,
@@ -71,6 +74,7 @@ class Generation:
             matcher=matcher,
             limit=_reasoning_limit(params.reasoning_budget, tokenizer),
         )
+        self._vocab_size = tokenizer.vocab_size
         self._end_ids = frozenset(params.stop_token_ids)
         if matcher is not None or not params.ignore_eos:
             self._end_ids |= tokenizer.end_ids
@@ -129,6 +133,19 @@ class Generation:
     def routed(self, start: int, chosen: ExpertIds) -> None:
         """Note the experts chosen for the tokens from position `start` on."""
         self._routing.append((start, chosen))
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of its prompt, and of its answer so far."""
+        return len(self.prompt) + len(self._output)
+
+    def num_possible(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens of a draft may follow the answer so far: others can not be chosen, or end it."""
+        for count, token_id in enumerate(tokens):
+            if not 0 <= token_id < self._vocab_size or token_id in self._end_ids:
+                tokens = tokens[:count]
+                break
+        return self._sampler.num_possible(self._output, tokens)
 
     def advance(self, logits: FloatArray) -> int | None:
         """Sample the next token from float32 [V] and publish it. Return None if it ended the request."""
@@ -210,7 +227,8 @@ class Generation:
         whole = np.full((num_tokens, *last.shape[1:]), -1, np.int16)
         for start, chosen in self._routing:
             whole[start : start + len(chosen)] = chosen
-        return whole
+        # Behind the answer are drafted tokens that were taken back. Others were overwritten since.
+        return whole[: max(len(self.prompt), self.num_known - 1)]
 
     def _note_first_token(self) -> None:
         if self._first_token_ns is None:
@@ -230,6 +248,7 @@ class Generation:
             num_prompt_tokens=len(self.prompt),
             num_output_tokens=len(self._output),
             num_cached_tokens=self._num_cached,
+            drafts=self.drafts,
         )
 
 

@@ -17,6 +17,7 @@ from thermocline.errors import (
 from thermocline.messages import FinishReason, SegmentKind
 from thermocline.pipeline.execution.queues import ChannelClosed
 from thermocline.pipeline.execution.runner import ChunkFailed
+from thermocline.speculation.contract import Verified
 from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.kv.lending import SegmentLending, SegmentMoves
     from thermocline.messages import Chunk, FloatArray, RequestId, StepResult
+    from thermocline.pipeline.drafting import Drafting
     from thermocline.pipeline.execution.runner import Runner
     from thermocline.pipeline.generation import Generation
     from thermocline.pipeline.scheduling.chunk_size_feedback import ChunkSizeFeedback
@@ -55,7 +57,7 @@ class Watch(Protocol):
 class StepLoop:
     """Drives a runner with what the scheduler plans."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a step has to do with, by name
         self,
         scheduler: Scheduler,
         runner: Runner,
@@ -64,11 +66,13 @@ class StepLoop:
         routing_log: RoutingLog | None = None,
         room: CacheRoom | None = None,
         watch: Watch | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """chunk_size: sets the size of prefill chunks beside decode steps; None leaves it as configured.
 
         routing_log: where the stages note the experts of requests that want to know them. room: what the cache shares
-        with experts; None where each has its own. watch: asked before a chunk's results are given out.
+        with experts; None where each has its own. watch: asked before a chunk's results are given out. drafting: gets
+        drafts for decode steps; None for none, ever.
         """
         self._scheduler = scheduler
         self._runner = runner
@@ -77,6 +81,8 @@ class StepLoop:
         self._routing_log = routing_log
         self._room = room
         self._watch = watch
+        self.drafting = drafting
+        """What gets drafts. Others only read its figures."""
         self._generations: dict[RequestId, Generation] = {}
         self._busy = BusyTime()
         self._closed = False
@@ -105,6 +111,8 @@ class StepLoop:
             raise copied_fault(self._fault)
         if self._closed:
             raise EngineClosedError("the engine is closed: open a new one")
+        if self.drafting is not None:
+            self.drafting.speculator.check(generation.options.speculate)
         generation.max_new_tokens = self._scheduler.submit(
             generation.request,
             generation.prompt,
@@ -112,6 +120,8 @@ class StepLoop:
             options=generation.options,
         )
         self._generations[generation.request] = generation
+        if self.drafting is not None:
+            self.drafting.begin(generation)
         self._fill()
 
     def abort(self, request: RequestId) -> bool:
@@ -175,6 +185,8 @@ class StepLoop:
             start_ns = self._recorder.now_ns()
             self._busy.begin(start_ns)
             self._take(result)
+            if self.drafting is not None:
+                await self.drafting.compute(self._generations, result.chunk)
             self._fill()
             end_ns = self._recorder.now_ns()
             self._busy.end(end_ns)
@@ -188,6 +200,8 @@ class StepLoop:
             is_decoding = self._scheduler.num_decoding > 0
             limit = self._chunk_size.chunk_tokens(is_decoding=is_decoding)
             self._scheduler.prompt_tokens_limit = limit
+        if self.drafting is not None and self._runner.has_credit:
+            self.drafting.offer(self._generations)
         while self._runner.has_credit:
             num_decoding = self._scheduler.num_decoding
             chunk = self._scheduler.plan()
@@ -201,6 +215,8 @@ class StepLoop:
             self._record_plan(chunk)
             if self._room is not None:
                 self._room.exchange(self._scheduler.exchange(self._room.lending))
+            if self.drafting is not None:
+                self.drafting.started(chunk, is_alone=not self._runner.num_in_flight)
             is_beside_answers = chunk.is_prompt and num_decoding > 0
             self._runner.inject(chunk, is_beside_answers=is_beside_answers)
 
@@ -222,14 +238,20 @@ class StepLoop:
             self._take_routing(result.chunk)
             return
         chunk = result.chunk
+        if self.drafting is not None:
+            self.drafting.computed(chunk)
         self._take_routing(chunk)
         self._report_prompts(result)
+        drafted = {each.request: each.num_drafted for each in chunk.segments if each.num_drafted}
         for request, row in self._scheduler.commit(chunk):
             if self._generations[request].max_new_tokens:
-                self._advance(request, result.logits[row])
+                num_drafted = drafted.get(request, 0)
+                self._advance(request, result.logits[row : row + 1 + num_drafted], num_drafted)
             else:
                 self._generations[request].end(FinishReason.LENGTH)
                 self._forget(request)
+        if self.drafting is not None:
+            self.drafting.taken(chunk)
 
     def _take_routing(self, chunk: Chunk) -> None:
         if self._routing_log is None or not chunk.wants_routing:
@@ -254,8 +276,31 @@ class StepLoop:
             states = None if result.states is None else result.states[of_states]
             generation.prompt_computed(num_computed, result.logits[rows], states)
 
-    def _advance(self, request: RequestId, logits: FloatArray) -> None:
-        generation = self._generations[request]
+    def _advance(self, request: RequestId, logits: FloatArray, num_drafted: int) -> None:
+        """Choose a request's next token, and as many more as were foreseen. logits: [1 + num_drafted, V]."""
+        generation, drafting = self._generations[request], self.drafting
+        position = generation.num_known - 1
+        if drafting is not None and num_drafted:
+            drafting.verify(generation, num_drafted)
+        tokens: list[int] = []
+        for row in logits:
+            token_id = self._choose(generation, row)
+            if token_id is None:
+                return
+            tokens.append(token_id)
+            if not self._scheduler.append(request, token_id):
+                break
+            if drafting is not None:
+                drafting.accept(generation)
+        if drafting is not None:
+            num_accepted = len(tokens) - 1
+            drafting.speculator.observe(
+                Verified(request, position, tuple(tokens), num_drafted, num_accepted)
+            )
+
+    def _choose(self, generation: Generation, logits: FloatArray) -> int | None:
+        """Return the next token of a request, None if it ended by that, or by an error."""
+        request = generation.request
         try:
             token_id = generation.advance(logits)
         except ThermoclineError as error:
@@ -269,8 +314,8 @@ class StepLoop:
         else:
             if token_id is None:
                 self._forget(request)
-            else:
-                self._scheduler.append(request, token_id)
+            return token_id
+        return None
 
     def _end_with_error(self, request: RequestId, error: ThermoclineError) -> None:
         generation = self._generations.get(request)
@@ -280,6 +325,8 @@ class StepLoop:
 
     def _forget(self, request: RequestId) -> None:
         del self._generations[request]
+        if self.drafting is not None:
+            self.drafting.end(request)
         self._scheduler.finish(request)
         self._runner.abandon(request)
 

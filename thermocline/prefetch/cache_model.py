@@ -1,8 +1,8 @@
 """Decides which experts should be in memory: a model of the page cache, with a budget of bytes. Pure.
 
 Prompt chunks use the layers in turn, so the layer just computed is needed last and is evicted first: a cyclic scan
-through a least-recently-used cache would hit nothing. During decode the least recently used experts are evicted.
-Knows no page, no kernel and no clock.
+through a least-recently-used cache would hit nothing. Behind a prompt's last chunk, and during decode, the experts go
+that were selected least by the last tokens. Knows no page, no kernel and no clock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thermocline.messages import ExpertIndex, IntArray
+    from thermocline.messages import ExpertIndex, FloatArray, IntArray
 
 _NEVER_VICTIM = np.iinfo(np.int64).max
-# A layer's distance outweighs every stamp.
-_DISTANCE_BITS = 40
+# The order of eviction, in one number: a layer's distance outweighs every heat, a heat outweighs every age.
+_AGE_BITS = 20
+_HEAT_BITS = 17
+_DISTANCE_BITS = _HEAT_BITS + _AGE_BITS
+HALF_LIFE_TOKENS = 128
+"""After so many tokens a selection counts half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class CacheAdmission:
 
 
 class CacheModel:
-    """Which experts are held, when each was last used, and which are evicted."""
+    """Which experts are held, how often and when each was last used, and which are evicted."""
 
     def __init__(self, expert_bytes: Sequence[int], num_experts: int, capacity_bytes: int) -> None:
         shape = (len(expert_bytes), num_experts)
@@ -45,6 +49,8 @@ class CacheModel:
         self._routed = np.flatnonzero(self._bytes)
         self._stamps: NDArray[np.int64] = np.zeros(shape, np.int64)  # 0: not held
         self._selected = np.zeros(shape, np.bool_)
+        # Selections per token, of the last tokens: the chance that the next one selects it.
+        self._heat: NDArray[np.float64] = np.zeros(shape)
         self._distances: NDArray[np.int64] = np.zeros(shape[0], np.int64)
         self._tick = 1
         self.capacity_bytes = capacity_bytes
@@ -79,15 +85,30 @@ class CacheModel:
             return layer
         return LayerIndex(int(self._routed[(self.place(layer) + distance) % len(self._routed)]))
 
-    def advance(self, positions: Sequence[LayerIndex]) -> None:
+    def advance(
+        self, positions: Sequence[LayerIndex], last_positions: Sequence[LayerIndex] = ()
+    ) -> None:
         """Begin a step. positions: the layers where prompts are now; none during pure decode.
 
-        What is used or admitted from here on is not evicted before the next step.
+        last_positions: of last chunks, behind which nothing of the prompt follows. What is used or admitted from here on
+        is not evicted before the next step.
         """
         self._tick += 1
         layers = np.arange(self.num_layers)
         ahead = [(layers - position) % self.num_layers for position in positions]
+        ahead += [
+            np.where(layers < position, self.num_layers, layers - position)
+            for position in last_positions
+        ]
         self._distances = np.min(ahead, axis=0) if ahead else np.zeros_like(self._distances)
+
+    def observe(
+        self, layer: LayerIndex, experts: IntArray, shares: FloatArray, num_tokens: int
+    ) -> None:
+        """Note which part of a chunk's tokens selected each of `experts`; float32 [n] as `experts`."""
+        kept = 0.5 ** (num_tokens / HALF_LIFE_TOKENS)
+        self._heat[layer] *= kept
+        self._heat[layer, experts] += (1 - kept) * shares
 
     def held(self, layer: LayerIndex, experts: IntArray) -> NDArray[np.bool_]:
         """Return which of `experts` are held."""
@@ -133,7 +154,11 @@ class CacheModel:
         return bool(self._selected[layer, expert] and self._stamps[layer, expert])
 
     def _evict(self, nbytes: int, distance: int) -> tuple[IntArray, int]:
-        score = self._stamps - (self._distances[:, None] << _DISTANCE_BITS)
+        ages = np.minimum(self._tick - self._stamps, (1 << _AGE_BITS) - 1)
+        # What was fetched for the next layer of a decode step has yet to be looked for there.
+        is_next = ~self._selected & (self._stamps == self._tick - 1)
+        heat = (np.where(is_next, 1.0, self._heat) * ((1 << _HEAT_BITS) - 1)).astype(np.int64)
+        score = (heat << _AGE_BITS) - ages - (self._distances[:, None] << _DISTANCE_BITS)
         keep = (self._stamps == 0) | (self._stamps == self._tick)
         keep |= (self._distances < distance)[:, None]
         if distance:

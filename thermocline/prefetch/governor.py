@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -67,8 +67,18 @@ class PrefetchStatistics:
     """Selected experts that were not requested before."""
     total_wasted_bytes: int
     """Bytes of experts that were requested and evicted without having been selected."""
+    is_resident: bool
+    """Whether all experts were in memory at the last look, by a sample of their pages."""
     layers: tuple[LayerPrediction, ...]
     """How well each layer's experts were predicted during decode."""
+
+
+class _Prompt(NamedTuple):
+    """Where a chunk was, at which hint, and whether more of its prompt follows."""
+
+    layer: LayerIndex
+    step: int
+    continues: bool
 
 
 class PrefetchGovernor:
@@ -100,8 +110,8 @@ class PrefetchGovernor:
         self._probe = probe
         self._hints: deque[PrefetchHint] = deque()
         self._changed = threading.Condition()
-        self._closed = self._planning = False
-        self._positions: dict[ChunkId, tuple[LayerIndex, int]] = {}
+        self._closed = self._planning = self._is_resident = False
+        self._prompts: dict[ChunkId, _Prompt] = {}
         self._num_steps = 0
         self._quiet_until_s = self._look_at_s = 0.0
         self._total_hints = self._total_dropped = self._total_needless = 0
@@ -110,7 +120,7 @@ class PrefetchGovernor:
         self._thread.start()
 
     def __repr__(self) -> str:
-        positions = {chunk: layer for chunk, (layer, _) in self._positions.items()}
+        positions = {chunk: prompt.layer for chunk, prompt in self._prompts.items()}
         return f"PrefetchGovernor({self._cache}, {self._readers}, {positions=})"
 
     @property
@@ -145,6 +155,7 @@ class PrefetchGovernor:
             total_late=self._total_late,
             total_misses=self._total_misses,
             total_wasted_bytes=self._total_wasted_bytes,
+            is_resident=self._is_resident,
             layers=self._predictor.scores(),
         )
 
@@ -188,26 +199,32 @@ class PrefetchGovernor:
             return hints
 
     def _looks_resident(self) -> bool:
-        """Update the room, and return whether all experts are in memory: twice a second at most."""
+        """Return whether all experts are in memory; updates that and the room, twice a second at most."""
         now_s = time.monotonic()
         if now_s < self._look_at_s:
-            return False
+            # Hints that came while it looked, before it could say so.
+            return self._is_resident
         self._look_at_s = now_s + _LOOK_EVERY_S
         self._cache.capacity_bytes = self._room_bytes()
         try:
-            is_resident = self._probe is not None and self._probe.is_resident()
+            self._is_resident = self._probe is not None and self._probe.is_resident()
         except OSError:
-            return False
-        if is_resident:
+            self._is_resident = False
+        if self._is_resident:
             self._quiet_until_s = self._look_at_s
             self._reads_non_expert = True
-        return is_resident
+        return self._is_resident
 
     def _plan(self, hint: PrefetchHint, *, is_stale: bool) -> None:
         """Act on one hint. A stale one's layer has been computed: it only updates statistics."""
         layer, selected = hint.layer, hint.experts
         self._move(hint)
-        self._cache.advance([position for position, _ in self._positions.values()])
+        prompts = self._prompts.values()
+        self._cache.advance(
+            [prompt.layer for prompt in prompts if prompt.continues],
+            [prompt.layer for prompt in prompts if not prompt.continues],
+        )
+        self._cache.observe(layer, selected, hint.shares, hint.num_tokens if len(selected) else 0)
         if not hint.streams:
             self._predictor.observe(layer, selected)
         pending = self._readers.pending(layer)
@@ -237,13 +254,13 @@ class PrefetchGovernor:
         self._num_steps += 1
         last = self._cache.routed_after(LayerIndex(0), -1)
         oldest = self._num_steps - _FORGOTTEN_ROUNDS * self._cache.num_routed
-        self._positions = {
-            chunk: (layer, step)
-            for chunk, (layer, step) in self._positions.items()
-            if layer < last and step >= oldest
+        self._prompts = {
+            chunk: prompt
+            for chunk, prompt in self._prompts.items()
+            if prompt.layer < last and prompt.step >= oldest
         }
         if hint.streams:
-            self._positions[hint.chunk] = (hint.layer, self._num_steps)
+            self._prompts[hint.chunk] = _Prompt(hint.layer, self._num_steps, hint.continues)
 
     def _cancel_stale(self, layer: LayerIndex, selected: IntArray, pending: set[ExpertKey]) -> None:
         """Cancel queued reads that were wrong for this layer, or are too late for the one before."""

@@ -76,7 +76,10 @@ def _non_expert_spans(file: ModelFile, catalog: ExpertCatalog) -> list[tuple[int
     found = []
     for info in file.tensors.values():
         span = ByteSpan(info.shard, info.offset, info.offset + info.nbytes)
-        is_table = info.name.startswith("token_embd") and has_output  # a row of it per token
+        # A row of it per token.
+        is_table = info.name.startswith("per_layer_token_embd") or (
+            info.name.startswith("token_embd") and has_output
+        )
         match = _LAYER.match(info.name)
         layer = catalog.num_layers if match is None else int(match[1])
         is_extra = (

@@ -286,6 +286,9 @@ class WorkerClient:
             self._begin(connection)
             self._serve(connection)
         except RemoteError as error:
+            # Before the calls are told: who knows of a failure finds the reason.
+            with self._lock:
+                self._last_error = error
             self._end(error)
             raise
         finally:

@@ -15,26 +15,33 @@ import numpy as np
 
 from thermocline.errors import EngineClosedError, RequestError
 from thermocline.sampling.grammar import grammar_text
+from thermocline.sampling.trial import GrammarTrials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from thermocline.child.process import ChildLimits
     from thermocline.sampling.constraint import Constraint
     from thermocline.sampling.logits import Logits
 
 R = TypeVar("R")
 
 _MAX_CACHED: Final = 32
+# Of the texts of cached grammars. One of 64 KiB takes 40 to 80 MB when it is compiled.
+_MAX_CACHED_CHARS: Final = 1 << 17
 _NUM_THREADS: Final = 2
 # `close` waits this long for a compilation.
 _JOIN_S: Final = 1.0
 _MAX_MESSAGE_CHARS: Final = 300
 
 # Limits of one grammar: about 10 ms of lexer work per step, 20 MB of lexer states.
-_STEP_FUEL: Final = 150_000
-_MAX_ROW_ITEMS: Final = 10_000
-_MAX_LEXER_STATES: Final = 20_000
-_MAX_GRAMMAR_SIZE: Final = 200_000
+_LIMITS: Final[dict[str, Any]] = {
+    "max_items_in_row": 10_000,
+    "step_lexer_fuel": 150_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
 
 # For each byte of a bit mask, what is added to the logits of its 8 tokens, the lowest bit first.
 _ALLOWED_BITS: Final = np.arange(256)[:, None] >> np.arange(8) & 1
@@ -72,6 +79,8 @@ class Matcher:
         self._consumed: list[int] = []
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
         self._row = np.empty((len(self._bits) * 4, 8), dtype=np.float32)
+        self._scout: Matcher | None = None
+        """Goes ahead for drafts. It fails alone where these make the grammar too complex."""
 
     def __repr__(self) -> str:
         return f"Matcher({len(self._consumed)} tokens)"
@@ -96,6 +105,25 @@ class Matcher:
         """Whether `output_ids` fulfil the constraint, and no token may follow them."""
         self._follow(output_ids)
         return bool(self._compiled.is_stopped())
+
+    def num_possible(self, output_ids: Sequence[int], tokens: Sequence[int]) -> int:
+        """Return how many of `tokens` may follow `output_ids`, one after another. Changes nothing, and raises nothing."""
+        if not tokens:
+            return 0
+        if self._scout is None:
+            self._scout = Matcher(self._compiled.deep_copy(), self._vocab_size, self._param)
+            self._scout._consumed = [*self._consumed]  # noqa: SLF001 - a copy of this one
+        return self._scout._num_valid(output_ids, tokens)  # noqa: SLF001 - the same class
+
+    def _num_valid(self, output_ids: Sequence[int], tokens: Sequence[int]) -> int:
+        if self._compiled.is_error():
+            return 0
+        try:
+            self._follow(output_ids)
+        except RequestError:
+            return 0
+        count = int(self._compiled.validate_tokens(list(tokens)))
+        return 0 if self._compiled.is_error() else count
 
     def _follow(self, output_ids: Sequence[int]) -> None:
         """Move the compiled grammar to the place after `output_ids`."""
@@ -125,8 +153,13 @@ class Matcher:
 class Grammars:
     """Compiles constraints for one vocabulary, in threads of its own, and caches the latest ones."""
 
-    def __init__(self, tokenizer: GrammarTokenizer) -> None:
+    def __init__(self, tokenizer: GrammarTokenizer, trials: GrammarTrials | None = None) -> None:
+        """trials: where constraints of others are compiled first, in a child that is killed when it takes too long.
+
+        They are closed with this object.
+        """
         self._tokenizer = tokenizer
+        self._trials = trials
         self._lock = threading.Lock()
         self._table_lock = threading.Lock()
         self._table: Any = None
@@ -153,6 +186,8 @@ class Grammars:
             self._closed = True
         for _ in self._threads:
             self._jobs.put(None)
+        if self._trials is not None:
+            self._trials.close()
         for thread in self._threads:
             thread.join(_JOIN_S)
 
@@ -198,22 +233,18 @@ class Grammars:
                 self._cached.move_to_end(constraint)
                 return found
         text = grammar_text(constraint)
+        if not self._tokenizer.end_ids:
+            raise RequestError("this model has no end token: ask for an answer of free form")
+        why = None if self._trials is None else self._trials.refusal(text)
+        if why is not None:
+            raise _not_enforced(constraint, why)
         # Imported when it is first needed: it takes 8 MB, and most answers have no constraint.
         import llguidance
 
-        limits = llguidance.LLParserLimits(
-            max_items_in_row=_MAX_ROW_ITEMS,
-            step_lexer_fuel=_STEP_FUEL,
-            max_lexer_states=_MAX_LEXER_STATES,
-            max_grammar_size=_MAX_GRAMMAR_SIZE,
-            verbose_errors=False,
-        )
+        limits = llguidance.LLParserLimits(**_LIMITS)
         compiled = llguidance.LLMatcher(self._open_table(), text, log_level=0, limits=limits)
         if compiled.is_error():
-            raise RequestError(
-                f"{constraint.param} can not be enforced: {_reason(compiled.get_error())}",
-                param=constraint.param,
-            )
+            raise _not_enforced(constraint, compiled.get_error())
         # The first mask of a grammar takes milliseconds. Every copy shares its result.
         bits = np.zeros(-(-self._tokenizer.vocab_size // 32), dtype=np.int32)
         compiled.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
@@ -223,8 +254,12 @@ class Grammars:
             )
         with self._lock:
             self._cached[constraint] = compiled
-            while len(self._cached) > _MAX_CACHED:
-                self._cached.popitem(last=False)
+            num_chars = sum(len(each.text) for each in self._cached)
+            while len(self._cached) > _MAX_CACHED or (
+                num_chars > _MAX_CACHED_CHARS and len(self._cached) > 1
+            ):
+                oldest, _ = self._cached.popitem(last=False)
+                num_chars -= len(oldest.text)
         return compiled
 
     def _open_table(self) -> Any:  # noqa: ANN401 - llguidance's
@@ -233,10 +268,6 @@ class Grammars:
         with self._table_lock:
             if self._table is None:
                 ends = sorted(self._tokenizer.end_ids)
-                if not ends:
-                    raise RequestError(
-                        "this model has no end token: ask for an answer of free form"
-                    )
                 wrapper = cast("llguidance.TokenizerWrapper", _Wrapper(self._tokenizer, ends))
                 self._table = llguidance.LLTokenizer(wrapper, eos_token=ends)
             return self._table
@@ -253,14 +284,40 @@ class _Wrapper:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in every]
         self.eos_token_id = min(end_ids)
-        # An end token that counted as text would end the answer in the middle.
-        self.special_token_ids = [i for i in every if i in end_ids or i in tokenizer.steering_ids]
+        special = _special_ids(tokenizer)
+        self.special_token_ids = [i for i in every if i in special]
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Return the model's tokens for `text`, which the grammar forces."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
         return self._tokenizer.encode_more(text)
+
+
+def open_trials(tokenizer: GrammarTokenizer, limits: ChildLimits | None = None) -> GrammarTrials:
+    """Return trials of grammars for this vocabulary, as many at a time as are compiled."""
+    special = {
+        str(token_id): tokenizer.token_bytes(token_id).hex()
+        for token_id in sorted(_special_ids(tokenizer))
+    }
+    vocabulary = {
+        "size": tokenizer.vocab_size,
+        "special": special,
+        "ends": sorted(tokenizer.end_ids),
+        "limits": _LIMITS,
+    }
+    return GrammarTrials(vocabulary, _NUM_THREADS, limits)
+
+
+def _special_ids(tokenizer: GrammarTokenizer) -> frozenset[int]:
+    """Return the tokens that are no text. An end token that counted as text would end the answer in the middle."""
+    return frozenset(tokenizer.end_ids | tokenizer.steering_ids)
+
+
+def _not_enforced(constraint: Constraint, why: str) -> RequestError:
+    return RequestError(
+        f"{constraint.param} can not be enforced: {_reason(why)}", param=constraint.param
+    )
 
 
 def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:

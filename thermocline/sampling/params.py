@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from thermocline.errors import RequestError
 from thermocline.sampling.constraint import Constraint, ReasoningBudget
+from thermocline.wording import ShowsChanges, unknown_name
 
 MAX_LOGPROBS: Final = 20
 MAX_STOP_STRINGS: Final = 16
@@ -29,8 +30,8 @@ def _no_bias() -> Mapping[int, float]:
     return MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+@dataclass(frozen=True, slots=True, repr=False)
+class SamplingParams(ShowsChanges):
     """How to choose tokens, and when to stop. Anything out of range is a `RequestError` naming the field.
 
     max_tokens          most tokens to generate, 0 = none; None = the rest of the context
@@ -45,7 +46,7 @@ class SamplingParams:
     frequency_penalty   -2..2: subtracted from each token of the output, times its count
     logit_bias          token id -> -100..100, added to the logits; at most 1024 entries
     seed                int64; None = a new random seed for each request
-    stop                at most 16 strings of 1..256 characters that end the answer
+    stop                at most 16 strings of 1..256 characters that end the answer, or a single one
     stop_token_ids      at most 256 token ids that end the answer
     ignore_eos          continue after the model's own end tokens (they are not masked)
     min_tokens          no end token and no stop token before this many tokens
@@ -107,6 +108,17 @@ class SamplingParams:
         return self.temperature == 0 or self.top_k == 1
 
 
+def with_fields(params: SamplingParams | None, values: Mapping[str, object]) -> SamplingParams:
+    """Return `params` (None: the defaults) with some fields changed. Raises RequestError, also for an unknown name."""
+    base = params or SamplingParams()
+    known = {each.name for each in fields(SamplingParams)}
+    for name in values:
+        if name not in known:
+            raise RequestError(unknown_name(name, known, "setting of an answer"), param=name)
+    changed: dict[str, Any] = dict(values)
+    return replace(base, **changed) if values else base
+
+
 def _check_numbers(params: SamplingParams) -> None:
     """Raise for the first number of `params` that is of the wrong type or out of its range."""
     for name, low, high, optional in (
@@ -150,8 +162,9 @@ def _checked_bias(bias: object) -> Mapping[int, float]:
 
 
 def _checked_stop(stop: object) -> tuple[str, ...]:
+    stop = (stop,) if isinstance(stop, str) else stop
     if not isinstance(stop, tuple | list):
-        raise _refused("stop", stop, "a tuple of strings")
+        raise _refused("stop", stop, "a string or a tuple of strings")
     _check_count("stop", stop, MAX_STOP_STRINGS, "strings")
     for text in stop:
         if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:

@@ -120,6 +120,12 @@ class Sampler:
         """Whether the constraint allows no token after `output_ids`, so the answer has ended."""
         return self._matcher is not None and self._matcher.is_complete(output_ids)
 
+    def num_possible(self, output_ids: Sequence[int], tokens: Sequence[int]) -> int:
+        """Return how many of `tokens` the constraint allows after `output_ids`, one after another; all without one."""
+        if self._matcher is None:
+            return len(tokens)
+        return self._matcher.num_possible(output_ids, tokens)
+
     def _processed(self, logits: maths.Logits, output_ids: Sequence[int]) -> maths.Logits:
         """Return `logits` after constraint, bias, penalties and minimum length; the same array if none applies."""
         params = self._params

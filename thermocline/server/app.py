@@ -16,6 +16,7 @@ from aiohttp import web
 from thermocline.errors import ConfigError
 from thermocline.server.anthropic import routes as anthropic_routes
 from thermocline.server.core import openapi
+from thermocline.server.core.access_log import log_access
 from thermocline.server.core.backend import Backend
 from thermocline.server.core.body_reader import BodyReader
 from thermocline.server.core.connection import Connection
@@ -63,7 +64,8 @@ class RunningServer:
 def create_app(backend: Backend, config: ServerConfig) -> web.Application:
     """Return the application; the backend starts and ends with it."""
     app = web.Application(
-        middlewares=[follow, answer_errors, guard], client_max_size=config.max_body_bytes
+        middlewares=[follow, log_access, answer_errors, guard],
+        client_max_size=config.max_body_bytes,
     )
     app[BACKEND] = backend
     app[CONFIG] = config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,5 +24,9 @@ class EmbedStage:
 
     async def __call__(self, chunk: Chunk) -> Hidden:
         """Look the chunk's tokens up."""
-        job = partial(self._model.embed, chunk.token_ids)
-        return Hidden(chunk, LayerIndex(0), await self._lane.run(Name.EMBED, job, chunk))
+        return await self._lane.run(Name.EMBED, partial(self._embed, chunk), chunk)
+
+    def _embed(self, chunk: Chunk) -> Hidden:
+        x = self._model.embed(chunk.token_ids)
+        own = self._model.embed_layers(chunk.token_ids, x, prompt=chunk.is_prompt)
+        return Hidden(chunk if own is None else replace(chunk, embedded=own), LayerIndex(0), x)

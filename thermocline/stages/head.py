@@ -11,10 +11,11 @@ from thermocline.messages import StepResult
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from thermocline.messages import FloatArray, Hidden
     from thermocline.models.contract import Head
+    from thermocline.speculation.contract import HiddenReader
     from thermocline.workers.lane import JobLane
 
 
@@ -22,12 +23,17 @@ class HeadStage:
     """Hidden after the last layer -> StepResult."""
 
     def __init__(
-        self, model: Head, lane: JobLane, final_norm: Callable[[FloatArray], FloatArray]
+        self,
+        model: Head,
+        lane: JobLane,
+        final_norm: Callable[[FloatArray], FloatArray],
+        readers: Sequence[HiddenReader] = (),
     ) -> None:
-        """final_norm: see `Model.final_norm`."""
+        """final_norm: see `Model.final_norm`. readers: drafters that read what the last layer gave."""
         self._model = model
         self._lane = lane
         self._final_norm = final_norm
+        self._readers = tuple(readers)
 
     async def __call__(self, hidden: Hidden) -> StepResult:
         """Compute logits; a chunk in the middle of a prompt wants none, and ends here all the same."""
@@ -38,6 +44,8 @@ class HeadStage:
 
     def _results(self, hidden: Hidden) -> tuple[FloatArray, FloatArray | None]:
         chunk, states = hidden.chunk, None
+        for reader in self._readers:
+            reader.hidden_computed(chunk, hidden.x)
         if chunk.states_rows is not None:
             states = self._final_norm(hidden.x[chunk.states_rows])
         rows = hidden.x[chunk.logits_rows]

@@ -35,14 +35,29 @@ class PrefetchStage:
         """Offer the hint without waiting."""
         chunk = message.chunk
         streams = chunk.num_tokens >= self._streaming_tokens
-        experts, residual = _NONE, None
+        experts, counts, residual = _NONE, _NONE, None
         if isinstance(message, LayerWork):
             work = message.dispatches
-            chosen = [work[role].experts for role in self._roles if role in work]
+            chosen = [work[role] for role in self._roles if role in work]
             if not chosen:
                 return
-            experts = chosen[0] if len(chosen) == 1 else np.sort(np.concatenate(chosen))
+            experts = np.concatenate([share.experts for share in chosen])
+            counts = np.concatenate([share.counts for share in chosen])
+            if len(chosen) > 1:
+                order = np.argsort(experts)
+                experts, counts = experts[order], counts[order]
             residual = None if streams else message.stream
         continues = not len(chunk.logits_rows)
-        hint = PrefetchHint(chunk.id, message.layer, experts, streams, continues, residual)
-        self._governor.offer_nowait(hint)
+        shares = (counts / max(chunk.num_tokens, 1)).astype(np.float32)
+        self._governor.offer_nowait(
+            PrefetchHint(
+                chunk.id,
+                message.layer,
+                experts,
+                shares,
+                chunk.num_tokens,
+                streams,
+                continues,
+                residual,
+            )
+        )

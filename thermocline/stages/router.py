@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 def routing_of(model: Model) -> Callable[[Hidden], Routed]:
     """Return how a model routes what its attention left."""
-    return lambda hidden: model.route(hidden.layer, hidden.x, prompt=hidden.chunk.is_prompt)
+    return lambda hidden: model.route(
+        hidden.layer,
+        hidden.x,
+        prompt=hidden.chunk.is_prompt,
+        embedded=hidden.chunk.embedded_at(hidden.layer),
+    )
 
 
 class RouterStage:

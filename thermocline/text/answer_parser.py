@@ -14,7 +14,7 @@ from thermocline.text.pieces import Piece, ReasoningPiece
 from thermocline.text.tool_calls.call_parser import CallReader
 from thermocline.text.tool_calls.feed import SPACE, Feed, begins_with, skip_space, takes, until
 from thermocline.text.tool_calls.format_table import PLAIN, THINK
-from thermocline.text.tool_calls.open_call import TextOutlet
+from thermocline.text.tool_calls.open_call import HeldSpace, TextOutlet
 from thermocline.text.tool_calls.tool_formats import ThinkingMode
 
 if TYPE_CHECKING:
@@ -150,13 +150,11 @@ class FormatParser:
     def _thought(self, ends: tuple[str, ...]) -> Reading[str | None]:
         """Hand on reasoning without the space around it, up to one of `ends`; return which."""
         self._is_reasoning = True
-        space, has_begun = "", False
+        held, has_begun = HeldSpace(), False
 
         def put(text: str) -> None:
-            nonlocal space, has_begun
-            whole = space + text
-            shown = whole.rstrip(SPACE)
-            space = whole[len(shown) :]
+            nonlocal has_begun
+            shown = held.push(text)
             shown = shown if has_begun else shown.lstrip(SPACE)
             if shown:
                 has_begun = True

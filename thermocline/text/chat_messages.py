@@ -16,6 +16,8 @@ from thermocline.errors import RequestError
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 """A closed set, because some templates build a control token out of the role."""
 
+MAX_ARGUMENT_CHARS: Final = 1 << 20
+"""Of the arguments of one call. Decoding so many holds the interpreter for up to 60 ms."""
 _SHORT_ID_CHARS: Final = 9
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
@@ -87,7 +89,13 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, Any]]:
                 f"{where}[{index}] needs function.name and function.arguments",
                 param=f"{where}[{index}]",
             )
-        arguments = _object_or_text(function.get("arguments", {}))
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str) and len(arguments) > MAX_ARGUMENT_CHARS:
+            raise RequestError(
+                f"{where}[{index}].function.arguments has {len(arguments)} characters: send at most {MAX_ARGUMENT_CHARS}",
+                param=f"{where}[{index}].function.arguments",
+            )
+        arguments = _object_or_text(arguments)
         checked.append({**call, "function": {**function, "arguments": arguments}})
     return checked
 

@@ -14,20 +14,18 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from thermocline.child.process import ChildError, ChildLimits, ChildProcess
 from thermocline.errors import ChatTemplateError, RequestError
 from thermocline.text.chat_messages import normalize_messages, other_forms
 from thermocline.text.templates.template_gaps import TemplateGaps
-from thermocline.text.templates.template_process import (
-    RenderLimits,
-    TemplateProcess,
-    TemplateProcessError,
-)
 
 if TYPE_CHECKING:
     from thermocline.text.tool_calls.tool_formats import ToolFormat
 
+_PROGRAM = Path(__file__).parent / "templates" / "template_program.py"
 _END_MARK = "\ue2ff"
 _NONCE_CHARS = 12  # of 256 values each: 96 bits that no caller can guess
 
@@ -86,15 +84,15 @@ class ChatTemplate:
         eos_token: str = "",
         control_tokens: Iterable[str] = (),
         tool_format: ToolFormat | None = None,
-        limits: RenderLimits | None = None,
+        limits: ChildLimits | None = None,
     ) -> None:
         self._source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._control = sorted(control_tokens)
         self.control_tokens = frozenset(self._control)
-        self._limits = limits or RenderLimits()
+        self._limits = limits or ChildLimits()
         self._lock = threading.Lock()
-        self._process = TemplateProcess(self._limits)
+        self._process = ChildProcess(_PROGRAM, self._limits)
         self._closed = False
         self._nonce = _new_nonce()
         self._assembles = False
@@ -113,7 +111,7 @@ class ChatTemplate:
 
     @classmethod
     def chatml(
-        cls, *, control_tokens: Iterable[str] = (), limits: RenderLimits | None = None
+        cls, *, control_tokens: Iterable[str] = (), limits: ChildLimits | None = None
     ) -> Self:
         """The common `<|im_start|>role ... <|im_end|>` form, for files without a template.
 
@@ -265,7 +263,7 @@ class ChatTemplate:
         """Ask the child; ends it when it broke a limit, so that the next call finds a fresh one."""
         try:
             answer = json.loads(self._process.exchange(raw))
-        except (TemplateProcessError, ValueError) as error:
+        except (ChildError, ValueError) as error:
             self._process.stop()
             raise ChatTemplateError(f"the chat template was stopped: {error}") from error
         if answer["ok"]:

@@ -80,6 +80,7 @@ class Tokenizer:
         parse_special: bool = False,
         add_bos: bool | None = None,
         max_tokens: int | None = None,
+        truncate: bool = False,
         on_slice: Callable[[], None] | None = None,
     ) -> list[int]:
         """Token ids of `text`, [T].
@@ -87,11 +88,12 @@ class Tokenizer:
         With `parse_special` the texts of control tokens become those tokens; never set it for text
         that a user wrote. `add_bos` None means what the model file says, of BOS before the text and of
         EOS after it; True and False say whether BOS is added, and EOS is not. max_tokens: the text is given up as
-        soon as it is certain to have more, at the latest one slice after. on_slice: called between slices; what it raises ends the work.
+        soon as it is certain to have more, at the latest one slice after; truncate: then the ids so far are returned,
+        more than max_tokens, instead of an error. on_slice: called between slices; what it raises ends the work.
         Raises RequestError for text that is too long, is not valid Unicode, or holds a byte that the
         vocabulary lacks; PromptTooLongError beyond max_tokens.
         """
-        self._check_text(text, max_tokens)
+        self._check_text(text, None if truncate else max_tokens)
         ids: list[int] = []
         if self.add_bos if add_bos is None else add_bos:
             if self.bos_id is None:
@@ -100,7 +102,9 @@ class Tokenizer:
                 )
             ids.append(self.bos_id)
         pieces = self._specials.split(text, parse_special=parse_special)
-        ids += self._encode_pieces(pieces, max_tokens=max_tokens, on_slice=on_slice)
+        ids += self._encode_pieces(
+            pieces, max_tokens=max_tokens, truncate=truncate, on_slice=on_slice
+        )
         if add_bos is None and self.add_eos:
             assert self.eos_id is not None
             ids.append(self.eos_id)
@@ -146,6 +150,7 @@ class Tokenizer:
         *,
         is_after_special: bool = True,
         max_tokens: int | None = None,
+        truncate: bool = False,
         on_slice: Callable[[], None] | None = None,
     ) -> list[int]:
         ids: list[int] = []
@@ -154,6 +159,8 @@ class Tokenizer:
             if on_slice is not None:
                 on_slice()
             if max_tokens is not None and len(ids) > max_tokens:
+                if truncate:
+                    return ids
                 raise PromptTooLongError(len(ids), max_tokens, is_least=True)
         return ids
 

@@ -21,6 +21,7 @@ class Lane(StrEnum):
     REQUESTS = "requests"
     LOOP = "loop"  # the engine's event loop: commits, samples, plans
     SCHEDULER = "scheduler"
+    DRAFT = "draft"  # what speculation does for decode steps: one drafts, or verifies, at a time
     GPU_COMPUTE = "gpu.compute"
     GPU_H2D = "gpu.h2d"
     HOT = "hot"  # the hot tier's device when that is neither a GPU nor the CPU pool
@@ -75,6 +76,9 @@ class Name(StrEnum):
     HEAD = "head"
     REMOTE = "remote"
     HEDGE = "hedge"
+
+    DRAFT = "draft"
+    VERIFY = "verify"
 
     STEP = "step"
     PLAN = "plan"

@@ -361,7 +361,12 @@ class TimedLane:
 
 # What the core's marks mean in a job that has several parts.
 _PARTS: Mapping[Name, tuple[Name, ...]] = MappingProxyType(
-    {Name.LAYER: (Name.ATTEND, Name.ROUTER, Name.COLD)}
+    {
+        Name.LAYER: (Name.ATTEND, Name.ROUTER, Name.COLD),
+        # A drafter may compute a layer of its own, in jobs of its own and behind the head of a prompt's chunk.
+        Name.HEAD: (Name.HEAD, Name.DRAFT, Name.DRAFT),
+        Name.DRAFT: (Name.DRAFT, Name.DRAFT, Name.DRAFT),
+    }
 )
 
 # Where the arrow that follows a chunk begins and ends; every other span on its way is a step.

@@ -41,7 +41,7 @@ enum class RopeLayout : int {
 // Per token: norm and rotary embedding of queries (in place) and keys; keys and values go to the cache.
 struct HeadsJob {
     float* q;        // [tokens, heads, head_dim]
-    const float* k;  // [tokens, kv_heads, head_dim]
+    const float* k;  // [tokens, kv_heads, head_dim]; null: an earlier layer stored keys and values
     const float* v;  // [tokens, kv_heads, head_dim]
     int64_t tokens, heads;
     const float* q_gain;  // [head_dim], or null: no norm
@@ -163,7 +163,7 @@ struct RouteJob {
 // Logits, what weights are taken from, what decides, and a number per group.
 inline int64_t route_scratch(const RouteJob& job) { return job.rule.plain() ? 0 : 3 * job.experts + job.rule.groups; }
 
-enum class Activation : int { Sigmoid = 0, Softplus = 1 };
+enum class Activation : int { Sigmoid = 0, Softplus = 1, Gelu = 2 };
 
 // out = x times the activation of a gate of `gate_width` numbers per row: one, or one per number of x.
 struct GateJob {

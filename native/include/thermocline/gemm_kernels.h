@@ -32,6 +32,7 @@ struct alignas(64) QuantPanel {
     uint8_t q[kStrips][kSpan / 4][kStripRows][4];  // four columns of a row lie together
     float scale[kStrips][kMaxGroups][kStripRows];
     float minimum[kStrips][kMaxGroups][kStripRows];
+    int largest[kStrips];  // no q of the strip is above it: how many products a narrow sum holds
 };
 
 struct alignas(64) FloatPanel {
@@ -68,7 +69,7 @@ struct PackSource {
 using RowsFn = void (*)(int type_id, const QuantForm& form, const PackSource& from, const uint8_t* const* bases,
                         const ActivationLayout& layout, float* c);
 
-// c[0 .. 16) = 16 rows of F16 or BF16 times one token x. Equal to the bit to pack_float and multiply_float.
+// c[0 .. 16) = 16 rows of F16, BF16 or F32 times one token x. Equal to the bit to pack_float and multiply_float.
 using PlainRowsFn = void (*)(const PackSource& from, const float* x, float* c);
 
 struct GemmKernels {

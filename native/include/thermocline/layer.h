@@ -24,7 +24,8 @@ struct OutputGate {
 
 struct AttentionPart {
     const float* norm;  // [hidden]
-    Weight q, k, v;     // rows: heads * head_dim (twice that with gates), kv_heads * head_dim twice
+    Weight q, k, v;     // rows: heads * head_dim (twice that with gates), kv_heads * head_dim twice; k and v without
+                        // data: an earlier layer stored them
     Weight output;      // [hidden, heads * head_dim]
     const float* q_gain;  // [head_dim], or null: no norm
     const float* k_gain;
@@ -101,6 +102,13 @@ struct StackedExperts {
     }
 };
 
+// What a layer adds at its end of each token's embedding e of its own: x + norm(up * (gelu(gate * x) * e)).
+struct EmbeddingPart {
+    bool exists = false;
+    Weight gate, up;  // [width, hidden], [hidden, width]
+    PostNorm norm;    // of one part
+};
+
 // An expert that every token takes, weighed by the sigmoid of one number where there is a gate.
 struct SharedPart {
     bool exists, has_gate;
@@ -123,6 +131,7 @@ struct Layer {
     AroundExperts around;
     SharedPart shared;
     PostNorm end = {};  // of the feed-forward: of the shared expert's and the routed experts' sums, where both are
+    EmbeddingPart embedding = {};
 };
 
 // Where the tokens of a chunk stand, and where their keys and values go.
@@ -139,6 +148,7 @@ struct LayerTokens {
     const int32_t* table_starts;  // [sequences + 1]
     int64_t sequences;
     const int32_t* expanded = nullptr;  // [sequences], how many first tokens take latent attention's expanded form; null: none
+    const float* embedded = nullptr;  // [count, width of the layer's embeddings], where it has some
 };
 
 struct LayerCacheView {

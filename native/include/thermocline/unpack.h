@@ -13,8 +13,8 @@ namespace thermocline {
 struct UnpackInfo {
     int offset;
     int group;         // columns that share a scale (and a minimum): 16 or 32
-    bool has_minimum;  // false: minimum is 0 everywhere
-    bool seven_bits;   // q <= 127 always
+    bool has_minimum;  // false: minimum is 0 everywhere; true: offset is 0
+    int largest;       // no q is above it
     int64_t block_elements;
     int64_t block_bytes;
 };

@@ -1,6 +1,12 @@
 // Products of a panel with tokens: lanes are rows, each lane adds over the columns in order.
 
-template <int Tokens, int Group, bool Minimum, bool SevenBits>
+#if !defined(THERMOCLINE_NARROW_SUMS)
+// Whether a weight fits seven bits, where that matters.
+constexpr int pairs_in_16_bits(int largest) { return kEightBitShift != 0 && largest <= 127 ? 1 : 0; }
+#endif
+
+// Pairs: how many pairs of products a sum of 16 bits holds, 0 for weights of eight bits.
+template <int Tokens, int Group, bool Minimum, int Pairs>
 void multiply_block(const QuantPanel& panel, int strip, int64_t groups, int64_t column,
                     const uint8_t* const* bases, const ActivationLayout& layout, bool first, float* c) {
     const uint8_t* base[Tokens];
@@ -15,20 +21,39 @@ void multiply_block(const QuantPanel& panel, int strip, int64_t groups, int64_t 
     for (int64_t g = 0; g < groups; ++g) {
         Ints dots[Tokens][kStripBlock];
         for (int t = 0; t < Tokens; ++t) {
-            int32_t start;
-            __builtin_memcpy(&start, base[t] + layout.start + numbers + 4 * g, 4);
+            int32_t start = 0;  // as it is where there is a minimum
+            if constexpr (!Minimum) __builtin_memcpy(&start, base[t] + layout.start + numbers + 4 * g, 4);
             for (int s = 0; s < kStripBlock; ++s) dots[t][s] = set_ints(start);
         }
-        for (int k = 0; k < Group; k += 4) {
+        // add_up(t, s, w, a): four columns of a strip and of a token
+        const auto each_four = [&](int k, const auto& add_up) {
             Bytes w[kStripBlock];
             for (int s = 0; s < kStripBlock; ++s)
                 w[s] = load_bytes(weights + s * kStripBytes + (g * Group + k) * kStripRows);
             for (int t = 0; t < Tokens; ++t) {
                 int32_t a;
                 __builtin_memcpy(&a, base[t] + column + g * Group + k, 4);
-                for (int s = 0; s < kStripBlock; ++s) dots[t][s] = add_dot4<SevenBits>(dots[t][s], w[s], a);
+                for (int s = 0; s < kStripBlock; ++s) add_up(t, s, w[s], a);
             }
-        }
+        };
+#if defined(THERMOCLINE_NARROW_SUMS)
+        if constexpr (Pairs > 1) {
+            constexpr int kRun = Pairs < Group / 4 ? Pairs : Group / 4;
+            for (int k = 0; k < Group; k += 4 * kRun) {
+                NarrowSums narrow[Tokens][kStripBlock];
+                each_four(k, [&](int t, int s, const Bytes& w, int32_t a) { narrow[t][s] = pair_products(w, a); });
+#pragma GCC unroll 8
+                for (int i = 1; i < kRun; ++i)
+                    each_four(k + 4 * i, [&](int t, int s, const Bytes& w, int32_t a) {
+                        narrow[t][s] = add(narrow[t][s], pair_products(w, a));
+                    });
+                for (int t = 0; t < Tokens; ++t)
+                    for (int s = 0; s < kStripBlock; ++s) dots[t][s] = add(dots[t][s], narrow[t][s]);
+            }
+        } else
+#endif
+            for (int k = 0; k < Group; k += 4)
+                each_four(k, [&](int t, int s, const Bytes& w, int32_t a) { dots[t][s] = add_dot4<Pairs != 0>(dots[t][s], w, a); });
         for (int s = 0; s < kStripBlock; ++s) {
             const Floats scale = load_floats(panel.scale[strip + s][g]);
             for (int t = 0; t < Tokens; ++t) {
@@ -54,42 +79,52 @@ void multiply_block(const QuantPanel& panel, int strip, int64_t groups, int64_t 
 using MultiplyBlock = void (*)(const QuantPanel&, int, int64_t, int64_t, const uint8_t* const*,
                                const ActivationLayout&, bool, float*);
 
-template <int Tokens>
-MultiplyBlock pick_block(const QuantForm& form) {
-    constexpr bool kSame = kEightBitShift == 0;  // seven and eight bits are multiplied alike
-    const int which = (form.group == 32 ? 4 : 0) + (form.has_minimum ? 2 : 0) +
-                      (form.seven_bits && !kSame ? 1 : 0);
-    switch (which) {
-        case 0: return multiply_block<Tokens, 16, false, false>;
-        case 1: return multiply_block<Tokens, 16, false, !kSame>;
-        case 2: return multiply_block<Tokens, 16, true, false>;
-        case 3: return multiply_block<Tokens, 16, true, !kSame>;
-        case 4: return multiply_block<Tokens, 32, false, false>;
-        case 5: return multiply_block<Tokens, 32, false, !kSame>;
-        case 6: return multiply_block<Tokens, 32, true, false>;
-        default: return multiply_block<Tokens, 32, true, !kSame>;
+template <int Tokens, int Pairs>
+MultiplyBlock pick_form(const QuantForm& form) {
+    switch ((form.group == 32 ? 2 : 0) + (form.has_minimum ? 1 : 0)) {
+        case 0: return multiply_block<Tokens, 16, false, Pairs>;
+        case 1: return multiply_block<Tokens, 16, true, Pairs>;
+        case 2: return multiply_block<Tokens, 32, false, Pairs>;
+        default: return multiply_block<Tokens, 32, true, Pairs>;
     }
 }
 
+// The function for strips of weights up to `largest`.
+template <int Tokens>
+MultiplyBlock pick_block(const QuantForm& form, int largest) {
+    if (largest <= 16) return pick_form<Tokens, pairs_in_16_bits(16)>(form);
+    if (largest <= 32) return pick_form<Tokens, pairs_in_16_bits(32)>(form);
+    if (largest <= 127) return pick_form<Tokens, pairs_in_16_bits(127)>(form);
+    return pick_form<Tokens, pairs_in_16_bits(255)>(form);
+}
+
 template <int Tokens = kTokenBlock>
-MultiplyBlock pick_tail(int64_t tokens, const QuantForm& form) {
+MultiplyBlock pick_tail(int64_t tokens, const QuantForm& form, int largest) {
     if constexpr (Tokens == 1) {
-        return pick_block<1>(form);
+        return pick_block<1>(form, largest);
     } else {
-        return tokens == Tokens ? pick_block<Tokens>(form) : pick_tail<Tokens - 1>(tokens, form);
+        return tokens == Tokens ? pick_block<Tokens>(form, largest) : pick_tail<Tokens - 1>(tokens, form, largest);
     }
 }
 
 void multiply_panel(const QuantPanel& panel, const QuantForm& form, int64_t count, int64_t column,
                     const uint8_t* const* bases, const ActivationLayout& layout, int64_t tokens,
                     bool first, float* c) {
-    const MultiplyBlock whole = pick_block<kTokenBlock>(form);
-    const int64_t groups = count / form.group;
-    for (int64_t t = 0; t < tokens; t += kTokenBlock) {
-        const MultiplyBlock block = tokens - t >= kTokenBlock ? whole : pick_tail(tokens - t, form);
-        for (int strip = 0; strip < kStrips; strip += kStripBlock)
-            block(panel, strip, groups, column, bases + t, layout, first, c + t * kPanelRows);
+    int largest[kStrips];
+    MultiplyBlock whole[kStrips];
+    for (int strip = 0; strip < kStrips; strip += kStripBlock) {
+        largest[strip] = panel.largest[strip];
+        for (int s = 1; s < kStripBlock; ++s)
+            if (largest[strip] < panel.largest[strip + s]) largest[strip] = panel.largest[strip + s];
+        whole[strip] = pick_block<kTokenBlock>(form, largest[strip]);
     }
+    const int64_t groups = count / form.group;
+    for (int64_t t = 0; t < tokens; t += kTokenBlock)
+        for (int strip = 0; strip < kStrips; strip += kStripBlock) {
+            const MultiplyBlock block =
+                tokens - t >= kTokenBlock ? whole[strip] : pick_tail(tokens - t, form, largest[strip]);
+            block(panel, strip, groups, column, bases + t, layout, first, c + t * kPanelRows);
+        }
 }
 
 template <int Tokens>

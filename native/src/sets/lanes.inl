@@ -146,6 +146,27 @@ inline Ints add_dot4(Ints sum, const Bytes& weights, int32_t four_activations) {
     const __m256i a = _mm256_set1_epi32(four_activations);
     return {dot4<SevenBits>(sum.lo, weights.lo, a), dot4<SevenBits>(sum.hi, weights.hi, a)};
 }
+
+// Sums of 16 bits hold so many pairs of products of weights up to `largest`, and are widened once for all of them.
+// Two pairs of six bits would fit as well: slower, since sums of 16 and of 32 bits do not find room beside each other.
+#define THERMOCLINE_NARROW_SUMS
+constexpr int pairs_in_16_bits(int largest) { return largest <= 16 ? 8 : largest <= 32 ? 4 : largest <= 127 ? 1 : 0; }
+static_assert(8 * 2 * 16 * 127 < 1 << 15 && 2 * 127 * 127 < 1 << 15);
+
+struct NarrowSums { __m256i lo, hi; };
+inline NarrowSums pair_products(const Bytes& weights, int32_t four_activations) {
+    const __m256i a = _mm256_set1_epi32(four_activations);
+    return {_mm256_maddubs_epi16(weights.lo, a), _mm256_maddubs_epi16(weights.hi, a)};
+}
+inline NarrowSums add(NarrowSums a, NarrowSums b) {
+    NarrowSums sum{_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
+    asm("" : "+x"(sum.lo), "+x"(sum.hi));  // as in dot4
+    return sum;
+}
+inline Ints add(Ints a, NarrowSums b) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(a.lo, _mm256_madd_epi16(b.lo, one)), _mm256_add_epi32(a.hi, _mm256_madd_epi16(b.hi, one))};
+}
 #endif
 
 #elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)

@@ -108,7 +108,7 @@ void decode_row(int type_id, const uint8_t* src, int64_t cols, float* out) {
     }
 }
 
-#if !defined(__AVX512F__)
+#if !defined(__AVX2__)
 void pack(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
     pack_any(type_id, from, group, strip, panel);
 }

@@ -83,7 +83,7 @@ void heads(const HeadsJob& job, int64_t first_token, int64_t last_token) {
             if (last_gain[part] != nullptr) norm_row(x, last_gain[part], job.epsilon, dim, x);
         };
         for (int64_t h = 0; h < job.heads; ++h) turn(job.q + (t * job.heads + h) * dim, 0);
-        for (int64_t h = 0; h < job.cache.kv_heads; ++h) {
+        for (int64_t h = 0; job.k != nullptr && h < job.cache.kv_heads; ++h) {
             const int64_t row = (t * job.cache.kv_heads + h) * dim;
             float key[kMaxHeadDim];
             __builtin_memcpy(key, job.k + row, static_cast<size_t>(dim) * 4);
@@ -131,7 +131,10 @@ inline Vec softplus(Vec x) {
 }
 
 void gate(const GateJob& job, int64_t first_row, int64_t last_row) {
-    const auto activate = [&](Vec x) { return job.activation == Activation::Sigmoid ? sigmoid(x) : softplus(x); };
+    const auto activate = [&](Vec x) {
+        if (job.activation == Activation::Gelu) return gelu_times(x, broadcast(1.0f));
+        return job.activation == Activation::Sigmoid ? sigmoid(x) : softplus(x);
+    };
     for (int64_t r = first_row; r < last_row; ++r) {
         const float* x = job.x + r * job.width;
         const float* gates = job.gate + r * job.gate_stride;

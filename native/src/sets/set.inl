@@ -37,6 +37,7 @@ PlainRowsFn find_plain_rows(int) { return nullptr; }
 #include "sets/rows_avx512.inl"
 #elif defined(__AVX2__)
 #include "sets/rows_avx2.inl"
+#include "sets/pack_avx2.inl"
 #else
 RowsFn find_rows(int, const QuantForm&, int64_t) { return nullptr; }
 #endif

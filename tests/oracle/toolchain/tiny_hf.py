@@ -39,7 +39,7 @@ _CHAT_TEMPLATE = (
 class TinyModel:
     """A random model. options: of the configuration, over the defaults of `_CONFIGS`.
 
-    extra_block: with a block after the trunk that guesses a further token, as the hybrids and GLM have.
+    extra_block: with a block after the trunk that guesses a further token, as the hybrids, GLM and Nemotron have.
     """
 
     arch: str
@@ -68,7 +68,7 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
                 values.normal_(0.8, 0.1)
     model.save_pretrained(folder)
     if tiny.extra_block:
-        (tiny_routers.add_glm_block if tiny.arch.startswith("glm4") else _add_block)(folder, config)
+        _BLOCKS.get(tiny.arch, _add_block)(folder, config)
     if tiny.packed:
         tiny_formulas.pack_experts(folder, model)
     if tiny.arch in tiny_routers.PUBLISHED:
@@ -269,6 +269,12 @@ def _qwen3(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Qwen3Config(**_dense(common | {"head_dim": 32}, tiny))
 
 
+_BLOCKS = {
+    "glm4moe": tiny_routers.add_glm_block,
+    "glm4_moe_lite": tiny_routers.add_glm_block,
+    "nemotron_h_moe": tiny_recurrent.add_nemotron_block,
+}
+"""What adds a block that guesses a further token, where it is not as Qwen's."""
 _CLASSES = {
     "gemma4": "Gemma4ForCausalLM",
     "laguna": "LagunaForCausalLM",

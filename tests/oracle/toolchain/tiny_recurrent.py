@@ -1,15 +1,20 @@
 """Tiny random models with short convolutions or Mamba2, as `tiny_hf` takes them: LFM2 and Nemotron-3-Nano in small.
 
-Knows their configurations.
+Knows their configurations, and the block that guesses a further token, which transformers does not write.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.oracle.toolchain.tiny_hf import TinyModel
 
 
@@ -46,6 +51,25 @@ def _nemotron(common: dict[str, Any], tiny: TinyModel) -> Any:
     unknown = ("num_experts", "num_hidden_layers", "rope_parameters", "hidden_act", "rms_norm_eps")
     kept = {name: value for name, value in common.items() if name not in unknown}
     return transformers.NemotronHConfig(**(kept | own | tiny.options))
+
+
+def add_nemotron_block(folder: Path, config: Any) -> None:
+    """Add a block of attention and experts, in two parts, as Nemotron-3's checkpoints have it."""
+    path, pattern = folder / "model.safetensors", config.hybrid_override_pattern
+    tensors, hidden = load_file(path), config.hidden_size
+    added = {}
+    for part, kind in enumerate("*E"):
+        layer = f"layers.{pattern.index(kind)}."
+        for name, values in tensors.items():
+            start, found, rest = name.partition(layer)
+            if found and start in ("backbone.", "model."):
+                added[f"mtp.layers.{part}.{rest}"] = values.flip(0).contiguous()
+    added["mtp.layers.0.eh_proj.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
+    for name in ("0.enorm", "0.hnorm", "1.final_layernorm"):
+        added[f"mtp.layers.{name}.weight"] = 1 + torch.randn(hidden) * 0.1
+    save_file(tensors | added, path, {"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"num_nextn_predict_layers": 1}))
 
 
 CLASSES = {"lfm2moe": "Lfm2MoeForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM"}

@@ -14,7 +14,7 @@ from tests.oracle.toolchain import tiny_formulas
 from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
-from tests.oracle.toolchain.tiny_hf import TinyModel, save_tiny_model
+from tests.oracle.toolchain.tiny_hf import NUM_TOKENS, TinyModel, save_tiny_model
 from tests.oracle.toolchain.tiny_latent import LITE_LAYERS
 from tests.oracle.toolchain.tiny_routers import CLASSES, wide_experts
 
@@ -109,6 +109,13 @@ _GEMMA_DENSE = {
         ("num_experts", "top_k_experts", "moe_intermediate_size", "num_experts_per_tok")
     ),
 }
+_GEMMA_SMALL = _GEMMA_DENSE | {
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": NUM_TOKENS,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+}
 _LFM2_WIDE = {"intermediate_size": 256, "moe_intermediate_size": 256}
 _NEMOTRON_WIDE = {
     "mamba_head_dim": 64,
@@ -161,7 +168,9 @@ OTHER_CASES = (
     _case("small", "lfm2moe", layers=4),
     _case("small", "nemotron_h_moe", layers=7),
     _case("narrow_experts", "nemotron_h_moe", layers=7, options={"moe_latent_size": 40}, seed=2),
+    _case("extra_block", "nemotron_h_moe", layers=7, extra_block=True, seed=3),
     _case("dense", "gemma4", layers=5, options=_GEMMA_DENSE, seed=2),
+    _case("small_dense", "gemma4", layers=6, options=_GEMMA_SMALL, seed=4),
     _case("own_values", "gemma4", layers=4, options={"attention_k_eq_v": False}, seed=3),
     _case("all_biased", "llama", options={"attention_bias": True, "mlp_bias": True}, seed=6),
     _case("wide_heads", "llama", options={"head_dim": 32}, seed=7),
@@ -202,6 +211,14 @@ MIXED_CASES = (
         options=_NEMOTRON_WIDE | {"moe_latent_size": 96},
     ),
     _case("dense", "gemma4", hidden=256, layers=3, seed=7, options=_GEMMA_DENSE),
+    _case(
+        "small_dense",
+        "gemma4",
+        hidden=256,
+        layers=6,
+        seed=7,
+        options=_GEMMA_SMALL | {"hidden_size_per_layer_input": 64},
+    ),
 )
 """To be quantised. Down matrices of the narrow ones have rows of 32, for which the quantiser falls back to others."""
 

@@ -1,16 +1,18 @@
-"""Bodies that are too deep or have too many values are found, however they arrive."""
+"""Bodies that are too deep or take too long to decode are found, however they arrive."""
 
 from __future__ import annotations
 
 import json
+import time
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thermocline.errors import RequestError
 from thermocline.server.core import json_shape
-from thermocline.server.core.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, ShapeCheck
+from thermocline.server.core.json_shape import DECODE_NS, MAX_DECODE_NS, MAX_DEPTH, ShapeCheck
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{},\n é', max_size=12),
@@ -62,18 +64,62 @@ def test_the_deepest_body(opening, closing):
             feed(opening * depth + b"1" + closing * depth, 1 << 16)
 
 
-def test_numbers_of_values():
-    """Numbers, and lists and objects, have a limit each."""
-    feed(b"[" + b"1," * (MAX_VALUES - 2) + b"1]", 1 << 16)
-    feed(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]", 1 << 16)
-    for raw in (b"[" + b"1," * MAX_VALUES, b"[" + b"{}," * MAX_CONTAINERS):
-        with pytest.raises(RequestError, match="too many values"):
-            feed(raw, 1 << 16)
+# A body with nothing but one kind of what takes time: its parts, and what stands between them.
+COSTLY = {
+    "lists and objects": b"[]",
+    "names": b'{"a":1',
+    "texts": b'"\xc3\xa9"',
+    "values": b"1",
+    "escapes": rb'"\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n"',
+    "numbers with an exponent, or of many digits": b"1.2345678901234567e-300",
+}
+
+
+def body_of(part: bytes, count: int) -> bytes:
+    """Return a list of so many parts; a part that opens an object is one name of a single object."""
+    if part.startswith(b"{"):
+        return b"{" + b",".join(b'"%d":1' % number for number in range(count)) + b"}"
+    return b"[" + b",".join([part] * count) + b"]"
+
+
+@pytest.mark.parametrize("kind", COSTLY)
+def test_what_takes_long_to_decode_has_a_limit(kind):
+    """The largest body of each kind is decoded within MAX_DECODE_NS, give or take the machine; more of it is refused."""
+    part = COSTLY[kind]
+    least, most = 0, MAX_DECODE_NS // DECODE_NS[kind] + 1
+    while most - least > 1 + least // 100:
+        middle = (least + most) // 2
+        try:
+            feed(body_of(part, middle), 1 << 16)
+            least = middle
+        except RequestError:
+            most = middle
+    with pytest.raises(RequestError, match="too long to decode"):
+        feed(body_of(part, most), 1 << 16)
+    raw = body_of(part, least)
+    assert least > 1000
+    times_s = []
+    for _ in range(3):
+        begin_s = time.thread_time()
+        msgspec.json.decode(raw)
+        times_s.append(time.thread_time() - begin_s)
+    assert min(times_s) < 2 * MAX_DECODE_NS * 1e-9, times_s
+
+
+@given(st.lists(st.sampled_from(sorted(COSTLY.values())), max_size=12), st.integers(1, 40))
+def test_every_piece_length_counts_alike(parts, piece_bytes):
+    """What a body costs does not depend on how it arrives."""
+    raw = b"[" + b",".join([*parts, b"12345678901234567890123456789012345678901234567890E5"]) + b"]"
+    whole, pieces = ShapeCheck(), ShapeCheck()
+    whole.feed(raw)
+    for start in range(0, len(raw), piece_bytes):
+        pieces.feed(raw[start : start + piece_bytes])
+    assert whole.found == pieces.found
 
 
 def test_punctuation_in_texts_is_no_shape():
     """A long program as a message is one value."""
-    code = 'x = [{"a": "\\\\"}]\n' * MAX_CONTAINERS
+    code = 'x = [{"a": "\\\\"}]\n' * 65536
     feed(json.dumps({"messages": [{"role": "user", "content": code}]}).encode(), 1 << 16)
 
 

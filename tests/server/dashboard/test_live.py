@@ -102,3 +102,4 @@ def test_tiers_cache_and_experts_are_told():
         "held": 4,
         "prefix_hit_share": 0.25,
     }
+    assert body["drafts"] == {"drafted": 0, "accepted": 0, "why_off": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from thermocline.demo import DEMO_HELD_TEXT_PATH, DEMO_MODEL_PATH, DEMO_QUESTION
 from thermocline.modelfile.reader import ModelFile, open_model_file
 
 NUM_LAYERS, NUM_EXPERTS, HIDDEN, EXPERT_FF = 4, 16, 256, 256
+LAYERS_SHA256 = "201e112e36a85cacea6b6264f5176cef8d81823d6bd99dae777b6b15dc5cbf7c"
+"""Of the names and bytes of all tensors but the drafting block's."""
 
 
 @pytest.fixture
@@ -26,12 +29,13 @@ def test_file_is_small_enough_to_ship():
 
 
 def test_metadata_describes_a_qwen3moe_chat_model(model_file: ModelFile):
-    """Architecture, sizes and routing are those that the demo model says of itself."""
+    """Architecture, sizes and routing are those that the demo model says of itself; one block more drafts."""
     facts = model_file.metadata
     assert model_file.architecture == "qwen3moe"
     assert facts.get_str("general.name") == "thermocline demo"
     assert facts.get_str("general.license") == "apache-2.0"
-    assert facts.get_int("qwen3moe.block_count") == NUM_LAYERS
+    assert facts.get_int("qwen3moe.block_count") == NUM_LAYERS + 1
+    assert facts.get_int("qwen3moe.nextn_predict_layers") == 1
     assert facts.get_int("qwen3moe.embedding_length") == HIDDEN
     assert facts.get_int("qwen3moe.expert_count") == NUM_EXPERTS
     assert facts.get_int("qwen3moe.expert_used_count") == 4
@@ -83,6 +87,15 @@ def test_experts_are_stacked_in_quantised_tensors(model_file: ModelFile):
     assert formats == {("gate", "Q4_K"), ("up", "Q4_K"), ("down", "Q4_K"), ("down", "Q6_K")}
     everywhere = {tensor.format.name for tensor in model_file.tensors.values()}
     assert everywhere == {"F32", "Q4_K", "Q5_K", "Q6_K", "Q8_0"}
+
+
+def test_the_layers_are_those_that_were_trained_first(model_file: ModelFile):
+    """Adding the block that drafts changed no byte of what answers."""
+    layers = hashlib.sha256()
+    for name in sorted(model_file.tensors):
+        if not name.startswith(f"blk.{NUM_LAYERS}."):
+            layers.update(name.encode() + model_file.view(name).tobytes())
+    assert layers.hexdigest() == LAYERS_SHA256
 
 
 def test_held_text_is_prose_that_the_vocabulary_can_write():

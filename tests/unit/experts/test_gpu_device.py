@@ -150,7 +150,8 @@ def test_a_trial_finds_costs_and_gives_its_slots_back(opened):
     for layer in LAYERS:
         found = trial.times(layer)
         assert len(found.device_s) == len(TRIAL_ROWS)
-        assert 0 < found.device_s[0] <= found.device_s[-1]
+        # Means of what falls are equal but for their last bits.
+        assert 0 < found.device_s[0] <= found.device_s[-1] * (1 + 1e-12)
         assert found.copy_s > 0 < found.launch_overhead_s
         assert 0 < found.copy_slowdown <= 1
     slots = [one.device.allocate(LAYERS[0]) for _ in range(4)]

@@ -184,6 +184,21 @@ def test_heads_are_normed_turned_and_stored(dense, cache_type, sizes, pairs, nor
     assert not np.any(read_cache(cache.shape, cache.keys, cache.values, rest))
 
 
+def test_queries_alone_are_prepared(dense):
+    """Where another layer has stored keys and values, queries come out the same, and the cache stays as it is."""
+    rng = np.random.default_rng(5)
+    shape = CacheShape(CacheType.F32, 2, 8, 2, 16)
+    q, k = normal(rng, 3, 4, 16), normal(rng, 3, 2, 16)
+    slots, norm = np.arange(3, dtype=np.int32), HeadNorm(normal(rng, 16), None, 1e-6)
+    rope = dense.rope_table(slots, 100.0 ** -np.arange(4))
+    cache, alone = empty_cache(shape), q.copy()
+    dense.prepare_heads(q, k, k, norm, rope, empty_cache(shape), slots)
+    dense.prepare_heads(alone, None, None, norm, rope, cache, slots)
+    np.testing.assert_array_equal(alone, q)
+    assert not np.any(cache.keys)
+    assert not np.any(cache.values)
+
+
 def normed_in_double(wide, gain) -> np.ndarray:
     return wide / np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + 1e-6) * gain
 
@@ -265,12 +280,19 @@ def test_attention_is_causal_softmax_over_the_cache(dense, cache_type, sizes, ru
         head_dim=head_dim,
     )
     q = normal(rng, len(positions), heads, head_dim)
+    key = cache_type, heads, head_dim, rule.window, rule.softcap, rule.sinks is None
     if rule.sinks is not None:
         rule = replace(rule, sinks=rule.sinks[:heads])
     ours = dense.attention(q, positions, [token_run(0, len(q), table)], cache, rule)
-    expected = naive_attention(q, positions, cache, table, rule)
+    if key not in _known_attention:
+        _known_attention[key] = naive_attention(q, positions, cache, table, rule)
+    expected = _known_attention[key]
     limit = ATTENTION_NMSE.get(cache_type, 1e-10)
     assert nmse(ours, expected) <= limit
+
+
+# Of the same numbers for every implementation: it takes longer than all of them.
+_known_attention: dict[tuple[object, ...], np.ndarray] = {}
 
 
 def naive_attention(q, positions, cache, table, rule) -> np.ndarray:
@@ -468,10 +490,19 @@ def test_gates_multiply(dense, activation, rows, width, gates):
     rng = np.random.default_rng(width)
     x, gate = normal(rng, rows, width), normal(rng, rows, gates, scale=30.0)
     wide = gate.astype(np.float64)
-    sigmoid, softplus = 1 / (1 + np.exp(-wide)), np.logaddexp(0.0, wide)
-    expected = x * (sigmoid if activation is Activation.SIGMOID else softplus)
+    twice = np.clip(np.sqrt(8 / np.pi) * (wide + 0.044715 * wide**3), -700, None)
+    expected = (
+        x
+        * {
+            Activation.SIGMOID: 1 / (1 + np.exp(-wide)),
+            Activation.SOFTPLUS: np.logaddexp(0.0, wide),
+            Activation.GELU: wide / (1 + np.exp(-twice)),
+        }[activation]
+    )
     found = dense.gate(x, gate, activation)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-30)
+    # Far below zero the rounded exponent counts.
+    rtol = 2e-5 if activation is Activation.GELU else 1e-6
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-30)
 
 
 @pytest.mark.parametrize(("tokens", "slots", "width"), [(1, 1, 5), (7, 8, 2048), (13, 3, 33)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -25,10 +24,8 @@ from tests.support.kernel_cases import (
     same_bits,
     tokens_of,
 )
+from thermocline.kernels.weight import Weight
 from thermocline.modelfile.formats import FORMATS_BY_NAME
-
-if TYPE_CHECKING:
-    from thermocline.kernels.weight import Weight
 
 pytestmark = pytest.mark.usefixtures("guarded")
 COUNTS = [*range(1, 10), 17, 64, 257, 300]  # 256 tokens share one unpacking of the weights
@@ -167,6 +164,42 @@ def test_odd_shapes(implementation, format_name):
             weight, x = make_weight(rng, format_name, rows, cols), tokens_of(rng, 5, cols)
             errors = np.abs(kernels.matmul(weight, x) - exact_product(weight, x))
             assert (errors <= largest_errors(implementation, weight, x)).all(), f"{rows} x {cols}"
+
+
+# Where a block's float16 scales lie; MXFP4 has an exponent, and IQ1_M its scale in pieces.
+SCALES_AT = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
+
+
+@pytest.mark.parametrize("format_name", [*SCALES_AT, "MXFP4"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+def test_sums_of_the_largest_numbers_do_not_overflow(implementation, format_name):
+    """Blocks of one byte throughout, which make every weight the largest or the smallest, times 1 and -1."""
+    form, cols = FORMATS_BY_NAME[format_name], 512
+    fills = np.array([0x00, 0xFF, 0x77, 0x88, 0x7F, 0x80] * 16, np.uint8)
+    raw = np.repeat(fills[:, None], cols // form.block_elements * form.block_bytes, axis=1)
+    blocks = raw.reshape(len(fills), -1, form.block_bytes)
+    for at in SCALES_AT.get(format_name, ()):
+        blocks[:, :, at : at + 2] = np.array([0.125], np.float16).view(np.uint8)
+    if format_name == "MXFP4":
+        blocks[:, :, 0] = 120
+    weight = Weight("w", form, raw, cols)
+    sign = np.where(np.arange(cols) % 3, np.float32(1), np.float32(-1))
+    x = np.stack([np.ones(cols, np.float32), -np.ones(cols, np.float32), sign] * 3)
+    expected = exact_product(weight, x)
+    kernels = implementation.make()
+    for count in (1, 2, 9):
+        out = kernels.matmul(weight, x[:count])
+        allowed = 1e-5 * np.abs(decoded(weight)).sum(axis=1)
+        assert (np.abs(out - expected[:count]) <= allowed).all()
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

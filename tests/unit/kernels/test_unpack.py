@@ -142,6 +142,7 @@ def test_the_form_is_the_one_that_is_declared(native, name, isa):
     offset, group, has_minimum, seven_bits, elements, nbytes = native.unpack_info(block.type_id)
     assert (elements, nbytes) == (block.block_elements, block.block_bytes)
     assert seven_bits == (name not in EIGHT_BITS)
+    assert offset == 0 or not has_minimum  # products with a minimum start at 0
     raw = np.random.default_rng(5).integers(0, 256, (500, nbytes * 4), np.uint8)
     unpacked = unpack(native, name, raw, isa)
     assert 0 <= unpacked.q.min() <= offset < unpacked.q.max()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.arch_cases import ARCH_CASES, SCHEDULED_CASES
+from tests.support.arch_cases import ARCH_CASES, READERS_CASE, SCHEDULED_CASES
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.experts.catalog import ExpertCatalog
@@ -70,6 +70,7 @@ def cache_of(spec, cache_type):
         BLOCK,
         cache_type,
         own_blocks=dict.fromkeys(spec.keyless_layers, 0),
+        sources=spec.kv_sources,
     )
     states = spec.state and StatePool(spec.recurrent_layers, 4, spec.state)
     for layer in spec.recurrent_layers:
@@ -94,7 +95,8 @@ def arrays_of(cache, layer):
 def by_parts(kernels, model, catalog, layer, chunk, x, cache):
     """Return what attend, route and the experts give one after another."""
     residual = model.attend(layer, chunk, x, cache)
-    routed = model.route(layer, residual, prompt=chunk.is_prompt)
+    embedded = chunk.embedded_at(layer)
+    routed = model.route(layer, residual, prompt=chunk.is_prompt, embedded=embedded)
     residual, normed, routing, ending = routed
     no_hot = np.zeros(model.spec.router.num_experts, np.bool_)
     shares = dispatch(routing, owners_of(no_hot))
@@ -118,43 +120,51 @@ def by_parts(kernels, model, catalog, layer, chunk, x, cache):
 def test_a_whole_layer_has_the_bits_of_its_parts(tmp_path, cache_type, formats, lengths, starts):
     """Output, routing and the cache are equal, for one token and for several sequences."""
     path = write_toy_model(tmp_path / "toy.gguf", shape_of(formats))
-    check_layers(path, chunk_of(lengths, starts, SegmentKind.DECODE), cache_type)
+    check_layers(path, [chunk_of(lengths, starts, SegmentKind.DECODE)], cache_type)
 
 
-def check_layers(path, chunk, cache_type, isa="auto"):
-    """Compare every layer of a model in one job with its parts one after another."""
-    num_tokens = chunk.num_tokens
+def check_layers(path, chunks, cache_type, isa="auto"):
+    """Compare every layer of a model in one job with its parts one after another, for each chunk."""
     with open_model_file(path) as file:
         kernels = NativeKernels(isa, threads=2)
         model = open_model(file, kernels)
         catalog = ExpertCatalog(model.expert_layers)
-        spec = model.spec
-        caches = [cache_of(spec, cache_type) for _ in range(2)]
-        x = np.random.default_rng(3).standard_normal((num_tokens, spec.hidden_size))
-        ours = theirs = x.astype(np.float32)
-        for layer in map(LayerIndex, range(spec.num_layers)):
-            theirs, expected = by_parts(kernels, model, catalog, layer, chunk, theirs, caches[0])
-            ours, found = model.layer(layer, chunk, ours, caches[1])
-            assert np.array_equal(found.expert_ids, expected.expert_ids)
-            assert np.array_equal(found.weights, expected.weights)
-            assert np.array_equal(ours, theirs)
-            for ours_left, theirs_left in zip(
-                *(arrays_of(cache, layer) for cache in caches), strict=True
-            ):
-                assert np.array_equal(ours_left, theirs_left)
-        assert np.isfinite(ours).all()
+        for chunk in chunks:
+            check_chunk(kernels, model, catalog, chunk, cache_type)
+
+
+def check_chunk(kernels, model, catalog, chunk, cache_type):
+    """Compare every layer, for one chunk and an empty cache."""
+    spec = model.spec
+    caches = [cache_of(spec, cache_type) for _ in range(2)]
+    x = np.random.default_rng(3).standard_normal((chunk.num_tokens, spec.hidden_size))
+    ours = theirs = x.astype(np.float32)
+    own = model.embed_layers(chunk.token_ids, ours, prompt=chunk.is_prompt)
+    chunk = replace(chunk, embedded=own)
+    for layer in map(LayerIndex, range(spec.num_layers)):
+        theirs, expected = by_parts(kernels, model, catalog, layer, chunk, theirs, caches[0])
+        ours, found = model.layer(layer, chunk, ours, caches[1])
+        assert np.array_equal(found.expert_ids, expected.expert_ids)
+        assert np.array_equal(found.weights, expected.weights)
+        assert np.array_equal(ours, theirs)
+        for ours_left, theirs_left in zip(
+            *(arrays_of(cache, layer) for cache in caches), strict=True
+        ):
+            assert np.array_equal(ours_left, theirs_left)
+    assert np.isfinite(ours).all()
 
 
 @pytest.mark.parametrize("case", SCHEDULED_CASES + ARCH_CASES, ids=str)
-@pytest.mark.parametrize(("lengths", "starts"), [([1], [37]), ([3, 1], [14, 20])])
-def test_every_architecture_has_whole_layers(tmp_path, case, lengths, starts):
+def test_every_architecture_has_whole_layers(tmp_path, case):
     """Biases, gates, windows, dense layers and shared experts: the bits of the parts."""
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
-    check_layers(path, chunk_of(lengths, starts, SegmentKind.DECODE), CacheType.F16)
+    given = [([1], [37]), ([3, 1], [14, 20])]
+    chunks = [chunk_of(lengths, starts, SegmentKind.DECODE) for lengths, starts in given]
+    check_layers(path, chunks, CacheType.F16)
 
 
 @pytest.mark.parametrize("isa", ["auto", *load_native().emulated_sets()])
-@pytest.mark.parametrize("case", SCHEDULED_CASES, ids=str)
+@pytest.mark.parametrize("case", [*SCHEDULED_CASES, READERS_CASE], ids=str)
 def test_prompts_walk_through_whole_layers_too(tmp_path, case, isa):
     """In the arithmetic of prompts, with snapshots of recurrent state on the way: the bits of the parts."""
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
@@ -165,7 +175,7 @@ def test_prompts_walk_through_whole_layers_too(tmp_path, case, isa):
         segment._replace(state=use, num_expanded=count)
         for segment, use, count in zip(chunk.segments, states, (16, 9), strict=True)
     ]
-    check_layers(path, replace(chunk, segments=tuple(segments)), CacheType.F16, isa)
+    check_layers(path, [replace(chunk, segments=tuple(segments))], CacheType.F16, isa)
 
 
 def test_numbers_that_are_none_choose_experts_in_range(tmp_path):

@@ -89,3 +89,24 @@ def test_integrity_notices_what_is_lost():
     with pytest.raises(AssertionError, match="pins"):
         slots.check_integrity([0], [])
     assert repr(slots) == "StateSlots(1 sequences, 1 snapshots)"
+
+
+def test_drafts_borrow_what_no_sequence_needs():
+    """However many are borrowed, each sequence to come finds its slot; any slot may be a sequence's afterwards."""
+    slots = StateSlots(2, 1, 3)
+    mine = slots.acquire()
+    borrowed = slots.borrow(9)
+    assert len(borrowed) == 3
+    assert slots.num_free == 1
+    assert slots.borrow(1) == []
+    other = slots.acquire()
+    assert slots.num_free == 0
+    assert len({mine, other, *borrowed}) == 5
+    slots.check_integrity([mine, other, *borrowed], [])
+    mine, borrowed[1] = borrowed[1], mine
+    slots.give_back(borrowed)
+    slots.check_integrity([mine, other], [])
+    slots.release(mine)
+    slots.release(other)
+    assert slots.num_free == 2
+    assert slots.begin(b"a") == 2  # a snapshot's slot is nobody else's

@@ -11,7 +11,6 @@ from tests.support.arch_cases import ARCH_CASES
 from tests.support.toy_archs import ToyArch, toy_arch_metadata, toy_arch_weights, write_toy_arch
 from thermocline.cli.info import inspect
 from thermocline.errors import ModelFileError, UnsupportedModelError
-from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.delta_contract import DeltaShape
 from thermocline.kernels.dense_contract import Gating
 from thermocline.kernels.reference import ReferenceKernels
@@ -166,7 +165,9 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("lfm2moe", "attention.head_count_kv", [0, 2, 1, 0], UnsupportedModelError),
         ("lfm2moe", "expert_weights_scale", 2.5, UnsupportedModelError),
         ("nemotron_h_moe", "moe_latent_size", -1, ModelFileError),
-        ("nemotron_h_moe", "expert_used_count", [0, 2, 0, 0, 3], UnsupportedModelError),
+        ("nemotron_h_moe", "expert_used_count", [0, 2, 0, 0, 0], ModelFileError),
+        ("nemotron_h_moe", "expert_used_count", [0, 2, 0, 0, 9], ModelFileError),
+        ("nemotron_h_moe", "expert_feed_forward_length", [0, 32, 0, 0, 0], ModelFileError),
         ("nemotron_h_moe", "ssm.inner_size", 65, ModelFileError),
         ("nemotron_h_moe", "ssm.group_count", 3, ModelFileError),
         ("nemotron_h_moe", "ssm.conv_kernel", 1, ModelFileError),
@@ -200,8 +201,12 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("llama", "pooling_type", 9, UnsupportedModelError),
         ("qwen2", "expert_count", 4, UnsupportedModelError),
         ("qwen3", "rope.scaling.type", "longrope", UnsupportedModelError),
-        ("gemma4", "attention.shared_kv_layers", 1, UnsupportedModelError),
-        ("gemma4", "embedding_length_per_layer_input", 32, UnsupportedModelError),
+        ("gemma4", "attention.shared_kv_layers", 2, ModelFileError),
+        ("gemma4", "attention.shared_kv_layers", 9, ModelFileError),
+        ("gemma4", "attention.shared_kv_layers", -1, ModelFileError),
+        ("gemma4", "embedding_length_per_layer_input", -1, ModelFileError),
+        ("gemma4", "feed_forward_length", [48, 48], ModelFileError),
+        ("gemma4", "expert_feed_forward_length", [32, 32, 16], UnsupportedModelError),
         ("gemma4", "attention.value_length_swa", 8, UnsupportedModelError),
         ("gemma4", "attention.head_count_kv", [2, 1, 1], UnsupportedModelError),
         ("gemma4", "attention.head_count_kv", [3, 3, 1], ModelFileError),
@@ -328,42 +333,27 @@ def test_laguna_reads_what_differs_by_layer(tmp_path):
     assert [kind is LayerKind.WINDOW for kind in kinds] == [True, False, False, True, True]
 
 
-def test_gemma4_reads_what_differs_by_kind(tmp_path):
-    """Heads of keys and values, windows, and how each kind turns: a quarter of the pairs without a window."""
-    path = write_toy_arch(tmp_path / "m.gguf", TOYS["gemma4"])
-    spec = spec_of(path)
-    kinds = [LayerKind.WINDOW, LayerKind.WINDOW, LayerKind.ATTENTION]
-    assert list(spec.layer_kinds) == kinds
-    assert spec.kv_shapes == (HeadShape(2, 16), HeadShape(2, 16), HeadShape(1, 32))
-    assert (spec.embedding_scale, spec.logit_softcap) == (8.0, 10.0)
-    model = opened(path)
-    near, _, far = model.non_expert.ropes
-    assert near == RopeRule(16, 500.0)
-    turning = far.frequencies() * 1e6 > 1
-    assert turning.tolist() == [True] * 4 + [False] * 12
-    assert [layer.mixer.window for layer in model.non_expert.layers] == [16, 16, 0]
-
-
-def test_small_gemma4_names_all_that_it_needs(tmp_path):
-    """E2B and E4B: both of their parts that are missing here, and which models of the family have neither."""
-    keys = {"attention.shared_kv_layers": 2, "embedding_length_per_layer_input": 32}
-    metadata = {f"gemma4.{key}": value for key, value in keys.items()}
-    path = write_toy_arch(tmp_path / "m.gguf", TOYS["gemma4"], metadata=metadata)
-    with pytest.raises(
-        UnsupportedModelError, match=r"reuse .* and embeddings of each layer"
-    ) as told:
-        spec_of(path)
-    assert "gemma-4-26B-A4B or gemma-4-31B" in str(told.value)
+def test_a_tensor_per_expert_is_told_apart(tmp_path):
+    """Mixtral files of old converters: what helps is a newer file, and what does not."""
+    toy = replace(TOYS["llama"], experts=4, used=2)
+    weights = toy_arch_weights(toy)
+    for name in [name for name in weights if "_exps" in name]:
+        for expert, values in enumerate(weights.pop(name)):
+            weights[name.replace("_exps", f".{expert}")] = values
+    path = write_toy_arch(tmp_path / "m.gguf", toy, weights=weights)
+    with pytest.raises(UnsupportedModelError, match="a tensor per expert") as told:
+        opened(path)
+    assert "convert its checkpoint again" in str(told.value)
 
 
 def test_a_reranker_is_called_one(tmp_path):
-    """Its head gives two scores and no text; a text model whose file names that pooling still opens."""
-    keys = {"qwen3.pooling_type": 4}
-    weights = toy_arch_weights(TOYS["qwen3"])
-    plain = write_toy_arch(tmp_path / "plain.gguf", TOYS["qwen3"], metadata=keys)
+    """A head of scores is refused where nothing says what they mean; a text model may name that pooling."""
+    keys = {"qwen2.pooling_type": 4}
+    weights = toy_arch_weights(TOYS["qwen2"])
+    plain = write_toy_arch(tmp_path / "plain.gguf", TOYS["qwen2"], metadata=keys)
     assert spec_of(plain).pooling is Pooling.RANK
     head = {"cls.output.weight": weights.pop("output.weight")[:2]}
-    path = write_toy_arch(tmp_path / "m.gguf", TOYS["qwen3"], weights=weights | head, metadata=keys)
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS["qwen2"], weights=weights | head, metadata=keys)
     with pytest.raises(UnsupportedModelError, match="a reranker, which scores pairs of texts"):
         spec_of(path)
 

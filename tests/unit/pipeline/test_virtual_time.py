@@ -146,6 +146,11 @@ class Asked:
         self.times: list[float] = []
         self.ended = asyncio.Event()
 
+    @property
+    def num_known(self) -> int:
+        """Tokens of its prompt, and of its answer so far."""
+        return len(self.prompt) + len(self.times)
+
     def start(self, num_cached: int) -> None:
         """Its first chunk is on its way."""
         self.has_started = True

@@ -1,4 +1,4 @@
-"""The model of the page cache: within its budget, Belady's choice for scans, least recently used else."""
+"""The model of the page cache: within its budget, Belady's choice for scans, the least selected experts else."""
 
 from __future__ import annotations
 
@@ -48,6 +48,47 @@ def test_the_least_recently_used_go_during_decode():
     model.advance([])
     model.use(layer(0), ids(0))
     assert model.admit(layer(0), ids(3)).evicted.tolist() == [[0, 1]]
+
+
+def test_the_least_selected_go_before_the_oldest():
+    """What most tokens select stays, though another one was used later."""
+    model = CacheModel([10], 4, 30)
+    model.advance([])
+    model.admit(layer(0), ids(0, 1, 2))
+    model.observe(layer(0), ids(0, 1, 2), np.array([0.9, 0.5, 0.1], np.float32), 64)
+    model.use(layer(0), ids(0, 1, 2))
+    model.advance([])
+    model.use(layer(0), ids(2))
+    model.advance([])
+    assert model.admit(layer(0), ids(3)).evicted.tolist() == [[0, 2]]
+
+
+def test_old_selections_are_forgotten():
+    """After many tokens that select another expert, the favourite of the past goes."""
+    model = CacheModel([10], 3, 20)
+    model.advance([])
+    model.admit(layer(0), ids(0, 1))
+    model.observe(layer(0), ids(0), np.ones(1, np.float32), 64)
+    model.use(layer(0), ids(0, 1))
+    for _ in range(3):
+        model.observe(layer(0), ids(1), np.ones(1, np.float32), 64)
+    for _ in range(2):
+        model.advance([])
+    assert model.admit(layer(0), ids(2)).evicted.tolist() == [[0, 0]]
+
+
+def test_behind_a_last_chunk_the_least_selected_of_all_passed_layers_go():
+    """Where more of the prompt follows, the layer just passed goes; where none does, what answers will want least."""
+    for is_last, gone in ((False, [[1, 0], [1, 1]]), (True, [[0, 1], [1, 1]])):
+        model = CacheModel([1] * 4, 2, 4)
+        for at in (0, 1):
+            model.advance([layer(at)])
+            model.admit(layer(at), ids(0, 1))
+            model.observe(layer(at), ids(0, 1), np.array([0.9, 0.1], np.float32), 64)
+            model.use(layer(at), ids(0, 1))
+        here = [layer(2)]
+        model.advance(*([], here) if is_last else [here])
+        assert sorted(model.admit(layer(2), ids(0, 1)).evicted.tolist()) == gone
 
 
 def test_nothing_of_the_present_step_is_evicted():

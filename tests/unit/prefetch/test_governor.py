@@ -123,7 +123,8 @@ def make():
 
 
 def prompt(layer: int, experts=ALL, *, chunk: int = 1, continues: bool = False) -> PrefetchHint:
-    return PrefetchHint(ChunkId(chunk), LayerIndex(layer), experts, True, continues)
+    shares = np.full(len(experts), 0.5, np.float32)
+    return PrefetchHint(ChunkId(chunk), LayerIndex(layer), experts, shares, 8, True, continues)
 
 
 def token(layer: int, *experts: int, chunk: int = 1, loud: int | None = None) -> PrefetchHint:
@@ -131,7 +132,10 @@ def token(layer: int, *experts: int, chunk: int = 1, loud: int | None = None) ->
     residual = np.zeros((1, 4), np.float32)
     residual[0, 0 if loud is None else loud] = 1.0
     chosen = np.array(experts, np.int32)
-    return PrefetchHint(ChunkId(chunk), LayerIndex(layer), chosen, False, False, residual)
+    shares = np.ones(len(chosen), np.float32)
+    return PrefetchHint(
+        ChunkId(chunk), LayerIndex(layer), chosen, shares, 1, False, False, residual
+    )
 
 
 def asked(setup, urgency: int) -> list[tuple[int, int]]:
@@ -268,6 +272,25 @@ def test_it_goes_quiet_when_all_is_in_memory(make, monkeypatch):
     statistics = setup.governor.statistics()
     assert (statistics.total_hints, statistics.total_needless) == (21, 21)
     assert (probe.looks, setup.readers.asked) == (1, [])
+
+
+def test_hints_that_come_while_it_looks_are_needless_too(make, monkeypatch):
+    """All is in memory; what was offered before the look had ended is not planned, and counts as no miss."""
+    monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 3600.0)
+    probe = FakeProbe(True)
+    setup = make(probe=probe)
+
+    def look() -> bool:
+        for expert in range(4):
+            setup.governor.offer_nowait(token(1, expert))
+        return True
+
+    monkeypatch.setattr(probe, "is_resident", look)
+    setup.settle(token(0, 1))
+    statistics = setup.governor.statistics()
+    assert statistics.is_resident
+    assert (statistics.total_hints, statistics.total_needless, statistics.total_misses) == (5, 5, 0)
+    assert setup.readers.asked == []
 
 
 def test_non_expert_weights_are_read_once_until_all_was_in_memory(make, monkeypatch):

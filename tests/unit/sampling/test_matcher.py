@@ -15,7 +15,7 @@ from tests.support.toy_model import byte_vocabulary
 from thermocline.errors import EngineClosedError, RequestError
 from thermocline.sampling.constraint import Constraint, ConstraintKind, Reasoning, ReasoningBudget
 from thermocline.sampling.grammar import depth_of, grammar_text
-from thermocline.sampling.matcher import Grammars
+from thermocline.sampling.matcher import Grammars, open_trials
 from thermocline.sampling.params import SamplingParams
 from thermocline.sampling.reasoning_limit import ReasoningLimit
 from thermocline.sampling.sampler import Sampler
@@ -53,8 +53,8 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer):
-    """Grammars of that vocabulary, with their threads."""
-    grammars = Grammars(tokenizer)
+    """Grammars of that vocabulary, with their threads and the children in which they are tried."""
+    grammars = Grammars(tokenizer, open_trials(tokenizer))
     for _ in range(2):
         grammars.prepare().result()
     yield grammars
@@ -444,3 +444,24 @@ def test_marks_that_steer_are_no_text_of_an_answer():
         assert np.isneginf(logits[mark_ids]).all()
     finally:
         grammars.close()
+
+
+def test_drafts_are_cut_where_the_grammar_ends_them(grammars, tokenizer):
+    """So many tokens as may follow one another; asking changes nothing of the answer, and raises nothing."""
+    constraint = Constraint(Kind.REGEX, "a{2}b{3}c")
+    matcher, plain = grammars.matcher(constraint), grammars.matcher(constraint)
+    a, b, c = (tokenizer.encode_more(text)[0] for text in "abc")
+    logits = np.zeros(tokenizer.vocab_size, np.float32)
+    for known, draft, expected in (
+        ([], [a, a, b, b, b, c], 6),
+        ([], [b, a], 0),
+        ([a], [a, b, a, b], 2),
+        ([a, a], [], 0),
+        ([a, a, b], [b, b, c, c], 3),
+        ([], [c], 0),
+        ([a, a, b, b, b, c], [a], 0),
+    ):
+        assert matcher.num_possible(known, draft) == expected
+        if known[-1:] != [c]:
+            assert np.array_equal(matcher.masked(logits, known), plain.masked(logits, known))
+        assert matcher.is_complete(known) == plain.is_complete(known)

@@ -13,13 +13,13 @@ import time
 import pytest
 
 from tests.support.processes import child_pids
+from thermocline.child.process import ChildLimits
 from thermocline.errors import ChatTemplateError, RequestError
 from thermocline.text.chat_template import ChatTemplate, PromptPart
-from thermocline.text.templates.template_process import RenderLimits
 
 HI = [{"role": "user", "content": "hi"}]
 ATTACK = [{"role": "user", "content": "attack"}]
-FAST = RenderLimits(deadline_s=0.5)
+FAST = ChildLimits(deadline_s=0.5)
 
 ATTACKS = {
     "mro": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -212,7 +212,7 @@ def test_deep_values(chatml):
 def test_too_large_a_request():
     """The size of the messages is limited."""
     with (
-        ChatTemplate("x", limits=RenderLimits(max_request_bytes=1000)) as template,
+        ChatTemplate("x", limits=ChildLimits(max_request_bytes=1000)) as template,
         pytest.raises(ChatTemplateError, match="at most 1000"),
     ):
         template.render([{"role": "user", "content": "a" * 1000}])
@@ -222,7 +222,7 @@ def test_too_long_an_output():
     """The length of the prompt is limited."""
     with (
         ChatTemplate(
-            "{{ messages[0].content * 3 }}", limits=RenderLimits(max_chars=100)
+            "{{ messages[0].content * 3 }}", limits=ChildLimits(max_chars=100)
         ) as template,
         pytest.raises(ChatTemplateError, match="too long"),
     ):
@@ -287,10 +287,10 @@ def test_child_ends_with_its_parent():
     """When the parent is gone the child ends by itself, even in the middle of a render."""
     script = (
         "import os, threading\n"
-        "from thermocline.text.chat_template import ChatTemplate, RenderLimits\n"
+        "from thermocline.text.chat_template import ChatTemplate, ChildLimits\n"
         "t = ChatTemplate('{% if spin is defined %}{% for a in range(99999) %}"
         "{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}',"
-        " limits=RenderLimits(deadline_s=1.0))\n"
+        " limits=ChildLimits(deadline_s=1.0))\n"
         "print(t._process.pid, flush=True)\n"
         "input()\n"
         "threading.Timer(0.1, os._exit, (1,)).start()\n"

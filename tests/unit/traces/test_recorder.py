@@ -177,7 +177,7 @@ def test_vocabulary_has_no_duplicates_and_knows_the_work():
     """Values are unique, and bookkeeping lanes are not work."""
     assert len({lane.value for lane in Lane}) == len(Lane.__members__)
     assert len({name.value for name in Name}) == len(Name.__members__)
-    assert set(Lane) - WORK_LANES == {Lane.REQUESTS, Lane.LOOP, Lane.SCHEDULER}
+    assert set(Lane) - WORK_LANES == {Lane.REQUESTS, Lane.LOOP, Lane.SCHEDULER, Lane.DRAFT}
 
 
 def test_a_recorder_that_is_off_keeps_nothing_and_takes_no_memory():

@@ -68,6 +68,11 @@ def split(
             best = int(np.argmin(uploading))
             if uploading[best] < seconds:
                 given_away, num_uploads, seconds, misses = 0, best, float(uploading[best]), order
+        if num_uploads > 1 and rows[misses[0]] < rows[misses[num_uploads - 1]]:
+            # Those with the fewest rows were chosen; they come like all others, the most rows first.
+            misses = np.concatenate((misses[:num_uploads][::-1], misses[num_uploads:]))
+            again = _with_uploads(costs, cpu[misses], device[misses], done_hits, link)
+            seconds = float(again[num_uploads])
     on_device, upload = np.zeros_like(resident), np.zeros_like(resident)
     on_device[hits[: len(hits) - given_away]] = True
     upload[misses[:num_uploads]] = True

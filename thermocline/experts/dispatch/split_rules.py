@@ -144,7 +144,8 @@ class FastestSplit:
             return resident, resident  # the CPU is done before the first upload
         wait_s = self._link.num_copying() * costs.copy_s
         chosen = co_execute(costs, counts, there, link_wait_s=wait_s)
-        num_tokens = int(counts.sum()) // self._num_used
+        # A layer may use fewer experts than others.
+        num_tokens = max(int(counts.sum()) // self._num_used, 1)
         if seconds_on_device(costs, counts, there, num_tokens, link_wait_s=wait_s) < chosen.seconds:
             return resident, ~resident
         return chosen.on_device & resident, chosen.upload | (chosen.on_device & ~resident)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 NUM_SPLITS: Final = 32
 """Splits of a decoded token's context, whatever the batch: sums are added in one order, alone or beside others."""
 
-_LOG2_E: Final = log2(e)
+LOG2_E: Final = log2(e)
+"""Scores are in powers of two here: exp2 is what devices have."""
 _LEAST_ROWS: Final = 16  # of a product on the matrix units
 _OPERANDS: Final = {
     torch.float32: tl.float32,
@@ -82,9 +83,10 @@ class PagedRule(NamedTuple):
 def rule_of(scale: float, window: int, sinks: torch.Tensor | None = None) -> PagedRule:
     """Return the rule of a scale in powers of e.
 
-    window: a token sees that many last positions, its own included; 0 is all. sinks: float32 [heads], see `Attending`.
+    window: a token sees that many last positions, its own included; 0 is all. sinks: float32 [heads], those of
+    `Attending` times LOG2_E.
     """
-    return PagedRule(scale * _LOG2_E, window, None if sinks is None else sinks * _LOG2_E)
+    return PagedRule(scale * LOG2_E, window, sinks)
 
 
 def attention(

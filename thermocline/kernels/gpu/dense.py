@@ -6,7 +6,8 @@ Twins of `DenseKernels`, in float32, on any device. Nothing here waits for the d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from math import pi, sqrt
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.nn import functional
@@ -15,6 +16,8 @@ from thermocline.kernels.dense_contract import Activation, Gating
 
 if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import RoutingRule
+
+_GELU_SLOPE: Final = 2 * sqrt(2 / pi)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,9 +92,15 @@ def rotate(x: torch.Tensor, rope: DeviceRope) -> torch.Tensor:
 
 def gate(x: torch.Tensor, gates: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return x [rows, width] times the activation of gates, which is [rows, width] or [rows, 1]."""
-    if activation is Activation.SIGMOID:
-        return x * torch.sigmoid(gates)
-    return x * functional.softplus(gates)
+    match activation:
+        case Activation.SIGMOID:
+            return x * torch.sigmoid(gates)
+        case Activation.SOFTPLUS:
+            return x * functional.softplus(gates)
+        case Activation.GELU:
+            # (1 + tanh(u)) / 2 is the sigmoid of 2 u, which does not cancel far below zero.
+            bent = _GELU_SLOPE * (gates + 0.044715 * gates**3)
+            return x * gates * torch.sigmoid(bent)
 
 
 def route(logits: torch.Tensor, given: DeviceRouting) -> tuple[torch.Tensor, torch.Tensor]:

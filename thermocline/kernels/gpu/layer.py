@@ -14,7 +14,7 @@ import torch
 
 from thermocline.kernels.dense_contract import Activation
 from thermocline.kernels.gpu.activations import activate
-from thermocline.kernels.gpu.attention import attention, rule_of
+from thermocline.kernels.gpu.attention import LOG2_E, attention, rule_of
 from thermocline.kernels.gpu.cache import DeviceLayerCache, DeviceStates
 from thermocline.kernels.gpu.delta import DeltaTokens, DeviceDeltaRule, delta_rule, key_heads
 from thermocline.kernels.gpu.dense import (
@@ -74,6 +74,10 @@ class DeviceAttention:
     ) -> None:
         """rope: None for heads that do not turn."""
         self._norm = load.vector(given.norm)
+        assert given.k is not None, (
+            "no device reads another layer's keys, which `ModelSpec.cpu_only` says"
+        )
+        assert given.v is not None, "keys and values come together"
         own = (given.q, given.k) if given.v is given.k else (given.q, given.k, given.v)
         self._products = tuple(load.matrix(weight) for weight in own)
         self._output = load.matrix(given.output)
@@ -87,7 +91,8 @@ class DeviceAttention:
         self._wide_gains = given.wide_norm and tuple(load.vector(gain) for gain in given.wide_norm)
         self._gate = None if given.gate is None else _Gate.load(load, given.gate)
         self._rope, self._head_dim = rope, head_dim
-        self._rule = rule_of(given.scale, given.window, _optional_vector(load, given.sinks))
+        sinks = None if given.sinks is None else load.vector(given.sinks * np.float32(LOG2_E))
+        self._rule = rule_of(given.scale, given.window, sinks)
         self._output_bias = _optional_vector(load, given.output_bias)
         self._post_norm = None if given.post_norm is None else _post_norm(load, given.post_norm)
 

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """Tokens [start, end) of a request. The last `num_logits` need logits, the last `num_states` hidden states."""
+    """Tokens [start, end) of a request, and `drafted` ones behind them.
+
+    The last `num_logits` of all need logits, the last `num_states` hidden states.
+    """
 
     request: Request
     start: int
@@ -28,6 +31,7 @@ class Run(NamedTuple):
     num_logits: int
     state: StateUse | None = None
     num_states: int = 0
+    drafted: tuple[int, ...] = ()
 
 
 def build_chunk(
@@ -47,15 +51,17 @@ def build_chunk(
     logits_rows: list[int] = []
     states_rows: list[int] = []
     size = block_tokens
-    for request, start, end, num_logits, state, num_states in runs:
-        row, blocks, run = len(token_ids), request.cache.blocks, range(start, end)
+    for request, start, end, num_logits, state, num_states, drafted in runs:
+        row, blocks, run = len(token_ids), request.cache.blocks, range(start, end + len(drafted))
         table = request.cache.table[: len(blocks)]
         num_expanded = max(0, min(end, request.cache.num_expanded) - start)
         segment = Segment(
-            request.id, row, end - start, kind, table, num_logits, state, num_states, num_expanded
+            *(request.id, row, len(run), kind, table, num_logits, state, num_states, num_expanded),
+            num_drafted=len(drafted),
         )
         segments.append(segment)
         token_ids += request.known[start:end]
+        token_ids += drafted
         positions += run
         slots += [blocks[at // size] * size + at % size for at in run]
         logits_rows += range(len(token_ids) - num_logits, len(token_ids))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from thermocline.messages import Chunk, ChunkId
     from thermocline.pipeline.scheduling.chunk_size import ChunkSizer
+
+
+# More than are ever in flight.
+_MAX_CHUNKS: Final = 64
 
 
 class ChunkSizeFeedback:
@@ -33,6 +37,9 @@ class ChunkSizeFeedback:
         for done, seconds in self._take_times():
             self._longest_s[done] = max(seconds, self._longest_s.get(done, 0.0))
         longest_s = self._longest_s.pop(chunk.id, None)
+        # A draft has the number of the chunk before it, which has ended.
+        for ended in [number for number in self._longest_s if number < chunk.id - _MAX_CHUNKS]:
+            del self._longest_s[ended]
         if longest_s is None:
             return
         if chunk.is_prompt:

@@ -41,7 +41,7 @@ class RequestCache:
     """Keys of the first full blocks of known tokens, as far as they were needed."""
     blocks: list[int] = field(default_factory=list)
     table: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
-    """int32, long enough for all tokens: `blocks` for chunks. Entries are set once and stay."""
+    """int32, long enough for all tokens: `blocks` for chunks. Entries stay as they are while a chunk is in flight."""
     num_full: int = 0
     """Leading blocks whose tokens are all computed. They are findable, if prefixes are shared."""
     num_matched: int = 0

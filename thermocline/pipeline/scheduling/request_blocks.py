@@ -183,6 +183,38 @@ class RequestBlocks:
             self._windows.extend(request)
         return True
 
+    def draft_room(self, request: Request, start: int, count: int, spare_blocks: int) -> int:
+        """Return for how many of `count` positions from `start` on the request has blocks, or gets them.
+
+        None is taken unless so many are left over in each layer.
+        """
+        while (room := len(request.cache.blocks) * self.block_tokens - start) < count:
+            windows_lack = self._windows is not None and self._windows.num_available <= spare_blocks
+            lacks = self._cache.num_available <= spare_blocks or windows_lack
+            if lacks or not self.extend(request):
+                return room
+        return count
+
+    def draft_states(self, request: Request, count: int) -> list[int]:
+        """Return slots for the state after each of `count` rows, fewer where there is no room for all."""
+        assert self._states is not None, "no layer is recurrent"
+        return self._states.borrow(request, count)
+
+    def take_back(self, request: Request, num_accepted: int) -> None:
+        """Keep of a step's drafted rows the first `num_accepted`, which count as computed; free what others hold.
+
+        A state is left as it was after the last row that stays.
+        """
+        if self._states is not None:
+            self._states.settle(request, num_accepted)
+        blocks, needed = request.cache.blocks, self._allocator.blocks_for(len(request.known))
+        while len(blocks) > needed:
+            self._cache.drop(blocks.pop())
+            if self._windows is not None:
+                self._windows.shrink(request)
+        if request.computed >= (request.cache.num_full + 1) * self.block_tokens:
+            self.commit(request)
+
     def commit(self, request: Request) -> None:
         """Publish the request's blocks that are full and computed; drop those that its window has passed."""
         cache = request.cache

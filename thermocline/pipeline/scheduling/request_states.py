@@ -30,6 +30,8 @@ class HeldState:
     """The same, until a chunk restores it."""
     saves: list[tuple[int, bytes]] = field(default_factory=list)
     """Snapshots that chunks in flight write: after how many tokens, under which key."""
+    draft_slots: list[int] = field(default_factory=list)
+    """Slots that a step in flight writes: the state after its first row, after the second, and so on, but the last."""
 
 
 class RequestStates:
@@ -97,6 +99,20 @@ class RequestStates:
         load, held.restore = held.restore, None
         return StateUse(held.slot, load, tuple(saves))
 
+    def borrow(self, request: Request, count: int) -> list[int]:
+        """Return slots for the state after each row of a step but the last, at most `count`, until `settle`."""
+        held = self._held[request.id]
+        assert not held.draft_slots, f"request {request.id} has drafted rows already"
+        held.draft_slots = self._slots.borrow(count)
+        return held.draft_slots
+
+    def settle(self, request: Request, num_accepted: int) -> None:
+        """Let the state after the first 1 + `num_accepted` rows of a step be the request's; give the others back."""
+        held = self._held[request.id]
+        if num_accepted < len(held.draft_slots):
+            held.slot, held.draft_slots[num_accepted] = held.draft_slots[num_accepted], held.slot
+        self._give_back(held)
+
     def commit(self, request: Request, published: range) -> None:
         """Unpin the restored snapshot, for the first tokens are computed; publish snapshots that are written.
 
@@ -110,6 +126,7 @@ class RequestStates:
     def release(self, request: Request) -> None:
         """Take the slot from a request without chunks in flight; discard its unfinished snapshots."""
         held = self._held.pop(request.id)
+        self._give_back(held)
         self._slots.release(held.slot)
         self._unpin(held)
         for _, key in held.saves:
@@ -120,7 +137,12 @@ class RequestStates:
         admitted = {request.id for request in requests if request.is_admitted}
         assert self._held.keys() == admitted, "a state is missing or was not released"
         pinned = [held.pinned for held in self._held.values() if held.pinned is not None]
-        self._slots.check_integrity([held.slot for held in self._held.values()], pinned)
+        used = [slot for held in self._held.values() for slot in (held.slot, *held.draft_slots)]
+        self._slots.check_integrity(used, pinned)
+
+    def _give_back(self, held: HeldState) -> None:
+        self._slots.give_back(held.draft_slots)
+        held.draft_slots = []
 
     def _unpin(self, held: HeldState) -> None:
         if held.pinned is not None:

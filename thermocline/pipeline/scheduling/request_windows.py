@@ -73,6 +73,11 @@ class RequestWindows:
         """Whether `extend` has a block to give."""
         return self._cache.num_available > 0
 
+    @property
+    def num_available(self) -> int:
+        """Blocks that `extend` could give, one after another."""
+        return self._cache.num_available
+
     def fits(self, footprints: Iterable[int]) -> bool:
         """Whether requests that need so many blocks of other layers may run at the same time."""
         needed = sum(min(num_blocks, self._max_blocks) for num_blocks in footprints)
@@ -104,6 +109,10 @@ class RequestWindows:
         block = self._cache.allocate()
         assert block is not None, "ask for room first"
         self._append(self.held[request.id], block)
+
+    def shrink(self, request: Request) -> None:
+        """Take the request's last block, into which only tokens were written that are taken back."""
+        self._cache.drop(self.held[request.id].window_blocks.pop())
 
     def commit(self, request: Request, published: range) -> None:
         """Publish the blocks with these indices; drop those that no token after the computed ones attends to."""

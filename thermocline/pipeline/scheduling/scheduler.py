@@ -20,6 +20,8 @@ from thermocline.pipeline.scheduling.batching import Run, build_chunk
 from thermocline.pipeline.scheduling.expanded_form import num_expanded, prefill_end
 from thermocline.pipeline.scheduling.request import Request, RequestCache, RequestStatus
 from thermocline.pipeline.scheduling.request_blocks import CacheSnapshot, RequestBlocks
+from thermocline.pipeline.scheduling.request_drafts import RequestDrafts
+from thermocline.speculation.contract import MAX_DRAFT_TOKENS, DraftWish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from thermocline.messages import Chunk
     from thermocline.pipeline.scheduling.request_states import RequestStates
     from thermocline.pipeline.scheduling.request_windows import RequestWindows
+    from thermocline.speculation.contract import Draft
 
 
 _NO_OPTIONS: Final = RequestOptions()
@@ -39,7 +42,7 @@ _RUNNING, _FINISHED = RequestStatus.RUNNING, RequestStatus.FINISHED  # see reque
 class CaughtUp(NamedTuple):
     """A request that needs its next token, and the row of the chunk's logits to choose it from.
 
-    A request that wants no token may have no row.
+    The rows behind it are those of drafted tokens. A request that wants no token may have no row.
     """
 
     request: RequestId
@@ -113,6 +116,7 @@ class Scheduler:
             states=states,
             windows=windows,
         )
+        self._drafts = RequestDrafts(self._blocks)
         self._admission = Admission(self._blocks, config.expected_answer_tokens)
         self._max_context_tokens = min(
             max_context_tokens, allocator.num_blocks * allocator.block_tokens
@@ -247,13 +251,13 @@ class Scheduler:
             assert chunk.id == min(request.in_flight), "a request's chunks end in order"
             request.in_flight.remove(chunk.id)
             if request.status is not _FINISHED:
-                request.computed += segment.length
+                request.computed += segment.length - segment.num_drafted
                 if is_prompt and request.num_scored is not None:
                     request.num_scored = max(request.num_scored, request.computed)
                 if request.computed >= (request.cache.num_full + 1) * block_tokens:
                     self._blocks.commit(request)
                 if request.computed == len(request.known):
-                    caught_up.append(CaughtUp(request.id, num_rows - 1))
+                    caught_up.append(CaughtUp(request.id, num_rows - 1 - segment.num_drafted))
                     self._total_output_tokens += (
                         request.max_total_tokens > request.num_prompt_tokens
                     )
@@ -270,11 +274,48 @@ class Scheduler:
             request.in_flight.remove(chunk.id)
             self._returned(request)
 
-    def append(self, request: RequestId, token_id: int) -> None:
-        """Add a sampled token to a request that has caught up."""
+    def append(self, request: RequestId, token_id: int) -> bool:
+        """Add a sampled token to a request that has caught up; whether the step has computed it, as it was drafted.
+
+        If so, the caller gives or ends once more, by the next row. If not, rows of other drafted tokens are taken back.
+        """
         entry = self.requests[request]
         assert len(entry.known) < entry.max_total_tokens, f"request {request} grew past its limit"
         entry.known.append(token_id)
+        # One that was preempted meanwhile holds nothing any more. It keeps its tokens.
+        is_running = entry.status is _RUNNING
+        if self._drafts.foresaw(request, token_id):
+            self._total_output_tokens += 1
+            if is_running:
+                entry.scheduled += 1
+                entry.computed += 1
+            return True
+        rows = self._drafts.verified(request)
+        if rows is not None and is_running:
+            self._blocks.take_back(entry, rows.num_accepted)
+        return False
+
+    def wishes(self) -> list[DraftWish]:
+        """Return the requests of which the next decode step computes the newest token alone, without a draft so far."""
+        if self._in_flight[SegmentKind.DECODE]:
+            return []
+        found = []
+        for request in self._admission.running:
+            num_known = len(request.known)
+            max_tokens = min(request.max_total_tokens - num_known - 1, MAX_DRAFT_TOKENS)
+            if (
+                max_tokens > 0
+                and request.can_decode
+                and request.scheduled == num_known - 1
+                and not self._drafts.is_offered(request.id, num_known)
+            ):
+                found.append(DraftWish(request.id, num_known, request.known[-1], max_tokens))
+        return found
+
+    def offer(self, draft: Draft) -> None:
+        """Let the next decode step verify a chain of tokens, as far as there is room; a late draft does nothing."""
+        if draft.request in self.requests:
+            self._drafts.offer(draft)
 
     def finish(self, request: RequestId) -> bool:
         """End a request, for whatever reason; False when it is unknown or has ended.
@@ -284,6 +325,7 @@ class Scheduler:
         entry = self.requests.get(request)
         if entry is None or entry.status is _FINISHED:
             return False
+        self._drafts.forget(request)
         if self._admission.finish(entry):
             del self.requests[request]
         return True
@@ -306,6 +348,8 @@ class Scheduler:
             assert 0 <= request.computed <= request.scheduled <= len(request.known)
             assert len(request.known) <= request.max_total_tokens
             in_flight |= request.in_flight
+        flying = (request.id for request in self.requests.values() if request.in_flight)
+        self._drafts.check_integrity(frozenset(flying), frozenset(self.requests))
         assert in_flight == set().union(*self._in_flight.values()), "chunks in flight disagree"
         statuses = Counter(request.status for request in self.requests.values())
         assert statuses[RequestStatus.WAITING] == self._admission.num_waiting
@@ -328,6 +372,10 @@ class Scheduler:
                 if run is not None:
                     runs.append(run)
                     spare -= run.end - run.start - 1
+        for index, run in enumerate(runs):
+            # Behind all others: a drafted token never takes a place from a known one.
+            runs[index] = self._drafts.extend(run, spare, len(self._admission.running))
+            spare -= len(runs[index].drafted)
         return self._chunk(SegmentKind.DECODE, runs)
 
     def _plan_prefill(self) -> Chunk | None:

@@ -51,4 +51,4 @@ async def _read(request: web.Request, kind: type[R]) -> tuple[R, GenerationJob]:
     engine = request.app[BACKEND].model.engine
     body = await read_json(request, kind)
     check_model(request, body.model)
-    return body, await chat_job(engine, body.normalized())
+    return body, await chat_job(engine, body)

@@ -210,10 +210,18 @@ class MessagesRequest(CountRequest, kw_only=True):
 def _user_turns(role: str, blocks: list[ContentBlock], where: str) -> list[JsonObject]:
     """Return the blocks as messages in their order: neighbouring texts in one, each tool result in its own."""
     turns: list[JsonObject] = []
+    texts: list[str] = []
+
+    def end_text() -> None:
+        if texts:
+            turns.append({"role": role, "content": "\n".join(texts)})
+            texts.clear()
+
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
         match block:
             case ToolResultBlock() if role == "user":
+                end_text()
                 turns.append(
                     {
                         "role": "tool",
@@ -221,12 +229,11 @@ def _user_turns(role: str, blocks: list[ContentBlock], where: str) -> list[JsonO
                         "content": _text_of(block.content or "", f"{place}.content"),
                     }
                 )
-            case TextBlock() if turns and turns[-1]["role"] == role:
-                turns[-1]["content"] += f"\n{block.text}"
             case TextBlock():
-                turns.append({"role": role, "content": block.text})
+                texts.append(block.text)
             case _:
                 raise _misplaced(block, role, place)
+    end_text()
     return turns or [{"role": role, "content": ""}]
 
 

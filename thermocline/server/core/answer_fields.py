@@ -227,6 +227,8 @@ def read_structured_outputs(wanted: object) -> Constraint | None:
 
 def _schema_constraint(schema: object, where: str, param: str, *, lenient: bool) -> Constraint:
     if isinstance(schema, str):
+        if len(schema) > MAX_SCHEMA_BYTES:
+            raise _wrong(where, f"is too long: send at most {MAX_SCHEMA_BYTES} bytes")
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:

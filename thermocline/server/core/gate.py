@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from thermocline.server.core.settings import ServerConfig
 
 IN_FLIGHT: Final = web.AppKey("IN_FLIGHT", InFlight)
+REQUEST_ID: Final = web.RequestKey("REQUEST_ID", str)
 
 # The page's files hold nothing of the model; the page itself asks for the key.
 _OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/"})
@@ -95,7 +96,7 @@ class Gate:
         """Return the headers that the response should carry."""
         headers = {
             "Server": f"thermocline/{__version__}",
-            "X-Request-Id": f"req_{uuid.uuid4().hex}",
+            "X-Request-Id": request.get(REQUEST_ID) or _new_id(),
             "X-Content-Type-Options": "nosniff",
             **self._origins.response_headers(request.headers.get("Origin")),
         }
@@ -112,6 +113,10 @@ class Gate:
         return headers
 
 
+def _new_id() -> str:
+    return f"req_{uuid.uuid4().hex}"
+
+
 GATE: Final = web.AppKey("GATE", Gate)
 
 
@@ -120,6 +125,7 @@ async def follow(request: web.Request, handler: Any) -> web.StreamResponse:  # n
     """Tell the connection which request it carries, count the work in flight, and give it a share of the memory."""
     connection = connection_of(request)
     connection.begin_request(request)
+    request[REQUEST_ID] = _new_id()
     in_flight = request.app[IN_FLIGHT]
     try:
         # Shutdown waits for POSTs only: a GET such as the stream of events changes nothing.

@@ -6,7 +6,8 @@ Knows the engine, but no interface.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
 
 from thermocline.server.core.generation_jobs import GenerationJob
 from thermocline.server.core.structured import plan_format
@@ -20,22 +21,36 @@ if TYPE_CHECKING:
 _PROMPT_END_TOKENS: Final = 16
 
 
-async def chat_job(engine: Engine, chat: NormalizedChat) -> GenerationJob:
-    """Return the job of one answer to `chat`. Raises RequestError for what the model can not do."""
-    plan = plan_format(engine.template_facts, chat.format)
+class ChatRequest(Protocol):
+    """A typed body that stands for a chat."""
+
+    def normalized(self) -> NormalizedChat:
+        """Return the normalized chat. Raises RequestError for fields that can not be served."""
+        ...
+
+
+async def chat_job(engine: Engine, request: ChatRequest) -> GenerationJob:
+    """Return the job of one answer to a chat. Raises RequestError for what the model can not do."""
+
+    def read() -> tuple[NormalizedChat, FormatPlan]:
+        chat = request.normalized()
+        return chat, plan_format(engine.template_facts, chat.format)
+
+    chat, plan = await engine.offload.run_if_long(read, request)
     prompt = await engine.encode_chat(
         chat.messages,
         tools=plan.tools,
         variables=plan.template_variables,
         continue_final=chat.continues_final,
     )
-    return with_answer_format(GenerationJob((prompt,), chat.params), engine, plan)
+    return await with_answer_format(GenerationJob((prompt,), chat.params), engine, plan)
 
 
-def with_answer_format(job: GenerationJob, engine: Engine, plan: FormatPlan) -> GenerationJob:
+async def with_answer_format(job: GenerationJob, engine: Engine, plan: FormatPlan) -> GenerationJob:
     """Return `job` with the answers' format. Raises RequestError for a format that can not be enforced."""
     end = engine.tokenizer.decode(job.prompts[0][-_PROMPT_END_TOKENS:], skip_special=False)
-    answer_format = plan.for_prompt(end)
+    about = plan.tools, None if plan.wanted is None else plan.wanted.text
+    answer_format = await engine.offload.run_if_long(partial(plan.for_prompt, end), *about)
     params = replace(
         job.params,
         constraint=answer_format.constraint,

@@ -41,7 +41,7 @@ class ServerConfig:
     on_model_change: OnModelChange = "reopen"
     """What to do once the model's file was truncated or overwritten: open it again as soon as it is whole, or end."""
     max_connections: int = 512
-    max_body_bytes: int = 16 << 20
+    max_body_bytes: int = 8 << 20
     max_total_body_bytes: int = 256 << 20
     """Of all bodies that are being received."""
     max_work_bytes: int = 512 << 20

@@ -108,13 +108,9 @@ class FormatPlan:
         answer begins inside of reasoning stands there. Raises RequestError for a constraint whose text
         is not of its kind.
         """
-        end = prompt_end.rstrip()
         marks = self.facts.reasoning or THINK
-        thinking, is_closed = ThinkingMode.NEVER, True
-        if self.facts.thinks:
-            has_begun = end.endswith(marks.begin.strip())
-            thinking = ThinkingMode.HAS_BEGUN if has_begun else ThinkingMode.MAY_BEGIN
-            is_closed = end.endswith(marks.end.strip())
+        thinking = self.facts.thinking_after(prompt_end)
+        is_closed = not self.facts.thinks or prompt_end.rstrip().endswith(marks.end.strip())
         reasoning = budget = None
         if not is_closed:
             reasoning = Reasoning(

@@ -77,6 +77,7 @@ class Window:
             },
             "requests": [_request(each) for each in now.scheduler.requests[:_MAX_REQUESTS]],
             "kv": _cache(now.scheduler),
+            "drafts": _drafts(now.statistics),
             "experts": _experts(now.statistics),
             "tracing": now.is_tracing,
         }
@@ -128,6 +129,15 @@ def _request(request: RequestSnapshot) -> JsonObject:
     }
 
 
+def _drafts(now: EngineStatistics) -> JsonObject:
+    counts = now.drafts.values()
+    return {
+        "drafted": sum(drafted for drafted, _ in counts),
+        "accepted": sum(accepted for _, accepted in counts),
+        "why_off": now.why_not_drafted,
+    }
+
+
 def _cache(now: SchedulerSnapshot) -> JsonObject:
     cache = now.cache
     queried = cache.total_queried_tokens
@@ -156,6 +166,7 @@ def _experts(statistics: EngineStatistics) -> JsonObject:
         body["memory"] = {
             "hints": prefetch.total_hints,
             "needless": prefetch.total_needless,
+            "resident": prefetch.is_resident,
             "hits": hits,
             "late": late,
             "misses": misses,

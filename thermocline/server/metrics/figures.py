@@ -68,6 +68,32 @@ def scheduler_families(snapshot: SchedulerSnapshot) -> list[Family]:
     ]
 
 
+def draft_families(statistics: EngineStatistics) -> list[Family]:
+    """Return what speculation drafted, and what of it was right."""
+    drafts = statistics.drafts
+    return [
+        labelled(
+            "draft_tokens_total",
+            "counter",
+            "Drafted tokens that decode steps verified.",
+            "drafter",
+            {name: drafted for name, (drafted, _) in drafts.items()},
+        ),
+        labelled(
+            "draft_tokens_accepted_total",
+            "counter",
+            "Those of them that the model chose.",
+            "drafter",
+            {name: accepted for name, (_, accepted) in drafts.items()},
+        ),
+        gauge(
+            "speculation_off",
+            "1 if the latest draft was not verified, or nothing can be drafted.",
+            float(statistics.why_not_drafted is not None),
+        ),
+    ]
+
+
 def expert_families(statistics: EngineStatistics) -> list[Family]:
     """Return how experts were chosen and found. /experts has the figures of each expert."""
     placement, hot_choices = statistics.placement, statistics.num_hot_choices

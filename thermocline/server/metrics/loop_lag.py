@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -21,25 +22,29 @@ _LOOK_EVERY_S: Final = 0.05
 class LoopLag:
     """lag: how late the loop was, in seconds; stall: the part in which it did not wait for a processor.
 
-    Stall is caused by the server itself; lag includes the load of other programs.
+    Stall is caused by the server itself; lag includes the load of other programs. busy: the part of it in which the
+    loop's thread computed. The rest of a stall is waiting for the interpreter, whose holder may wait for a processor.
     """
 
     def __init__(self) -> None:
         self.lag = Histogram(_BOUNDS_S)
         self.stall = Histogram(_BOUNDS_S)
+        self.busy = Histogram(_BOUNDS_S)
 
     async def watch(self) -> None:
         """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         with _waiting_time() as waited_s:
-            before_s = waited_s()
+            before_s, computed_s = waited_s(), time.thread_time()
             while True:
                 due_s = loop.time() + _LOOK_EVERY_S
                 await asyncio.sleep(_LOOK_EVERY_S)
-                lag_s, now_s = max(0.0, loop.time() - due_s), waited_s()
+                lag_s = max(0.0, loop.time() - due_s)
+                now_s, now_computed_s = waited_s(), time.thread_time()
                 self.lag.observe(lag_s)
                 self.stall.observe(max(0.0, lag_s - (now_s - before_s)))
-                before_s = now_s
+                self.busy.observe(min(lag_s, now_computed_s - computed_s))
+                before_s, computed_s = now_s, now_computed_s
 
 
 @contextmanager

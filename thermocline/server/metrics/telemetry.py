@@ -12,6 +12,7 @@ from thermocline.server.core.connection import ConnectionCounts
 from thermocline.server.metrics.exposition import gauge, write
 from thermocline.server.metrics.figures import (
     connection_families,
+    draft_families,
     expert_families,
     process_families,
     scheduler_families,
@@ -45,6 +46,9 @@ class Telemetry:
             self.lag.stall.family(
                 "event_loop_stall_seconds", "The same without its waiting for a processor."
             ),
+            self.lag.busy.family(
+                "event_loop_busy_seconds", "The same, as far as its own thread computed."
+            ),
             gauge("tasks", "Tasks on the server's event loop.", len(asyncio.all_tasks())),
             *process_families(),
             *(await _engine_families(engine)),
@@ -62,8 +66,10 @@ async def _engine_families(engine: Engine | None) -> list[Family]:
         snapshot = await engine.snapshot()
     except EngineClosedError:
         return [gauge("is_ready", "Whether the model can answer.", 0)]
+    statistics = engine.statistics()
     return [
         gauge("is_ready", "Whether the model can answer.", 1),
         *scheduler_families(snapshot),
-        *expert_families(engine.statistics()),
+        *draft_families(statistics),
+        *expert_families(statistics),
     ]

@@ -92,7 +92,7 @@ async def chat(request: web.Request) -> PreparedAnswer | web.Response:
     encoder = OllamaChatEncoder(body.model, iso_time(time.time()))
     if not body.messages:
         return send_json(encoder.loaded())
-    job = await chat_job(model.engine, body.normalized())
+    job = await chat_job(model.engine, body)
     return PreparedAnswer(job, encoder, _LINES, body.is_streamed)
 
 
@@ -105,9 +105,10 @@ async def generate(request: web.Request) -> PreparedAnswer | web.Response:
     if not body.prompt:
         return send_json(encoder.loaded())
     if body.raw:
-        job = GenerationJob((await engine.encode(body.prompt),), body.sampling_params())
+        prompt = await engine.encode(body.prompt, max_tokens=engine.max_context_tokens)
+        job = GenerationJob((prompt,), body.sampling_params())
     else:
-        job = await chat_job(engine, body.normalized())
+        job = await chat_job(engine, body)
     return PreparedAnswer(job, encoder, _LINES, body.is_streamed)
 
 

@@ -43,7 +43,10 @@ class ExpertsBody(msgspec.Struct):
 
 
 class TimingsBody(msgspec.Struct):
-    """Times in milliseconds under llama-server's names; queue_ms and ttft_ms are thermocline's."""
+    """Times in milliseconds under llama-server's names; queue_ms, ttft_ms and draft_off are thermocline's.
+
+    draft_off: why the latest tokens were not drafted, if so.
+    """
 
     cache_n: int
     prompt_n: int
@@ -54,6 +57,9 @@ class TimingsBody(msgspec.Struct):
     predicted_per_second: float
     queue_ms: float
     ttft_ms: float
+    draft_n: int
+    draft_n_accepted: int
+    draft_off: str | UnsetType = UNSET
     experts: ExpertsBody | UnsetType = UNSET
 
 
@@ -212,4 +218,7 @@ def timings_body(timings: Timings, ttft_s: float) -> TimingsBody:
         predicted_per_second=timings.decode_tokens_per_s,
         queue_ms=timings.queue_s * 1e3,
         ttft_ms=ttft_s * 1e3,
+        draft_n=timings.drafts.num_drafted,
+        draft_n_accepted=timings.drafts.num_accepted,
+        draft_off=timings.drafts.why_off or UNSET,
     )

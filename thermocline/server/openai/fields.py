@@ -15,6 +15,7 @@ from thermocline.messages import RequestOptions
 from thermocline.sampling.params import MAX_STOP_CHARS
 from thermocline.server.core.bodies import sampling_params
 from thermocline.server.core.generation_jobs import MAX_CHOICES_PER_PROMPT
+from thermocline.speculation.contract import drafter_names
 
 if TYPE_CHECKING:
     from thermocline.sampling.params import SamplingParams
@@ -77,6 +78,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     echo: bool | None = None
     cache_prompt: bool | None = None
     cache_salt: str | None = None
+    speculate: str | None = None
     return_token_ids: bool | None = None
     return_routed_experts: bool | None = None
     return_progress: bool | None = None
@@ -136,6 +138,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             cache_salt=salt,
             wants_routing=bool(self.return_routed_experts),
             wants_timings=bool(self.timings_per_token),
+            speculate=None if self.speculate is None else speculate_names(self.speculate),
         )
 
     def bad_word_texts(self) -> list[str]:
@@ -156,6 +159,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             max_tokens=_first(self.max_completion_tokens, self.max_tokens),
             logprobs=num_logprobs,
         )
+
+
+def speculate_names(text: str) -> tuple[str, ...] | None:
+    """Return the drafters that a request names; None for auto. Raises RequestError."""
+    try:
+        return drafter_names(text)
+    except ValueError as error:
+        raise RequestError(f"speculate: {error}", param="speculate") from error
 
 
 def _first(*values: T | None) -> T | None:

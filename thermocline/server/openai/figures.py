@@ -67,6 +67,9 @@ def together(ends: Sequence[ChoiceEnd]) -> TimingsBody:
         predicted_per_second=_per_second(total("predicted_n"), predicted_ms),
         queue_ms=longest("queue_ms"),
         ttft_ms=longest("ttft_ms"),
+        draft_n=total("draft_n"),
+        draft_n_accepted=total("draft_n_accepted"),
+        draft_off=bodies[0].draft_off,
     )
 
 

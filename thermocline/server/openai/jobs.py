@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from thermocline.errors import RequestError
@@ -53,7 +54,7 @@ async def prepare_chat(
     plan, prompt = await encode_chat(model.engine, request, options)
     params = await _with_bad_words(model.engine, request, params)
     job = GenerationJob((prompt,), params, n, options=job_options)
-    job = with_answer_format(job, model.engine, plan)
+    job = await with_answer_format(job, model.engine, plan)
     prefix = _final_text(request.messages) if request.echo and request.continues_final else ""
     return job, ChatEncoder(_served(model), job, _encoder_options(request, options), prefix)
 
@@ -65,7 +66,10 @@ async def prepare_completion(
     params, n, job_options = request.sampling_params(), request.num_answers, request.options()
     engine, echoes = model.engine, bool(request.echo)
     # A completion has no chat template: its answer is text, without tool calls or reasoning.
-    plan = plan_format(NO_TEMPLATE, request.format_fields())
+    fields = request.format_fields()
+    plan = await engine.offload.run_if_long(
+        partial(plan_format, NO_TEMPLATE, fields), fields.response_format, fields.structured_outputs
+    )
     limit = engine.max_context_tokens
     prompts = [
         await engine.encode(prompt, max_tokens=limit) if isinstance(prompt, str) else prompt
@@ -80,7 +84,7 @@ async def prepare_completion(
         prompt_logprobs=params.logprobs if echoes else None,
     )
     check_size(job)
-    job = with_answer_format(job, engine, plan)
+    job = await with_answer_format(job, engine, plan)
     encoder_options = _encoder_options(request, options)
     encoder = CompletionEncoder(_served(model), job, encoder_options, echoes=echoes)
     if echoes:
@@ -93,17 +97,22 @@ async def encode_chat(
     engine: Engine, request: ChatCompletionRequest, options: ResponseOptions
 ) -> tuple[FormatPlan, list[int]]:
     """Return the plan of a chat's answer, and its prompt's token ids. Raises RequestError."""
-    facts = engine.template_facts
-    if request.chat_template is not None:
-        if not options.trusts_templates:
-            raise RequestError(
-                "chat_template is a program: it is taken only by a server that was started with "
-                "--trust-request-chat-template",
-                param="chat_template",
-            )
-        facts = read_template(request.chat_template, vocabulary=engine.tokenizer)
-    plan = plan_format(facts, request.format_fields())
-    refuse_non_text(request.messages)
+    if request.chat_template is not None and not options.trusts_templates:
+        raise RequestError(
+            "chat_template is a program: it is taken only by a server that was started with "
+            "--trust-request-chat-template",
+            param="chat_template",
+        )
+
+    def read() -> FormatPlan:
+        facts = engine.template_facts
+        if request.chat_template is not None:
+            facts = read_template(request.chat_template, vocabulary=engine.tokenizer)
+        plan = plan_format(facts, request.format_fields())
+        refuse_non_text(request.messages)
+        return plan
+
+    plan = await engine.offload.run_if_long(read, request)
     continues = request.continues_final
     prompt = await engine.encode_chat(
         request.messages,

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from thermocline.server.answers import PreparedAnswer, answers
 from thermocline.server.core.exchange import BACKEND, CONFIG, check_model, read_with_unknown
-from thermocline.server.openai import embeddings, model_routes, tokens
+from thermocline.server.openai import embeddings, model_routes, rerank, tokens
 from thermocline.server.openai.bodies import ChatBody, CompletionBody
 from thermocline.server.openai.encoder import EVENTS
 from thermocline.server.openai.fields import GenerationRequest
@@ -30,6 +30,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/chat/completions", chat_completions),
         web.post("/v1/completions", completions),
         web.post("/v1/embeddings", embeddings.embeddings),
+        *(web.post(path, rerank.rerank) for path in rerank.PATHS),
     ]
 
 

@@ -25,6 +25,6 @@ async def create_response(request: web.Request) -> PreparedAnswer:
     model = request.app[BACKEND].model
     body = await read_json(request, ResponsesRequest)
     check_model(request, body.model)
-    job = await chat_job(model.engine, body.normalized())
+    job = await chat_job(model.engine, body)
     encoder = ResponseEncoder(body, model.card.id, int(time.time()))
     return PreparedAnswer(job, encoder, Framing(error=encoder.failure), bool(body.stream))

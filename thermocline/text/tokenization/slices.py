@@ -71,6 +71,8 @@ class TextSlicer:
     def _last_certain_cut(self, window: str, encoded: Encoding) -> int:
         """Return the last place where the whole text is cut as well, whatever follows the window; 0 for none."""
         kind_after, num_runs = _kind(window[-1]), 0
+        edges = _word_edges(encoded)
+        edge = next(edges, 0)
         for place in range(len(window) - 1, 0, -1):
             kind = _kind(window[place - 1])
             is_edge = kind != kind_after
@@ -82,16 +84,28 @@ class TextSlicer:
                     self._digits_are_local and kind == "N" and len(window) - place >= _DIGITS_AHEAD
                 )
             )
-            if is_far and _is_cut(encoded, place):
-                return place
+            if is_far:
+                while edge > place:
+                    edge = next(edges, 0)
+                if edge == place:
+                    return place
             kind_after = kind
         return 0
 
 
-def _is_cut(encoded: Encoding, place: int) -> bool:
-    """Whether a word ends before the character; not beside one that has no token."""
-    words = encoded.char_to_word(place - 1), encoded.char_to_word(place)
-    return None not in words and words[0] != words[1]
+def _word_edges(encoded: Encoding) -> Iterator[int]:
+    """Yield the places between two words, the last one first; not beside a character that has no token.
+
+    `char_to_word` would look through all tokens each time.
+    """
+    words = encoded.word_ids
+    for index in range(len(words) - 1, 0, -1):
+        before, after = words[index - 1], words[index]
+        if before is None or after is None or before == after:
+            continue
+        chars_before, chars_after = encoded.token_to_chars(index - 1), encoded.token_to_chars(index)
+        if chars_before and chars_after and chars_before[1] == chars_after[0]:
+            yield chars_after[0]
 
 
 def _kind(char: str) -> str:

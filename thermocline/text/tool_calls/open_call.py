@@ -29,19 +29,40 @@ class CallEndedError(Exception):
     """The call has begun, and ends here: the text is cut, or broken and closed."""
 
 
+class HeldSpace:
+    """Space at the end of a text that comes in pieces. Looks at each character once, however long the space is."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def push(self, text: str) -> str:
+        """Return what was held and `text`, but for the space at its end, which is held from now on."""
+        shown = text.rstrip(SPACE)
+        if not shown:
+            self._pieces.append(text)
+            return ""
+        whole = self.take() + shown
+        self._pieces.append(text[len(shown) :])
+        return whole
+
+    def take(self) -> str:
+        """Return what was held; nothing is held any more."""
+        held = "".join(self._pieces)
+        self._pieces.clear()
+        return held
+
+
 class TextOutlet:
     """Text on its way out. Space is held until text follows it; next to calls and envelopes it is dropped."""
 
     def __init__(self, say: Callable[[Piece], None]) -> None:
         self._say = say
-        self._space = ""
+        self._held = HeldSpace()
         self._drops_space = False
 
     def push(self, text: str) -> None:
         """Hand on `text` but for the space at its end."""
-        whole = self._space + text
-        shown = whole.rstrip(SPACE)
-        self._space = whole[len(shown) :]
+        shown = self._held.push(text)
         if self._drops_space:
             shown = shown.lstrip(SPACE)
         if shown:
@@ -50,14 +71,14 @@ class TextOutlet:
 
     def drop_space(self) -> None:
         """Drop the space on both sides of this place: a call stands here, or the end of an envelope."""
-        self._space = ""
+        self._held.take()
         self._drops_space = True
 
     def flush(self) -> None:
         """Hand on the space at the end, unless it is dropped."""
-        if self._space and not self._drops_space:
-            self._say(TextPiece(self._space))
-        self._space = ""
+        space = self._held.take()
+        if space and not self._drops_space:
+            self._say(TextPiece(space))
 
 
 class OpenCall:

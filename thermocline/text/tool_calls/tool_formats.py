@@ -198,3 +198,10 @@ class TemplateFacts:
     def thinks(self) -> bool:
         """Whether answers may begin with reasoning."""
         return self.reasoning is not None
+
+    def thinking_after(self, prompt_end: str) -> ThinkingMode:
+        """Return where the reasoning is of an answer to a prompt that ends with `prompt_end`, control tokens shown."""
+        if self.reasoning is None:
+            return ThinkingMode.NEVER
+        has_begun = prompt_end.rstrip().endswith(self.reasoning.begin.strip())
+        return ThinkingMode.HAS_BEGUN if has_begun else ThinkingMode.MAY_BEGIN

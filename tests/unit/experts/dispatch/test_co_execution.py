@@ -106,6 +106,8 @@ def case(rows, bits, copy, speed, slowdown):
     return costs, np.array(rows, np.int32), there
 
 
+@example(rows=[2, 2, 1, 4, 11], bits=42, copy=1.5, speed=0.5, wait=3.0, slowdown=0.0)
+@example(rows=[10, 12, 5, 3, 11], bits=16, copy=1.5, speed=0.5, wait=3.0, slowdown=0.3)
 @given(**CASE)
 def test_it_is_as_long_as_it_says_and_never_worse_than_the_cpu_alone(
     rows, bits, copy, speed, wait, slowdown

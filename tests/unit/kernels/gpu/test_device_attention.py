@@ -141,9 +141,19 @@ SPANS = {
 }
 
 
-@pytest.mark.parametrize("cache_type", TYPES)
+# Every type of cache, and with each size of blocks one of numbers and one of blocks.
 @pytest.mark.parametrize("spans", SPANS)
-@pytest.mark.parametrize(("window", "block_tokens"), [(0, 16), (23, 5)])
+@pytest.mark.parametrize(
+    ("cache_type", "window", "block_tokens"),
+    [
+        (CacheType.F32, 0, 16),
+        (CacheType.Q8_0, 0, 16),
+        (CacheType.F16, 0, 16),
+        (CacheType.BF16, 23, 5),
+        (CacheType.F32, 23, 5),
+        (CacheType.Q8_0, 23, 5),
+    ],
+)
 def test_attention_is_the_references(kernels, streams, cache_type, spans, window, block_tokens):
     """Prompts and steps, several sequences, scattered blocks, borders of blocks, windows, every type of cache."""
     caches = Caches(streams, cache_type, block_tokens)
@@ -203,8 +213,7 @@ def test_sinks_take_their_share_once(kernels, streams, spans, window):
     compare(kernels, streams, caches, chunk, rule, "non-expert/float32")
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize(("poison", "window"), [(np.nan, 0), (np.nan, 9), (np.inf, 9)])
 @pytest.mark.parametrize("spans", [[(66, 1), (3, 1)], [(66, 5)]])
 def test_what_a_token_may_not_see_does_not_reach_it(kernels, streams, poison, window, spans):
     """Blocks behind a sequence, of others and before a window may hold anything; tables behind it, too."""

@@ -37,7 +37,9 @@ WRITERS = {
         ("keys", "blocks", "table", "num_full", "num_matched"), "request_blocks"
     ),
     WindowBlocks: dict.fromkeys(("window_table", "num_passed", "window_blocks"), "request_windows"),
-    HeldState: dict.fromkeys(("pinned", "restore", "saves"), "request_states"),
+    HeldState: dict.fromkeys(
+        ("slot", "pinned", "restore", "saves", "draft_slots"), "request_states"
+    ),
 }
 
 

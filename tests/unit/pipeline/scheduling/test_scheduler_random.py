@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -15,6 +17,9 @@ from thermocline.messages import RequestId
 from thermocline.pipeline.scheduling.request_states import RequestStates
 from thermocline.pipeline.scheduling.request_windows import RequestWindows
 from thermocline.pipeline.scheduling.scheduler import Scheduler
+
+# The longer target sets more.
+TIMES = int(os.environ.get("THERMOCLINE_SCHEDULES", "1"))
 
 
 class AnySchedule(RuleBasedStateMachine):
@@ -34,6 +39,7 @@ class AnySchedule(RuleBasedStateMachine):
         max_windows=st.integers(1, 4),
         spare_blocks=st.integers(0, 3),
         expected=st.sampled_from([0, 0, 1, 4, 512]),
+        num_drafts=st.integers(0, 6),
     )
     def start(
         self,
@@ -50,6 +56,7 @@ class AnySchedule(RuleBasedStateMachine):
         max_windows,
         spare_blocks,
         expected,
+        num_drafts,
     ):
         """A cache of few blocks, with or without recurrent states and windows, and some chunks in flight."""
         config = SchedulerConfig(
@@ -61,7 +68,7 @@ class AnySchedule(RuleBasedStateMachine):
         allocator = BlockAllocator(num_blocks, block_tokens)
         states = None
         if num_snapshots is not None:
-            states = RequestStates(StateSlots(num_live, num_snapshots), distance)
+            states = RequestStates(StateSlots(num_live, num_snapshots, num_drafts), distance)
         windows = None
         if window is not None:
             most = max_windows * window_blocks(window, block_tokens) + spare_blocks
@@ -107,6 +114,11 @@ class AnySchedule(RuleBasedStateMachine):
             if known:
                 entry = ModelRequest(known, len(known), new, None, wants_all_logits=False)
                 self.model.submit(len(self.model.requests), entry)
+
+    @rule(right=st.lists(st.sampled_from([True, True, False]), min_size=1, max_size=6))
+    def draft(self, right):
+        """A drafter guesses what some answers say next, rightly up to some token."""
+        self.model.draft(right)
 
     @precondition(lambda self: len(self.model.flying) < self.credits)
     @rule(limit=st.integers(1, 8))
@@ -161,7 +173,7 @@ class AnySchedule(RuleBasedStateMachine):
 
 TestAnySchedule = pytest.mark.slow(AnySchedule.TestCase)
 TestAnySchedule.settings = settings(
-    max_examples=300,
+    max_examples=100 * TIMES,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import tracemalloc
 from itertools import chain
 
@@ -118,3 +119,31 @@ def test_pieces_come_in_slices_too():
     part = list(chain(*tokenizer._engine.encode("hello world 7" * 60)))
     assert len(list(chain(*parts))) == len(part) * 100
     assert tokenizer.decode(list(chain(*parts))) == text
+
+
+def test_what_is_cut_off_is_not_encoded(vocabulary):
+    """With `truncate` the ids so far are those of the whole text, and few more than were asked for."""
+    tokenizer = Tokenizer(vocabulary.data("qwen2"))
+    text = "word 12 " * 40_000
+    few = tokenizer.encode(text, max_tokens=100, truncate=True)
+    assert few == tokenizer.encode(text)[: len(few)]
+    assert 100 < len(few) <= SLICE_CHARS
+    with pytest.raises(PromptTooLongError):
+        tokenizer.encode(text, max_tokens=100)
+
+
+def test_a_slice_without_a_cut_costs_no_square(vocabulary):
+    """One word of 140,000 characters is encoded in slices of 32,768 and 131,072 that have no cut, then as a whole.
+
+    So it costs some ten times what a slice does. It was 700 times, when all tokens were looked through for each character.
+    """
+    tokenizer = Tokenizer(vocabulary.data("bloom"))
+    seconds = []
+    for num_chars in (30_000, 140_000):
+        tries = []
+        for _ in range(3):  # the first one also fills the processor's caches
+            begin_s = time.thread_time()
+            tokenizer.encode("<a0" * (num_chars // 3))
+            tries.append(time.thread_time() - begin_s)
+        seconds.append(min(tries))
+    assert seconds[1] < 60 * seconds[0], seconds

@@ -92,7 +92,7 @@ class LiveView {
     context.stroke();
   }
 
-  showFacts({ tokens, queue, kv, experts, memory }) {
+  showFacts({ tokens, queue, kv, drafts, experts, memory }) {
     const prompt = tokens.prompt_per_second ?? 0;
     const facts = [
       ["prompt tokens/s", prompt ? formatSpeed(prompt) : "0"],
@@ -104,7 +104,8 @@ class LiveView {
       ["this process", formatBytes(memory.process_bytes)],
       ["memory left", formatBytes(memory.available_bytes)],
     ];
-    if (experts.hot) facts.splice(6, 0, ["choices of hot experts", formatShare(experts.hot_share)]);
+    if (drafts.drafted) facts.splice(5, 0, ["drafted tokens accepted", formatShare(drafts.accepted / drafts.drafted)]);
+    if (experts.hot) facts.splice(-2, 0, ["choices of hot experts", formatShare(experts.hot_share)]);
     const list = this.byId("facts");
     if (list.childElementCount !== facts.length) {
       list.replaceChildren(...facts.map(([name]) => element("div", {}, element("dt", {}, name), element("dd", {}))));
@@ -157,6 +158,7 @@ class LiveView {
 
 function expertsInMemory(memory) {
   if (!memory) return "not looked at";
+  if (memory.resident) return "all";
   if (memory.hit_share === null) return memory.needless ? "all" : "none yet";
   return `${formatShare(memory.hit_share)} when needed`;
 }

@@ -1,14 +1,12 @@
-"""Child process that compiles and renders one chat template, within limits that it can not lift.
+"""Compiles and renders one chat template, in a child process with limits.
 
-Run by its path, never imported by the package: it imports jinja2 and the standard library only, so
-that it starts fast and owns little. Owns the jinja environment. It knows no tokenizer; what it knows
-of control tokens is the list of texts to mark.
+Run by its path, never imported by the package: it imports jinja2 and the standard library only. Owns the jinja
+environment. It knows no tokenizer; what it knows of control tokens is the list of texts to mark.
 
-Frames on stdin and stdout: 4 bytes length, big-endian, then JSON. Requests:
-    {"op": "ping"}
+Requests (see `thermocline/child/main.py`):
     {"op": "load", "source", "bos_token", "eos_token", "control": [text...], "nonce"}
     {"op": "render", "context": {...}, "marked": bool}
-Answers: {"ok": true, "text"} or {"ok": false, "kind": "syntax"|"template"|"limit", "message"}.
+Failures are of kind "syntax", "template" or "limit".
 
 A marked render writes each control token of the *template* as nonce + index + end mark; text that
 came in with the context has no way to write such a mark. See `ChatTemplate.render_parts`.
@@ -17,19 +15,12 @@ came in with the context has no way to write such a mark. See `ChatTemplate.rend
 from __future__ import annotations
 
 import json
-import os
 import re
-import resource
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
-
-if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[1])["sys_path"]
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2 import nodes
@@ -43,7 +34,6 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 END_MARK = "\ue2ff"
-MAX_MESSAGE = 2000
 
 # In these calls a constant is looked for in other text, it is not written: it stays as it is.
 _SEARCH_METHODS = frozenset(
@@ -56,10 +46,6 @@ _SEARCH_METHODS = frozenset(
 
 class RaisedByTemplateError(jinja2.TemplateError):
     """The template called raise_exception."""
-
-
-class OutputTooLongError(Exception):
-    """The rendered text passed the limit."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -197,7 +183,7 @@ class Loaded:
     marked_globals: dict[str, str]
 
     def render(self, context: dict[str, Any], marked: bool, max_chars: int) -> str:
-        """Render. Raises OutputTooLongError past `max_chars` characters."""
+        """Render; ends soon past `max_chars` characters, of which it then returns more."""
         self.environment.given = frozenset(map(id, _lists_in(context)))
         template = self.marked if marked else self.plain
         tokens = self.marked_globals if marked else self.plain_globals
@@ -207,7 +193,7 @@ class Loaded:
             pieces.append(piece)
             length += len(piece)
             if length > max_chars:
-                raise OutputTooLongError
+                break
         return "".join(pieces)
 
 
@@ -238,67 +224,28 @@ def _line_of(error: BaseException) -> str:
     return f" (line {lines[-1]})" if lines else ""
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, MemoryError):
-        kind, message = "limit", "it needs too much memory"
-    elif isinstance(error, OutputTooLongError):
-        kind, message = "limit", "its output is too long"
-    elif isinstance(error, RecursionError):
-        kind, message = "limit", "it nests too deeply"
-    elif isinstance(error, jinja2.TemplateSyntaxError):
-        kind, message = "syntax", f"{error.message}{_line_of(error)}"
-    elif isinstance(error, RaisedByTemplateError):
-        kind, message = "template", str(error)
-    else:
-        kind, message = "template", f"{type(error).__name__}: {error}{_line_of(error)}"
-    return {"ok": False, "kind": kind, "message": message[:MAX_MESSAGE]}
+class TemplateProgram:
+    """Answers "load" and "render"; `thermocline/child/main.py` runs it."""
+
+    def __init__(self, max_chars: int) -> None:
+        self._max_chars = max_chars
+        self._loaded: Loaded | None = None
+
+    def answer(self, request: dict[str, Any]) -> str:
+        """Return the rendered text; "" for a template that was loaded."""
+        if request["op"] == "load":
+            self._loaded = load(request)
+            return ""
+        assert self._loaded is not None, "render before load"
+        return self._loaded.render(request["context"], request["marked"], self._max_chars)
+
+    def describe(self, error: Exception) -> tuple[str, str]:
+        """Return the kind of a failure, and what to tell about it."""
+        if isinstance(error, jinja2.TemplateSyntaxError):
+            return "syntax", f"{error.message}{_line_of(error)}"
+        if isinstance(error, RaisedByTemplateError):
+            return "template", str(error)
+        return "template", f"{type(error).__name__}: {error}{_line_of(error)}"
 
 
-def _read_frame(stream: BinaryIO) -> bytes:
-    header = stream.read(4)
-    return stream.read(int.from_bytes(header, "big")) if len(header) == 4 else b""
-
-
-def _write_frame(answer: dict[str, Any]) -> None:
-    raw = json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")
-    sys.stdout.buffer.write(len(raw).to_bytes(4, "big") + raw)
-    sys.stdout.buffer.flush()
-
-
-def _set_limits(memory_bytes: int) -> None:
-    """Memory and files; macOS may refuse the first, the parent's deadline still holds there."""
-    for kind, value in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-    ):
-        try:
-            resource.setrlimit(kind, (value, value))
-        except (ValueError, OSError):
-            continue
-
-
-def serve(max_chars: int, deadline_s: float) -> None:
-    """Answer requests until stdin ends. SIGALRM ends the process when a parent that is gone can not."""
-    loaded: Loaded | None = None
-    while raw := _read_frame(sys.stdin.buffer):
-        signal.setitimer(signal.ITIMER_REAL, deadline_s + 1.0)
-        try:
-            request = json.loads(raw)
-            text = ""
-            if request["op"] == "load":
-                loaded = load(request)
-            elif request["op"] == "render":
-                assert loaded is not None, "render before load"
-                text = loaded.render(request["context"], request["marked"], max_chars)
-            _write_frame({"ok": True, "text": text})
-        except Exception as error:  # noqa: BLE001 - whatever a template does must come back as an answer
-            _write_frame(_failure(error))
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-if __name__ == "__main__":
-    settings = json.loads(sys.argv[1])
-    os.chdir("/")
-    _set_limits(settings["memory_bytes"])
-    serve(settings["max_chars"], settings["deadline_s"])
+PROGRAM = TemplateProgram

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -15,21 +16,22 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-_WORKER = Path(__file__).with_name("template_worker.py")
+_MAIN = Path(__file__).with_name("main.py")
 _HEADER_BYTES = 4
-_START_S = 20.0  # starting Python and jinja2 takes 0.1 s; a loaded machine may need far longer
+_START_S = 20.0  # starting takes 0.1 s; a loaded machine may need far longer
+_WAIT_PER_CPU_S = 10  # a loaded machine may give the child a tenth of a processor
 _PING = b'{"op": "ping"}'
 
 
-class TemplateProcessError(Exception):
+class ChildError(Exception):
     """The child was late, ended, or answered nonsense; it is gone now. The text says which."""
 
 
 @dataclass(frozen=True, slots=True)
-class RenderLimits:
+class ChildLimits:
     """What one request may use.
 
-    `deadline_s` is wall time, `memory_bytes` the child's address space, `max_chars` the length of the
+    `deadline_s` is processor time, `memory_bytes` the child's address space, `max_chars` the length of the
     answer's text, `max_request_bytes` the size of one request.
     """
 
@@ -53,13 +55,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-class TemplateProcess:
-    """Runs the template worker; starts it when needed. Not thread-safe: the caller locks."""
+class ChildProcess:
+    """Runs a program (see `main.py`); starts it when needed. Not thread-safe: the caller locks."""
 
-    def __init__(self, limits: RenderLimits) -> None:
+    def __init__(self, program: Path, limits: ChildLimits) -> None:
+        """program: a file that is run by its path, and imports nothing of this package."""
+        self._program = program
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
-        self._finalizer: weakref.finalize[..., TemplateProcess] | None = None
+        self._finalizer: weakref.finalize[..., ChildProcess] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -69,13 +73,14 @@ class TemplateProcess:
     def _start(self) -> None:
         """Start a child. It ends with us: at the end of its stdin, or by its own alarm."""
         settings = {
+            "program": str(self._program),
             "sys_path": [entry for entry in sys.path if entry],
             "memory_bytes": self._limits.memory_bytes,
             "max_chars": self._limits.max_chars,
             "deadline_s": self._limits.deadline_s,
         }
         process = subprocess.Popen(
-            [sys.executable, "-I", "-B", str(_WORKER), json.dumps(settings)],
+            [sys.executable, "-I", "-B", str(_MAIN), json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -89,12 +94,12 @@ class TemplateProcess:
             os.set_blocking(pipe.fileno(), False)
 
     def exchange(self, request: bytes) -> bytes:
-        """Send one request and return the answer. Raises TemplateProcessError; then the child is gone."""
+        """Send one request and return the answer. Raises ChildError; then the child is gone."""
         try:
             if self._process is None:
                 self._start()
                 self._exchange(_PING, _START_S)
-            return self._exchange(request, self._limits.deadline_s)
+            return self._exchange(request, _WAIT_PER_CPU_S * self._limits.deadline_s)
         except BaseException:
             self.stop()
             raise
@@ -120,12 +125,12 @@ class TemplateProcess:
             while not self._is_whole(answer):
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise TemplateProcessError(f"it took longer than {deadline_s:g} s")
+                    raise ChildError(f"it took longer than {deadline_s:g} s")
                 for key, _ in ready.select(left):
                     if key.fd == stdout:
-                        answer += self._read(stdout)
+                        answer += self._read(process)
                         continue
-                    unsent = unsent[self._write(stdin, unsent) :]
+                    unsent = unsent[self._write(process, unsent) :]
                     if not unsent:
                         ready.unregister(stdin)
         return bytes(answer[_HEADER_BYTES:])
@@ -135,21 +140,28 @@ class TemplateProcess:
             return False
         length = int.from_bytes(answer[:_HEADER_BYTES], "big")
         if length > self._limits.max_answer_bytes:
-            raise TemplateProcessError("its output is too long")
+            raise ChildError("its output is too long")
         return len(answer) >= _HEADER_BYTES + length
 
-    @staticmethod
-    def _read(fd: int) -> bytes:
-        chunk = os.read(fd, 1 << 20)
+    def _read(self, process: subprocess.Popen[bytes]) -> bytes:
+        assert process.stdout is not None
+        chunk = os.read(process.stdout.fileno(), 1 << 20)
         if not chunk:
-            raise TemplateProcessError("its process ended, most likely out of memory")
+            raise self._ended(process)
         return chunk
 
-    @staticmethod
-    def _write(fd: int, data: memoryview) -> int:
+    def _write(self, process: subprocess.Popen[bytes], data: memoryview) -> int:
+        assert process.stdin is not None
         try:
-            return os.write(fd, data)
+            return os.write(process.stdin.fileno(), data)
         except BlockingIOError:
             return 0
         except BrokenPipeError as error:
-            raise TemplateProcessError("its process ended, most likely out of memory") from error
+            raise self._ended(process) from error
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> ChildError:
+        """Return why the child ended by itself; it is reaped."""
+        process.kill()
+        if process.wait() == -signal.SIGPROF:
+            return ChildError(f"it took longer than {self._limits.deadline_s:g} s")
+        return ChildError("its process ended, most likely out of memory")

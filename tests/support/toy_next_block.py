@@ -1,0 +1,104 @@
+"""Toy models with a block behind the last layer that guesses further tokens, by the GGUF convention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tests.support.toy_archs import (
+    Draw,
+    ToyArch,
+    Weights,
+    toy_arch_metadata,
+    toy_arch_weights,
+    toy_layer,
+    write_toy_arch,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DRAFTING_TOYS = MappingProxyType(
+    {
+        "qwen35moe": ToyArch("qwen35moe", layers=4, rotary=8),
+        "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
+        "glm4moe": ToyArch("glm4moe", rotary=8),
+        "deepseek2": ToyArch(
+            "deepseek2",
+            head_dim=24,
+            rotary=8,
+            query_rank=24,
+            extra={"expert_gating_func": 2, "expert_weights_norm": True},
+        ),
+        "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
+        "nemotron_h_moe narrow": ToyArch("nemotron_h_moe", layers=5, narrow=40),
+    }
+)
+"""By the names of cases. The keys and tensors are what llama.cpp asks for, too."""
+DRAFTING_CASES = tuple(
+    (name, own_ends)
+    for name in DRAFTING_TOYS
+    for own_ends in (False, True)
+    if not (own_ends and name.startswith("nemotron"))
+)
+"""With whether the block has ends of its own: llama.cpp knows none of Nemotron's."""
+BLOCK_TOKENS = (3, 200, 17, 5, 64, 9, 9, 100, 7, 30, 41, 2)
+CHAINED_TOKENS = (77, 8, 151)
+"""After these."""
+GOLDEN_BLOCKS = Path(__file__).parents[1] / "golden" / "next_blocks.npz"
+"""By case: llama.cpp's logits after the rows GOLDEN_ROWS of BLOCK_TOKENS, and after each of CHAINED_TOKENS."""
+GOLDEN_ROWS = (0, 1, 11)
+
+
+def case_name(name: str, own_ends: bool) -> str:
+    """Return how a case is called."""
+    return f"{name} own ends" if own_ends else name
+
+
+def states_before(toy: ToyArch) -> np.ndarray:
+    """Return float32 [tokens, D] that stand for the trunk's states before BLOCK_TOKENS, zeros before the first."""
+    states = Draw(5).vector(len(BLOCK_TOKENS), toy.hidden, spread=1.0)
+    states[0] = 0
+    return states
+
+
+def next_block_weights(toy: ToyArch, *, own_ends: bool = False) -> Weights:
+    """Return the tensors of a block. own_ends: with an embedding, a norm and a head of its own."""
+    draw = Draw(toy.seed + 1)
+    norms = {f"nextn.{name}.weight": draw.gain(toy.hidden) for name in ("enorm", "hnorm")}
+    weights = norms | _layer(toy, draw)
+    weights["nextn.eh_proj.weight"] = draw.matrix(toy.hidden, 2 * toy.hidden)
+    if own_ends or toy.arch == "nemotron_h_moe":
+        weights["nextn.shared_head_norm.weight"] = draw.gain(toy.hidden)
+    if own_ends:
+        num_tokens = len(toy_arch_metadata(toy)["tokenizer.ggml.tokens"])
+        weights["nextn.embed_tokens.weight"] = draw.vector(num_tokens, toy.hidden, spread=1.0)
+        weights["nextn.shared_head_head.weight"] = draw.matrix(num_tokens, toy.hidden, gain=3.0)
+    return {f"blk.{toy.layers}.{name}": values for name, values in weights.items()}
+
+
+def next_block_metadata(toy: ToyArch) -> dict[str, Any]:
+    """Return the keys that change with a block: it counts as one of all, and has its place in lists."""
+    found, prefix = toy_arch_metadata(toy), f"{toy.arch}."
+    keys = {prefix + "block_count": toy.layers + 1, prefix + "nextn_predict_layers": 1}
+    for name in ("attention.head_count_kv", "feed_forward_length"):
+        values = found.get(prefix + name)
+        if isinstance(values, list):
+            keys[prefix + name] = [*values, max(values)]
+    return keys
+
+
+def write_drafting_toy(path: Path, toy: ToyArch, *, own_ends: bool = False) -> Path:
+    """Write a toy model with a block."""
+    weights = toy_arch_weights(toy) | next_block_weights(toy, own_ends=own_ends)
+    return write_toy_arch(path, toy, weights=weights, metadata=next_block_metadata(toy))
+
+
+def _layer(toy: ToyArch, draw: Draw) -> Weights:
+    if toy.arch == "nemotron_h_moe":
+        experts = toy_layer(toy, draw, 4)
+        experts["post_attention_norm.weight"] = experts.pop("attn_norm.weight")
+        return experts | toy_layer(toy, draw, 3)
+    attends = toy.interval - 1 if toy.arch in ("qwen35moe", "qwen3next") else toy.layers
+    return toy_layer(toy, draw, attends)

@@ -1,0 +1,128 @@
+"""Blocks that guess further tokens: their numbers, what they read, and files that have none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.block_runs import chunk_of
+from tests.support.compare import assert_within
+from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
+from tests.support.toy_next_block import (
+    BLOCK_TOKENS,
+    CHAINED_TOKENS,
+    DRAFTING_CASES,
+    DRAFTING_TOYS,
+    GOLDEN_BLOCKS,
+    GOLDEN_ROWS,
+    case_name,
+    next_block_metadata,
+    next_block_weights,
+    states_before,
+    write_drafting_toy,
+)
+from thermocline.errors import ModelFileError, UnsupportedModelError
+from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kv.pool import KVPool
+from thermocline.messages import LayerIndex, SegmentKind
+from thermocline.modelfile.reader import ModelFile, open_model_file
+from thermocline.models.registry import can_draft, open_model, open_next_block, read_spec
+
+KERNELS = {"reference": ReferenceKernels(), "native": NativeKernels(threads=1)}
+QWEN = DRAFTING_TOYS["qwen35moe"]
+
+
+def cache_of(block):
+    """Room for a sequence."""
+    return KVPool([block.spec.next_block_shape], 8, 16, CacheType.F32).layer(LayerIndex(0))
+
+
+@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize(("name", "own_ends"), DRAFTING_CASES)
+def test_logits_are_llama_cpps(tmp_path, name, own_ends, kernels):
+    """With given states, and then with the block's own: a draft's further tokens take the state behind its norm."""
+    toy = DRAFTING_TOYS[name]
+    path = write_drafting_toy(tmp_path / "m.gguf", toy, own_ends=own_ends)
+    with open_model_file(path) as file, np.load(GOLDEN_BLOCKS) as golden:
+        block = open_next_block(file, kernels)
+        cache = cache_of(block)
+        prompt = chunk_of(BLOCK_TOKENS, 0, SegmentKind.PROMPT)
+        states = block.states(prompt, states_before(toy), cache)
+        found = [block.logits(states[list(GOLDEN_ROWS)])]
+        for position, token in enumerate(CHAINED_TOKENS, len(BLOCK_TOKENS)):
+            chunk = chunk_of([token], position, SegmentKind.DECODE)
+            states = block.states(chunk, states[-1:], cache)
+            found.append(block.logits(states))
+        expected = golden[case_name(name, own_ends)]
+        assert_within(np.concatenate(found), expected, "llama.cpp/F32")
+
+
+@pytest.mark.parametrize("name", ["qwen35moe", "deepseek2"])
+def test_rows_do_not_depend_on_their_chunk(tmp_path, name):
+    """One by one they have the bits that they have together."""
+    toy = DRAFTING_TOYS[name]
+    with open_model_file(write_drafting_toy(tmp_path / "m.gguf", toy)) as file:
+        block, before = open_next_block(file, KERNELS["native"]), states_before(toy)
+        together = block.states(
+            chunk_of(BLOCK_TOKENS, 0, SegmentKind.DECODE), before, cache_of(block)
+        )
+        cache = cache_of(block)
+        for row, token in enumerate(BLOCK_TOKENS):
+            chunk = chunk_of([token], row, SegmentKind.DECODE)
+            alone = block.states(chunk, before[row : row + 1], cache)
+            assert np.array_equal(alone[0], together[row])
+
+
+def test_a_model_leaves_the_blocks_tensors_alone(tmp_path, monkeypatch):
+    """Whoever does not draft never looks at them, and the block looks at no layer's."""
+    seen: list[str] = []
+    view = ModelFile.view
+    monkeypatch.setattr(ModelFile, "view", lambda self, name: seen.append(name) or view(self, name))
+    with open_model_file(write_drafting_toy(tmp_path / "m.gguf", QWEN, own_ends=True)) as file:
+        open_model(file, ReferenceKernels())
+        assert seen
+        assert not [name for name in seen if name.startswith("blk.4.")]
+        seen.clear()
+        open_next_block(file, ReferenceKernels())
+        assert {name.split(".")[1] for name in seen} == {"4"}
+
+
+def test_a_file_without_a_block_says_so(tmp_path):
+    """Of an architecture that can have one, and of one that can not."""
+    for toy in (QWEN, ToyArch("olmoe", kv_heads=4)):
+        with open_model_file(write_toy_arch(tmp_path / "m.gguf", toy)) as file:
+            assert not can_draft(file, read_spec(file))
+            with pytest.raises(UnsupportedModelError, match="0 such blocks"):
+                open_next_block(file, ReferenceKernels())
+
+
+def test_several_blocks_are_refused(tmp_path):
+    """Each would be a head of its own, trained for its place."""
+    weights = toy_arch_weights(QWEN) | next_block_weights(QWEN)
+    second = {
+        name.replace("blk.4.", "blk.5."): values
+        for name, values in next_block_weights(QWEN).items()
+    }
+    keys = {"qwen35moe.block_count": 6, "qwen35moe.nextn_predict_layers": 2}
+    path = write_toy_arch(tmp_path / "m.gguf", QWEN, weights=weights | second, metadata=keys)
+    with open_model_file(path) as file:
+        assert open_model(file, ReferenceKernels()).spec.num_predict_layers == 2
+        with pytest.raises(UnsupportedModelError, match="2 such blocks of qwen35moe"):
+            open_next_block(file, ReferenceKernels())
+
+
+def test_a_block_with_other_tensors_is_refused(tmp_path):
+    """One that is missing, and one that has no place."""
+    weights = toy_arch_weights(QWEN) | next_block_weights(QWEN)
+    keys = next_block_metadata(QWEN)
+    lacking = {name: values for name, values in weights.items() if "hnorm" not in name}
+    more = weights | {"blk.4.nextn.other.weight": np.zeros(4, np.float32)}
+    for changed, error, what in (
+        (lacking, ModelFileError, r"blk\.4\.nextn\.hnorm\.weight' is missing"),
+        (more, UnsupportedModelError, "1 tensors have no place"),
+    ):
+        path = write_toy_arch(tmp_path / "m.gguf", QWEN, weights=changed, metadata=keys)
+        with open_model_file(path) as file, pytest.raises(error, match=what):
+            open_next_block(file, ReferenceKernels())

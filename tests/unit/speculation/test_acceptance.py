@@ -1,0 +1,43 @@
+"""Acceptance is learnt from drafts, the latest most."""
+
+from __future__ import annotations
+
+import pytest
+
+from thermocline.speculation.acceptance import Acceptance, expected_gains
+
+
+def test_it_begins_with_the_prior_and_forgets_it():
+    """Before any draft it is the prior; after many it is what they were."""
+    acceptance = Acceptance(0.6)
+    assert acceptance.probability == pytest.approx(0.6)
+    for _ in range(100):
+        acceptance.observe(4, 0)
+    assert acceptance.probability < 0.1
+    for _ in range(100):
+        acceptance.observe(4, 4)
+    assert acceptance.probability > 0.9
+
+
+def test_tokens_behind_the_first_wrong_one_are_not_judged():
+    """Of eight tokens whose second is wrong, one was right and one wrong."""
+    acceptance = Acceptance(0.5)
+    for _ in range(200):
+        acceptance.observe(8, 1)
+    assert acceptance.probability == pytest.approx(0.5)
+
+
+def test_a_row_gains_what_all_rows_up_to_it_allow():
+    """The gain of each row is the product of the chances up to it."""
+    assert expected_gains([0.5, 0.5, 1.0, 0.0]) == [0.5, 0.25, 0.25, 0.0]
+    assert expected_gains([]) == []
+
+
+def test_a_request_begins_where_others_are():
+    """What earlier requests told is the first guess of a later one; their own drafts are their own."""
+    overall = Acceptance(0.6)
+    first, second = Acceptance(0.6, overall), Acceptance(0.6, overall)
+    for _ in range(100):
+        first.observe(2, 0)
+    assert second.probability == pytest.approx(0.6)
+    assert Acceptance(0.6, overall).probability == pytest.approx(first.probability, abs=0.02)

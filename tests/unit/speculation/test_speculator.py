@@ -1,0 +1,176 @@
+"""Who drafts for a request, how far, and why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.scripted_drafters import ScriptedDrafter
+from thermocline.errors import RequestError
+from thermocline.messages import RequestId
+from thermocline.speculation.contract import Draft, DrafterFacts, DraftWish, Verified
+from thermocline.speculation.speculator import Speculator, pruned
+
+REQUEST = RequestId(1)
+PROMPT = (1, 2, 3)
+ANSWER = tuple(range(100, 3000))
+
+
+class Run:
+    """A request's steps: what the model says is ANSWER."""
+
+    def __init__(self, speculator: Speculator, names: tuple[str, ...] | None = None) -> None:
+        self.speculator = speculator
+        self.num_known = 0
+        speculator.begin(REQUEST, PROMPT, names)
+        self.step(0)
+
+    def wish(self) -> DraftWish:
+        known = len(PROMPT) + self.num_known
+        return DraftWish(REQUEST, known, ANSWER[self.num_known - 1], 16)
+
+    def draft(self) -> int:
+        """Return how many tokens are chosen to be verified."""
+        assert self.speculator.wants_any(1)
+        chosen = self.speculator.choose(self.speculator.instant_drafts([self.wish()]), 1)
+        return sum(len(draft.tokens) for draft in chosen)
+
+    def step(self, num_drafted: int, num_right: int = 0) -> None:
+        """Verify so many drafted tokens."""
+        position = len(PROMPT) + self.num_known - 1
+        self.speculator.count(REQUEST, num_drafted, num_right) if num_drafted else None
+        tokens = ANSWER[self.num_known : self.num_known + 1 + num_right]
+        self.num_known += len(tokens)
+        self.speculator.observe(Verified(REQUEST, position, tokens, num_drafted, num_right))
+
+
+def scripted(acceptance: float = 1.0, name: str = "scripted", **facts) -> ScriptedDrafter:
+    return ScriptedDrafter(acceptance, {PROMPT: [ANSWER]}, DrafterFacts(name, **facts))
+
+
+def with_prices(speculator: Speculator, row_costs: float) -> Speculator:
+    for rows in range(1, 5):
+        speculator.step_took(rows, 0.01 * (1 + row_costs * (rows - 1)))
+    return speculator
+
+
+def test_good_drafts_get_longer_and_bad_ones_stop():
+    """From the first guess on, the request's own drafts decide."""
+    run = Run(with_prices(Speculator([scripted()]), 0.3))
+    first = run.draft()
+    assert 1 <= first < 8
+    for _ in range(20):
+        count = run.draft()
+        run.step(count, count)
+    assert run.draft() > first
+    for _ in range(20):
+        run.step(min(run.draft(), 4), 0)
+    assert run.draft() == 0
+    why_off = run.speculator.why_off(REQUEST)
+    assert why_off is not None
+    assert "30 %" in why_off
+    assert run.speculator.why_off_now == why_off
+
+
+def test_now_and_then_a_draft_is_tried():
+    """After 32 that were left out, then after 64 more: two tokens. If they are right again, drafts come back."""
+    run = Run(with_prices(Speculator([scripted()]), 0.9))
+    for _ in range(30):
+        run.step(1, 0) if run.draft() else run.step(0)
+    trials = []
+    for number in range(120):
+        count = run.draft()
+        if count:
+            trials.append((number, count))
+        run.step(count, 0)
+    assert [count for _, count in trials] == [2] * len(trials)
+    assert 1 <= len(trials) <= 3
+    with_prices(run.speculator, 0.0)
+    for _ in range(40):
+        with_prices(run.speculator, 0.0)
+        count = run.draft()
+        run.step(count, count)
+    assert run.draft() > 2
+    assert run.speculator.why_off(REQUEST) is None
+
+
+def test_a_step_full_of_answers_has_no_drafts():
+    """Beyond eight answers nobody is asked, and each request is told why."""
+    run = Run(Speculator([scripted()]))
+    assert run.speculator.wants_any(8)
+    assert not run.speculator.wants_any(9)
+    assert "answers fill a step" in (run.speculator.why_off(REQUEST) or "")
+
+
+def test_requests_choose_among_drafters():
+    """All by default, those that are named, or none; what there is not is refused."""
+    speculator = Speculator([scripted(), scripted(0.0, "other")], enabled=("other",))
+    assert speculator.names == ("other",)
+    for names, expected in ((None, 1), ((), 0), (("scripted",), 1), (("scripted", "other"), 1)):
+        speculator.check(names)
+        speculator.begin(REQUEST, PROMPT, names)
+        wish = DraftWish(REQUEST, 3, 3, 2)
+        with pytest.raises(IndexError) if expected else pytest.MonkeyPatch.context():
+            speculator.instant_drafts([wish])  # a scripted drafter wants to know the last token
+        speculator.end(REQUEST)
+    with pytest.raises(RequestError, match="auto, off, scripted, other"):
+        speculator.check(("nobody",))
+
+
+def test_an_engine_without_drafters_says_why():
+    """A request that names a known drafter is served, and told."""
+    speculator = Speculator([], absent=("lookup",), why_none="a device attends")
+    speculator.check(("lookup",))
+    with pytest.raises(RequestError, match="lookup"):
+        speculator.check(("nobody",))
+    for names, why in ((None, "a device attends"), (("lookup",), "a device attends"), ((), "off")):
+        speculator.begin(REQUEST, PROMPT, names)
+        assert why in (speculator.why_off(REQUEST) or "")
+        speculator.end(REQUEST)
+    assert not speculator.wants_any(1)
+    assert speculator.why_off_now == "a device attends"
+
+
+def test_drafters_that_compute_are_asked_for_what_pays():
+    """The cheaper a drafted token, the more; none where an instant draft is surer."""
+    drafter = scripted(1.0, "slow", computes=True)
+    run = Run(with_prices(Speculator([drafter, scripted()]), 0.1))
+    assert run.speculator.computes
+    drafts = run.speculator.instant_drafts([run.wish()])
+    assert [draft.request for draft in drafts] == [REQUEST]
+    ((asked, (wish,)),) = run.speculator.tasks([run.wish()], [], 1)
+    assert asked is drafter
+    cheap = wish.max_tokens
+    run.speculator.proposed(drafter, [wish], [Draft.chain(wish, range(4))], 0.012)
+    costly = run.speculator.tasks([run.wish()], [], 1)
+    assert sum(each.max_tokens for _, wishes in costly for each in wishes) < cheap
+    sure = [draft.__class__.chain(run.wish(), draft.tokens, [0.99] * 16) for draft in drafts]
+    assert run.speculator.tasks([run.wish()], sure, 1) == []
+
+
+def test_what_can_not_be_is_cut_off():
+    """A draft's beginning, with its parents; None where its first token can not be."""
+    run = Run(Speculator([scripted()]))
+    (draft,) = run.speculator.instant_drafts([run.wish()])
+    for count in (1, 3):
+        cut = pruned(draft, lambda _, count=count: count)
+        assert cut is not None
+        assert (cut.tokens, cut.is_chain) == (draft.tokens[:count], True)
+    assert pruned(draft, lambda _: 0) is None
+
+
+def test_the_price_without_drafts_stays_known():
+    """Where every step has drafts, one in 64 has none, and sooner at first: a slow first step does not stay the price."""
+    run = Run(Speculator([scripted()]))
+    run.speculator.step_took(1, 0.1)  # as slow as a first step is
+    lengths = []
+    for _ in range(300):
+        count = run.draft()
+        lengths.append(count)
+        run.speculator.step_took(1 + count, 0.01 * (1 + 0.4 * count), is_plain=not count)
+        run.step(count, count // 3)
+    plain = [index for index, count in enumerate(lengths) if not count]
+    assert plain[0] <= 8
+    assert len(plain) > 3
+    price = run.speculator._prices.seconds(1)
+    assert price is not None
+    assert price < 0.05

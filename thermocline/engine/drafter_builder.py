@@ -1,0 +1,78 @@
+"""Builds the drafters of an engine, and what drives them. A part of the assembly."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, cast
+
+from thermocline.errors import ConfigError, ModelError
+from thermocline.models.registry import can_draft, open_next_block
+from thermocline.speculation.contract import drafter_names
+from thermocline.speculation.lookup import LookupDrafter
+from thermocline.speculation.next_token import NextTokenDrafter
+from thermocline.speculation.speculator import Speculator
+
+if TYPE_CHECKING:
+    from thermocline.engine.build_context import BuildContext
+    from thermocline.engine.devices import Devices
+    from thermocline.speculation.contract import Drafter, HiddenReader
+
+DRAFTERS: Final = ("lookup", "mtp")
+"""The names of all."""
+
+
+def why_undraftable(devices: Devices) -> str | None:
+    """Return why no step can verify drafts; None where steps can."""
+    if devices.non_expert is None:
+        return None
+    return "a device has non-expert weights, and its steps compute one row of an answer"
+
+
+def build_speculator(context: BuildContext) -> Speculator:
+    """Return what asks the drafters of this model. Raises ConfigError for a drafter that there is not, and ModelError."""
+    config, why_none = context.config.speculation, why_undraftable(context.devices)
+    there = ", ".join(("auto", "off", *DRAFTERS))
+    try:
+        names = drafter_names(config.drafters)
+    except ValueError as error:
+        raise ConfigError(f"--speculate: {error}; choose of {there}") from error
+    unknown = [name for name in names or () if name not in DRAFTERS]
+    if unknown:
+        raise ConfigError(f"--speculate names {unknown[0]!r}: choose of {there}")
+    return Speculator(
+        [] if why_none else open_drafters(context),
+        enabled=names,
+        absent=DRAFTERS if why_none else (),
+        why_none=why_none,
+        fixed_tokens=config.fixed_tokens,
+    )
+
+
+def hidden_readers(speculator: Speculator) -> tuple[HiddenReader, ...]:
+    """Return the drafters that read what the last layer gives."""
+    readers = [each for each in speculator.drafters if each.facts.reads_hidden]
+    return tuple(cast("HiddenReader", reader) for reader in readers)
+
+
+def open_drafters(context: BuildContext) -> list[Drafter]:
+    """Return the drafters that this model can have. Of what is not asked for, nothing is opened that takes memory."""
+    drafters: list[Drafter] = [LookupDrafter()]
+    names, spec = drafter_names(context.config.speculation.drafters), context.model.spec
+    if names is None and can_draft(context.file, spec):
+        with suppress(ModelError):  # `info` says why it can not be used
+            drafters.append(_next_token_drafter(context))
+    elif names is not None and "mtp" in names:
+        drafters.append(_next_token_drafter(context))
+    return drafters
+
+
+def _next_token_drafter(context: BuildContext) -> NextTokenDrafter:
+    block, cache = open_next_block(context.file, context.kernels), context.devices.cache
+    return NextTokenDrafter(
+        block,
+        context.model.final_norm,
+        cache.type,
+        cache.num_blocks,
+        cache.block_tokens,
+        max_requests=context.config.scheduler.max_requests,
+    )

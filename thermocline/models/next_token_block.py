@@ -1,0 +1,144 @@
+"""A block behind the trunk that guesses the token after the next one (MTP, NextN): its weights, and computing it.
+
+Knows no request: callers give tokens, hidden states, and places in a cache. Nothing of the file is read before it is
+computed, but for the gains of norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.dense_contract import RopeTable
+from thermocline.kernels.whole_layer import AttentionWeights, LatentWeights, LayerInput
+from thermocline.models.layers import RotaryTable, attend, attend_latent, route
+from thermocline.models.weights import WeightMap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.dense_contract import LayerCache
+    from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.messages import Chunk
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.routing import Routed
+    from thermocline.models.spec import ModelSpec
+
+
+class NextTokenBlock:
+    """One block. Its input at a position is the token there, and the hidden state of the position before."""
+
+    def __init__(
+        self,
+        file: ModelFile,
+        kernels: Kernels,
+        spec: ModelSpec,
+        read_block: Callable[[WeightMap, ModelSpec, int], DecoderLayer],
+    ) -> None:
+        """read_block: see `Architecture.read_next_block`. Raises ModelError."""
+        self.spec = spec
+        self._kernels = kernels
+        weights, hidden, prefix = WeightMap(file), spec.hidden_size, f"blk.{spec.num_layers}."
+        self._layer = read_block(weights, spec, spec.num_layers)
+        assert isinstance(self._layer.parts.mixer, AttentionWeights | LatentWeights), "it attends"
+        own = f"{prefix}nextn."
+        self._join = weights.matrix(f"{own}eh_proj.weight", hidden, 2 * hidden)
+        self._token_norm = weights.vector(f"{own}enorm.weight", hidden)
+        self._state_norm = weights.vector(f"{own}hnorm.weight", hidden)
+        norm = _first(weights, f"{own}shared_head_norm.weight", spec.output_norm)
+        self._norm = weights.vector(norm, hidden)
+        embedding = weights.table(
+            _first(weights, f"{own}embed_tokens.weight", "token_embd.weight"),
+            spec.vocab_size,
+            hidden,
+        )
+        self._embedding = replace(embedding, scale=embedding.scale * spec.embedding_scale)
+        name = _first(weights, f"{own}shared_head_head.weight", "output.weight")
+        if name not in weights:  # tied
+            name = "token_embd.weight"
+        head = weights.matrix(name, spec.vocab_size, hidden)
+        self._head = replace(head, scale=head.scale * spec.logit_scale)
+        weights.finish(prefix)
+        rope = self._layer.rope
+        self._rotary = None if rope is None else RotaryTable(kernels.dense, rope)
+
+    def __repr__(self) -> str:
+        return f"NextTokenBlock(block {self.spec.num_layers} of {self.spec.name})"
+
+    def states(self, chunk: Chunk, before: FloatArray, cache: LayerCache) -> FloatArray:
+        """Return float32 [T, D], from which `logits` guesses; appends the chunk's keys and values to `cache`.
+
+        before: float32 [T, D], of each row the hidden state of the position before it: the trunk's behind its final norm,
+        or what this gave; zeros before the first position.
+        """
+        dense, epsilon, prompt = self._kernels.dense, self.spec.rms_epsilon, chunk.is_prompt
+        token = self._kernels.decode_rows(self._embedding, chunk.token_ids)
+        joined = np.concatenate(
+            (
+                dense.rms_norm(token, self._token_norm, epsilon),
+                dense.rms_norm(before, self._state_norm, epsilon),
+            ),
+            axis=1,
+        )
+        x = self._kernels.matmul(self._join, joined, prompt=prompt)
+        x = self._compute_layer(chunk, x, cache)
+        if self.spec.next_block_centers:
+            x = x - x.mean(axis=1, keepdims=True)
+        return dense.rms_norm(x, self._norm, epsilon)
+
+    def logits(self, states: FloatArray) -> FloatArray:
+        """Return float32 [rows, V]: what comes after the tokens of these rows of `states`."""
+        return self._kernels.matmul(self._head, np.ascontiguousarray(states))
+
+    def _compute_layer(self, chunk: Chunk, x: FloatArray, cache: LayerCache) -> FloatArray:
+        kernels, parts, prompt = self._kernels, self._layer.parts, chunk.is_prompt
+        rope = self._rope(chunk.positions)
+        if kernels.whole_layer is not None:
+            given = LayerInput(
+                x, chunk.positions, chunk.kv_slots, rope, chunk.segments, cache, prompt
+            )
+            return kernels.whole_layer(parts, given)[0]
+        if isinstance(parts.mixer, LatentWeights):
+            x = attend_latent(kernels, parts.mixer, rope, chunk, x, cache)
+        else:
+            assert isinstance(parts.mixer, AttentionWeights), "checked when it was opened"
+            x = attend(kernels, parts.mixer, rope, chunk, x, cache)
+        return self._add_experts(route(kernels, parts, x, prompt=prompt), prompt=prompt)
+
+    def _add_experts(self, routed: Routed, *, prompt: bool) -> FloatArray:
+        moe = self._layer.parts.routed
+        if moe is None:
+            return routed.residual
+        ids = routed.routing.expert_ids
+        order = np.argsort(ids, axis=None, kind="stable").astype(np.int32)
+        experts, counts = np.unique(ids, return_counts=True)
+        work = ExpertWork(
+            moe.stack,
+            experts.astype(np.int32),
+            counts.astype(np.int32),
+            routed.x,
+            order // np.int32(ids.shape[1]),
+            routed.routing.weights.reshape(-1)[order],
+        )
+        pair_of = np.empty(ids.size, np.int32)
+        pair_of[order] = np.arange(ids.size, dtype=np.int32)
+        x = self._kernels.expert_sum(
+            work, pair_of.reshape(ids.shape), routed.residual, prompt=prompt
+        )
+        return x if routed.ending is None else routed.ending.finish(x)
+
+    def _rope(self, positions: IntArray) -> RopeTable:
+        if self._rotary is not None:
+            return self._rotary.at(positions)
+        nothing = np.empty((len(positions), 0), np.float32)
+        return RopeTable(nothing, nothing)
+
+
+def _first(weights: WeightMap, own: str, shared: str) -> str:
+    """Return the name of the block's own tensor, else that of the model's."""
+    return own if own in weights else shared

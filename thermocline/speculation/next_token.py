@@ -1,0 +1,294 @@
+"""The drafter `mtp`: the file's own block behind the last layer guesses one token after the other.
+
+The block follows the trunk at the same places of a cache of its own, so what is shared, freed or taken back of the trunk's
+keys and values is so of the block's. A prompt's chunks run through it at once. What decode steps give is kept, and computed
+when the next draft is asked for, in one go with its first token. So where nobody drafts, a step costs nothing more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from thermocline.kv.memory import reserve
+from thermocline.kv.pool import KVPool
+from thermocline.messages import Chunk, ChunkId, LayerIndex, Segment, SegmentKind
+from thermocline.speculation.contract import MAX_DRAFT_TOKENS, Draft, DrafterFacts
+from thermocline.units import ceil_div
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from thermocline.kernels.cache_format import CacheType
+    from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.messages import RequestId
+    from thermocline.models.next_token_block import NextTokenBlock
+    from thermocline.speculation.contract import DraftWish, Verified
+
+_MIN_CONFIDENCE: Final = 0.5
+"""A less likely guess ends a draft. What llama.cpp's best published figures have."""
+_MAX_KEPT_ROWS: Final = 256
+"""Of a request that nobody drafts for: 2 MiB of states at a width of 2048."""
+_NO_CHUNK: Final = ChunkId(-1)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What is known of a request.
+
+    tokens, states: of the positions first..first+len(tokens), what the trunk computed there: its input and its final state
+    [D]. num_done: the block's keys and values of so many first positions are in its cache. table: the blocks of
+    the last chunk.
+    """
+
+    first: int = 0
+    tokens: list[int] = field(default_factory=list)
+    states: list[FloatArray] = field(default_factory=list)
+    num_done: int = 0
+    table: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.tokens)
+
+    def state_at(self, position: int) -> FloatArray | None:
+        """Return the trunk's state at a position, None where it is not kept."""
+        at = position - self.first
+        return self.states[at] if 0 <= at < len(self.states) else None
+
+    def keep_from(self, position: int) -> None:
+        """Forget what lies before a position."""
+        count = min(max(position - self.first, 0), len(self.tokens))
+        del self.tokens[:count], self.states[:count]
+        self.first += count
+
+    def keep_before(self, position: int) -> None:
+        """Forget what lies at a position and behind it."""
+        count = max(position - self.first, 0)
+        del self.tokens[count:], self.states[count:]
+        self.num_done = min(self.num_done, position)
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """A draft on its way. table: the request's blocks, then some of nobody's for positions behind them."""
+
+    wish: DraftWish
+    table: IntArray
+    tokens: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Consecutive tokens of one request for the block. states: [n, D], of the position before each."""
+
+    request: RequestId
+    start: int
+    tokens: Sequence[int]
+    states: FloatArray
+    table: IntArray
+
+
+class NextTokenDrafter:
+    """A `Drafter` and `HiddenReader` over a model's block."""
+
+    def __init__(
+        self,
+        block: NextTokenBlock,
+        final_norm: Callable[[FloatArray], FloatArray],
+        cache_type: CacheType,
+        num_blocks: int,
+        block_tokens: int,
+        *,
+        max_requests: int,
+    ) -> None:
+        """final_norm: see `Model.final_norm`. num_blocks, block_tokens: of the trunk's cache.
+
+        max_requests: for so many at a time drafts are made. Raises ConfigError where there is no room.
+        """
+        self._block, self._final_norm = block, final_norm
+        self._block_tokens, self._num_blocks = block_tokens, num_blocks
+        self._own_blocks = ceil_div(MAX_DRAFT_TOKENS, block_tokens) + 1
+        pool = KVPool(
+            [block.spec.next_block_shape],
+            num_blocks + max_requests * self._own_blocks,
+            block_tokens,
+            cache_type,
+        )
+        self._cache = pool.layer(LayerIndex(0))
+        hidden = block.spec.hidden_size
+        memory = reserve(
+            num_blocks * hidden * 4, "states at the ends of cache blocks", "choose a smaller --ctx"
+        )
+        # [blocks, D]: the trunk's state at each block's last position, for requests that begin behind it.
+        self._ends = memory.view(np.float32).reshape(num_blocks, hidden)
+        self._followed: dict[RequestId, _Followed] = {}
+        self.facts = DrafterFacts("mtp", computes=True, reads_hidden=True)
+
+    def __repr__(self) -> str:
+        return f"NextTokenDrafter({self._block}, {len(self._followed)} requests)"
+
+    def begin(self, request: RequestId, prompt: Sequence[int]) -> None:
+        del prompt  # its chunks come with their tokens
+        self._followed[request] = _Followed()
+
+    def end(self, request: RequestId) -> None:
+        self._followed.pop(request, None)
+
+    def observe(self, verified: Verified) -> None:
+        followed = self._followed.get(verified.request)
+        if followed is not None:
+            followed.keep_before(verified.position + verified.num_accepted + 1)
+
+    def hidden_computed(self, chunk: Chunk, x: FloatArray) -> None:
+        due: list[_Rows] = []
+        for segment in chunk.segments:
+            followed = self._followed.get(segment.request)
+            if followed is None:
+                continue
+            rows = slice(segment.start, segment.start + segment.length)
+            states = self._final_norm(np.ascontiguousarray(x[rows]))
+            start = int(chunk.positions[segment.start])
+            self._note_ends(segment.block_table, start, states)
+            followed.table = segment.block_table
+            tokens = chunk.token_ids[rows].tolist()
+            if segment.kind is SegmentKind.DECODE:
+                self._keep(followed, start, tokens, states)
+            else:
+                before = self._states_before(followed, start, states)
+                due.append(_Rows(segment.request, start, tokens, before, segment.block_table))
+                end = start + len(tokens)
+                followed.first, followed.num_done = end - 1, end
+                followed.tokens, followed.states = tokens[-1:], [states[-1]]
+        if due:
+            expanded = {segment.request: segment.num_expanded for segment in chunk.segments}
+            self._run(due, SegmentKind.PROMPT, expanded)
+
+    def propose(self, wishes: Sequence[DraftWish]) -> Sequence[Draft]:
+        drafts: list[_Drafting] = []
+        rows: list[_Rows] = []
+        for wish in wishes:
+            followed = self._followed.get(wish.request)
+            # It may not have been told of this token's predecessors: a request that was taken up elsewhere.
+            if followed is None or not followed.states or followed.end != wish.num_known - 1:
+                continue
+            draft = _Drafting(wish, self._table_of(len(drafts), followed.table, wish.num_known))
+            drafts.append(draft)
+            rows.append(_rows_due(followed, draft))
+            self._has_computed(followed, wish.num_known)
+        active = drafts
+        while active:
+            active, rows = self._lengthen(active, rows)
+        return [
+            Draft.chain(draft.wish, draft.tokens, draft.confidence)
+            for draft in drafts
+            if draft.tokens
+        ]
+
+    def guess(self, wish: DraftWish, index: int, logits: FloatArray) -> tuple[int, float]:
+        """Return the token at place `index` of a draft, and how likely it is right. logits: float32 [V]."""
+        del wish, index
+        token = int(logits.argmax())
+        return token, float(1 / np.exp(logits - logits[token], dtype=np.float32).sum())
+
+    def _lengthen(
+        self, drafts: list[_Drafting], rows: list[_Rows]
+    ) -> tuple[list[_Drafting], list[_Rows]]:
+        """Add a token to each draft that has a likely one, and return those that go on, with their next row."""
+        states = self._run(rows, SegmentKind.DECODE)
+        last = np.cumsum([len(each.tokens) for each in rows]) - 1
+        states = states[last]
+        logits = self._block.logits(states)
+        active, following = [], []
+        for draft, state, row, before in zip(drafts, states, logits, rows, strict=True):
+            token, confidence = self.guess(draft.wish, len(draft.tokens), row)
+            if not confidence >= _MIN_CONFIDENCE:
+                continue
+            draft.tokens.append(token)
+            draft.confidence.append(confidence)
+            if len(draft.tokens) < min(draft.wish.max_tokens, MAX_DRAFT_TOKENS):
+                active.append(draft)
+                position = before.start + len(before.tokens)
+                request = draft.wish.request
+                following.append(_Rows(request, position, [token], state[None], draft.table))
+        return active, following
+
+    def _run(
+        self,
+        rows: Sequence[_Rows],
+        kind: SegmentKind,
+        num_expanded: dict[RequestId, int] | None = None,
+    ) -> FloatArray:
+        """Return the block's states of all rows, float32 [T, D]."""
+        segments, start, slots, positions = [], 0, [], []
+        for each in rows:
+            length = len(each.tokens)
+            expanded = 0 if num_expanded is None else num_expanded[each.request]
+            segment = Segment(each.request, start, length, kind, each.table, num_expanded=expanded)
+            segments.append(segment)
+            at = np.arange(each.start, each.start + length, dtype=np.int32)
+            size = np.int32(self._block_tokens)
+            slots.append(each.table[at // size] * size + at % size)
+            positions.append(at)
+            start += length
+        chunk = Chunk(
+            _NO_CHUNK,
+            tuple(segments),
+            np.concatenate([np.asarray(each.tokens, np.int32) for each in rows]),
+            np.concatenate(positions),
+            np.concatenate(slots),
+            np.zeros(0, np.int32),
+        )
+        before = np.ascontiguousarray(np.concatenate([each.states for each in rows]))
+        return self._block.states(chunk, before, self._cache)
+
+    def _keep(self, followed: _Followed, start: int, tokens: list[int], states: FloatArray) -> None:
+        """Keep what a decode step gave, at most so many rows; what is forgotten leaves gaps in the block's cache."""
+        if followed.end != start:  # computed again, perhaps in other blocks
+            followed.keep_before(start)
+        if followed.end != start:
+            followed.first, followed.tokens, followed.states = start, [], []
+        followed.tokens += tokens
+        followed.states += list(states)
+        followed.keep_from(followed.end - _MAX_KEPT_ROWS)
+
+    def _states_before(self, followed: _Followed, start: int, states: FloatArray) -> FloatArray:
+        """Return the state of the position before each row of a prompt's chunk, which begins at `start`."""
+        first = followed.state_at(start - 1)
+        if first is None:
+            first = np.zeros_like(states[0])
+            if start and start % self._block_tokens == 0:
+                first = self._ends[followed.table[start // self._block_tokens - 1]]
+        return np.concatenate((first[None], states[:-1]))
+
+    def _note_ends(self, table: IntArray, start: int, states: FloatArray) -> None:
+        size = self._block_tokens
+        for row in range((-start - 1) % size, len(states), size):
+            self._ends[table[(start + row) // size]] = states[row]
+
+    def _table_of(self, number: int, table: IntArray, num_known: int) -> IntArray:
+        """Return the blocks of the positions that are computed, then the drafter's own for what follows.
+
+        Blocks that were taken for drafted tokens may be another's by now.
+        """
+        kept = table[: ceil_div(num_known - 1, self._block_tokens)]
+        first = self._num_blocks + number * self._own_blocks
+        return np.concatenate((kept, np.arange(first, first + self._own_blocks, dtype=np.int32)))
+
+    def _has_computed(self, followed: _Followed, num_known: int) -> None:
+        """Note that the rows before a draft are computed: all known ones, but for one in a block of the drafter's own."""
+        is_own = (num_known - 1) % self._block_tokens == 0
+        followed.num_done = num_known - is_own
+        followed.keep_from(num_known - 2)
+
+
+def _rows_due(followed: _Followed, draft: _Drafting) -> _Rows:
+    """Return the known tokens that the block lacks, the last one included."""
+    wish = draft.wish
+    start = min(max(followed.num_done, followed.first + 1), wish.num_known - 1)
+    tokens = [*followed.tokens[start - followed.first :], wish.last_token]
+    states = np.stack(followed.states[start - 1 - followed.first :])
+    return _Rows(wish.request, start, tokens, states, draft.table)

@@ -1,0 +1,336 @@
+"""Decides for each request whether, by whom and how far its next tokens are drafted, and counts what came of it.
+
+Owns the drafters, and what is known of acceptance and prices. Pure but for the drafters: who drives it says the times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from thermocline.errors import RequestError
+from thermocline.speculation.acceptance import Acceptance, expected_gains
+from thermocline.speculation.lengths import choose_lengths
+from thermocline.speculation.prices import StepPrices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from thermocline.messages import RequestId
+    from thermocline.speculation.contract import Draft, Drafter, DraftWish, Verified
+
+_MAX_DECODING: Final = 8
+"""With more answers at a time a step is full without drafts: each of its experts serves several rows already."""
+_FIRST_WAIT: Final = 32
+_MAX_WAIT: Final = 1024
+"""Drafts that are left out before one is tried again, at first and at most. A trial costs a third of a step, about."""
+_TRIAL_TOKENS: Final = 2
+_PLAIN_DISTANCE: Final = 64
+_NEW_PLAIN_DISTANCE, _FEW_PLAIN = 8, 4
+"""After so many steps with drafts comes one without; sooner as long as there were few of these."""
+_NEWEST: Final = 0.2
+_PRIOR: Final = 0.6
+"""Of drafters that say nothing themselves."""
+
+
+@dataclass(slots=True)
+class _Served:
+    """What is known of one request."""
+
+    drafters: tuple[Drafter, ...]
+    acceptance: dict[str, Acceptance]
+    why_off: str | None
+    wait: int = _FIRST_WAIT
+    waited: int = 0
+    offered: str = ""
+    """Whose draft its next step verifies, or its present one."""
+    is_trial: bool = False
+    """Whether that draft is only to find out whether drafts pay by now."""
+
+
+class _Mean:
+    """A mean in which the newest value counts a fifth."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def observe(self, value: float) -> None:
+        self.value += (value - self.value) * (_NEWEST if self.value else 1.0)
+
+
+class Speculator:
+    """Asks drafters, and chooses among their drafts.
+
+    fixed_tokens: verify so many tokens of each draft, whatever it costs, to measure; None: what is expected to pay.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        *,
+        enabled: tuple[str, ...] | None = None,
+        absent: tuple[str, ...] = (),
+        why_none: str | None = None,
+        fixed_tokens: int | None = None,
+    ) -> None:
+        """enabled: names of the drafters that requests get which name none; None for all. absent: of others that requests
+        may name, and get nothing; why_none: why there are none.
+        """
+        self._drafters: Mapping[str, Drafter] = {each.facts.name: each for each in drafters}
+        self._enabled = tuple(self._drafters) if enabled is None else enabled
+        self._is_off = enabled == ()
+        self._absent = absent
+        self.why_none = why_none
+        """Why there are no drafters; None if there are."""
+        self.fixed_tokens = fixed_tokens
+        """Who measures may change it between requests."""
+        self._prices = StepPrices()
+        self._since_plain = self._num_plain = 0
+        """Steps with drafts since the last without; steps without."""
+        self._overall = {name: Acceptance(_PRIOR) for name in self._drafters}
+        self._token_seconds = {name: _Mean() for name in self._drafters}
+        self._served: dict[RequestId, _Served] = {}
+        self._totals = dict.fromkeys(self._drafters, (0, 0))
+        self.why_off_now = why_none
+        """Why the latest draft was not verified, or there is none; None if it was. Others only read it."""
+
+    def __repr__(self) -> str:
+        return f"Speculator({', '.join(self._drafters) or self.why_none}; {self._prices})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the drafters that requests get which name none."""
+        return tuple(name for name in self._enabled if name in self._drafters)
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        """All that there are."""
+        return tuple(self._drafters.values())
+
+    @property
+    def totals(self) -> Mapping[str, tuple[int, int]]:
+        """By drafter: tokens that steps verified, and those of them that were right."""
+        return self._totals
+
+    def check(self, names: tuple[str, ...] | None) -> None:
+        """Raise RequestError for a drafter that there is not. None is the engine's own choice, () none."""
+        for name in names or ():
+            if name not in self._drafters and name not in self._absent:
+                there = ", ".join(("auto", "off", *self._drafters, *self._absent))
+                raise RequestError(
+                    f"speculate names {name!r}, which this model does not have: choose of {there}",
+                    param="speculate",
+                )
+
+    def begin(
+        self, request: RequestId, prompt: Sequence[int], names: tuple[str, ...] | None
+    ) -> None:
+        """Take a request. names: as `check` takes them."""
+        wanted = self._enabled if names is None else names
+        drafters = tuple(self._drafters[name] for name in wanted if name in self._drafters)
+        why_off = None
+        if not drafters:
+            is_off = names == () or (names is None and self._is_off)
+            why_off = "it was turned off" if is_off else self.why_none
+        names_of = [each.facts.name for each in drafters]
+        acceptance = {name: Acceptance(_PRIOR, self._overall[name]) for name in names_of}
+        self._served[request] = _Served(drafters, acceptance, why_off)
+        for drafter in drafters:
+            drafter.begin(request, prompt)
+
+    def end(self, request: RequestId) -> None:
+        """Forget a request."""
+        for drafter in self._served.pop(request).drafters:
+            drafter.end(request)
+
+    def why_off(self, request: RequestId) -> str | None:
+        """Return why the request's latest tokens were not drafted, or not verified; None if they were."""
+        return self._served[request].why_off
+
+    def wants_any(self, num_decoding: int) -> bool:
+        """Whether to ask for drafts at all, with so many answers at a time."""
+        if not self._drafters:
+            return False
+        if num_decoding <= _MAX_DECODING:
+            return True
+        for served in self._served.values():
+            if served.drafters:
+                self._note(served, f"more than {_MAX_DECODING} answers fill a step")
+        return False
+
+    def instant_drafts(self, wishes: Sequence[DraftWish]) -> list[Draft]:
+        """Return what drafters that take no time propose, the most promising draft of each request."""
+        best: dict[RequestId, tuple[float, str, Draft]] = {}
+        for name, drafter in self._drafters.items():
+            mine = [wish for wish in wishes if drafter in self._served[wish.request].drafters]
+            if drafter.facts.computes or not mine:
+                continue
+            for draft in drafter.propose(mine):
+                worth = sum(expected_gains(self._chances(name, draft)))
+                if draft.tokens and worth > best.get(draft.request, (0.0,))[0]:
+                    best[draft.request] = worth, name, draft
+        for request, (_, name, _) in best.items():
+            self._served[request].offered = name
+        return [draft for _, _, draft in best.values()]
+
+    @property
+    def computes(self) -> bool:
+        """Whether some drafter takes its time: see `tasks`."""
+        return any(drafter.facts.computes for drafter in self._drafters.values())
+
+    def tasks(
+        self, wishes: Sequence[DraftWish], drafts: Sequence[Draft], num_rows: int
+    ) -> list[tuple[Drafter, list[DraftWish]]]:
+        """Return what to ask of drafters that take their time, where they are expected to pay, and to be better than `drafts`."""
+        if self._plain_is_due:
+            return []
+        found = {draft.request: self._chances(self._offered(draft), draft)[0] for draft in drafts}
+        tasks = []
+        asked: set[RequestId] = set()
+        for name, drafter in self._drafters.items():
+            if not drafter.facts.computes:
+                continue
+            mine = [
+                wish
+                for wish in wishes
+                if wish.request not in asked
+                and drafter in self._served[wish.request].drafters
+                and self._guess(name, wish) > found.get(wish.request, 0.0)
+            ]
+            limits = [min(wish.max_tokens, drafter.facts.max_tokens) for wish in mine]
+            chances = [
+                [self._guess(name, wish)] * limit for wish, limit in zip(mine, limits, strict=True)
+            ]
+            requests = [wish.request for wish in mine]
+            seconds = self._token_seconds[name].value
+            lengths = self._lengths(requests, chances, num_rows, seconds)
+            chosen = [
+                replace(wish, max_tokens=length)
+                for wish, length in zip(mine, lengths, strict=True)
+                if length
+            ]
+            for wish in chosen:
+                self._served[wish.request].offered = name
+                asked.add(wish.request)
+            if chosen:
+                tasks.append((drafter, chosen))
+        return tasks
+
+    def proposed(
+        self, drafter: Drafter, asked: Sequence[DraftWish], drafts: Sequence[Draft], seconds: float
+    ) -> None:
+        """Learn what a drafter takes for a token, and that it may have none: that is as good as a wrong one."""
+        name, lengths = drafter.facts.name, {each.request: len(each.tokens) for each in drafts}
+        num_tokens = sum(max(lengths.get(wish.request, 0), 1) for wish in asked)
+        self._token_seconds[name].observe(seconds / num_tokens)
+        for wish in asked:
+            served = self._served.get(wish.request)
+            if served is not None and wish.request not in lengths:
+                served.acceptance[name].observe(1, 0)
+
+    def choose(self, drafts: Sequence[Draft], num_rows: int) -> list[Draft]:
+        """Return the beginnings of drafts that the next step verifies. num_rows: of the step without them."""
+        if drafts and self._plain_is_due:
+            self._since_plain = 0
+            return []
+        chances = [self._chances(self._offered(draft), draft) for draft in drafts]
+        lengths = self._lengths([draft.request for draft in drafts], chances, num_rows)
+        return [
+            _beginning(draft, length)
+            for draft, length in zip(drafts, lengths, strict=True)
+            if length
+        ]
+
+    def count(self, request: RequestId, num_drafted: int, num_accepted: int) -> None:
+        """Count drafted rows of a request's present step, and such that stay."""
+        name = self._served[request].offered
+        before = self._totals[name]
+        self._totals[name] = before[0] + num_drafted, before[1] + num_accepted
+
+    def observe(self, verified: Verified) -> None:
+        """Take what a step made known of a request."""
+        served = self._served[verified.request]
+        name = served.offered if verified.num_drafted else ""
+        served.offered, served.is_trial = "", False
+        verified = replace(verified, drafter=name)
+        if name:
+            served.acceptance[name].observe(verified.num_drafted, verified.num_accepted)
+        for drafter in served.drafters:
+            drafter.observe(verified)
+
+    def step_took(self, num_rows: int, seconds: float, *, is_plain: bool = True) -> None:
+        """Learn what a decode step of so many rows takes, drafted ones included; nothing else ran beside it.
+
+        is_plain: none was drafted.
+        """
+        self._prices.observe(num_rows, seconds)
+        self._since_plain = 0 if is_plain else self._since_plain + 1
+        self._num_plain += is_plain
+
+    @property
+    def _plain_is_due(self) -> bool:
+        """Whether the price without drafts must be measured again: it is what all gains are compared with."""
+        is_new = self._num_plain < _FEW_PLAIN
+        distance = _NEW_PLAIN_DISTANCE if is_new else _PLAIN_DISTANCE
+        return self.fixed_tokens is None and self._since_plain >= distance
+
+    def _chances(self, name: str, draft: Draft) -> Sequence[float]:
+        if draft.confidence:
+            return draft.confidence
+        return [self._served[draft.request].acceptance[name].probability] * len(draft.tokens)
+
+    def _offered(self, draft: Draft) -> str:
+        return self._served[draft.request].offered
+
+    def _guess(self, name: str, wish: DraftWish) -> float:
+        return self._served[wish.request].acceptance[name].probability
+
+    def _lengths(
+        self,
+        requests: Sequence[RequestId],
+        chances: Sequence[Sequence[float]],
+        num_rows: int,
+        token_seconds: float = 0.0,
+    ) -> list[int]:
+        """Return how many tokens of each draft pay; where none do, now and then those of a trial."""
+        if self.fixed_tokens is not None:
+            return [min(len(each), self.fixed_tokens) for each in chances]
+        lengths = choose_lengths(chances, num_rows, self._prices, token_seconds)
+        for index, (request, each) in enumerate(zip(requests, chances, strict=True)):
+            served = self._served[request]
+            if lengths[index]:
+                self._note(served, None)
+                served.wait, served.waited, served.is_trial = _FIRST_WAIT, 0, False
+                continue
+            self._note(served, self._why_not(each[0], num_rows))
+            served.waited += 1
+            if served.waited >= served.wait:
+                served.wait, served.waited = min(2 * served.wait, _MAX_WAIT), 0
+                served.is_trial = True
+            if served.is_trial:
+                lengths[index] = min(len(each), _TRIAL_TOKENS)
+        return lengths
+
+    def _note(self, served: _Served, why_off: str | None) -> None:
+        served.why_off = self.why_off_now = why_off
+
+    def _why_not(self, chance: float, num_rows: int) -> str:
+        one, two = self._prices.seconds(num_rows), self._prices.seconds(num_rows + 1)
+        if one is None or two is None:
+            return "no step was measured so far"
+        return f"one more row costs {100 * (two / one - 1):.0f} % of a step, and is right in {100 * chance:.0f} %"
+
+
+def _beginning(draft: Draft, length: int) -> Draft:
+    return replace(
+        draft,
+        tokens=draft.tokens[:length],
+        parents=draft.parents[:length],
+        confidence=draft.confidence[:length],
+    )
+
+
+def pruned(draft: Draft, count_possible: Callable[[tuple[int, ...]], int]) -> Draft | None:
+    """Return the beginning of a draft that its request may have at all; None where nothing is left."""
+    count = count_possible(draft.tokens)
+    return _beginning(draft, count) if count else None
