@@ -77,7 +77,10 @@ def run_layer(
 
     x: [tokens, hidden]; expert_ids, weights: [tokens, used].
     """
-    return expert_job(_kernels("auto", threads), layer, Routed(x, expert_ids, weights))()
+    job = expert_job(
+        _kernels("auto", threads), layer, Routed(x, expert_ids, weights), prompt=len(x) > 1
+    )
+    return job()
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,10 +53,11 @@ void run(const TileKernels& kernels, int64_t count, int64_t cols, const StepAt& 
         ~Scope() { kernels.end(); }
     } const scope(kernels);
     RunStep here = step_at(0);
-    kernels.start(here.pair, cols, panels);
+    kernels.start(here.pair, here.token_tiles, cols, panels);
     for (int64_t i = 0; i < count; ++i) {
         const RunStep next = i + 1 < count ? step_at(i + 1) : here;
-        TileStep step{here.pair, i + 1 < count ? &next.pair : nullptr, {}, cols, here.right, here.token_tiles, sums};
+        TileStep step{here.pair, i + 1 < count ? &next.pair : nullptr, next.token_tiles, {}, cols, here.right,
+                      here.token_tiles, sums};
         if (i + 2 < count) {
             const StripPair later = step_at(i + 2).pair;
             for (int s = 0; s < kStrips; ++s)

@@ -57,16 +57,21 @@ struct ComingBytes {
     int64_t bytes = 0;
 };
 
-// Decoded weights of a strip pair and one span of columns: those in use, and those being decoded.
+// Decoded weights, those in use and those being decoded. With few tokens, a half: one strip and a span of columns. With
+// many, a block: both strips and up to kBlockSpans spans, which fit into the second-level cache.
+constexpr int kBlockSpans = 8;
+constexpr int kBlockTiles = kBlockSpans * kPanelTiles;
 struct TilePanels {
-    LeftTile tile[2][kStrips][kPanelTiles];
+    LeftTile half[2][kPanelTiles];
+    LeftTile block[2][kStrips][kBlockTiles];
     int current = 0;
 };
 
 // Products of one strip pair with all tokens of a run.
 struct TileStep {
-    StripPair here;              // its first span is what panels.tile[current] holds
-    const StripPair* next;       // its first span is decoded on the way; may be nullptr
+    StripPair here;              // its first half or block, by token_tiles, is what the panels hold
+    const StripPair* next;       // its first half or block, by next_tiles, is decoded on the way; may be nullptr
+    int64_t next_tiles;
     ComingBytes coming[kStrips]; // asked for on the way
     int64_t cols;
     const RightTile* right;      // [token tiles][tiles_of(cols)]
@@ -80,8 +85,8 @@ struct TileKernels {
     void (*end)();
     // Rounds up to 16 tokens' x[cols] into out[tiles_of(cols)]; missing tokens and columns become zero.
     void (*pack_tokens)(const float* const* x, int tokens, int64_t cols, RightTile* out);
-    // Decodes the first span of a run's first strip pair.
-    void (*start)(const StripPair& first, int64_t cols, TilePanels& panels);
+    // Decodes the first half or block of a run's first strip pair.
+    void (*start)(const StripPair& first, int64_t token_tiles, int64_t cols, TilePanels& panels);
     void (*multiply)(const TileStep& step, TilePanels& panels);
     // Half of a right tile, from sums of 16 gate and 16 up rows; without a gate, that is not read.
     void (*pack_inner)(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, RightTile& out);

@@ -220,23 +220,21 @@ struct RowsOfAny {
     }
 };
 
-// Decodes `count` columns of `rows` rows that begin at `src`.
+// Decodes `count` columns of the row that begins at `src`.
 template <typename Rows>
-void decode_rows(const TileMatrix& matrix, const uint8_t* src, int64_t rows, int64_t count, uint16_t* out) {
-    const Rows decoder;
-    const int64_t row_bytes = matrix.weight->row_bytes;
-    for (int64_t r = 0; r < rows; ++r) decoder.row(matrix, src + r * row_bytes, count, out + r * kTileColumns);
+void decode_row(const TileMatrix& matrix, const uint8_t* src, int64_t count, uint16_t* out) {
+    Rows().row(matrix, src, count, out);
 }
 
-using DecodeTileRows = void (*)(const TileMatrix&, const uint8_t* src, int64_t rows, int64_t count, uint16_t* out);
+using DecodeTileRow = void (*)(const TileMatrix&, const uint8_t* src, int64_t count, uint16_t* out);
 
-inline DecodeTileRows find_decode(int type_id) {
+inline DecodeTileRow find_decode(int type_id) {
     switch (type_id) {
-        case kBF16: return decode_rows<RowsOfBF16>;
-        case 8: return decode_rows<RowsOfQ80>;
-        case 12: return decode_rows<RowsOfQ4K>;
-        case 13: return decode_rows<RowsOfQ5K>;
-        case 14: return decode_rows<RowsOfQ6K>;
-        default: return decode_rows<RowsOfAny>;
+        case kBF16: return decode_row<RowsOfBF16>;
+        case 8: return decode_row<RowsOfQ80>;
+        case 12: return decode_row<RowsOfQ4K>;
+        case 13: return decode_row<RowsOfQ5K>;
+        case 14: return decode_row<RowsOfQ6K>;
+        default: return decode_row<RowsOfAny>;
     }
 }
