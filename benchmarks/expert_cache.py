@@ -54,11 +54,12 @@ if TYPE_CHECKING:
 _NAME: Final = "expert_cache"
 _ROOT: Final = Path(__file__).parents[1]
 _QUESTIONS: Final = _ROOT / "scripts" / "demo_model" / "corpus.txt"
+# Texts that stay as they are: figures of today and of next year are of the same routing.
 _TEXTS: Final = (
     DEMO_HELD_TEXT_PATH,
-    _ROOT / "thermocline" / "engine/api.py",
-    _ROOT / "docs" / "architecture.md",
-    _ROOT / "docs" / "results" / "moe-layer.csv",
+    _ROOT / "LICENSE",
+    _ROOT / "docs" / "decisions" / "0007-int8-activations.md",
+    _ROOT / "docs" / "decisions" / "0008-prompt-arithmetic-in-tiles.md",
 )
 _CHUNK_TOKENS: Final = 512
 # The described machine: a CPU whose kernels read half of what its memory gives, and a device of ten times that
@@ -75,8 +76,6 @@ _ROWS: Final = (1, 4, 16, 64, 256)
 _LINKS: Final = (1e6, 1e7, 1e8, 3e8, 1e9, 4e9, 12e9, 50e9)
 _MAX_LOSS: Final = 1.02
 _FAST_LINK: Final = 12e9
-# What the texts of a few requests change in the share of hits: they are this project's own files.
-_NEAR: Final = 0.01
 
 _CPU_ONLY: Final = "CPU only"
 _STATIC: Final = "best fixed set"
@@ -258,7 +257,7 @@ def checks(
             f"it takes {cache.seconds / static.seconds:.3f} of the time of the best fixed set, and hits "
             f"{cache.decode.hit_share:.1%} to its {static.decode.hit_share:.1%}",
             cache.seconds < static.seconds
-            and (routing != DEMO or cache.decode.hit_share > static.decode.hit_share - _NEAR),
+            and (routing != DEMO or cache.decode.hit_share >= static.decode.hit_share),
         ),
         *always,
     ]
