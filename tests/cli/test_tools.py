@@ -95,6 +95,27 @@ def test_bench_shortens_only_the_prompt_that_nobody_asked_for(small_toy, invoke)
     assert "lower -p or -n" in result.stderr
 
 
+def test_bench_takes_0_as_llama_bench_does(toy, invoke):
+    """A phase of 0 tokens is not measured; both, and an answer of one token, are refused."""
+    alone = json.loads(
+        invoke("bench", toy, "-p", "8", "-n", "0", "-r", "1", "--json", *REFERENCE).stdout
+    )
+    assert alone["prefill_tok_s"]["median"] > 0
+    assert alone["decode_tok_s"] is None
+    answer = json.loads(
+        invoke("bench", toy, "-p", "0", "-n", "4", "-r", "1", "--json", *REFERENCE).stdout
+    )
+    assert answer["decode_tok_s"]["median"] > 0
+    assert answer["prefill_tok_s"] is None
+    for given, told in (
+        (("-p", "0", "-n", "0"), "nothing to measure"),
+        (("-n", "1"), "-n 2 or more"),
+    ):
+        result = invoke("bench", toy, *given, *REFERENCE)
+        assert result.exit_code == 2
+        assert told in result.stderr
+
+
 def test_bench_table_names_both_speeds(toy, invoke):
     """The page for people has prompt, answer and processor."""
     page = invoke("bench", toy, "-p", "8", "-n", "4", "-r", "1", *REFERENCE).stdout

@@ -29,17 +29,28 @@ _SEED = 20
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What to measure: tokens of prompt and answer (None: as many as usual), and how often."""
+    """What to measure: tokens of prompt and answer (None: as usual, 0: not measured), how often."""
 
     num_prompt: int | None
     num_decode: int
     num_repetitions: int
 
+    def __post_init__(self) -> None:
+        if self.num_decode == 1:
+            raise click.UsageError("the first token comes with the prompt: give -n 2 or more, or 0")
+        if self.num_prompt == self.num_decode == 0:
+            raise click.UsageError("-p 0 -n 0 leaves nothing to measure")
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens of each answer: a prompt alone has one as well."""
+        return max(1, self.num_decode)
+
     def fit(self, max_context_tokens: int) -> int:
-        """Return the tokens of the prompt. Raises ConfigError if the plan exceeds the context."""
-        room = max_context_tokens - self.num_decode
+        """Return the tokens of the prompt: at least one. Raises ConfigError if the plan exceeds the context."""
+        room = max_context_tokens - self.num_answered
         default = min(_DEFAULT_PROMPT_TOKENS, room)
-        wanted = default if self.num_prompt is None else self.num_prompt
+        wanted = default if self.num_prompt is None else max(1, self.num_prompt)
         if not 1 <= wanted <= room:
             raise ConfigError(
                 f"the context of {max_context_tokens} tokens has no room for "
@@ -76,20 +87,20 @@ class Speed:
     "--n-prompt",
     "--prompt-tokens",
     "num_prompt",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=0),
     metavar="N",
-    help=f"Length of the prompt (default: {_DEFAULT_PROMPT_TOKENS}, or what the context allows).",
+    help=f"Length of the prompt (default: {_DEFAULT_PROMPT_TOKENS}, or what the context allows). 0: the answer alone.",
 )
 @click.option(
     "-n",
     "--n-gen",
     "--max-tokens",
     "num_decode",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=0),
     default=32,
     show_default=True,
     metavar="N",
-    help="Length of the answer.",
+    help="Length of the answer. 0: the prompt alone.",
 )
 @click.option(
     "-r",
@@ -144,12 +155,16 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
         measured = await _measure(engine, prompt, plan)
         spec, kernels, chunk_tokens = engine.spec, engine.kernels_name, engine.chunk_tokens
         reasons = engine.statistics().placement_reasons
-    prefill = Speed.of([run.timings.prompt_tokens_per_s for run in measured])
-    decode = Speed.of([run.timings.decode_tokens_per_s for run in measured])
+    prefill = decode = None
+    if plan.num_prompt != 0:
+        prefill = Speed.of([run.timings.prompt_tokens_per_s for run in measured])
+    if plan.num_decode != 0:
+        decode = Speed.of([run.timings.decode_tokens_per_s for run in measured])
     loads = _loads(path, measured, prefill, decode, num_prompt, chunk_tokens)
     machine = machine_facts()
     if not as_json:
-        speeds = {f"prompt of {num_prompt}": prefill, f"answer of {plan.num_decode}": decode}
+        both = {f"prompt of {num_prompt}": prefill, f"answer of {plan.num_decode}": decode}
+        speeds = {name: speed for name, speed in both.items() if speed is not None}
         _show(spec, machine, kernels, speeds, loads, measured[-1].timings.drafts)
         return
     echo_json(
@@ -159,8 +174,8 @@ async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> N
             "num_prompt_tokens": num_prompt,
             "num_decode_tokens": plan.num_decode,
             "num_repetitions": plan.num_repetitions,
-            "prefill_tok_s": asdict(prefill),
-            "decode_tok_s": asdict(decode),
+            "prefill_tok_s": prefill and asdict(prefill),
+            "decode_tok_s": decode and asdict(decode),
             "drafts": [asdict(run.timings.drafts) for run in measured],
             "kernels": kernels,
             "placement": reasons,
@@ -182,8 +197,8 @@ class _Run:
 def _loads(
     path: str,
     measured: list[_Run],
-    prefill: Speed,
-    decode: Speed,
+    prefill: Speed | None,
+    decode: Speed | None,
     num_prompt: int,
     chunk_tokens: int,
 ) -> list[PhaseLoad]:
@@ -208,16 +223,18 @@ def _loads(
         spec = read_spec(file)
         tensors = decoder_tensors(file.tensors.values(), spec.num_layers)
         footprint = measure_footprint(tensors, spec.router)
-    return [
-        prefill_load(footprint, limits, prefill.median, num_prompt, chunk_tokens),
-        decode_load(footprint, limits, decode.median),
-    ]
+    loads = []
+    if prefill is not None:
+        loads.append(prefill_load(footprint, limits, prefill.median, num_prompt, chunk_tokens))
+    if decode is not None:
+        loads.append(decode_load(footprint, limits, decode.median))
+    return loads
 
 
 async def _measure(engine: Engine, prompt: list[int], plan: _Plan) -> list[_Run]:
     from thermocline.sampling.params import SamplingParams
 
-    params = SamplingParams(max_tokens=plan.num_decode, ignore_eos=True)
+    params = SamplingParams(max_tokens=plan.num_answered, ignore_eos=True)
     measured = []
     with Progress() as progress:
         for index in range(plan.num_repetitions + 1):
