@@ -17,7 +17,7 @@ struct Expert {
     int64_t first_tile;  // of tokens
 };
 
-// Up to kTokenRange pairs of one expert.
+// Some pairs of one expert, as many as are multiplied together.
 struct Range {
     const Expert* expert;
     int64_t first, count;  // of the pairs
@@ -46,12 +46,21 @@ struct Layer {
     std::vector<Expert> experts;
     std::vector<Range> ranges;
     int64_t intermediate = 0;
-    int64_t depth = 0;      // right tiles of a token tile's inner activations
+    int64_t depth = 0;       // right tiles of one part of a token tile's inner activations
+    int64_t x_parts = 1;     // of x
+    int64_t parts = 1;       // of the inner activations
     RightTile* inner = nullptr;
 
     Layer(const Compute& compute, const ExpertWork& work)
         : intermediate(work.groups[0].weights.up.rows), depth(tiles_of(intermediate)) {
         int64_t tile = 0;
+        for (int64_t g = 0; g < work.num_groups; ++g) {
+            const ExpertWeights& w = work.groups[g].weights;
+            x_parts = std::max(x_parts, parts_of(w.up));
+            if (has_gate(w.activation)) x_parts = std::max(x_parts, parts_of(w.gate));
+            parts = std::max(parts, parts_of(w.down));
+        }
+        const int64_t most = range_tokens(std::max(x_parts, parts));
         for (int64_t g = 0; g < work.num_groups; ++g) {
             const ExpertGroup& group = work.groups[g];
             const ExpertWeights& w = group.weights;
@@ -61,19 +70,21 @@ struct Layer {
             tile += token_tiles_of(group.count);
         }
         for (const Expert& expert : experts)
-            for (int64_t first = 0; first < expert.group->count; first += kTokenRange)
-                ranges.push_back({&expert, expert.group->first + first,
-                                  std::min(kTokenRange, expert.group->count - first),
+            for (int64_t first = 0; first < expert.group->count; first += most)
+                ranges.push_back({&expert, expert.group->first + first, std::min(most, expert.group->count - first),
                                   expert.first_tile + first / kTileTokens});
         thread_local Scratch memory;
-        inner = memory.get<RightTile>(tile * depth);
+        inner = memory.get<RightTile>(tile * parts * depth);
         gate_and_up(compute, work);
     }
 
     Layer(const Layer&) = delete;
     Layer& operator=(const Layer&) = delete;
 
-    const RightTile* inner_of(const Range& range) const { return inner + range.tile * depth; }
+    const RightTile* inner_of(const Range& range) const { return inner + range.tile * parts * depth; }
+
+    // Of its inner activations.
+    int64_t right_tiles_of(const Range& range) const { return parts * token_tiles_of(range.count); }
 
    private:
     void gate_and_up(const Compute& compute, const ExpertWork& work) {
@@ -88,7 +99,7 @@ struct Layer {
             const int64_t end = std::min(start + length, strips);
             if (start >= end) return;
             const Range& range = ranges[static_cast<size_t>(item / pieces)];
-            const RightTile* right = packed_tokens(*compute.set.tiles, work, range);
+            const RightTile* right = packed_tokens(*compute.set.tiles, work, range, x_parts);
             if (gated)
                 gate_and_up_run(*compute.set.tiles, work.hidden, range, right, start, end);
             else
@@ -96,15 +107,17 @@ struct Layer {
         });
     }
 
-    static const RightTile* packed_tokens(const TileKernels& kernels, const ExpertWork& work, const Range& range) {
+    static const RightTile* packed_tokens(const TileKernels& kernels, const ExpertWork& work, const Range& range,
+                                          int64_t parts) {
         thread_local Scratch memory;
         const int64_t cols = work.hidden, x_depth = tiles_of(cols), token_tiles = token_tiles_of(range.count);
-        auto* right = memory.get<RightTile>(token_tiles * x_depth);
+        auto* right = memory.get<RightTile>(token_tiles * parts * x_depth);
         for (int64_t t = 0; t < range.count; t += kTileTokens) {
             const int64_t count = std::min<int64_t>(kTileTokens, range.count - t);
             const float* rows[kTileTokens];
             for (int64_t i = 0; i < count; ++i) rows[i] = work.x + work.rows[range.first + t + i] * cols;
-            kernels.pack_tokens(rows, static_cast<int>(count), cols, right + t / kTileTokens * x_depth);
+            RightTile* to = right + t / kTileTokens * parts * x_depth;
+            kernels.pack_tokens(rows, static_cast<int>(count), cols, to, parts == 2 ? to + x_depth : nullptr);
         }
         return right;
     }
@@ -117,18 +130,20 @@ struct Layer {
         const int64_t token_tiles = token_tiles_of(range.count);
         const auto step_at = [&](int64_t i) {
             const int64_t row = (start + i) * kStripRows;
-            return RunStep{{{strip_at(expert.gate, row), strip_at(expert.up, row)}}, right, token_tiles};
+            return RunStep{{{strip_at(expert.gate, row), strip_at(expert.up, row)}}, right, x_parts * token_tiles};
         };
-        run(kernels, end - start, cols, step_at, [&](int64_t i, const SumTile* sums) {
+        run(kernels, end - start, cols, x_parts, step_at, [&](int64_t i, const SumTile* sums) {
             const int64_t strip = start + i;
             for (int64_t t = 0; t < token_tiles; ++t, sums += kStrips) {
-                RightTile& to = inner[(range.tile + t) * depth + strip / 2];
+                RightTile& to = inner[(range.tile + t) * parts * depth + strip / 2];
+                RightTile* rest = parts == 2 ? &to + depth : nullptr;
                 SumTile gate, up;
                 const int64_t row = strip * kStripRows;
                 kernels.pack_inner(w.activation, finished(w.gate, w.gate_bias, row, sums[0], gate),
-                                   finished(w.up, w.up_bias, row, sums[1], up), static_cast<int>(strip % 2), to);
-                if (strip % 2 == 0 && strip / 2 * kTileColumns + kStripRows >= intermediate)  // no strip after it
-                    std::memset(to.pair[kTileColumns / 4], 0, sizeof to / 2);
+                                   finished(w.up, w.up_bias, row, sums[1], up), static_cast<int>(strip % 2), to, rest);
+                if (strip % 2 != 0 || strip / 2 * kTileColumns + kStripRows < intermediate) continue;
+                std::memset(to.pair[kTileColumns / 4], 0, sizeof to / 2);  // no strip after it
+                if (rest) std::memset(rest->pair[kTileColumns / 4], 0, sizeof to / 2);
             }
         });
     }
@@ -141,15 +156,16 @@ struct Layer {
         const ExpertWeights& w = expert.group->weights;
         const int64_t token_tiles = token_tiles_of(range.count);
         const auto step_at = [&](int64_t i) {
-            return RunStep{rows_at(expert.up, (start + i) * kPanelRows), right, token_tiles};
+            return RunStep{rows_at(expert.up, (start + i) * kPanelRows), right, x_parts * token_tiles};
         };
-        run(kernels, end - start, cols, step_at, [&](int64_t i, const SumTile* sums) {
+        run(kernels, end - start, cols, x_parts, step_at, [&](int64_t i, const SumTile* sums) {
             for (int64_t t = 0; t < token_tiles; ++t)
                 for (int s = 0; s < kStrips; ++s, ++sums) {
                     SumTile memory;
                     const int64_t row = (start + i) * kPanelRows + s * kStripRows;
                     const SumTile& up = finished(w.up, w.up_bias, row, *sums, memory);
-                    kernels.pack_inner(w.activation, up, up, s, inner[(range.tile + t) * depth + start + i]);
+                    RightTile& to = inner[(range.tile + t) * parts * depth + start + i];
+                    kernels.pack_inner(w.activation, up, up, s, to, parts == 2 ? &to + depth : nullptr);
                 }
         });
     }
@@ -170,9 +186,9 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
         const int64_t start = item % pieces * length, end = std::min(start + length, pairs);
         const RightTile* right = layer.inner_of(range);
         const auto step_at = [&](int64_t i) {
-            return RunStep{rows_at(range.expert->down, (start + i) * kPanelRows), right, token_tiles_of(range.count)};
+            return RunStep{rows_at(range.expert->down, (start + i) * kPanelRows), right, layer.right_tiles_of(range)};
         };
-        run(kernels, end - start, layer.intermediate, step_at, [&](int64_t i, const SumTile* sums) {
+        run(kernels, end - start, layer.intermediate, layer.parts, step_at, [&](int64_t i, const SumTile* sums) {
             for (int64_t t = 0; t < range.count; t += kTileTokens)
                 for (int s = 0; s < kStrips; ++s, ++sums) {
                     const int64_t row = (start + i) * kPanelRows + s * kStripRows, width = work.hidden - row;
@@ -211,10 +227,10 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
         const auto step_at = [&](int64_t i) {
             const Range& range = layer.ranges[static_cast<size_t>(i / height)];
             return RunStep{rows_at(range.expert->down, row + i % height * kPanelRows), layer.inner_of(range),
-                           token_tiles_of(range.count)};
+                           layer.right_tiles_of(range)};
         };
         const int64_t steps = static_cast<int64_t>(layer.ranges.size()) * height;
-        run(kernels, steps, layer.intermediate, step_at, [&](int64_t i, const SumTile* sums) {
+        run(kernels, steps, layer.intermediate, layer.parts, step_at, [&](int64_t i, const SumTile* sums) {
             const Range& range = layer.ranges[static_cast<size_t>(i / height)];
             for (int64_t t = 0; t < range.count; t += kTileTokens)
                 for (int s = 0; s < kStrips; ++s, ++sums) {

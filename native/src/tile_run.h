@@ -32,17 +32,34 @@ inline StripPair rows_at(const TileMatrix& matrix, int64_t row) {
     return {{strip_at(matrix, row), strip_at(matrix, row + kStripRows)}};
 }
 
+// How many right tiles hold 16 tokens: for weights that are bfloat16 themselves, a second one has what the first one's
+// rounding left, so that the weights are what limits the result.
+inline int64_t parts_of(const Weight& weight) { return weight.type_id == kBF16 ? 2 : 1; }
+inline int64_t range_tokens(int64_t parts) { return kTokenRange / parts; }
+
 // A strip pair and the tokens that it is multiplied with.
 struct RunStep {
     StripPair pair;
     const RightTile* right;
-    int64_t token_tiles;  // at most kRangeTiles
+    int64_t token_tiles;  // at most kRangeTiles, all parts counted
 };
 
-// Multiplies step_at(0), step_at(1), ... and calls take(index, sums) after each. Decoding is one step ahead,
-// the bytes of the file are asked for two steps ahead.
+// The sums of both parts: what `sums` holds of token tile 2t and 2t + 1 becomes that of tile t.
+inline void join_parts(SumTile* sums, int64_t token_tiles) {
+    for (int64_t t = 0; t < token_tiles / 2; ++t)
+        for (int s = 0; s < kStrips; ++s) {
+            const SumTile &rounded = sums[2 * t * kStrips + s], &rest = sums[(2 * t + 1) * kStrips + s];
+            SumTile& to = sums[t * kStrips + s];
+            for (int r = 0; r < kStripRows; ++r)
+                for (int i = 0; i < kTileTokens; ++i) to.v[r][i] = rounded.v[r][i] + rest.v[r][i];
+        }
+}
+
+// Multiplies step_at(0), step_at(1), ... and calls take(index, sums) after each, the parts joined. Decoding is one step
+// ahead, the bytes of the file are asked for two steps ahead.
 template <typename StepAt, typename Take>
-void run(const TileKernels& kernels, int64_t count, int64_t cols, const StepAt& step_at, const Take& take) {
+void run(const TileKernels& kernels, int64_t count, int64_t cols, int64_t parts, const StepAt& step_at,
+         const Take& take) {
     thread_local Scratch panel_memory, sum_memory;
     auto& panels = *panel_memory.get<TilePanels>(1);
     panels.current = 0;
@@ -67,6 +84,7 @@ void run(const TileKernels& kernels, int64_t count, int64_t cols, const StepAt& 
                 }
         }
         kernels.multiply(step, panels);
+        if (parts == 2) join_parts(sums, here.token_tiles);
         take(i, sums);
         here = next;
     }

@@ -83,13 +83,15 @@ struct TileKernels {
     // A thread that multiplies does so between these two.
     void (*begin)();
     void (*end)();
-    // Rounds up to 16 tokens' x[cols] into out[tiles_of(cols)]; missing tokens and columns become zero.
-    void (*pack_tokens)(const float* const* x, int tokens, int64_t cols, RightTile* out);
+    // Rounds up to 16 tokens' x[cols] into out[tiles_of(cols)]; missing tokens and columns become zero. rest, which may
+    // be nullptr, gets what the rounding left, rounded.
+    void (*pack_tokens)(const float* const* x, int tokens, int64_t cols, RightTile* out, RightTile* rest);
     // Decodes the first half or block of a run's first strip pair.
     void (*start)(const StripPair& first, int64_t token_tiles, int64_t cols, TilePanels& panels);
     void (*multiply)(const TileStep& step, TilePanels& panels);
-    // Half of a right tile, from sums of 16 gate and 16 up rows; without a gate, that is not read.
-    void (*pack_inner)(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, RightTile& out);
+    // Half of a right tile, from sums of 16 gate and 16 up rows; without a gate, that is not read. rest as above.
+    void (*pack_inner)(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, RightTile& out,
+                       RightTile* rest);
     // out[token * stride + row] = scale[token] * sums[row][token], for 16 rows and `tokens` tokens.
     void (*turn)(const SumTile& sums, int tokens, const float* scale, float* out, int64_t stride);
 };

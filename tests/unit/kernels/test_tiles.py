@@ -34,6 +34,7 @@ TILED = [*QUANTISED, "BF16"]
 BY_GGUF = ["MXFP4", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0"]
 # Two roundings to eight bits each: 2 * (2**-9)**2 / 3 relative to a normal number's square, and some.
 NMSE_LIMIT = 2e-5
+BF16_NMSE_LIMIT = 1e-11  # the weights are as they are, of x some 17 bits remain
 
 pytestmark = pytest.mark.skipif(not TILE_SETS, reason="needs a processor with AVX-512")
 
@@ -96,6 +97,12 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < 2.0**-126, np.float32(0), rounded.view(np.float32))
 
 
+def as_packed(x: np.ndarray, name: str) -> np.ndarray:
+    """What tiles make of activations, in double: for BF16 weights what rounding leaves, rounded, is added."""
+    rounded = to_bf16(x).astype(np.float64)
+    return rounded + to_bf16((x - rounded).astype(np.float32)) if name == "BF16" else rounded
+
+
 def nmse(actual: np.ndarray, exact: np.ndarray) -> float:
     return float(np.square(actual - exact).sum() / np.square(exact).sum())
 
@@ -122,11 +129,12 @@ def test_products_are_near_the_exact_ones(kernels, name, tokens, rows):
     weight = random_weight(rng, name, rows, 768)
     x = tokens_of(rng, tokens, 768)
     exact = x.astype(np.float64) @ decoded(weight).astype(np.float64).T
-    rounded = to_bf16(x).astype(np.float64) @ to_bf16(decoded(weight)).astype(np.float64).T
+    rounded = as_packed(x, name) @ to_bf16(decoded(weight)).astype(np.float64).T
     actual = kernels.matmul(weight, x, prompt=True)
     assert nmse(per_row(weight, actual), per_row(weight, rounded)) < 1e-10
     if rows > 1:  # a single sum may cancel
-        assert nmse(per_row(weight, actual), per_row(weight, exact)) < NMSE_LIMIT
+        limit = BF16_NMSE_LIMIT if name == "BF16" else NMSE_LIMIT
+        assert nmse(per_row(weight, actual), per_row(weight, exact)) < limit
 
 
 def test_products_are_added_in_the_order_of_the_manual(kernels):
@@ -153,7 +161,7 @@ def test_spans_need_not_be_full(kernels, name, cols):
     rng = np.random.default_rng(cols)
     weight = random_weight(rng, name, 50, cols)
     x = tokens_of(rng, 33, cols)
-    rounded = to_bf16(x).astype(np.float64) @ to_bf16(decoded(weight)).astype(np.float64).T
+    rounded = as_packed(x, name) @ to_bf16(decoded(weight)).astype(np.float64).T
     assert nmse(kernels.matmul(weight, x, prompt=True), rounded) < 1e-10
 
 
@@ -165,7 +173,7 @@ def test_bf16_weights_of_any_length(kernels, rows, cols):
     rng = np.random.default_rng(cols)
     weight = random_weight(rng, "BF16", rows, cols)
     x = tokens_of(rng, 19, cols)
-    rounded = to_bf16(x).astype(np.float64) @ decoded(weight).astype(np.float64).T
+    rounded = as_packed(x, "BF16") @ decoded(weight).astype(np.float64).T
     np.testing.assert_allclose(kernels.matmul(weight, x, prompt=True), rounded, atol=1e-4)
 
 
@@ -301,14 +309,15 @@ def test_experts_of_any_types_and_widths(kernels, formats, hidden, intermediate)
     if intermediate % 256 and formats[2] == "Q6_K":
         pytest.skip("not a row of this type")
     layer = Layer(formats, [23], hidden, intermediate)
-    assert np.sqrt(nmse(kernels.expert_outputs(layer.work, prompt=True), layer.exact())) < 0.006
+    limit = 2e-5 if set(formats) == {"BF16"} else 0.006
+    assert np.sqrt(nmse(kernels.expert_outputs(layer.work, prompt=True), layer.exact())) < limit
 
 
 @pytest.mark.parametrize(("hidden", "intermediate"), [(40, 17), (33, 48), (100, 80), (7, 5)])
 def test_experts_of_odd_sizes(kernels, hidden, intermediate):
     """BF16 experts whose sizes no tile divides."""
-    layer = Layer(("BF16",) * 3, [9, 20], hidden, intermediate)
-    assert np.sqrt(nmse(kernels.expert_outputs(layer.work, prompt=True), layer.exact())) < 0.008
+    layer = Layer(("BF16",) * 3, [9, 20, 65, 129], hidden, intermediate)
+    assert np.sqrt(nmse(kernels.expert_outputs(layer.work, prompt=True), layer.exact())) < 2e-5
 
 
 def slots_of(rng, tokens: int, pairs: int, slots: int) -> np.ndarray:
