@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# A bare Debian in a folder, to build and to try packages in: what a container is, without a container program.
+# usage: scripts/debian_root.sh make SUITE FOLDER [PACKAGE...]
+#        scripts/debian_root.sh run FOLDER COMMAND...
+# NETWORK=none runs the command without a network. BIND=A:B shows the folder A as B. Needs root and mmdebstrap.
+set -euo pipefail
+make_root() {
+  local suite=$1 folder=$2 packages
+  shift 2
+  packages=$(IFS=,; echo "python3,python3-venv${*:+,$*}")
+  [ "$(id -u)" = 0 ] || { echo "a Debian root needs root: run as root, or use scripts/wheel.sh" >&2; exit 2; }
+  command -v mmdebstrap >/dev/null || {
+    echo "a Debian root needs mmdebstrap: install that package of Debian or Ubuntu" >&2
+    exit 2
+  }
+  # The mirror that this machine uses.
+  local mirror
+  mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -v security | sort -u | head -n 1)
+  mkdir -p "$(dirname "$folder")"
+  mmdebstrap --quiet --variant=minbase --include="$packages" "$suite" "$folder.tar" "$mirror"
+  rm -rf "$folder.new"
+  mkdir "$folder.new"
+  tar -C "$folder.new" --exclude='./dev/*' -xf "$folder.tar"
+  rm "$folder.tar"
+  mv "$folder.new" "$folder"
+}
+run_in() {
+  local folder=$1
+  shift
+  local spaces=(--mount --pid --fork --kill-child)
+  if [ "${NETWORK:-}" = none ]; then spaces+=(--net); fi
+  # shellcheck disable=SC2016
+  exec unshare "${spaces[@]}" bash -c '
+    set -eu
+    folder=$1
+    shift
+    if [ "${NETWORK:-}" = none ] && command -v ip >/dev/null; then ip link set lo up; fi
+    mount -t proc proc "$folder/proc"
+    mount --rbind /dev "$folder/dev"
+    show() { mkdir -p "$folder$2"; mount --bind "$1" "$folder$2"; }
+    if [ -n "${BIND:-}" ]; then show "${BIND%%:*}" "${BIND##*:}"; fi
+    # The names, certificates and settings of pip with which this machine reaches its network.
+    show /etc/ssl/certs /etc/ssl/certs
+    for file in /etc/resolv.conf /etc/pip.conf; do
+      if [ -e "$file" ]; then touch "$folder$file"; mount --bind "$file" "$folder$file"; fi
+    done
+    settings=(PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/root LANG=C.UTF-8)
+    while IFS= read -r name; do settings+=("$name=${!name}"); done < <(compgen -e | grep -E "^(PIP_CERT|IN_ROOT_)")
+    exec env -i "${settings[@]}" chroot "$folder" "$@"
+  ' bash "$folder" "$@"
+}
+case ${1:-} in
+  make) shift; make_root "$@" ;;
+  run) shift; run_in "$@" ;;
+  *) echo "usage: $0 make SUITE FOLDER [PACKAGE...] | run FOLDER COMMAND..." >&2; exit 2 ;;
+esac
