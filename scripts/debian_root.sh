@@ -2,22 +2,24 @@
 # A bare Debian in a folder, to build and to try packages in: what a container is, without a container program.
 # usage: scripts/debian_root.sh make SUITE FOLDER [PACKAGE...]
 #        scripts/debian_root.sh run FOLDER COMMAND...
-# NETWORK=none runs the command without a network. BIND=A:B shows the folder A as B. Needs root and mmdebstrap.
+# NETWORK=none runs the command without a network, AS=USER as that user. BIND=A:B shows the folder A as B. Needs root
+# and mmdebstrap.
 set -euo pipefail
 make_root() {
-  local suite=$1 folder=$2 packages
+  local suite=$1 folder=$2
   shift 2
-  packages=$(IFS=,; echo "python3,python3-venv${*:+,$*}")
   [ "$(id -u)" = 0 ] || { echo "a Debian root needs root: run as root, or use scripts/wheel.sh" >&2; exit 2; }
   command -v mmdebstrap >/dev/null || {
     echo "a Debian root needs mmdebstrap: install that package of Debian or Ubuntu" >&2
     exit 2
   }
-  # The mirror that this machine uses.
-  local mirror
+  # The mirror that this machine uses, and what its apt is told of a mirror's dates.
+  local mirror options=()
   mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -v security | sort -u | head -n 1)
+  while IFS= read -r line; do options+=(--aptopt="$line"); done < <(apt-config dump | grep '^Acquire::Check-')
+  [ $# = 0 ] || options+=(--include="$(IFS=,; echo "$*")")
   mkdir -p "$(dirname "$folder")"
-  mmdebstrap --quiet --variant=minbase --include="$packages" "$suite" "$folder.tar" "$mirror"
+  mmdebstrap --quiet --variant=minbase "${options[@]}" "$suite" "$folder.tar" "$mirror"
   rm -rf "$folder.new"
   mkdir "$folder.new"
   tar -C "$folder.new" --exclude='./dev/*' -xf "$folder.tar"
@@ -45,8 +47,8 @@ run_in() {
       if [ -e "$file" ]; then touch "$folder$file"; mount --bind "$file" "$folder$file"; fi
     done
     settings=(PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/root LANG=C.UTF-8)
-    while IFS= read -r name; do settings+=("$name=${!name}"); done < <(compgen -e | grep -E "^(PIP_CERT|IN_ROOT_)")
-    exec env -i "${settings[@]}" chroot "$folder" "$@"
+    while IFS= read -r name; do settings+=("$name=${!name}"); done < <(compgen -e | grep -E "^PIP_CERT$")
+    exec env -i "${settings[@]}" chroot --userspec="${AS:-root}" "$folder" "$@"
   ' bash "$folder" "$@"
 }
 case ${1:-} in

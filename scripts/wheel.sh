@@ -13,8 +13,8 @@ trap 'rm -rf "$work"' EXIT
 export PATH="$work/tools/bin:$PATH" ZIG_GLOBAL_CACHE_DIR="$work/zig"
 pip() { python -m pip --quiet --disable-pip-version-check "$@"; }
 pip install --require-hashes --no-deps -r "$root/hashes/wheels.txt"
-WHEEL_CXX=${CXX:-$(command -v g++-12 || echo g++)} CXX="$root/scripts/wheel_cxx.sh" \
-  pip wheel --no-deps --no-build-isolation -C cmake.define.THERMOCLINE_OLD_GLIBC=ON \
-  -C build-dir="$work/build" -w "$work" "$source"
+export WHEEL_CXX=${CXX:-$(command -v g++-12 || echo g++)} CXX="$root/scripts/wheel_cxx.sh"
+export SKBUILD_CMAKE_DEFINE=THERMOCLINE_OLD_GLIBC=ON SKBUILD_BUILD_DIR="$work/build"
+pip wheel --no-deps --no-build-isolation -w "$work" "$source"
 # auditwheel refuses what the name would promise wrongly.
 auditwheel repair --only-plat --plat "manylinux_2_28_$(uname -m)" -w "$folder" "$work"/thermocline_moe-*.whl
