@@ -41,11 +41,11 @@ docs:
 # network; some ten minutes. scripts/wheel.sh builds one wheel for one Python.
 wheels: $(VENV)/.installed-dev
 	scripts/wheels.sh
-	THERMOCLINE_PACKAGES=dist scripts/test.sh tests/packages/test_packages.py --timeout 600
+	THERMOCLINE_PACKAGES=dist scripts/test.sh tests/packages/test_packages.py --timeout 600 -o faulthandler_timeout=0
 
 # The Dockerfile's steps in a bare Debian, up to a server that answers as nobody in particular: some ten minutes.
 image: $(VENV)/.installed-dev
-	THERMOCLINE_PACKAGES=image scripts/test.sh tests/packages/test_image.py --timeout 1200
+	THERMOCLINE_PACKAGES=image scripts/test.sh tests/packages/test_image.py --timeout 1200 -o faulthandler_timeout=0
 
 # 20,000 mutated model files; the test suite runs 2,000.
 fuzz: $(VENV)/.installed-dev

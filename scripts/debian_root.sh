@@ -46,9 +46,11 @@ run_in() {
     for file in /etc/resolv.conf /etc/pip.conf; do
       if [ -e "$file" ]; then touch "$folder$file"; mount --bind "$file" "$folder$file"; fi
     done
-    settings=(PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/root LANG=C.UTF-8)
+    user=${AS:-root}
+    home=$(chroot "$folder" getent passwd "$user" | cut -d: -f6)
+    settings=(PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin "HOME=$home" LANG=C.UTF-8)
     while IFS= read -r name; do settings+=("$name=${!name}"); done < <(compgen -e | grep -E "^PIP_CERT$")
-    exec env -i "${settings[@]}" chroot --userspec="${AS:-root}" "$folder" "$@"
+    exec env -i "${settings[@]}" chroot --userspec="$user" "$folder" "$@"
   ' bash "$folder" "$@"
 }
 case ${1:-} in

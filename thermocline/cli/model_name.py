@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from thermocline.hub.names import HubName
     from thermocline.hub.variants import Variant
 
-# A second argument stands behind their MODEL, which would be taken for it.
-_WITHOUT_FLAG = ("tokenize", "perplexity")
-
 _HEADER_ALONE = f"{__name__}.header_alone"
 
 Command = TypeVar("Command", bound="Callable[..., Any]")
@@ -82,10 +79,9 @@ def check_path(model: str | None) -> str | None:
     name = parse_name(model)
     context = click.get_current_context(silent=True)
     command = "run" if context is None or context.info_name is None else context.info_name
-    direct = "" if command in _WITHOUT_FLAG else f"thermocline {command} -hf {name}, or "
     raise ConfigError(
-        f"{model} is no file. If it is a model of the Hugging Face hub, type {direct}thermocline pull {name} (downloads "
-        "it and prints the path of its file)"
+        f"{model} is no file. If it is a model of the Hugging Face hub, type thermocline {command} -hf {name}, or "
+        f"thermocline pull {name} (downloads it and prints the path of its file)"
     )
 
 
