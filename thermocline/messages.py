@@ -369,6 +369,11 @@ class Timings:
     drafts: DraftFigures = DraftFigures()
 
     @property
+    def first_token_s(self) -> float:
+        """From submission to the first token."""
+        return self.queue_s + self.prompt_s
+
+    @property
     def prompt_tokens_per_s(self) -> float:
         """Prompt tokens computed per second of `prompt_s`."""
         num_computed = self.num_prompt_tokens - self.num_cached_tokens
@@ -461,6 +466,7 @@ class RequestOptions:
 class PromptProgress:
     """How much of a prompt is computed, in tokens; num_cached of them were found computed.
 
+    Tokens on their way through the layers count by the layers that are behind them.
     elapsed_s: since its first chunk was begun.
     """
 

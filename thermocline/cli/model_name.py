@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from thermocline.cli.console import Progress, note
+from thermocline.cli.waiting import time_left
 from thermocline.errors import ConfigError, HubError, HubUnreachableError
 
 if TYPE_CHECKING:
@@ -196,6 +197,5 @@ class _Transfer:
         if elapsed_s > 1 and len(self._done) == 1:
             rate = max(1.0, done / elapsed_s)
             left_s = max(0, self._total_bytes - done) / rate
-            left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
-            line += f", {format_bytes(rate)}/s, {left} left"
+            line += f", {format_bytes(rate)}/s, {time_left(left_s)}"
         self._progress.say(line)
