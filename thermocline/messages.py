@@ -369,11 +369,6 @@ class Timings:
     drafts: DraftFigures = DraftFigures()
 
     @property
-    def first_token_s(self) -> float:
-        """From submission to the first token."""
-        return self.queue_s + self.prompt_s
-
-    @property
     def prompt_tokens_per_s(self) -> float:
         """Prompt tokens computed per second of `prompt_s`."""
         num_computed = self.num_prompt_tokens - self.num_cached_tokens
@@ -464,10 +459,9 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How much of a prompt is computed, in tokens; num_cached of them were found computed.
+    """How much of a prompt is computed, in tokens; those on their way count by the layers behind them.
 
-    Tokens on their way through the layers count by the layers that are behind them.
-    elapsed_s: since its first chunk was begun.
+    num_cached of them were found computed. elapsed_s: since its first chunk was begun.
     """
 
     request: RequestId

@@ -9,7 +9,7 @@ import pytest
 from thermocline.cli import waiting
 from thermocline.cli.console import _Changing
 from thermocline.engine.assembly import LoadStep
-from thermocline.messages import PromptProgress, RequestId, Timings
+from thermocline.messages import PromptProgress, RequestId
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,3 @@ def test_a_followed_line_is_asked_for_each_time():
     lines = iter(["a\nb", "c"])
     changing = _Changing(lambda: next(lines))
     assert [changing.__rich__(), changing.__rich__()] == ["a b", "c"]
-
-
-def test_the_first_token_is_counted_from_the_submission():
-    """Waiting for a place and reading the prompt are both before it."""
-    assert Timings(0.5, 1.25, 3.0, 10, 4).first_token_s == pytest.approx(1.75)

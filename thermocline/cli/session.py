@@ -172,7 +172,7 @@ def hint_speed(timings: Timings | None) -> None:
     if timings is None:
         return
     hint(
-        f"[first token after {timings.first_token_s:.2f} s; {timings.num_prompt_tokens} prompt tokens at {timings.prompt_tokens_per_s:.1f}/s, "
+        f"[first token after {timings.queue_s + timings.prompt_s:.2f} s; {timings.num_prompt_tokens} prompt tokens at {timings.prompt_tokens_per_s:.1f}/s, "
         f"{timings.num_output_tokens} tokens at {timings.decode_tokens_per_s:.1f}/s{drafts_note(timings.drafts)}]"
     )
 
