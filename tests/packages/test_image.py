@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.dockerfile import Stage, carry_out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 if os.environ.get("THERMOCLINE_PACKAGES") != "image":
     pytest.skip("make image carries out the Dockerfile", allow_module_level=True)
@@ -44,9 +49,11 @@ print(json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory) -> Stage:
+def image(tmp_path_factory) -> Iterator[Stage]:
     """The image that the file describes."""
-    return carry_out((ROOT / "Dockerfile").read_text(), tmp_path_factory.mktemp("image"))
+    folder = tmp_path_factory.mktemp("image")
+    yield carry_out((ROOT / "Dockerfile").read_text(), folder)
+    shutil.rmtree(folder)
 
 
 def test_the_server_answers_as_nobody_in_particular(image):

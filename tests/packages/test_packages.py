@@ -9,15 +9,20 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tarfile
 import time
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.bare_root import BareRoot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 if os.environ.get("THERMOCLINE_PACKAGES") != "dist":
     pytest.skip("make wheels builds what is looked at here", allow_module_level=True)
@@ -50,15 +55,17 @@ def suite(request) -> str:
 
 
 @pytest.fixture(scope="module")
-def bare(suite, tmp_path_factory) -> BareRoot:
+def bare(suite, tmp_path_factory) -> Iterator[BareRoot]:
     """A bare root with what the wheel needs, of checked hashes, and the wheel."""
-    root = BareRoot(suite, tmp_path_factory.mktemp("bare") / suite, "python3", "python3-venv")
+    folder = tmp_path_factory.mktemp("bare")
+    root = BareRoot(suite, folder / suite, "python3", "python3-venv")
     root.check("python3", "-m", "venv", "/venv")
     install = ("/venv/bin/pip", "install", "--quiet", "--no-deps")
     hashed = ("--require-hashes", "-r", "/source/hashes/run.txt")
     root.check(*install, *hashed, network=True, timeout=400)
     root.check(*install, "--no-index", f"/source/dist/{wheel_of(suite).name}")
-    return root
+    yield root
+    shutil.rmtree(folder)
 
 
 def test_there_are_a_wheel_for_3_11_one_for_all_later_and_an_sdist():
