@@ -2,8 +2,9 @@
 # A bare Debian in a folder, to build and to try packages in: what a container is, without a container program.
 # usage: scripts/debian_root.sh make SUITE FOLDER [PACKAGE...]
 #        scripts/debian_root.sh run FOLDER COMMAND...
-# NETWORK=none runs the command without a network, AS=USER as that user. BIND=A:B shows the folder A as B. Needs root
-# and mmdebstrap.
+# NETWORK=none runs the command without a network, AS=USER as that user. SOURCE=A shows the folder A as /source, to be
+# read; OUT=A shows it as /out, to be written. Nothing else of this machine can be changed from inside. Needs root and
+# mmdebstrap.
 set -euo pipefail
 make_root() {
   local suite=$1 folder=$2
@@ -37,19 +38,29 @@ run_in() {
     folder=$1
     shift
     if [ "${NETWORK:-}" = none ] && command -v ip >/dev/null; then ip link set lo up; fi
+    show() { mount --bind "$1" "$folder$2" && mount -o remount,bind,"$3" "$folder$2"; }
     mount -t proc proc "$folder/proc"
-    mount --rbind /dev "$folder/dev"
-    show() { mkdir -p "$folder$2"; mount --bind "$1" "$folder$2"; }
-    if [ -n "${BIND:-}" ]; then show "${BIND%%:*}" "${BIND##*:}"; fi
-    # The names, certificates and settings of pip with which this machine reaches its network.
-    show /etc/ssl/certs /etc/ssl/certs
-    for file in /etc/resolv.conf /etc/pip.conf; do
-      if [ -e "$file" ]; then touch "$folder$file"; mount --bind "$file" "$folder$file"; fi
+    mount -t tmpfs tmpfs "$folder/dev"
+    for device in null zero full random urandom tty; do
+      touch "$folder/dev/$device"
+      mount --bind "/dev/$device" "$folder/dev/$device"
     done
+    ln -s /proc/self/fd "$folder/dev/fd"
+    mkdir -m 1777 "$folder/dev/shm"
+    if [ -n "${SOURCE:-}" ]; then mkdir -p "$folder/source" && show "$SOURCE" /source ro; fi
+    if [ -n "${OUT:-}" ]; then mkdir -p "$folder/out" && show "$OUT" /out rw; fi
+    # The names, and the certificates of pip, with which this machine reaches its network.
+    touch "$folder/etc/resolv.conf"
+    show /etc/resolv.conf /etc/resolv.conf ro
+    certificates=
+    if [ -n "${PIP_CERT:-}" ]; then
+      certificates=PIP_CERT=/run/pip-cert.crt
+      touch "$folder/run/pip-cert.crt"
+      show "$PIP_CERT" /run/pip-cert.crt ro
+    fi
     user=${AS:-root}
     home=$(chroot "$folder" getent passwd "$user" | cut -d: -f6)
-    settings=(PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin "HOME=$home" LANG=C.UTF-8)
-    while IFS= read -r name; do settings+=("$name=${!name}"); done < <(compgen -e | grep -E "^PIP_CERT$")
+    settings=(PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin "HOME=$home" LANG=C.UTF-8 $certificates)
     exec env -i "${settings[@]}" chroot --userspec="$user" "$folder" "$@"
   ' bash "$folder" "$@"
 }

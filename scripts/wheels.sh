@@ -11,7 +11,7 @@ done
 rm -rf dist
 "${VENV:-.venv}/bin/python" -c 'from scikit_build_core.build import build_sdist; build_sdist("dist")' >/dev/null
 for suite in bookworm trixie; do
-  BIND=$PWD:/source scripts/debian_root.sh run "$roots/$suite-build" bash -c \
-    'cd /source && scripts/wheel.sh python3 dist/*.tar.gz dist'
+  SOURCE=$PWD OUT=$PWD/dist scripts/debian_root.sh run "$roots/$suite-build" bash -c \
+    '/source/scripts/wheel.sh python3 /out/thermocline_moe-*.tar.gz /out'
 done
 ls dist

@@ -33,10 +33,10 @@ class BareRoot:
         source: Path | None = ROOT,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command there, with `source` shown at /source; without network there is 127.0.0.1 alone."""
+        """Run the command there, with `source` to be read at /source; without network there is 127.0.0.1 alone."""
         environment = {
             **os.environ,
-            "BIND": f"{source}:/source" if source else "",
+            "SOURCE": str(source or ""),
             "NETWORK": "" if network else "none",
             "AS": user,
         }
