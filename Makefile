@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BENCHMARKS := quick llama llama-qwen35moe llama-olmoe layer types lag memory published requests overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings speculation
 
-.PHONY: demo test lint check install docs fuzz fuzz-api fuzz-wire reliability soak audit hashes schedules speculation prompts allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
+.PHONY: demo test lint check install docs wheels image fuzz fuzz-api fuzz-wire reliability soak audit hashes schedules speculation prompts allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
 	sample-trace load results picture proof-cpu gpu-proof clean bench $(BENCHMARKS:%=bench-%)
 
 demo: $(VENV)/.installed-run
@@ -36,6 +36,16 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt scripts/install.sh $(NATI
 # The reference of all public names, into build/docs.
 docs:
 	scripts/docs.sh
+
+# dist/: wheels for other machines and an sdist, checked and tried in a bare Debian. As root, with mmdebstrap and a
+# network; some ten minutes. scripts/wheel.sh builds one wheel for one Python.
+wheels: $(VENV)/.installed-dev
+	scripts/wheels.sh
+	THERMOCLINE_PACKAGES=dist scripts/test.sh tests/packages/test_packages.py --timeout 600 -o faulthandler_timeout=0
+
+# The Dockerfile's steps in a bare Debian, up to a server that answers as nobody in particular: some ten minutes.
+image: $(VENV)/.installed-dev
+	THERMOCLINE_PACKAGES=image scripts/test.sh tests/packages/test_image.py --timeout 1200 -o faulthandler_timeout=0
 
 # 20,000 mutated model files; the test suite runs 2,000.
 fuzz: $(VENV)/.installed-dev

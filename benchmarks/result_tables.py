@@ -136,6 +136,25 @@ def _ratios(name: str, file: str) -> Sentence:
     )
 
 
+def _absolute(name: str, file: str) -> Sentence:
+    """Return what the README begins with: tokens per second of both sides."""
+    cases = {"short": _PREFILL_512, "answer": _DECODE}
+    picks = {
+        f"{who}_{what}": Pick(case, side, "speed")
+        for what, case in cases.items()
+        for who, side in (("our", "thermocline"), ("their", "llama.cpp"))
+    }
+    return Sentence(
+        f"{name}, tokens per second",
+        file,
+        picks,
+        f"{name}: {{our_short:.0}} tokens/s reading a prompt of 512, {{our_answer:.0}} tokens/s answering. llama.cpp with "
+        "the best of its settings, in turns with it: {their_short:.0} and {their_answer:.0}",
+        _ALL_TRIED,
+        otherwise=f"{name}: {NOT_MEASURED}.",
+    )
+
+
 def _one(label: str, file: str, cell: str, **picks: Pick | Over) -> Line:
     return Line(label, file, picks, (cell,))
 
@@ -345,6 +364,7 @@ _PREDICTIONS: Final = Table(
 PAGES: Final[Mapping[str, Mapping[str, Entry]]] = MappingProxyType(
     {
         "README.md": {
+            "absolute": _absolute("Qwen3-30B-A3B in Q4_K_M, 8 of its 48 layers", _LLAMA),
             "qwen3": _ratios("Qwen3-30B-A3B in Q4_K_M, 8 layers", _LLAMA),
             "qwen35": _ratios("Qwen3.6-35B-A3B, 8 layers", "against-llama-qwen35moe"),
             "olmoe": _ratios("OLMoE", "against-llama-olmoe"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Write hashes/run.txt and hashes/dev.txt: constraints.txt with the hashes of all files of each version. Write
-# hashes/docs.txt, which make docs installs.
+# hashes/docs.txt and hashes/wheels.txt, which make docs and make wheels install.
 # torch and triton are left out: which of their builds is right depends on the machine (docs/decisions/0057).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,8 +20,10 @@ pinned | write dev
 build_tools=(scikit-build-core nanobind cmake ninja)
 needed=$(printf '%s\n' "${build_tools[@]}" | uv -c constraints.txt pyproject.toml - | sed 's/==.*//; s/[-_.]/[-_.]/g' | paste -sd'|')
 pinned | grep -iE "^($needed)==" | write run
-# The tools of make docs are in no other environment: the versions that the file has stay, unless it is removed.
-docs=$(sed -n '/^docs = \[/s/[^"]*"\([^"]*\)"[],]*/\1\n/gp' pyproject.toml)
-touch hashes/docs.txt
-printf '%s\n' "$docs" | uv --generate-hashes --output-file hashes/docs.txt - >/dev/null
-sed -i '1i # Written by make hashes, for make docs.' hashes/docs.txt
+# These tools are in no other environment: the versions that a file has stay, unless it is removed.
+for kind in docs wheels; do
+  tools_of=$(sed -n "/^$kind = \[/s/[^\"]*\"\([^\"]*\)\"[],]*/\1\n/gp" pyproject.toml)
+  touch "hashes/$kind.txt"
+  printf '%s\n' "$tools_of" | uv -c constraints.txt --generate-hashes --output-file "hashes/$kind.txt" - >/dev/null
+  sed -i "1i # Written by make hashes, for make $kind." "hashes/$kind.txt"
+done

@@ -459,9 +459,9 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How much of a prompt is computed, in tokens; num_cached of them were found computed.
+    """How much of a prompt is computed, in tokens; those on their way count by the layers behind them.
 
-    elapsed_s: since its first chunk was begun.
+    num_cached of them were found computed. elapsed_s: since its first chunk was begun.
     """
 
     request: RequestId

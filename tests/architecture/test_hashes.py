@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -48,10 +50,23 @@ def test_the_hashed_versions_are_the_pinned_ones():
 
 def test_each_version_has_hashes():
     """At least one SHA-256 for each."""
-    for path in ("hashes/run.txt", "hashes/dev.txt"):
+    for path in ("hashes/run.txt", "hashes/dev.txt", "hashes/docs.txt", "hashes/wheels.txt"):
         entries = re.split(r"\n(?=\S)", (ROOT / path).read_text().strip())[1:]
         assert len(entries) == len(pins(path))
         assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
+
+
+@pytest.mark.parametrize("kind", ["docs", "wheels"])
+def test_tools_of_their_own_environments(kind):
+    """What the extra names is in its file; what constraints.txt pins, too, has that version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {
+        canonicalize_name(Requirement(line).name) for line in project["optional-dependencies"][kind]
+    }
+    held, pinned = pins(f"hashes/{kind}.txt"), pins("constraints.txt")
+    assert named <= held.keys()
+    assert {name: held[name] for name in held.keys() & pinned.keys()}.items() <= pinned.items()
+    assert kind != "wheels" or named >= BUILD_TOOLS
 
 
 def test_what_runs_is_whole():

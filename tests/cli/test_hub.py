@@ -132,6 +132,27 @@ def test_run_downloads_once_and_then_asks_nobody(hub, invoke):
     assert len(hub.asked) == asked
 
 
+def test_commands_with_a_second_argument(hub, invoke, tmp_path, home):
+    """With -hf the only argument of `tokenize` and `perplexity` is the text; tokens come out of the header alone."""
+    said = invoke("tokenize", "-hf", NAME, "the", "--json")
+    assert said.exit_code == 0, said.stderr
+    assert "is not here; this is by its header on the hub" in said.stderr
+    assert not hub.downloads() or left_behind(home) == []
+    path = invoke("pull", NAME).stdout.strip()
+    assert json.loads(invoke("tokenize", path, "the", "--json").stdout) == json.loads(said.stdout)
+    text = tmp_path / "text"
+    text.write_text("the " * 40)
+    flags = (os.fspath(text), "--window", "16", "--json", "--kernels", "reference")
+    named = invoke("perplexity", "-hf", NAME, *flags)
+    assert named.exit_code == 0, named.stderr
+    assert named.stdout == invoke("perplexity", path, *flags).stdout
+    for command in ("tokenize", "perplexity"):
+        assert "Missing argument 'TEXT" in invoke(command, "-hf", NAME).stderr
+        both = invoke(command, path, "text", "-hf", NAME)
+        assert both.exit_code == 2
+        assert "leave one of them out" in both.stderr
+
+
 def test_a_newer_file_comes_with_pull_alone(hub, invoke, weights):
     """-hf takes what is in the cache; `pull` brings what the hub has now, and both names lead to it then."""
     old = invoke("pull", NAME).stdout

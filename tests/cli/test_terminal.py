@@ -122,5 +122,6 @@ def test_an_answer_in_a_terminal_tells_its_speed(terminal, toy):
     """Behind the answer stand the speeds; the timeline is announced."""
     run = terminal("run", toy, "-p", "the", "-n", "4", "--kernels", "reference")
     run.wait_for("opening toy.gguf")
+    run.wait_for("first token after ")
     run.wait_for("prompt tokens at")
     assert run.exit_code() == 0

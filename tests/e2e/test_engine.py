@@ -33,6 +33,7 @@ from thermocline.errors import (
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense import NativeDense
 from thermocline.messages import FinishReason, RequestOptions
+from thermocline.pipeline import prompt_ticks
 from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.lanes import Lane
@@ -178,6 +179,26 @@ async def test_prompt_progress_is_reported_per_chunk(toy):
             pass
     assert seen == sorted(seen)
     assert seen[-1] == (10, 10)
+
+
+@pytest.mark.slow
+async def test_prompt_progress_is_reported_within_a_chunk(toy, monkeypatch):
+    """One chunk for all: the count grows layer by layer, and ends with what is true."""
+    monkeypatch.setattr(prompt_ticks, "PERIOD_S", 0.001)
+    seen = []
+    async with Engine.open(toy, EngineConfig(kernels="reference")) as engine:
+        async for _ in engine.generate(
+            [7] * 200,
+            SamplingParams(max_tokens=1),
+            on_prompt_progress=lambda *p: seen.append(p),
+        ):
+            pass
+        num_layers = engine.spec.num_layers
+    assert seen == sorted(seen)
+    assert seen[-1] == (200, 200)
+    steps = {200 * layer // num_layers for layer in range(1, num_layers + 1)}
+    assert {done for done, _ in seen} <= steps
+    assert len(set(seen)) > 1
 
 
 async def test_scoring_gives_every_position_in_order(toy):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from rich.console import RenderableType
@@ -118,6 +119,16 @@ class AnswerWriter:
         self._last = text
 
 
+class _Changing:
+    """A text that is asked for whenever it is drawn."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self._text = text
+
+    def __rich__(self) -> str:
+        return one_line(self._text())
+
+
 class Progress:
     """One line on stderr that says what is being waited for; nothing where stderr is no terminal."""
 
@@ -142,6 +153,15 @@ class Progress:
         console = Console(stderr=True, markup=False, highlight=False, emoji=False)
         self._status = console.status(one_line(text))
         self._status.start()
+
+    def follow(self, text: Callable[[], str]) -> None:
+        """Show what `text` returns, anew several times a second, until something else is said.
+
+        It is called on another thread.
+        """
+        self.say(text())
+        if self._status is not None:
+            self._status.update(_Changing(text))
 
     def clear(self) -> None:
         """Take the line away; more calls do nothing."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from thermocline.cli.console import Progress, note
+from thermocline.cli.waiting import time_left
 from thermocline.errors import ConfigError, HubError, HubUnreachableError
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from thermocline.hub.cache import CachedModel
     from thermocline.hub.names import HubName
     from thermocline.hub.variants import Variant
-
-# A second argument stands behind their MODEL, which would be taken for it.
-_WITHOUT_FLAG = ("tokenize", "perplexity")
 
 _HEADER_ALONE = f"{__name__}.header_alone"
 
@@ -82,10 +80,9 @@ def check_path(model: str | None) -> str | None:
     name = parse_name(model)
     context = click.get_current_context(silent=True)
     command = "run" if context is None or context.info_name is None else context.info_name
-    direct = "" if command in _WITHOUT_FLAG else f"thermocline {command} -hf {name}, or "
     raise ConfigError(
-        f"{model} is no file. If it is a model of the Hugging Face hub, type {direct}thermocline pull {name} (downloads "
-        "it and prints the path of its file)"
+        f"{model} is no file. If it is a model of the Hugging Face hub, type thermocline {command} -hf {name}, or "
+        f"thermocline pull {name} (downloads it and prints the path of its file)"
     )
 
 
@@ -200,6 +197,5 @@ class _Transfer:
         if elapsed_s > 1 and len(self._done) == 1:
             rate = max(1.0, done / elapsed_s)
             left_s = max(0, self._total_bytes - done) / rate
-            left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
-            line += f", {format_bytes(rate)}/s, {left} left"
+            line += f", {format_bytes(rate)}/s, {time_left(left_s)}"
         self._progress.say(line)

@@ -228,19 +228,21 @@ def model_argument(
 ) -> Callable[[Command], Command]:
     """Return a decorator that adds the argument `model`, the path of a GGUF file, which -m may name instead.
 
-    before: the name of a required argument that follows it.
+    before: the name of a required argument that follows it. With -m or -hf, the only argument is that one.
     """
 
     def decorate(command: Command) -> Command:
         @wraps(command)
         def wrapper(*args: Any, model: str | None, model_flag: str | None, **values: Any) -> Any:  # noqa: ANN401
-            if model_flag is not None and before is not None and values[before] is None:
+            is_flagged = model_flag is not None or values.get("hf_repo") is not None
+            if is_flagged and before is not None and values[before] is None:
                 model, values[before] = None, model
             if model is not None and model_flag not in (None, model):
                 raise click.UsageError(f"MODEL is {model}, but -m is {model_flag}: give one")
             given = {"model": model or model_flag} | ({before: values[before]} if before else {})
+            is_required = required and values.get("hf_repo") is None
             for name, value in given.items():
-                if value is None and (required or name != "model"):
+                if value is None and (is_required or name != "model"):
                     raise click.MissingParameter(
                         param_hint=f"'{name.upper()}'", param_type="argument"
                     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import Progress, echo_json
-from thermocline.cli.model_name import check_path
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import engine_options, json_option, model_argument
 from thermocline.cli.session import open_engine, read_text, run_until_done
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_argument(required=True, before="textfile")
+@hub_model()
 @click.argument("textfile", required=False, metavar="TEXTFILE")
 @click.option(
     "--window",
@@ -37,10 +38,10 @@ def perplexity(model: str, textfile: str, window: int, as_json: bool, config: En
     Examples:
       thermocline perplexity model.gguf wiki.test.raw
       thermocline perplexity model.gguf story.txt --window 256 --json
+      thermocline perplexity -hf Qwen/Qwen3-30B-A3B-GGUF wiki.test.raw
 
     Numbers are comparable between files of one model (quantisations), with the same text and window.
     """
-    check_path(model)
     run_until_done(_run(model, read_text(textfile), window, config, as_json))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thermocline.cli.console import Progress, hint, note
+from thermocline.cli.waiting import opening_line, prompt_line
 from thermocline.config import TraceConfig
 from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.errors import ConfigError, RequestError
@@ -104,8 +107,9 @@ async def open_engine(
         config = replace(config, trace=TraceConfig(enabled=True))
     async with AsyncExitStack() as stack:
         with Progress() as progress:
-            progress.say(f"opening {Path(path).name}")
-            engine = await stack.enter_async_context(Engine.open(path, config))
+            opening = Engine.open(path, config)
+            progress.follow(partial(opening_line, Path(path).name, opening, time.monotonic()))
+            engine = await stack.enter_async_context(opening)
         if explains:
             explain(engine)
         else:
@@ -145,18 +149,13 @@ async def stream_answer(
     from thermocline.messages import PromptProgress, RequestOptions, TokenEvent
 
     with Progress() as progress:
-
-        def show_progress(num_computed: int, num_total: int) -> None:
-            if num_computed < num_total:
-                progress.say(f"reading the prompt: {num_computed} of {num_total} tokens")
-
-        show_progress(0, len(prompt))
+        progress.say(f"reading the prompt: 0 of {len(prompt)} tokens")
         params = params if reader is None else reader.params(params)
         events = engine.events(prompt, params, RequestOptions(wants_routing=wants_routing))
         async with aclosing(events) as stream:
             async for event in stream:
                 if isinstance(event, PromptProgress):
-                    show_progress(event.num_computed, event.num_total)
+                    progress.say(prompt_line(event))
                 elif isinstance(event, TokenEvent):
                     progress.clear()
                     text = event.text if reader is None else reader.text(event)
@@ -173,7 +172,7 @@ def hint_speed(timings: Timings | None) -> None:
     if timings is None:
         return
     hint(
-        f"[{timings.num_prompt_tokens} prompt tokens at {timings.prompt_tokens_per_s:.1f}/s, "
+        f"[first token after {timings.queue_s + timings.prompt_s:.2f} s; {timings.num_prompt_tokens} prompt tokens at {timings.prompt_tokens_per_s:.1f}/s, "
         f"{timings.num_output_tokens} tokens at {timings.decode_tokens_per_s:.1f}/s{drafts_note(timings.drafts)}]"
     )
 

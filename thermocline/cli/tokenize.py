@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thermocline.cli.console import echo_json
-from thermocline.cli.model_name import check_path
+from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import json_option, model_argument
 from thermocline.cli.session import read_line_text
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_argument(required=True, before="text")
+@hub_model(header_is_enough=True)
 @click.argument("text", required=False, metavar="TEXT")
 @click.option(
     "--special/--no-special",
@@ -32,10 +33,10 @@ def tokenize(model: str, text: str, special: bool, as_json: bool) -> None:
     Examples:
       thermocline tokenize model.gguf "Hello, world"
       thermocline tokenize model.gguf - --json < story.txt
+      thermocline tokenize -hf Qwen/Qwen3-30B-A3B-GGUF "Hello, world"
 
     Opens only the header of the file.
     """
-    check_path(model)
     tokenizer = _open_tokenizer(model)
     ids = tokenizer.encode(read_line_text(text), parse_special=special)
     pieces = [tokenizer.token_bytes(token_id) for token_id in ids]

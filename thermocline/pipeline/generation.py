@@ -126,6 +126,17 @@ class Generation:
             self._pooler.push(states)
             if num_computed == len(self.prompt):
                 self._mailbox.put(PromptEmbedding(self.request, self._pooler.vector()))
+        self._report_prompt(num_computed)
+
+    def prompt_under_way(self, first: int, num_done: int) -> None:
+        """Report that a chunk from position `first` on has done work worth `num_done` tokens.
+
+        Not if other chunks are still in front of it: no later report may say less.
+        """
+        if first <= max(self._num_prompt_computed, self._num_cached) < first + num_done:
+            self._report_prompt(first + num_done)
+
+    def _report_prompt(self, num_computed: int) -> None:
         took_s = (self._clock.now_ns() - (self._started_ns or 0)) * 1e-9
         total, cached = len(self.prompt), self._num_cached
         self._mailbox.put(PromptProgress(self.request, num_computed, total, cached, took_s))

@@ -17,6 +17,7 @@ from thermocline.errors import (
 from thermocline.messages import FinishReason, SegmentKind
 from thermocline.pipeline.execution.queues import ChannelClosed
 from thermocline.pipeline.execution.runner import ChunkFailed
+from thermocline.pipeline.prompt_ticks import PromptTicks
 from thermocline.speculation.contract import Verified
 from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
@@ -84,6 +85,7 @@ class StepLoop:
         self.drafting = drafting
         """What gets drafts. Others only read its figures."""
         self._generations: dict[RequestId, Generation] = {}
+        self._ticks = PromptTicks(self._generations, runner.share_done)
         self._busy = BusyTime()
         self._closed = False
         self._fault: DeviceFaultError | ModelChangedError | None = None
@@ -219,8 +221,10 @@ class StepLoop:
                 self.drafting.started(chunk, is_alone=not self._runner.num_in_flight)
             is_beside_answers = chunk.is_prompt and num_decoding > 0
             self._runner.inject(chunk, is_beside_answers=is_beside_answers)
+            self._ticks.begin(chunk)
 
     def _take(self, result: StepResult | ChunkFailed) -> None:
+        self._ticks.end(result.chunk)
         if self._chunk_size is not None:
             self._chunk_size.chunk_ended(result.chunk)
         # First: a changed file explains every other failure, and nothing that was read from it counts.

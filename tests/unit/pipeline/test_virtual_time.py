@@ -144,6 +144,7 @@ class Asked:
         self.has_started = False
         self.max_new_tokens = 0
         self.times: list[float] = []
+        self.looks: list[tuple[float, int, int]] = []
         self.ended = asyncio.Event()
 
     @property
@@ -154,6 +155,9 @@ class Asked:
     def start(self, num_cached: int) -> None:
         """Its first chunk is on its way."""
         self.has_started = True
+
+    def prompt_under_way(self, first: int, num_done: int) -> None:
+        self.looks.append((asyncio.get_running_loop().time(), first, num_done))
 
     def prompt_computed(self, num_computed: int, logits, states) -> None:
         """Nobody watches."""
@@ -217,6 +221,21 @@ def test_answers_beside_a_prompt_wait_as_long_as_was_agreed():
         assert quiet == pytest.approx(4 * 2.0)
         assert quiet < busy <= 2.0 * quiet
     assert sum(b.end_s - b.start_s for b in done) == pytest.approx(makespan(done))
+
+
+def test_a_prompt_tells_how_far_its_chunk_is():
+    """Four times a second, by the layers that a chunk has wholly behind it, and never after its end."""
+    asked = Asked(1, 16, 1)
+    # Chunks of 8 tokens through 4 layers of 2 s.
+    serve([asked], times(attend=1.0, cold=1.0), hot=False)
+    at_s = sorted({time_s for time_s, _, _ in asked.looks})
+    assert {round(b - a, 6) for a, b in pairwise(at_s)} == {0.25}
+    for first in (0, 8):
+        # A layer that is one job counts when the next one is through; a chunk without any has nothing to say.
+        told = [done for _, begin, done in asked.looks if begin == first and done]
+        assert told == sorted(told)
+        assert set(told) == {2, 4}
+    assert max(at_s) <= asked.times[0]
 
 
 def median_gap(asked: Asked) -> float:

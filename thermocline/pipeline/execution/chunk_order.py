@@ -59,6 +59,10 @@ class ChunkOrder:
         self._attended[chunk.id] = layer + 1
         self._move(chunk.id)
 
+    def num_attended(self, chunk: Chunk) -> int:
+        """Return of how many layers attention is behind the chunk; 0 after its end. From any thread."""
+        return self._attended.get(chunk.id, 0)
+
     def end(self, chunk: Chunk) -> None:
         """Let a chunk leave, wherever it is."""
         del self._chunks[chunk.id], self._attended[chunk.id], self._in_front[chunk.id]

@@ -102,6 +102,7 @@ class Runner:
         self._ring = Ring(graph, recorder)
         self._order = ChunkOrder()
         self._in_flight = ChunksInFlight(graph.credits)
+        self._num_layers = fused.num_layers
         self._executors = _executors(
             graph, self._ring, fused, Passage(self._order, self._in_flight)
         )
@@ -129,6 +130,13 @@ class Runner:
     def execution_now(self, chunk: Chunk) -> Execution:
         """Return how a chunk would be executed if it started now. From any thread."""
         return choose(chunk, self._load(chunk))
+
+    def share_done(self, chunk: Chunk) -> float:
+        """Return how much of a chunk's layers is behind it, 0 to 1; 0 where all layers are one job. From any thread."""
+        num_behind = max(
+            0, self._order.num_attended(chunk) - 1
+        )  # the experts of the last may be under way
+        return num_behind / self._num_layers if self._num_layers else 0.0
 
     def inject(self, chunk: Chunk, *, is_beside_answers: bool = False) -> None:
         """Start a chunk; the caller has seen `has_credit`. is_beside_answers: others wait for tokens."""
