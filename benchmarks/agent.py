@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--other-tokens", type=int, default=4_000, metavar="TOKENS", help="of each of them"
     )
     parser.add_argument("--cpu-isa", default="auto", help="as `thermocline run` takes it")
-    quick = {"turns": 4, "first": 200, "last": 400, "answer": 8, "others": 1, "other_tokens": 100}  # fmt: skip
+    quick = {"turns": 4, "first": 200, "last": 1000, "answer": 8, "others": 1, "other_tokens": 100}
     return run_on_model(parse(parser, arguments), quick, run)
 
 

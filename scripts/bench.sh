@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | layer | types | lag | memory | published | requests | overlap | overhead | http | http-large
+# usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | layer | types | lag | memory | published | requests | agent | overlap | overhead | http | http-large
 #                         | larger | predictions | experts | foresight | link | streaming | round-trip | workers | gpu | settings | speculation [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 13 GB more for predictions
@@ -27,7 +27,7 @@ case $what in
   quick)
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
-    for name in moe_layer type_table loop_lag memory many_requests overlap pipeline_overhead shared_step predictions expert_cache expert_foresight expert_link prompt_streaming worker_round_trip expert_workers published_models settings speculation; do
+    for name in moe_layer type_table loop_lag memory many_requests agent overlap pipeline_overhead shared_step predictions expert_cache expert_foresight expert_link prompt_streaming worker_round_trip expert_workers published_models settings speculation; do
       echo "== $name"
       extra=()
       [ $name = type_table ] && extra=(--markdown "$out/types.md")
@@ -59,6 +59,17 @@ case $what in
   overlap)
     path=$(model 8)
     "$python" -m benchmarks.overlap "$path" "$@"
+    ;;
+  agent) # a session of 60,000 tokens: few layers, since attention takes most of it
+    status=0
+    mkdir -p "$models"
+    windowed=$models/gpt-oss-20b-2-layers.gguf
+    [ -f "$windowed" ] ||
+      "$python" -m benchmarks.published_models.random_gguf gpt-oss-20b "$windowed" --layers 2 --mix MXFP4 >&2
+    for path in "$(model 2)" "$windowed" "$(model 4 qwen3.6-35b-a3b)"; do
+      "$python" -m benchmarks.agent "$path" --out "docs/results/agent-$(basename "$path" .gguf).csv" "$@" || status=$?
+    done
+    exit $status
     ;;
   overhead)
     status=0

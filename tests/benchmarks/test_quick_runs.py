@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import (
     against_llama,
+    agent,
     expert_cache,
     expert_foresight,
     expert_link,
@@ -416,6 +417,16 @@ def test_the_proofs_run(tmp_path, capsys):
         assert platform.node() not in text or len(platform.node()) < 3
     names = {row["name"] for path in files for row in json.loads(path.read_text())["rows"]}
     assert {"decode, 1 threads, layer", "memory read, 1 threads", "pinned to device"} <= names
+
+
+def test_a_session_waits_for_its_new_tokens(tmp_path, capsys):
+    """Kernels with one arithmetic compute what is new and the rest of a block; each turn has its figures."""
+    out = tmp_path / "agent.csv"
+    assert agent.main(["--quick", "--cpu-isa", "portable", "--out", str(out)]) == 0
+    metrics = {row["metric"]: row for row in rows_of(out)}
+    assert len(metrics["computed/new"]["values"].split()) == 4
+    assert len(metrics["turn/alone"]["values"].split()) == 2
+    assert "pass  a turn computes at most 1." in capsys.readouterr().out
 
 
 def test_workers_are_measured(tmp_path, capsys):
