@@ -186,7 +186,7 @@ class _Headers:
     """What the headers of files say, read again when a file changes."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[tuple[int, int], ServedModel | None]] = {}
+        self._known: dict[tuple[str, Path], tuple[tuple[int, int], ServedModel | None]] = {}
 
     def read(self, name: str, path: Path, config: EngineConfig) -> ServedModel | None:
         """Return the model in a file; None, and a line in the log, for a file that is none."""
@@ -196,9 +196,10 @@ class _Headers:
             _LOG.warning("the model %s is left out: %s", name, error)
             return None
         signature = status.st_size, status.st_mtime_ns
-        if path not in self._known or self._known[path][0] != signature:
-            self._known[path] = signature, self._opened(name, path, config, status.st_mtime)
-        return self._known[path][1]
+        key = name, path
+        if key not in self._known or self._known[key][0] != signature:
+            self._known[key] = signature, self._opened(name, path, config, status.st_mtime)
+        return self._known[key][1]
 
     def _opened(
         self, name: str, path: Path, config: EngineConfig, modified_s: float

@@ -92,6 +92,8 @@ class ModelPool:
         self._places: dict[str, _Place] = {}
         self._wishes: dict[str, None] = {}
         """Models that somebody waits for, in the order in which they were asked for."""
+        self._making_room_for: str | None = None
+        """The wish for which models are leaving."""
         self._stir = asyncio.Event()
         self._gone = asyncio.Event()
         """Set when the next model has been unloaded, and then another one."""
@@ -364,15 +366,7 @@ class ModelPool:
     async def _load_next(self) -> float | None:
         """Load what is waited for, as far as there is room; return after how many seconds to look again."""
         while not self._is_closing:
-            for place in self._places.values():
-                place.is_leaving = False
-            for name in tuple(self._wishes):
-                wished = self._places.get(name)
-                if wished is not None and wished.backend is not None and wished.takes_requests:
-                    _grant(wished, wished.backend)
-                if wished is None or not wished.waiting:
-                    del self._wishes[name]
-            wish = next(iter(self._wishes), None)
+            wish = self._next_wish()
             if wish is None or not await self._make_room(wish, self._places[wish]):
                 break
         now_s = self._loop.time()
@@ -383,6 +377,23 @@ class ModelPool:
         ]
         next_s = min(times, default=FOREVER)
         return None if next_s == FOREVER else max(0.0, next_s)
+
+    def _next_wish(self) -> str | None:
+        """Return the model that is waited for longest, and let in who waits for models that are there."""
+        while True:
+            for name in tuple(self._wishes):
+                wished = self._places.get(name)
+                if wished is not None and wished.backend is not None and wished.takes_requests:
+                    _grant(wished, wished.backend)
+                if wished is None or not wished.waiting:
+                    del self._wishes[name]
+            wish = next(iter(self._wishes), None)
+            if wish == self._making_room_for:
+                return wish
+            # What had to leave for another one may stay, until this one needs it gone.
+            self._making_room_for = wish
+            for place in self._places.values():
+                place.is_leaving = False
 
     async def _make_room(self, name: str, place: _Place) -> bool:
         """Load a model if there is room, or unload others; False while those that must go are used."""
@@ -406,10 +417,11 @@ class ModelPool:
         if not place.waiting or self._is_closing:  # all have left meanwhile
             return True
         if not going:
+            place.is_leaving = False
             _grant(place, self._open(name, place))
             return True
-        for other in going:
-            self._places[other].is_leaving = True
+        for other, there in self._places.items():
+            there.is_leaving = other in going
         idle = [other for other in going if not self._places[other].users]
         for other in idle:
             await self._unload(other, self._places[other], "memory")
@@ -442,13 +454,13 @@ class ModelPool:
         backend, place.backend = place.backend, None
         if backend is None:
             return
+        place.keep_alive_s = self._keep_alive_of(place.model)
         _LOG.info("unloading the model %s (%s)", name, reason)
         await backend.close()
         del backend
         # Parts of an ended engine refer to each other.
         await asyncio.to_thread(gc.collect)
         self.total_unloads[name, reason] += 1
-        place.keep_alive_s = self._keep_alive_of(place.model)
         gone, self._gone = self._gone, asyncio.Event()
         gone.set()
 
