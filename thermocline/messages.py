@@ -455,6 +455,8 @@ class RequestOptions:
     """Tokens, with likely ones, that may wait to be taken; at more the answer ends with ReaderTooSlowError. None: no limit."""
     speculate: tuple[str, ...] | None = None
     """Names of drafters that may propose its tokens; () for none, None for the engine's own choice."""
+    slot: int | None = None
+    """The slot in which its tokens are remembered, where slots are kept; None lets the engine choose."""
 
 
 @dataclass(frozen=True, slots=True)

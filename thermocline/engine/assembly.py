@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
+    from thermocline.kv.cache import SequenceCache
+    from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.footprint import Footprint
     from thermocline.models.prompt_limits import PromptLimits
@@ -50,9 +52,11 @@ class LoadStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Everything that one engine consists of. resources: closes all of it."""
+    """Everything that one engine consists of. cache: the CPU's. resources: closes all of it."""
 
+    file: ModelFile
     model: Model
+    cache: SequenceCache
     kernels: Kernels
     text: TextParts
     experts: ExpertBackends
@@ -110,7 +114,9 @@ def load_parts(
         hot_lanes = () if experts.hot_device is None else experts.hot_device.lanes
         tensors = decoder_tensors(file.tensors.values(), model.spec.num_layers)
         return EngineParts(
+            file,
             model,
+            cache,
             kernels,
             text,
             experts,

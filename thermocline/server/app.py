@@ -9,6 +9,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -25,12 +26,14 @@ from thermocline.server.core.gate import GATE, IN_FLIGHT, Gate, add_headers, fol
 from thermocline.server.core.in_flight import InFlight
 from thermocline.server.core.memory import BUDGET, MemoryBudget
 from thermocline.server.core.pool import ModelPool
+from thermocline.server.core.slot_folder import SlotFolder
 from thermocline.server.dashboard import routes as dashboard_routes
 from thermocline.server.metrics import routes as metrics_routes
 from thermocline.server.metrics.telemetry import TELEMETRY, Telemetry
 from thermocline.server.ollama import routes as ollama_routes
 from thermocline.server.ollama.changes import DOWNLOADS, Downloads
 from thermocline.server.openai import routes as openai_routes
+from thermocline.server.openai.slot_routes import SLOT_FOLDER
 from thermocline.server.responses import routes as responses_routes
 
 if TYPE_CHECKING:
@@ -81,6 +84,8 @@ def create_app(pool: ModelPool, config: ServerConfig) -> web.Application:
     app[BUDGET] = MemoryBudget(config.max_work_bytes)
     app[TELEMETRY] = Telemetry()
     app[DOWNLOADS] = Downloads()
+    if config.slot_folder is not None:
+        app[SLOT_FOLDER] = SlotFolder(Path(config.slot_folder), config.max_slots_bytes)
     others = (anthropic_routes, ollama_routes)
     app[ERROR_BODIES] = {part.PATH: part.error_body for part in others}
     for part in (metrics_routes, openapi, openai_routes, responses_routes, *others):

@@ -105,7 +105,9 @@ async def test_nothing_is_changed_without_the_flag(hub, small_toy, tmp_path):
     folder.mkdir()
     (folder / "mine.gguf").write_bytes(small_toy.read_bytes())
     catalogue = open_catalogue([folder], EngineConfig(), with_cache=True)
-    async with several(catalogue, allows_model_changes=True) as server:
-        async with server.client.delete("/api/delete", json={"model": "mine"}) as response:
-            assert response.status == 403
+    async with (
+        several(catalogue, allows_model_changes=True) as server,
+        server.client.delete("/api/delete", json={"model": "mine"}) as response,
+    ):
+        assert response.status == 403
     assert (folder / "mine.gguf").exists()

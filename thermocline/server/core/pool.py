@@ -11,10 +11,10 @@ import gc
 import logging
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from thermocline.engine.needs import ModelNeeds, model_needs
+from thermocline.engine.needs import model_needs
 from thermocline.errors import (
     BusyError,
     ConfigError,
@@ -31,6 +31,7 @@ from thermocline.server.core.errors import (
 )
 from thermocline.server.core.keep_alive import DEFAULT_KEEP_ALIVE_S, FOREVER
 from thermocline.server.core.lease import Lease
+from thermocline.server.core.place import ModelState, Place, grant_all, require_pinned
 from thermocline.server.core.room import LoadedModel, models_to_unload
 from thermocline.units import format_bytes
 
@@ -41,42 +42,6 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("thermocline.server")
 _SHOWN_NAMES: Final = 20
-_NO_NEEDS: Final = ModelNeeds(0)
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """One model, in memory or not. users: leases of its backend; waiting: those for the next one, in order."""
-
-    model: ServedModel
-    keep_alive_s: float
-    backend: Backend | None = None
-    needs: ModelNeeds = _NO_NEEDS
-    users: set[Lease] = field(default_factory=set)
-    waiting: dict[Lease, None] = field(default_factory=dict)
-    is_leaving: bool = False
-    """Another model waits for its room: who comes now waits behind that."""
-    last_used_s: float = 0.0
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether a new lease may use the present backend. One that is there from the start is not opened again."""
-        if self.backend is None or self.is_leaving:
-            return False
-        return self.model.is_pinned or not (self.backend.has_failed or self.backend.has_died)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelState:
-    """What a model is at one moment. expires_in_s: until it is unloaded if nobody asks; None while it is not loaded."""
-
-    model: ServedModel
-    state: str
-    """unloaded, loading, loaded, failed or stopped."""
-    opened: OpenModel | None
-    host_bytes: int
-    num_users: int
-    expires_in_s: float | None
 
 
 class ModelPool:
@@ -89,7 +54,7 @@ class ModelPool:
         self._default_keep_alive_s = DEFAULT_KEEP_ALIVE_S
         if config.keep_alive_s is not None:
             self._default_keep_alive_s = config.keep_alive_s
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
         self._wishes: dict[str, None] = {}
         """Models that somebody waits for, in the order in which they were asked for."""
         self._making_room_for: str | None = None
@@ -168,7 +133,7 @@ class ModelPool:
             place.keep_alive_s = keep_alive_s
         place.waiting[lease] = None
         if place.backend is not None and place.takes_requests:
-            _grant(place, place.backend)
+            grant_all(place, place.backend)
         else:
             self._wishes[name] = None
             self._stir.set()
@@ -206,13 +171,13 @@ class ModelPool:
         """
         await self._read_again()
         for place in self._places.values():
-            _require_pinned(place)
+            require_pinned(place)
         return self.states()
 
     async def find(self, name: str | None) -> ModelState:
         """Return one model by its name. Raises ModelNotFoundError, and like `models`."""
         _, place = await self._find(name)
-        _require_pinned(place)
+        require_pinned(place)
         return self._state(place)
 
     def is_pinned(self, name: str) -> bool:
@@ -223,7 +188,7 @@ class ModelPool:
         """Return all models as they were known last, by name."""
         return [self._state(place) for _, place in sorted(self._places.items())]
 
-    async def _find(self, name: str | None) -> tuple[str, _Place]:
+    async def _find(self, name: str | None) -> tuple[str, Place]:
         if not name:
             name = self._default_name()
         if name not in self._places:
@@ -268,7 +233,7 @@ class ModelPool:
             )
         return backend
 
-    async def _wait_opened(self, name: str, place: _Place, lease: Lease) -> None:
+    async def _wait_opened(self, name: str, place: Place, lease: Lease) -> None:
         """Wait until the lease's model is open. Raises as `lease` says."""
         backend = lease.backend
         limit_s = 0.0 if place.model.is_pinned else self._config.load_timeout_s
@@ -302,7 +267,7 @@ class ModelPool:
             return FOREVER
         return self._default_keep_alive_s if model.keep_alive_s is None else model.keep_alive_s
 
-    def _state(self, place: _Place) -> ModelState:
+    def _state(self, place: Place) -> ModelState:
         backend, opened, expires_in_s = place.backend, None, None
         state = "unloaded"
         if backend is not None:
@@ -325,7 +290,7 @@ class ModelPool:
         for name, model in found.items():
             place = self._places.get(name)
             if place is None:
-                self._places[name] = _Place(model, self._keep_alive_of(model))
+                self._places[name] = Place(model, self._keep_alive_of(model))
             elif place.backend is None:
                 place.model = model
         for name, place in tuple(self._places.items()):
@@ -334,7 +299,7 @@ class ModelPool:
 
     # What follows runs on the keeper's task, but for `_release`.
 
-    def _release(self, place: _Place, lease: Lease) -> None:
+    def _release(self, place: Place, lease: Lease) -> None:
         place.users.discard(lease)
         place.waiting.pop(lease, None)
         place.last_used_s = self._loop.time()
@@ -384,7 +349,7 @@ class ModelPool:
             for name in tuple(self._wishes):
                 wished = self._places.get(name)
                 if wished is not None and wished.backend is not None and wished.takes_requests:
-                    _grant(wished, wished.backend)
+                    grant_all(wished, wished.backend)
                 if wished is None or not wished.waiting:
                     del self._wishes[name]
             wish = next(iter(self._wishes), None)
@@ -395,7 +360,7 @@ class ModelPool:
             for place in self._places.values():
                 place.is_leaving = False
 
-    async def _make_room(self, name: str, place: _Place) -> bool:
+    async def _make_room(self, name: str, place: Place) -> bool:
         """Load a model if there is room, or unload others; False while those that must go are used."""
         try:
             if place.backend is not None:  # failed or died, and not unloaded yet
@@ -418,7 +383,7 @@ class ModelPool:
             return True
         if not going:
             place.is_leaving = False
-            _grant(place, self._open(name, place))
+            grant_all(place, self._open(name, place))
             return True
         for other, there in self._places.items():
             there.is_leaving = other in going
@@ -436,10 +401,13 @@ class ModelPool:
             if place.backend is not None
         ]
 
-    def _open(self, name: str, place: _Place) -> Backend:
+    def _open(self, name: str, place: Place) -> Backend:
         model = place.model
         reopens = self._config.on_model_change == "reopen"
-        backend = place.backend = Backend(model.path, model.config, model.card, reopens=reopens)
+        config = model.config
+        if self._config.slot_folder is not None:
+            config = replace(config, scheduler=replace(config.scheduler, keeps_slots=True))
+        backend = place.backend = Backend(model.path, config, model.card, reopens=reopens)
         backend.when_ended(self._stir.set)
         backend.when_given_up(self._note_given_up)
         backend.start()
@@ -449,7 +417,7 @@ class ModelPool:
             _LOG.info("loading the model %s", name)
         return backend
 
-    async def _unload(self, name: str, place: _Place, reason: str) -> None:
+    async def _unload(self, name: str, place: Place, reason: str) -> None:
         """Close a model that nobody uses. Its memory is free when this returns."""
         backend, place.backend = place.backend, None
         if backend is None:
@@ -467,19 +435,6 @@ class ModelPool:
     def _note_given_up(self, change: ModelChangedError) -> None:
         if not self._given_up.done():
             self._given_up.set_result(change)
-
-
-def _grant(place: _Place, backend: Backend) -> None:
-    place.users.update(place.waiting)
-    for lease in place.waiting:
-        lease.grant(backend)
-    place.waiting.clear()
-
-
-def _require_pinned(place: _Place) -> None:
-    """Raise what `Backend.model` raises for a model that is there from the start and can not answer."""
-    if place.model.is_pinned and place.backend is not None:
-        place.backend.model  # noqa: B018 - raises
 
 
 def _spellings(name: str) -> tuple[str, ...]:

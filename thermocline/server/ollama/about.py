@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from thermocline.experts.placement.allocation import DeviceAllocation
     from thermocline.models.spec import ModelSpec
     from thermocline.server.core.bodies import JsonObject
-    from thermocline.server.core.pool import ModelState
+    from thermocline.server.core.place import ModelState
     from thermocline.text.tool_calls.tool_formats import TemplateFacts
 
 INTERFACE_VERSION: Final = "0.12.0"

@@ -11,7 +11,7 @@ from thermocline.server.core.exchange import POOL, asked_name, send_json, shown_
 
 if TYPE_CHECKING:
     from thermocline.engine.api import Engine
-    from thermocline.server.core.pool import ModelState
+    from thermocline.server.core.place import ModelState
     from thermocline.text.tokenizer import Tokenizer
 
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from thermocline.server.answers import PreparedAnswer, answers
 from thermocline.server.core.exchange import CONFIG, read_with_unknown, use_model
-from thermocline.server.openai import embeddings, model_routes, rerank, tokens
+from thermocline.server.openai import embeddings, model_routes, rerank, slot_routes, tokens
 from thermocline.server.openai.bodies import ChatBody, CompletionBody
 from thermocline.server.openai.encoder import EVENTS
 from thermocline.server.openai.fields import GenerationRequest
@@ -28,6 +28,7 @@ def routes() -> list[web.RouteDef]:
     return [
         *model_routes.routes(),
         *tokens.routes(),
+        *slot_routes.routes(),
         web.post("/v1/chat/completions", chat_completions),
         web.post("/v1/completions", completions),
         web.post("/v1/embeddings", embeddings.embeddings),
