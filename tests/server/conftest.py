@@ -71,10 +71,6 @@ class Gate:
         """Let calls pass from now on."""
         self._open.set()
 
-    def close(self) -> None:
-        """Hold calls from now on."""
-        self._open.clear()
-
     def wait(self) -> None:
         """Count a call and hold it."""
         self.num_calls += 1

@@ -13,6 +13,7 @@ from tests.support.arch_cases import ARCH_CASES
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import EngineConfig, MemoryConfig, PlacementConfig, SchedulerConfig
+from thermocline.kv.kept_prefix import PrefixParts, SequenceTokens
 
 PROMPT = "Every lane waits for its turn, and nobody waits for a lane that is not theirs. " * 4
 ASKED = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
@@ -231,21 +232,19 @@ async def test_requests_go_on_while_slots_are_saved_and_restored(tmp_path, toy):
         await server.settle()
 
 
-async def test_a_cache_without_room_says_so(tmp_path, small_toy, gate):
-    """429 while requests hold the blocks; the slot can be restored afterwards."""
+async def test_a_cache_without_room_says_so(tmp_path, small_toy):
+    """429 while others hold the blocks; the slot can be restored afterwards."""
     memory = MemoryConfig(max_full_contexts=1)
     async with live(small_toy, EngineConfig(memory=memory), slot_folder=str(tmp_path)) as server:
-        gate.open()
         await complete(server, id_slot=0, prompt="a" * 48, max_tokens=1)
         assert (await act(server, "save", filename="a"))[0] == 200
         await act(server, "erase", 0)
-        gate.close()
-        running = asyncio.create_task(complete(server, id_slot=1, prompt="b" * 40, max_tokens=2))
-        await server.until_requests(1)
+        others = SequenceTokens(tuple(range(32)), b"other", 32)
+        call = server.engine._thread.call
+        held = await call(lambda loop: loop.slots.begin_restore(others, PrefixParts(2)))
         status, body = await act(server, "restore", filename="a")
         assert (status, body["error"]["code"]) == (429, "queue_full")
-        gate.open()
-        await running
+        await call(lambda loop: loop.slots.give_back(held))
         assert (await act(server, "restore", filename="a"))[0] == 200
 
 
