@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,13 +25,15 @@ from thermocline.cli.session import explain as print_choices
 from thermocline.cli.session import model_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+    from typing import Any
 
     from thermocline.cli.logs import LogFormat
     from thermocline.config import EngineConfig
     from thermocline.engine.api import Engine
-    from thermocline.server.core.catalogue import Catalogue
     from thermocline.server.core.settings import ServerConfig
+
+    Work = Callable[[Callable[[str], None], Callable[[Engine], None]], Coroutine[Any, Any, None]]
 
 
 @click.command()
@@ -87,15 +90,13 @@ def serve(
 
     server_config = listen()
     if server_config.models or server_config.allows_model_changes:
-        _check_several(model, alias, server_config)
-        catalogue, what = _several(config, server_config)
+        work, what = _serve_several(model, alias, config, server_config)
         is_opening = False
     else:
-        catalogue, what = _one(model, alias, config, server_config)
+        work, what = _serve_one(model, alias, config, server_config)
         is_opening = server_config.keep_alive_s is None
 
     from thermocline.engine.thread import fastest_loop
-    from thermocline.server import app
 
     urls: list[str] = []
 
@@ -112,33 +113,38 @@ def serve(
         logging_to_stderr(log_format, logs_access=logs_access),
         asyncio.Runner(loop_factory=fastest_loop()) as runner,
     ):
-        runner.run(app.serve_models(catalogue, server_config, say_listening, say_opened))
+        runner.run(work(say_listening, say_opened))
 
 
-def _one(
+def _serve_one(
     model: str | None, alias: str | None, config: EngineConfig, server_config: ServerConfig
-) -> tuple[Catalogue, str]:
-    """Return the catalogue of the one model, and what it is called."""
-    from thermocline.server.core.catalogue import OneModel
+) -> tuple[Work, str]:
+    """Return what serves the one model, and what that is called."""
+    from thermocline.server import app
     from thermocline.server.core.model_card import model_card
 
     path = model_path(model)
     card = model_card(path)
     card = replace(card, id=alias) if alias else card
-    return OneModel(path, config, card, is_pinned=server_config.keep_alive_s is None), card.id
+    return partial(app.serve, path, config, server_config, card), card.id
 
 
-def _several(config: EngineConfig, server_config: ServerConfig) -> tuple[Catalogue, str]:
-    """Return the catalogue of folders and lists, and of the hub's cache where clients may change it."""
+def _serve_several(
+    model: str | None, alias: str | None, config: EngineConfig, server_config: ServerConfig
+) -> tuple[Work, str]:
+    """Return what serves the models of folders and lists, and of the hub's cache where clients may change it."""
     from thermocline.hub.cache import require_library
+    from thermocline.server import app
     from thermocline.server.core.catalogue import open_catalogue
 
+    _check_several(model, alias, server_config)
     if server_config.allows_model_changes:
         require_library()
     places = tuple(map(Path, server_config.models))
     catalogue = open_catalogue(places, config, with_cache=server_config.allows_model_changes)
     number = len(catalogue.read())
-    return catalogue, f"{number} model{'s' * (number != 1)}"
+    what = f"{number} model{'s' * (number != 1)}"
+    return partial(app.serve_models, catalogue, server_config), what
 
 
 def _check_several(model: str | None, alias: str | None, config: ServerConfig) -> None:

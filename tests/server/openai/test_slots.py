@@ -248,6 +248,16 @@ async def test_a_cache_without_room_says_so(tmp_path, small_toy):
         assert (await act(server, "restore", filename="a"))[0] == 200
 
 
+async def test_a_cache_on_a_device_is_refused(tmp_path, small_toy):
+    """The error says where it can be saved."""
+    placement = PlacementConfig(hot_device="none", trunk_device="torch-cpu")
+    config = EngineConfig(placement=placement)
+    async with live(small_toy, config, slot_folder=str(tmp_path)) as server:
+        await complete(server, id_slot=0, prompt="a" * 40, max_tokens=1)
+        status, body = await act(server, "save", filename="a")
+        assert (status, "--trunk-device cpu" in body["error"]["message"]) == (400, True)
+
+
 async def test_restoring_loads_the_model(tmp_path, toy):
     """With several models, each keeps its own slots."""
     (tmp_path / "m").mkdir()

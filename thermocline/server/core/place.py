@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from thermocline.server.core.catalogue import ServedModel
     from thermocline.server.core.lease import Lease
 
-_NO_NEEDS: Final = ModelNeeds(0)
+NO_NEEDS: Final = ModelNeeds(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +22,8 @@ class Place:
     model: ServedModel
     keep_alive_s: float
     backend: Backend | None = None
-    needs: ModelNeeds = _NO_NEEDS
+    needs: ModelNeeds | None = None
+    """What it takes, once that was read for the present or next backend."""
     users: set[Lease] = field(default_factory=set)
     waiting: dict[Lease, None] = field(default_factory=dict)
     is_leaving: bool = False

@@ -31,7 +31,7 @@ from thermocline.server.core.errors import (
 )
 from thermocline.server.core.keep_alive import DEFAULT_KEEP_ALIVE_S, FOREVER
 from thermocline.server.core.lease import Lease
-from thermocline.server.core.place import ModelState, Place, grant_all, require_pinned
+from thermocline.server.core.place import NO_NEEDS, ModelState, Place, grant_all, require_pinned
 from thermocline.server.core.room import LoadedModel, models_to_unload
 from thermocline.units import format_bytes
 
@@ -62,6 +62,8 @@ class ModelPool:
         self._stir = asyncio.Event()
         self._gone = asyncio.Event()
         """Set when the next model has been unloaded, and then another one."""
+        self._reading = asyncio.Lock()
+        self._read_at_s = -1.0
         self._is_closing = False
         self._keeper: asyncio.Task[None] | None = None
         self._given_up: asyncio.Future[ModelChangedError] = self._loop.create_future()
@@ -83,6 +85,7 @@ class ModelPool:
             if place.model.is_pinned:
                 self._open(name, place)
         self._keeper = asyncio.create_task(self._keep(), name="model keeper")
+        self._keeper.add_done_callback(_tell_failure)
 
     async def close(self) -> None:
         """Close all engines; running answers end with EngineClosedError. More calls do nothing."""
@@ -278,12 +281,21 @@ class ModelPool:
             since_s = self._loop.time() if place.users else place.last_used_s
             expires_in_s = max(0.0, since_s + place.keep_alive_s - self._loop.time())
         return ModelState(
-            place.model, state, opened, place.needs.host_bytes, len(place.users), expires_in_s
+            place.model,
+            state,
+            opened,
+            0 if place.needs is None else place.needs.host_bytes,
+            len(place.users),
+            expires_in_s,
         )
 
     async def _read_again(self) -> None:
-        """Look again which models there are: files may have come, changed or gone."""
-        self._take(await asyncio.to_thread(self._catalogue.read))
+        """Look again which models there are: files may have come, changed or gone. Many who ask at once look once."""
+        asked_s = self._loop.time()
+        async with self._reading:
+            if self._read_at_s < asked_s:
+                self._read_at_s = self._loop.time()
+                self._take(await asyncio.to_thread(self._catalogue.read))
 
     def _take(self, models: list[ServedModel]) -> None:
         found = {model.card.id: model for model in models}
@@ -367,13 +379,7 @@ class ModelPool:
                 if place.users:
                     return False
                 await self._unload(name, place, "idle")
-            place.needs = await asyncio.to_thread(model_needs, place.model.path, place.model.config)
-            going = models_to_unload(place.needs, self._loaded(), self.budget_bytes)
-            if going is None:
-                raise ConfigError(
-                    f"it takes {format_bytes(place.needs.host_bytes)}, and --models-memory is "
-                    f"{format_bytes(self.budget_bytes)}"
-                )
+            going = await self._in_the_way_of(place)
         except (ThermoclineError, OSError) as error:
             for lease in tuple(place.waiting):
                 lease.refuse(error)
@@ -392,10 +398,27 @@ class ModelPool:
             await self._unload(other, self._places[other], "memory")
         return bool(idle)
 
+    async def _in_the_way_of(self, place: Place) -> tuple[str, ...]:
+        """Return the models that must go before this one is loaded. Raises ModelError, and ConfigError if it never fits."""
+        if place.needs is None:
+            model = place.model
+            place.needs = await asyncio.to_thread(model_needs, model.path, model.config)
+        going = models_to_unload(place.needs, self._loaded(), self.budget_bytes)
+        if going is None:
+            raise ConfigError(
+                f"it takes {format_bytes(place.needs.host_bytes)}, and --models-memory is "
+                f"{format_bytes(self.budget_bytes)}"
+            )
+        return going
+
     def _loaded(self) -> list[LoadedModel]:
         return [
             LoadedModel(
-                name, place.needs, place.last_used_s, bool(place.users), place.model.is_pinned
+                name,
+                place.needs or NO_NEEDS,
+                place.last_used_s,
+                bool(place.users),
+                place.model.is_pinned,
             )
             for name, place in self._places.items()
             if place.backend is not None
@@ -419,7 +442,7 @@ class ModelPool:
 
     async def _unload(self, name: str, place: Place, reason: str) -> None:
         """Close a model that nobody uses. Its memory is free when this returns."""
-        backend, place.backend = place.backend, None
+        backend, place.backend, place.needs = place.backend, None, None
         if backend is None:
             return
         place.keep_alive_s = self._keep_alive_of(place.model)
@@ -435,6 +458,12 @@ class ModelPool:
     def _note_given_up(self, change: ModelChangedError) -> None:
         if not self._given_up.done():
             self._given_up.set_result(change)
+
+
+def _tell_failure(keeper: asyncio.Task[None]) -> None:
+    """Log a bug of ours at once: until the server's end, requests for models that are not loaded would wait in vain."""
+    if not keeper.cancelled() and keeper.exception() is not None:
+        _LOG.error("models are not loaded any more", exc_info=keeper.exception())
 
 
 def _spellings(name: str) -> tuple[str, ...]:
