@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from random import Random
 
 import ollama
 import pytest
@@ -293,8 +294,24 @@ async def test_closing_while_a_model_loads_and_another_waits(models, monkeypatch
     assert statuses == [200, 200] or 503 in statuses
 
 
+class Watch:
+    """Notes at each load how much memory the models then take by plan; between loads it only shrinks."""
+
+    def __init__(self, server: Several, monkeypatch) -> None:
+        self.most_bytes = 0
+        pool, real = server.pool, server.pool._open
+
+        def opened(name, place):
+            backend = real(name, place)
+            states = [state for state in pool.states() if state.state != "unloaded"]
+            self.most_bytes = max(self.most_bytes, sum(state.host_bytes for state in states))
+            return backend
+
+        monkeypatch.setattr(pool, "_open", opened)
+
+
 @pytest.mark.slow
-async def test_two_models_under_load_with_unloading(models):
+async def test_two_models_under_load_with_unloading(models, monkeypatch):
     """40 requests by 8 clients, memory for one model: none is lost, each is answered as alone, memory stays in the plan."""
     budget = room_for(models, 1)
     wanted = {}
@@ -303,32 +320,65 @@ async def test_two_models_under_load_with_unloading(models):
             answer = await server.chat(name, max_tokens=6, ignore_eos=True)
             wanted[name] = answer["choices"][0]["message"]["content"]
     async with several(folder_of(models), models_memory_bytes=budget, keep_alive_s=0.01) as server:
-        most = await _under_load(server, wanted)
-        assert most <= budget
-        assert server.pool.total_loads["one"] >= 2
-        assert server.pool.total_loads["two"] >= 2
+        watch = Watch(server, monkeypatch)
+
+        async def client(number: int) -> None:
+            for turn in range(5):
+                name = ("one", "two")[(number + turn) % 2]
+                answer = await server.chat(name, max_tokens=6, ignore_eos=True)
+                assert answer["model"] == name
+                assert answer["choices"][0]["message"]["content"] == wanted[name]
+
+        await asyncio.gather(*map(client, range(8)))
+        assert 0 < watch.most_bytes <= budget
+        assert min(server.pool.total_loads[name] for name in wanted) >= 2
 
 
-async def _under_load(server: Several, wanted: dict[str, str]) -> int:
-    """Let eight clients ask for two models in turn; return the most memory that was in use by plan."""
-    most = 0
+@pytest.mark.slow
+async def test_clients_that_leave_at_any_moment(models, monkeypatch):
+    """60 requests for three models with room for two, of which every second leaves: the others are answered, nobody is held."""
+    budget = room_for(models, 2)
+    random = Random(24)
+    answered = Answered()
+    settings = {"models_memory_bytes": budget, "keep_alive_s": 0.005}
+    async with several(folder_of(models), **settings) as server:
+        watch = Watch(server, monkeypatch)
 
-    async def watch() -> None:
-        nonlocal most
-        while True:
-            states = server.pool.states()
-            used = sum(state.host_bytes for state in states if state.state != "unloaded")
-            most = max(most, used)
-            await asyncio.sleep(0.001)
+        async def ask(number: int) -> None:
+            name = random.choice(("one", "two", "org/three"))
+            is_leaving, begin = number % 2, number // 4
+            await answered.wait(begin)
+            asking = asyncio.create_task(server.chat(name, max_tokens=random.randrange(1, 20)))
+            if is_leaving:
+                await answered.wait(begin + random.randrange(4))
+                asking.cancel()
+                await asyncio.wait({asking})
+            else:
+                assert (await asking)["usage"]["completion_tokens"] > 0
+                await answered.add()
 
-    async def client(number: int) -> None:
-        for turn in range(5):
-            name = ("one", "two")[(number + turn) % 2]
-            answer = await server.chat(name, max_tokens=6, ignore_eos=True)
-            assert answer["model"] == name
-            assert answer["choices"][0]["message"]["content"] == wanted[name]
+        await asyncio.gather(*map(ask, range(60)))
+        assert answered.count == 30
+        assert 0 < watch.most_bytes <= budget
+        loads, unloads = server.pool.total_loads, server.pool.total_unloads
+        await until(lambda: sum(loads.values()) == sum(unloads.values()))
+        assert set(server.states().values()) == {"unloaded"}
 
-    watching = asyncio.create_task(watch())
-    await asyncio.gather(*map(client, range(8)))
-    watching.cancel()
-    return most
+
+class Answered:
+    """Counts answers, and lets others wait for a number of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._more = asyncio.Condition()
+
+    async def add(self) -> None:
+        """Count one more."""
+        async with self._more:
+            self.count += 1
+            self._more.notify_all()
+
+    async def wait(self, count: int) -> None:
+        """Wait until there are so many."""
+        async with self._more:
+            await self._more.wait_for(lambda: self.count >= count)
