@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from thermocline.engine.build_context import BuildContext
-from thermocline.engine.cache_builder import cpu_cache, device_needs_of
+from thermocline.engine.cache_builder import KeptCache, cpu_cache, device_needs_of
 from thermocline.engine.cpu import cpu_lane, make_kernels, with_threads
 from thermocline.engine.devices import open_devices
 from thermocline.engine.drafter_builder import build_speculator, hidden_readers
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
-    from thermocline.kv.cache import SequenceCache
-    from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.footprint import Footprint
     from thermocline.models.prompt_limits import PromptLimits
@@ -52,11 +50,10 @@ class LoadStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Everything that one engine consists of. cache: the CPU's. resources: closes all of it."""
+    """Everything that one engine consists of. resources: closes all of it."""
 
-    file: ModelFile
     model: Model
-    cache: SequenceCache
+    kept: KeptCache
     kernels: Kernels
     text: TextParts
     experts: ExpertBackends
@@ -114,9 +111,8 @@ def load_parts(
         hot_lanes = () if experts.hot_device is None else experts.hot_device.lanes
         tensors = decoder_tensors(file.tensors.values(), model.spec.num_layers)
         return EngineParts(
-            file,
             model,
-            cache,
+            KeptCache(file, cache),
             kernels,
             text,
             experts,

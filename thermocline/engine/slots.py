@@ -109,7 +109,7 @@ class EngineSlots:
                 param="id_slot",
             )
         try:
-            cache = self._thread.parts.cache
+            cache = self._thread.parts.kept.cache
             num_bytes = await asyncio.to_thread(
                 write_prefix, path, form, owner, held, cache, max_bytes
             )
@@ -131,7 +131,7 @@ class EngineSlots:
             )
         is_read = False
         try:
-            cache = self._thread.parts.cache
+            cache = self._thread.parts.kept.cache
             await asyncio.to_thread(read_prefix, path, form, saved, held, cache)
             is_read = True
         finally:
@@ -168,7 +168,7 @@ def _slots(loop: StepLoop) -> Slots:
 
 def _form_of(parts: EngineParts) -> CacheForm:
     """Return the form of an engine's cache. Reads a sample of each tensor."""
-    spec, kv, states = parts.model.spec, parts.cache.kv, parts.cache.states
+    spec, kv, states = parts.model.spec, parts.kept.cache.kv, parts.kept.cache.states
     windows = set(spec.window_layers)
     layers = []
     for layer in kv.layers:
@@ -183,7 +183,7 @@ def _form_of(parts: EngineParts) -> CacheForm:
         numbers = tokens * channels, heads * rows * columns
     return CacheForm(
         __version__,
-        model_digest(parts.file, tuple(parts.file.tensors.values())).hex(),
+        model_digest(parts.kept.file, tuple(parts.kept.file.tensors.values())).hex(),
         parts.kernels.name.partition(" ")[0],
         kv.type.name,
         kv.block_tokens,

@@ -35,7 +35,7 @@ _GGUF: Final = ".gguf"
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelSource:
     """A model that requests may name, as `card.id`. modified_s: of its file, since 1970; fingerprint: as an OpenModel's.
 
     keep_alive_s: how long it stays in memory; None for what the server has. is_pinned: it is there from the start to the
@@ -55,7 +55,7 @@ class ServedModel:
 class Catalogue(Protocol):
     """Says which models there are, at any time anew."""
 
-    def read(self) -> list[ServedModel]:
+    def read(self) -> list[ModelSource]:
         """Return the models that there are now. Raises ConfigError."""
         ...
 
@@ -71,9 +71,9 @@ class OneModel:
         *,
         is_pinned: bool = True,
     ) -> None:
-        self._model = ServedModel(card, os.fspath(path), config, is_pinned=is_pinned)
+        self._model = ModelSource(card, os.fspath(path), config, is_pinned=is_pinned)
 
-    def read(self) -> list[ServedModel]:
+    def read(self) -> list[ModelSource]:
         """Return the one model."""
         model, path = self._model, Path(self._model.path)
         if model.is_pinned or not path.exists():
@@ -90,7 +90,7 @@ class ModelFolder:
             raise ConfigError(f"--models {folder} is no folder and no list: name either")
         self._folder, self._config, self._headers = folder, config, _Headers()
 
-    def read(self) -> list[ServedModel]:
+    def read(self) -> list[ModelSource]:
         """Return the models that there are now."""
         sizes = dict(islice(_files_below(self._folder), _MAX_FILES))
         files = (checked_file(name, size) for name, size in sizes.items())
@@ -124,7 +124,7 @@ class ModelList:
             )
         self._listed = [_listed(file, name, table, config) for name, table in tables.items()]
 
-    def read(self) -> list[ServedModel]:
+    def read(self) -> list[ModelSource]:
         """Return the listed models whose files can be read now."""
         found = []
         for each in self._listed:
@@ -140,7 +140,7 @@ class CachedModels:
     def __init__(self, config: EngineConfig) -> None:
         self._config, self._headers = config, _Headers()
 
-    def read(self) -> list[ServedModel]:
+    def read(self) -> list[ModelSource]:
         """Return the models that there are now."""
         found = []
         for each in cached_models():
@@ -155,9 +155,9 @@ class JoinedCatalogue:
     def __init__(self, parts: Sequence[Catalogue]) -> None:
         self._parts = tuple(parts)
 
-    def read(self) -> list[ServedModel]:
+    def read(self) -> list[ModelSource]:
         """Return the models of all parts."""
-        by_name: dict[str, ServedModel] = {}
+        by_name: dict[str, ModelSource] = {}
         for part in self._parts:
             for model in part.read():
                 by_name.setdefault(model.card.id, model)
@@ -186,9 +186,9 @@ class _Headers:
     """What the headers of files say, read again when a file changes."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Path], tuple[tuple[int, int], ServedModel | None]] = {}
+        self._known: dict[tuple[str, Path], tuple[tuple[int, int], ModelSource | None]] = {}
 
-    def read(self, name: str, path: Path, config: EngineConfig) -> ServedModel | None:
+    def read(self, name: str, path: Path, config: EngineConfig) -> ModelSource | None:
         """Return the model in a file; None, and a line in the log, for a file that is none."""
         try:
             status = path.stat()
@@ -203,17 +203,17 @@ class _Headers:
 
     def _opened(
         self, name: str, path: Path, config: EngineConfig, modified_s: float
-    ) -> ServedModel | None:
+    ) -> ModelSource | None:
         try:
             card = replace(model_card(path), id=name)
             fingerprint = file_fingerprint(path)
         except (ModelError, OSError) as error:
             _LOG.warning("the model %s is left out: %s", name, error)
             return None
-        return ServedModel(card, os.fspath(path), config, modified_s, fingerprint)
+        return ModelSource(card, os.fspath(path), config, modified_s, fingerprint)
 
 
-def _listed(file: Path, name: str, table: object, config: EngineConfig) -> ServedModel:
+def _listed(file: Path, name: str, table: object, config: EngineConfig) -> ModelSource:
     where = f"--models {file}, [models.{name}]"
     if not isinstance(table, dict) or not isinstance(table.get("path"), str):
         raise ConfigError(f'{where} has no path: write path = "FILE.gguf" below it')
@@ -226,7 +226,7 @@ def _listed(file: Path, name: str, table: object, config: EngineConfig) -> Serve
     }
     keep_alive = settings.pop("keep_alive", None)
     try:
-        return ServedModel(
+        return ModelSource(
             ModelCard(name, 0, 0, ""),
             os.fspath(file.parent / Path(table["path"]).expanduser()),
             with_settings(config, settings),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from thermocline.server.core.backend import Backend, OpenModel
 
 
-class Lease:
+class ModelLease:
     """Waits for a model, then holds it until `release`."""
 
     def __init__(self, on_release: Callable[[], None]) -> None:

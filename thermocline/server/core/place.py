@@ -9,8 +9,8 @@ from thermocline.engine.needs import ModelNeeds
 
 if TYPE_CHECKING:
     from thermocline.server.core.backend import Backend, OpenModel
-    from thermocline.server.core.catalogue import ServedModel
-    from thermocline.server.core.lease import Lease
+    from thermocline.server.core.catalogue import ModelSource
+    from thermocline.server.core.lease import ModelLease
 
 NO_NEEDS: Final = ModelNeeds(0)
 
@@ -19,13 +19,13 @@ NO_NEEDS: Final = ModelNeeds(0)
 class Place:
     """One model, in memory or not. users: leases of its backend; waiting: those for the next one, in order."""
 
-    model: ServedModel
+    model: ModelSource
     keep_alive_s: float
     backend: Backend | None = None
     needs: ModelNeeds | None = None
     """What it takes, once that was read for the present or next backend."""
-    users: set[Lease] = field(default_factory=set)
-    waiting: dict[Lease, None] = field(default_factory=dict)
+    users: set[ModelLease] = field(default_factory=set)
+    waiting: dict[ModelLease, None] = field(default_factory=dict)
     is_leaving: bool = False
     """Another model waits for its room: who comes now waits behind that."""
     last_used_s: float = 0.0
@@ -42,7 +42,7 @@ class Place:
 class ModelState:
     """What a model is at one moment. expires_in_s: until it is unloaded if nobody asks; None while it is not loaded."""
 
-    model: ServedModel
+    model: ModelSource
     state: str
     """unloaded, loading, loaded, failed or stopped."""
     opened: OpenModel | None

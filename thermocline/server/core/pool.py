@@ -30,14 +30,14 @@ from thermocline.server.core.errors import (
     NotLoadedError,
 )
 from thermocline.server.core.keep_alive import DEFAULT_KEEP_ALIVE_S, FOREVER
-from thermocline.server.core.lease import Lease
+from thermocline.server.core.lease import ModelLease
 from thermocline.server.core.place import NO_NEEDS, ModelState, Place, grant_all, require_pinned
 from thermocline.server.core.room import LoadedModel, models_to_unload
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
     from thermocline.server.core.backend import OpenModel
-    from thermocline.server.core.catalogue import Catalogue, ServedModel
+    from thermocline.server.core.catalogue import Catalogue, ModelSource
     from thermocline.server.core.settings import ServerConfig
 
 _LOG: Final = logging.getLogger("thermocline.server")
@@ -121,7 +121,7 @@ class ModelPool:
         """Return a model that is open, by its name or as `shown`, without loading it. Raises what `Backend.model` does."""
         return self._shown(name).model
 
-    async def lease(self, name: str | None, keep_alive_s: float | None = None) -> Lease:
+    async def lease(self, name: str | None, keep_alive_s: float | None = None) -> ModelLease:
         """Return a lease of a model that is open, and load it if need be. None and "": the only one, or the last used.
 
         keep_alive_s: how long it stays when the lease is released, until a request says otherwise. Waits up to
@@ -129,7 +129,7 @@ class ModelPool:
         what `Backend.model` raises.
         """
         name, place = await self._find(name)
-        lease = Lease(lambda: self._release(place, lease))
+        lease = ModelLease(lambda: self._release(place, lease))
         if keep_alive_s is None:
             keep_alive_s = self._keep_alive_of(place.model)
         if not place.model.is_pinned:
@@ -236,7 +236,7 @@ class ModelPool:
             )
         return backend
 
-    async def _wait_opened(self, name: str, place: Place, lease: Lease) -> None:
+    async def _wait_opened(self, name: str, place: Place, lease: ModelLease) -> None:
         """Wait until the lease's model is open. Raises as `lease` says."""
         backend = lease.backend
         limit_s = 0.0 if place.model.is_pinned else self._config.load_timeout_s
@@ -265,7 +265,7 @@ class ModelPool:
             f"{', '.join(map(repr, others)) or 'others'}, which answer requests; try again later, or raise --models-memory"
         )
 
-    def _keep_alive_of(self, model: ServedModel) -> float:
+    def _keep_alive_of(self, model: ModelSource) -> float:
         if model.is_pinned:
             return FOREVER
         return self._default_keep_alive_s if model.keep_alive_s is None else model.keep_alive_s
@@ -297,7 +297,7 @@ class ModelPool:
                 self._read_at_s = self._loop.time()
                 self._take(await asyncio.to_thread(self._catalogue.read))
 
-    def _take(self, models: list[ServedModel]) -> None:
+    def _take(self, models: list[ModelSource]) -> None:
         found = {model.card.id: model for model in models}
         for name, model in found.items():
             place = self._places.get(name)
@@ -311,7 +311,7 @@ class ModelPool:
 
     # What follows runs on the keeper's task, but for `_release`.
 
-    def _release(self, place: Place, lease: Lease) -> None:
+    def _release(self, place: Place, lease: ModelLease) -> None:
         place.users.discard(lease)
         place.waiting.pop(lease, None)
         place.last_used_s = self._loop.time()

@@ -14,7 +14,7 @@ from thermocline.traces.timeline_page import pack_timeline
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thermocline.server.core.lease import Lease
+    from thermocline.server.core.lease import ModelLease
     from thermocline.traces.events import Trace
 
 
@@ -69,7 +69,7 @@ class Recording:
 
     def __init__(self) -> None:
         self._started_s: float | None = None
-        self._lease: Lease | None = None
+        self._lease: ModelLease | None = None
         self._collecting: asyncio.Task[RecordedWindow] | None = None
         self._num_windows = 0
         self._last: RecordedWindow | None = None
@@ -87,7 +87,7 @@ class Recording:
             )
         return self._last
 
-    def start(self, lease: Lease) -> str:
+    def start(self, lease: ModelLease) -> str:
         """Record a model from now on, and return the window's name; `stop` releases the lease.
 
         Raises TraceStateError while one is recorded.
@@ -115,7 +115,7 @@ class Recording:
         self._collecting = asyncio.create_task(self._collect(lease, seconds), name="trace window")
         return await asyncio.shield(self._collecting)
 
-    async def _collect(self, lease: Lease, seconds: float) -> RecordedWindow:
+    async def _collect(self, lease: ModelLease, seconds: float) -> RecordedWindow:
         try:
             trace, num_dropped = await asyncio.to_thread(lease.model.engine.stop_trace)
         finally:

@@ -28,7 +28,7 @@ _UNITS: Final = ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, ""))
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ShownFacts:
     """What a file says of its model: dimensions, and what its chat template tells."""
 
     spec: ModelSpec
@@ -70,7 +70,7 @@ def ps_body(models: Iterable[ModelState]) -> JsonObject:
     return {"models": loaded}
 
 
-def show_body(model: ModelState, facts: ModelFacts) -> JsonObject:
+def show_body(model: ModelState, facts: ShownFacts) -> JsonObject:
     """Return the model's properties."""
     capabilities = ["completion"]
     capabilities += ["embedding"] if facts.spec.own_pooling else []

@@ -23,7 +23,7 @@ from thermocline.server.core.prompts import chat_job
 from thermocline.server.ollama import changes, embedding_routes
 from thermocline.server.ollama.about import (
     INTERFACE_VERSION,
-    ModelFacts,
+    ShownFacts,
     iso_time,
     ps_body,
     show_body,
@@ -88,7 +88,7 @@ async def show(request: web.Request) -> web.Response:
         facts = await asyncio.to_thread(read_facts, model.model)
     else:
         engine = model.opened.engine
-        facts = ModelFacts(engine.spec, engine.template_facts)
+        facts = ShownFacts(engine.spec, engine.template_facts)
     return send_json(show_body(model, facts))
 
 
