@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("thermocline.server")
 _SHOWN_NAMES: Final = 20
+_ENDING: Final = "the server is shutting down: send the request elsewhere"
 
 
 class ModelPool:
@@ -134,6 +135,8 @@ class ModelPool:
             keep_alive_s = self._keep_alive_of(place.model)
         if not place.model.is_pinned:
             place.keep_alive_s = keep_alive_s
+        if self._is_closing and not place.model.is_pinned:
+            raise NotLoadedError(_ENDING)
         place.waiting[lease] = None
         if place.backend is not None and place.takes_requests:
             grant_all(place, place.backend)
@@ -327,9 +330,7 @@ class ModelPool:
                     await self._stir.wait()
         for place in self._places.values():
             for lease in tuple(place.waiting):
-                lease.refuse(
-                    NotLoadedError("the server is shutting down: send the request elsewhere")
-                )
+                lease.refuse(NotLoadedError(_ENDING))
 
     async def _unload_idle(self) -> None:
         """Unload what nobody uses and whose time is over, or whose opening failed."""
