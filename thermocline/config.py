@@ -288,6 +288,8 @@ class SchedulerConfig(ShowsChanges):
     )
     expected_answer_tokens: int = 512
     """For how long an answer a request gets room before any has ended; 0 starts requests without regard to that."""
+    keeps_slots: bool = False
+    """Whether the tokens of each slot are remembered, so that its prompt cache can be saved."""
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""

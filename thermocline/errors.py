@@ -9,7 +9,8 @@
     |- ConfigError             a setting is out of range or contradicts another: change it
     |- RequestError            this request can not be served as asked: change it (param names the field)
     |  |- PromptTooLongError   prompt and answer do not fit the context
-    |  '- ChatTemplateError    the chat template refused or could not render these messages
+    |  |- ChatTemplateError    the chat template refused or could not render these messages
+    |  '- SavedPromptError     a saved prompt cache does not fit this model, or its file can not be used
     |- BusyError               no room for the request now: try again later
     |- ReaderTooSlowError      what reads an answer fell too far behind it: read faster
     |- NativeModuleError       the compiled core is missing or does not fit: build it
@@ -121,6 +122,13 @@ class ChatTemplateError(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, param="messages")
+
+
+class SavedPromptError(RequestError):
+    """A prompt cache can not be saved to its file, or not be restored from it; the text says why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="filename")
 
 
 class BusyError(ThermoclineError):

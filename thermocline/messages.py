@@ -1,7 +1,6 @@
 """The messages that flow between stages: frozen, and complete when sent. Knows no stage.
 
-CPU messages carry float32 arrays. Dimensions: T tokens of a chunk, D hidden, K experts per token,
-E experts, V vocabulary.
+CPU messages carry float32 arrays. T: tokens of a chunk, D: hidden, K: experts per token, E: experts, V: vocabulary.
 """
 
 from __future__ import annotations
@@ -437,8 +436,8 @@ class Pooling(IntEnum):
 class RequestOptions:
     """How a request is served, whatever its tokens.
 
-    priority: the lower value is served first. cache_salt: what is computed for the prompt is shared only
-    with requests of the same one, so that nobody can learn from its speed what others asked.
+    priority: the lower value is served first. cache_salt: only requests of the same one share what is computed, so that
+    nobody learns from its speed what others asked. slot: where its tokens are remembered; None for any.
     """
 
     priority: int = 0
@@ -455,6 +454,7 @@ class RequestOptions:
     """Tokens, with likely ones, that may wait to be taken; at more the answer ends with ReaderTooSlowError. None: no limit."""
     speculate: tuple[str, ...] | None = None
     """Names of drafters that may propose its tokens; () for none, None for the engine's own choice."""
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,10 @@ class Climb:
         return said or "refused"
 
 
+# Models are not to be changed here, and a slot's number is not filled in.
+REFUSED = {"/api/pull": 403, "/slots/{id_slot}": 404}
+
+
 async def api_of(server):
     """Return the bodies that the server takes."""
     async with server.client.get("/openapi.json") as response:
@@ -238,9 +242,10 @@ async def test_no_field_of_any_route_holds_others_up():
         num_limits = 0
         for path in bodies.paths:
             small = bodies.small(path)
-            # The demo model ranks nothing: what it refuses must cost as little.
+            # The demo model ranks nothing, and some routes need a flag: what is refused must cost as little.
             status = await status_of(server, path, small)
-            assert status == (400 if "rerank" in path else 200), (path, small)
+            refused = 400 if "rerank" in path else REFUSED.get(path, 200)
+            assert status == refused, (path, small)
             for hole in bodies.holes(path):
                 if FULL or hole.likeness not in done:
                     done.add(hole.likeness)

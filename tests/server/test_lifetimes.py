@@ -18,7 +18,7 @@ from thermocline.engine.assembly import LoadStep
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.server.app import running_server, serve
-from thermocline.server.core.exchange import BACKEND
+from thermocline.server.core.exchange import POOL
 from thermocline.server.core.settings import ServerConfig
 
 ENDLESS = {"prompt": "hello", "ignore_eos": True}
@@ -202,7 +202,7 @@ async def test_while_the_model_loads_the_server_says_so(toy, monkeypatch):
         running_server(toy, EngineConfig(), config, CARD) as server,
         aiohttp.ClientSession(base_url=server.url) as client,
     ):
-        backend = server.app[BACKEND]
+        backend = server.app[POOL].shown
         await until(lambda: backend.load_step is LoadStep.TOKENIZER)
         async with client.get("/health") as response:
             assert response.status == 503

@@ -131,6 +131,12 @@ class ReadyEvent(_Event, frozen=True, tag="ready"):
     tracing: bool
 
 
+class IdleEvent(_Event, frozen=True, tag="idle"):
+    """No model is in memory; `error` says what loads one."""
+
+    error: str
+
+
 class StoppedEvent(_Event, frozen=True, tag="stopped"):
     """The engine has ended."""
 
@@ -143,7 +149,7 @@ class FailedEvent(_Event, frozen=True, tag="failed"):
     error: str
 
 
-LiveEvent: TypeAlias = LoadingEvent | ReadyEvent | StoppedEvent | FailedEvent
+LiveEvent: TypeAlias = IdleEvent | LoadingEvent | ReadyEvent | StoppedEvent | FailedEvent
 
 
 class ServerAwayError(Exception):

@@ -10,7 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from thermocline.cli.console import one_line
-from thermocline.cli.live_events import FailedEvent, LoadingEvent, ReadyEvent, StoppedEvent
+from thermocline.cli.live_events import (
+    FailedEvent,
+    IdleEvent,
+    LoadingEvent,
+    ReadyEvent,
+    StoppedEvent,
+)
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -113,6 +119,8 @@ def _state(event: LiveEvent) -> Text:
             return Text(f"loading: {step} ({place}), {load.seconds:.1f} s", "yellow")
         case ReadyEvent():
             return Text("ready, recording a timeline" if event.tracing else "ready", "green")
+        case IdleEvent():
+            return Text(one_line(event.error), "dim")
         case StoppedEvent() | FailedEvent():
             return Text(one_line(event.error), "red")
         case _:

@@ -32,6 +32,7 @@ ALSO: Final[Mapping[str, tuple[str, ...]]] = {
     "--file": ("-f",),
     "--system": ("-sys", "--system-prompt"),
     "--alias": ("-a",),
+    "--models": ("--models-dir",),
     "--request-timeout": ("-to", "--timeout"),
     "--verbose": ("-v",),
 }

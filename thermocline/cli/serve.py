@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,12 +25,15 @@ from thermocline.cli.session import explain as print_choices
 from thermocline.cli.session import model_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+    from typing import Any
 
     from thermocline.cli.logs import LogFormat
     from thermocline.config import EngineConfig
     from thermocline.engine.api import Engine
     from thermocline.server.core.settings import ServerConfig
+
+    Work = Callable[[Callable[[str], None], Callable[[Engine], None]], Coroutine[Any, Any, None]]
 
 
 @click.command()
@@ -73,6 +78,7 @@ def serve(
       thermocline serve
       thermocline serve model.gguf --port 0
       thermocline serve -hf Qwen/Qwen3-30B-A3B-GGUF
+      thermocline serve --models ~/models --keep-alive 10m
       curl http://127.0.0.1:7717/v1/chat/completions --json \\
         '{"messages": [{"role": "user", "content": "Hello"}]}'
       THERMOCLINE_API_KEY=secret thermocline serve --host 0.0.0.0
@@ -83,24 +89,23 @@ def serve(
     import asyncio
 
     server_config = listen()
-    path = model_path(model)
-
-    from thermocline.server.core.model_card import model_card
-
-    card = model_card(path)
-    card = replace(card, id=alias) if alias else card
+    if server_config.models or server_config.allows_model_changes:
+        work, what = _serve_several(model, alias, config, server_config)
+        is_opening = False
+    else:
+        work, what = _serve_one(model, alias, config, server_config)
+        is_opening = server_config.keep_alive_s is None
 
     from thermocline.engine.thread import fastest_loop
-    from thermocline.server import app
 
     urls: list[str] = []
 
     def say_listening(url: str) -> None:
         urls.append(url)
-        say(f"thermocline is opening {card.id} at {url}")
+        say(f"thermocline is {'opening' if is_opening else 'serving'} {what} at {url}")
 
     def say_opened(engine: Engine) -> None:
-        say(f"thermocline is serving {card.id} at {urls[0]}")
+        say(f"thermocline is serving {what} at {urls[0]}")
         if is_verbose:
             print_choices(engine)
 
@@ -108,4 +113,44 @@ def serve(
         logging_to_stderr(log_format, logs_access=logs_access),
         asyncio.Runner(loop_factory=fastest_loop()) as runner,
     ):
-        runner.run(app.serve(path, config, server_config, card, say_listening, say_opened))
+        runner.run(work(say_listening, say_opened))
+
+
+def _serve_one(
+    model: str | None, alias: str | None, config: EngineConfig, server_config: ServerConfig
+) -> tuple[Work, str]:
+    """Return what serves the one model, and what that is called."""
+    from thermocline.server import app
+    from thermocline.server.core.model_card import model_card
+
+    path = model_path(model)
+    card = model_card(path)
+    card = replace(card, id=alias) if alias else card
+    return partial(app.serve, path, config, server_config, card), card.id
+
+
+def _serve_several(
+    model: str | None, alias: str | None, config: EngineConfig, server_config: ServerConfig
+) -> tuple[Work, str]:
+    """Return what serves the models of folders and lists, and of the hub's cache where clients may change it."""
+    from thermocline.hub.cache import require_library
+    from thermocline.server import app
+    from thermocline.server.core.catalogue import open_catalogue
+
+    _check_several(model, alias, server_config)
+    if server_config.allows_model_changes:
+        require_library()
+    places = tuple(map(Path, server_config.models))
+    catalogue = open_catalogue(places, config, with_cache=server_config.allows_model_changes)
+    number = len(catalogue.read())
+    what = f"{number} model{'s' * (number != 1)}"
+    return partial(app.serve_models, catalogue, server_config), what
+
+
+def _check_several(model: str | None, alias: str | None, config: ServerConfig) -> None:
+    given = {"MODEL": model, "--alias": alias, "--any-model": config.any_model or None}
+    for name, value in given.items():
+        if value is not None:
+            raise click.UsageError(
+                f"{name} is for one model, and --models or --allow-model-changes serves several: leave it out"
+            )

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import click
 
 from thermocline.cli.llama_flags import names
-from thermocline.cli.options import gather
+from thermocline.cli.options import checked_size, gather
 from thermocline.cli.sources import SettingOption
+from thermocline.errors import ConfigError, RequestError
+from thermocline.server.core.keep_alive import parse_keep_alive
 from thermocline.server.core.settings import OnModelChange, ServerConfig, keys_in_file
+from thermocline.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,6 +118,61 @@ _OPTIONS: Final = {
         help="When the model's file is truncated or overwritten, running answers end with an error. Then the model is "
         "opened again as soon as the file is whole (reopen), or the server ends (exit).",
     ),
+    "models": _setting(
+        *names("--models"),
+        "models",
+        multiple=True,
+        type=click.Path(exists=True),
+        metavar="FOLDER|LIST.toml",
+        help="Serve all model files below a folder, or those of a list, each loaded when a request names it; may be given "
+        "several times.",
+    ),
+    "keep_alive_s": _setting(
+        "--keep-alive",
+        "keep_alive_s",
+        metavar="TIME",
+        help="How long a model stays in memory after its last request, as 10m, 1h30m, 0 or -1 for ever (default: 5m with "
+        "--models, else for ever); requests of Ollama's interface may say otherwise.",
+    ),
+    "load_timeout_s": _setting(
+        "--load-timeout",
+        "load_timeout_s",
+        type=float,
+        default=_DEFAULTS.load_timeout_s,
+        show_default=True,
+        metavar="X",
+        help="Seconds that a request waits for its model to be loaded, before it is told to come again.",
+    ),
+    "models_memory_bytes": _setting(
+        "--models-memory",
+        "models_memory_bytes",
+        callback=checked_size,
+        metavar="SIZE",
+        help="What loaded models may take of the memory together, by their files and caches (default: what is available "
+        "at the start).",
+    ),
+    "allows_model_changes": _setting(
+        "--allow-model-changes",
+        "allows_model_changes",
+        is_flag=True,
+        help="Let clients download models from the hub and remove them (/api/pull, /api/delete); with --models alone.",
+    ),
+    "slot_folder": _setting(
+        "--slot-save-path",
+        "slot_folder",
+        type=click.Path(exists=True, file_okay=False, writable=True),
+        metavar="FOLDER",
+        help="Let clients save prompt caches to files in this folder, and restore them (/slots).",
+    ),
+    "max_slots_bytes": _setting(
+        "--slot-save-limit",
+        "max_slots_bytes",
+        callback=checked_size,
+        default=f"{_DEFAULTS.max_slots_bytes >> 30}GiB",
+        show_default=True,
+        metavar="SIZE",
+        help="What these files may take together.",
+    ),
     "shutdown_timeout_s": _setting(
         "--shutdown-timeout",
         "shutdown_timeout_s",
@@ -144,11 +202,23 @@ def _make_config(values: dict[str, Any]) -> Callable[[], ServerConfig]:
         if file is not None:
             fields["api_keys"] += keys_in_file(file.read_text(errors="replace"))
         fields["max_body_bytes"] *= _MIB
+        for name in ("models_memory_bytes", "max_slots_bytes"):
+            fields[name] = None if fields[name] is None else parse_bytes(fields[name])
+        fields["keep_alive_s"] = _seconds(fields["keep_alive_s"])
         for name in ("allowed_hosts", "cors_origins"):
             fields[name] = _split(fields[name])
         return replace(_DEFAULTS, **fields)
 
     return make
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else parse_keep_alive(text)
+    except RequestError as error:
+        raise ConfigError(
+            f"--keep-alive is {text!r}: give a time such as 10m, 1h30m or 90s, 0, or -1 for ever"
+        ) from error
 
 
 def _split(texts: tuple[str, ...]) -> tuple[str, ...]:

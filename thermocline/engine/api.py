@@ -19,6 +19,7 @@ from thermocline.engine.cpu import measure_limits
 from thermocline.engine.embedding import embed_all
 from thermocline.engine.request_events import request_events
 from thermocline.engine.reranking import rank_all
+from thermocline.engine.slots import EngineSlots
 from thermocline.engine.statistics import (
     EngineStatistics,
     make_trace,
@@ -69,6 +70,8 @@ class Engine:
         self._thread = thread
         self._request_ids = itertools.count(1)
         self._limits: MachineLimits | None = None
+        self.slots = EngineSlots(thread)
+        """Saves and restores prompt caches; with `SchedulerConfig.keeps_slots` alone."""
 
     @classmethod
     def open(

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from thermocline.engine.build_context import BuildContext
-from thermocline.engine.cache_builder import cpu_cache, device_needs_of
+from thermocline.engine.cache_builder import KeptCache, cpu_cache, device_needs_of
 from thermocline.engine.cpu import cpu_lane, make_kernels, with_threads
 from thermocline.engine.devices import open_devices
 from thermocline.engine.drafter_builder import build_speculator, hidden_readers
@@ -53,6 +53,7 @@ class EngineParts:
     """Everything that one engine consists of. resources: closes all of it."""
 
     model: Model
+    kept: KeptCache
     kernels: Kernels
     text: TextParts
     experts: ExpertBackends
@@ -111,6 +112,7 @@ def load_parts(
         tensors = decoder_tensors(file.tensors.values(), model.spec.num_layers)
         return EngineParts(
             model,
+            KeptCache(file, cache),
             kernels,
             text,
             experts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thermocline.experts.placement.wish import device_needs
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCache:
+    """The CPU's cache, and the file of the model that it is of: what prompt caches are saved from and restored to."""
+
+    file: ModelFile
+    cache: SequenceCache
 
 
 def device_needs_of(

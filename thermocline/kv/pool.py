@@ -66,6 +66,11 @@ class KVPool:
         """Address space of the whole pool. Its resident part grows with use."""
         return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._layers.values())
 
+    @property
+    def layers(self) -> tuple[LayerIndex, ...]:
+        """The layers with arrays of their own."""
+        return tuple(self._layers)
+
     def layer(self, layer: LayerIndex) -> LayerCache:
         """Return the cache of one layer; it is valid as long as it is referenced."""
         return self._layers[self._sources.get(layer, layer)]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from thermocline.pipeline.generation import Generation
     from thermocline.pipeline.scheduling.chunk_size_feedback import ChunkSizeFeedback
     from thermocline.pipeline.scheduling.scheduler import Scheduler, SchedulerSnapshot
+    from thermocline.pipeline.scheduling.slots import Slots
     from thermocline.traces.recorder import Recorder
 
 
@@ -105,6 +106,15 @@ class StepLoop:
     def snapshot(self) -> SchedulerSnapshot:
         """Return what is running and waiting, and where the cache's blocks are."""
         return self._scheduler.snapshot()
+
+    @property
+    def slots(self) -> Slots | None:
+        """What each slot computed last, where that is remembered. Call `resume_planning` after a change."""
+        return self._scheduler.slots
+
+    def resume_planning(self) -> None:
+        """Start what can start now: room in the cache has come free."""
+        self._fill()
 
     def submit(self, generation: Generation) -> None:
         """Accept a request and start it when there is room. Raises RequestError or BusyError, and what ended the engine."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from thermocline.errors import BusyError, EngineClosedError, ReaderTooSlowError, RequestError
 from thermocline.server.core.connection import connection_of
 from thermocline.server.core.errors import AnswerTimeoutError, QueueFullError
-from thermocline.server.core.exchange import BACKEND, CONFIG, operation, send_parts
+from thermocline.server.core.exchange import CONFIG, MODEL, operation, send_parts
 from thermocline.server.core.gate import GATE
 from thermocline.server.core.generation_jobs import MAX_ANSWER_BYTES, run_job
 from thermocline.server.core.memory import MEMORY
 from thermocline.server.core.pace import Pace
 from thermocline.server.core.sse import EventStream
-from thermocline.server.metrics.telemetry import TELEMETRY
+from thermocline.server.metrics.telemetry import meter_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -96,7 +96,7 @@ def answers(takes: type, gives: type | None = None) -> Callable[[Prepare], Route
                 async with connection_of(request).clock.limit():
                     prepared = await prepare(request)
             except AnswerTimeoutError:
-                request.app[TELEMETRY].meter.count_failure("timeout")
+                meter_of(request).count_failure("timeout")
                 raise
             if isinstance(prepared, PreparedAnswer):
                 return await _send(request, prepared)
@@ -154,7 +154,7 @@ async def _watched_steps(
     Raises what `run_job` does, QueueFullError instead of BusyError, and AnswerTimeoutError after `request_timeout_s`.
     """
     app, clock = request.app, connection_of(request).clock
-    engine, meter = app[BACKEND].model.engine, app[TELEMETRY].meter
+    engine, meter = request[MODEL].engine, meter_of(request)
     options = replace(
         job.options,
         cache_salt=app[GATE].cache_salt(request, job.options.cache_salt),

@@ -9,6 +9,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -17,18 +18,22 @@ from thermocline.errors import ConfigError
 from thermocline.server.anthropic import routes as anthropic_routes
 from thermocline.server.core import openapi
 from thermocline.server.core.access_log import log_access
-from thermocline.server.core.backend import Backend
 from thermocline.server.core.body_reader import BodyReader
+from thermocline.server.core.catalogue import OneModel
 from thermocline.server.core.connection import Connection
-from thermocline.server.core.exchange import BACKEND, BODIES, CONFIG, ERROR_BODIES, answer_errors
+from thermocline.server.core.exchange import BODIES, CONFIG, ERROR_BODIES, POOL, answer_errors
 from thermocline.server.core.gate import GATE, IN_FLIGHT, Gate, add_headers, follow, guard
 from thermocline.server.core.in_flight import InFlight
 from thermocline.server.core.memory import BUDGET, MemoryBudget
+from thermocline.server.core.pool import ModelPool
+from thermocline.server.core.slot_folder import SlotFolder
 from thermocline.server.dashboard import routes as dashboard_routes
 from thermocline.server.metrics import routes as metrics_routes
 from thermocline.server.metrics.telemetry import TELEMETRY, Telemetry
 from thermocline.server.ollama import routes as ollama_routes
+from thermocline.server.ollama.changes import DOWNLOADS, Downloads
 from thermocline.server.openai import routes as openai_routes
+from thermocline.server.openai.slot_routes import SLOT_FOLDER
 from thermocline.server.responses import routes as responses_routes
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from thermocline.engine.api import Engine
     from thermocline.errors import ModelChangedError
     from thermocline.server.core.backend import OpenModel
+    from thermocline.server.core.catalogue import Catalogue
     from thermocline.server.core.settings import ModelCard, ServerConfig
 
 # After the engine is closed, streams write only their terminal event.
@@ -53,33 +59,39 @@ class RunningServer:
     app: web.Application
 
     async def wait_opened(self) -> OpenModel:
-        """Wait until the model is open. Raises what opening raised."""
-        return await self.app[BACKEND].wait_opened()
+        """Wait until the one model is open. Raises what opening raised."""
+        opened = await self.app[POOL].wait_opened()
+        if opened is None:
+            raise RuntimeError("no model is there from the start")
+        return opened
 
     async def wait_given_up(self) -> ModelChangedError:
-        """Wait until the model's file was changed and is not opened again; return what happened."""
-        return await self.app[BACKEND].wait_given_up()
+        """Wait until a model's file was changed and is not opened again; return what happened."""
+        return await self.app[POOL].wait_given_up()
 
 
-def create_app(backend: Backend, config: ServerConfig) -> web.Application:
-    """Return the application; the backend starts and ends with it."""
+def create_app(pool: ModelPool, config: ServerConfig) -> web.Application:
+    """Return the application; the pool starts and ends with it."""
     app = web.Application(
         middlewares=[follow, log_access, answer_errors, guard],
         client_max_size=config.max_body_bytes,
     )
-    app[BACKEND] = backend
+    app[POOL] = pool
     app[CONFIG] = config
     app[BODIES] = BodyReader(config)
     app[GATE] = Gate(config)
     app[IN_FLIGHT] = InFlight()
     app[BUDGET] = MemoryBudget(config.max_work_bytes)
     app[TELEMETRY] = Telemetry()
+    app[DOWNLOADS] = Downloads()
+    if config.slot_folder is not None:
+        app[SLOT_FOLDER] = SlotFolder(Path(config.slot_folder), config.max_slots_bytes)
     others = (anthropic_routes, ollama_routes)
     app[ERROR_BODIES] = {part.PATH: part.error_body for part in others}
     for part in (metrics_routes, openapi, openai_routes, responses_routes, *others):
         app.add_routes(part.routes())
     dashboard_routes.install(app)
-    app.cleanup_ctx.append(_backend_lifetime)
+    app.cleanup_ctx.append(_pool_lifetime)
     app.cleanup_ctx.append(_watch_loop)
     app.on_response_prepare.append(add_headers)
     return app
@@ -93,14 +105,23 @@ async def running_server(
     card: ModelCard,
     now_s: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[RunningServer]:
-    """Listen while the context is open; the model is opened in the background.
+    """Serve one model, as `running_models` does with a catalogue of it alone."""
+    catalogue = OneModel(path, engine, card, is_pinned=config.keep_alive_s is None)
+    async with running_models(catalogue, config, now_s) as server:
+        yield server
+
+
+@asynccontextmanager
+async def running_models(
+    catalogue: Catalogue, config: ServerConfig, now_s: Callable[[], float] = time.monotonic
+) -> AsyncIterator[RunningServer]:
+    """Listen while the context is open; models that are there from the start are opened in the background.
 
     Leaving the context refuses new work, waits up to `config.shutdown_timeout_s` for running answers, ends the
-    others with an error event, stops listening and closes the engine. now_s: the clock of requests. Raises
+    others with an error event, stops listening and closes the engines. now_s: the clock of requests. Raises
     ConfigError for an address at which the server can not listen.
     """
-    backend = Backend(path, engine, card, reopens=config.on_model_change == "reopen")
-    app = create_app(backend, config)
+    app = create_app(ModelPool(catalogue, config), config)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_LAST_WRITES_S)
     try:
         await runner.setup()
@@ -122,15 +143,27 @@ async def serve(
     on_listening: Callable[[str], None],
     on_opened: Callable[[Engine], None] | None = None,
 ) -> None:
+    """Serve one model, as `serve_models` does with a catalogue of it alone."""
+    catalogue = OneModel(path, engine, card, is_pinned=config.keep_alive_s is None)
+    await serve_models(catalogue, config, on_listening, on_opened)
+
+
+async def serve_models(
+    catalogue: Catalogue,
+    config: ServerConfig,
+    on_listening: Callable[[str], None],
+    on_opened: Callable[[Engine], None] | None = None,
+) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP; a second one ends the process at once. For the main thread.
 
-    on_listening(url) is called once the socket listens, on_opened(engine) once the model is open. Raises ConfigError as
-    `running_server`, what opening the model raises, and ModelChangedError where the server is to end by that.
+    on_listening(url) is called once the socket listens, on_opened(engine) once the model that is there from the start, if
+    any, is open. Raises ConfigError as `running_models`, what opening that model raises, and ModelChangedError where the
+    server is to end by that.
     """
     stop = asyncio.Event()
     change: ModelChangedError | None = None
     with _stop_signals(stop):
-        async with running_server(path, engine, config, card) as server:
+        async with running_models(catalogue, config) as server:
             on_listening(server.url)
             opening = asyncio.create_task(_wait_opened(server, on_opened), name="opening")
             stopping = asyncio.create_task(stop.wait(), name="stop signal")
@@ -152,8 +185,8 @@ async def serve(
 
 async def _wait_opened(server: RunningServer, on_opened: Callable[[Engine], None] | None) -> None:
     """Hand over the engine, and keep no hold of it: it may be followed by another one."""
-    opened = await server.wait_opened()
-    if on_opened is not None:
+    opened = await server.app[POOL].wait_opened()
+    if opened is not None and on_opened is not None:
         on_opened(opened.engine)
 
 
@@ -180,11 +213,10 @@ def _stop_signals(stop: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-async def _backend_lifetime(app: web.Application) -> AsyncIterator[None]:
-    backend = app[BACKEND]
-    backend.start()
+async def _pool_lifetime(app: web.Application) -> AsyncIterator[None]:
+    app[POOL].start()
     yield
-    await backend.close()
+    await app[POOL].close()
 
 
 async def _watch_loop(app: web.Application) -> AsyncIterator[None]:
@@ -227,4 +259,4 @@ async def _drain(app: web.Application) -> None:
         async with asyncio.timeout(app[CONFIG].shutdown_timeout_s):
             await app[IN_FLIGHT].wait_idle()
     except TimeoutError:
-        await app[BACKEND].close()
+        await app[POOL].close()

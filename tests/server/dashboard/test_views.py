@@ -219,7 +219,7 @@ async def test_events_are_there_before_and_after_the_model(toy, tmp_path):
     """While it is opened, after it was closed, and when it could not be opened at all."""
 
     async def state(backend: Backend) -> dict:
-        made = (await LiveView(backend).make()).removeprefix(b"data: ")
+        made = (await LiveView(lambda: backend).make()).removeprefix(b"data: ")
         msgspec.json.decode(made, type=LiveEvent)  # what `thermocline top` reads
         return json.loads(made)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.kv.kept_prefix import HeldPrefix
 from thermocline.kv.prefix import PrefixCache, block_key
 from thermocline.pipeline.scheduling.request import RequestCache
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from thermocline.kv.blocks import BlockAllocator
+    from thermocline.kv.kept_prefix import PrefixParts, SequenceTokens
     from thermocline.kv.lending import SegmentLending, SegmentMoves
     from thermocline.messages import RequestId, StateUse
     from thermocline.pipeline.scheduling.request import Request
@@ -245,6 +247,76 @@ class RequestBlocks:
                 self._cache.evict(block)
         return moves
 
+    def hold_prefix(self, tokens: SequenceTokens) -> HeldPrefix:
+        """Hold what the cache has of a sequence's full blocks, until `end_prefix`."""
+        keys = self._keys_of(tokens)
+        blocks = []
+        for key in keys:
+            block = self._cache.find(key)
+            if block is None:
+                break
+            self._cache.share(block)
+            blocks.append(block)
+        keys = keys[: len(blocks)]
+        windows = {} if self._windows is None else self._windows.hold(keys)
+        states = {} if self._states is None else self._states.hold(keys)
+        return HeldPrefix(tokens, keys, tuple(blocks), windows, states)
+
+    def begin_prefix(self, tokens: SequenceTokens, parts: PrefixParts) -> HeldPrefix | None:
+        """Hold places for a sequence's parts, until `end_prefix`; None if there is no room for all blocks now.
+
+        Of windows and snapshots those are left out that have no room.
+        """
+        keys = self._keys_of(tokens)[: parts.num_blocks]
+        blocks: list[int] = []
+        new = set()
+        for index, key in enumerate(keys):
+            block = self._cache.find(key)
+            if block is None:
+                block = self._cache.allocate()
+                new.add(index)
+            else:
+                self._cache.share(block)
+            if block is None:
+                self._cache.release(blocks, ())
+                return None
+            blocks.append(block)
+        windows, new_windows = (
+            ({}, frozenset[int]())
+            if self._windows is None
+            else self._windows.begin_hold(keys, parts.windows)
+        )
+        states = {} if self._states is None else self._states.begin_hold(keys, parts.states)
+        return HeldPrefix(
+            tokens,
+            keys,
+            tuple(blocks),
+            windows,
+            states,
+            frozenset(new),
+            new_windows,
+            frozenset(states),
+        )
+
+    def end_prefix(self, held: HeldPrefix, *, is_written: bool) -> None:
+        """Give a held prefix back. is_written: requests may find its new parts; otherwise they are dropped."""
+        if is_written:
+            for index in sorted(held.new_blocks):
+                parent = held.keys[index - 1] if index else held.tokens.root
+                self._cache.publish(held.blocks[index], held.keys[index], parent)
+        self._cache.release(held.blocks, held.keys)
+        if self._windows is not None:
+            self._windows.end_hold(held, is_written=is_written)
+        if self._states is not None:
+            self._states.end_hold(held, is_written=is_written)
+
+    def evict_prefix(self, tokens: SequenceTokens, first: int) -> None:
+        """Free the blocks of a sequence from index `first` on that nobody holds."""
+        for key in reversed(self._keys_of(tokens)[first:]):
+            block = self._cache.find(key)
+            if block is not None and self._cache.is_idle(block):
+                self._cache.evict(block)
+
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that these requests are the holders of every block that is held, and no others."""
         self._cache.check_integrity()
@@ -267,15 +339,37 @@ class RequestBlocks:
         """
         keys = request.cache.keys
         while len(keys) <= index:
-            start, end = len(keys) * self.block_tokens, (len(keys) + 1) * self.block_tokens
-            num_decoded = max(0, end - max(start, request.num_prompt_tokens))
+            start = len(keys) * self.block_tokens
             parent = keys[-1] if keys else request.cache.root
-            tokens = request.known[start:end]
-            num_expanded = max(0, min(end, request.cache.num_expanded) - start)
-            if not self._kinds_differ:
-                num_decoded = 0
-            keys.append(block_key(parent, tokens, num_decoded, num_expanded))
+            keys.append(
+                self._block_key(
+                    parent,
+                    request.known[start : start + self.block_tokens],
+                    start,
+                    request.num_prompt_tokens,
+                    request.cache.num_expanded,
+                )
+            )
         return keys[index]
+
+    def _keys_of(self, tokens: SequenceTokens) -> tuple[bytes, ...]:
+        """Return the keys of all full blocks of a sequence."""
+        keys: list[bytes] = []
+        for start in range(0, len(tokens.token_ids) - self.block_tokens + 1, self.block_tokens):
+            ids = tokens.token_ids[start : start + self.block_tokens]
+            parent = keys[-1] if keys else tokens.root
+            keys.append(
+                self._block_key(parent, ids, start, tokens.num_prompt_tokens, tokens.num_expanded)
+            )
+        return tuple(keys)
+
+    def _block_key(
+        self, parent: bytes, ids: Sequence[int], start: int, num_prompt: int, num_expanded: int
+    ) -> bytes:
+        """Return the key of the block whose first token is the `start`th of its sequence."""
+        end = start + self.block_tokens
+        num_decoded = max(0, end - max(start, num_prompt)) if self._kinds_differ else 0
+        return block_key(parent, ids, num_decoded, max(0, min(end, num_expanded) - start))
 
     def _append(self, cache: RequestCache, block: int) -> None:
         cache.table[len(cache.blocks)] = block

@@ -14,6 +14,7 @@ from thermocline.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from thermocline.kv.kept_prefix import HeldPrefix
     from thermocline.kv.state_slots import StateSlots
     from thermocline.messages import RequestId
     from thermocline.pipeline.scheduling.request import Request
@@ -131,6 +132,32 @@ class RequestStates:
         self._unpin(held)
         for _, key in held.saves:
             self._slots.discard(key)
+
+    def hold(self, keys: Sequence[bytes]) -> dict[int, int]:
+        """Pin the snapshots behind a sequence's blocks, by the block's index, until `end_hold`."""
+        return {
+            index: self._slots.pin(key)
+            for index, key in enumerate(keys)
+            if self._slots.is_findable(key)
+        }
+
+    def begin_hold(self, keys: Sequence[bytes], indices: Iterable[int]) -> dict[int, int]:
+        """Return slots for snapshots that are to be written, by index; those that exist or have no room are left out.
+
+        The last ones count most: they come first.
+        """
+        found = {index: self._slots.begin(keys[index]) for index in sorted(indices, reverse=True)}
+        return {index: slot for index, slot in found.items() if slot is not None}
+
+    def end_hold(self, held: HeldPrefix, *, is_written: bool) -> None:
+        """Unpin snapshots, or publish those that are written."""
+        for index, slot in held.states.items():
+            if index not in held.new_states:
+                self._slots.unpin(slot)
+            elif is_written:
+                self._slots.publish(held.keys[index])
+            else:
+                self._slots.discard(held.keys[index])
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that exactly the admitted ones among these requests have states, and that no slot is lost."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from thermocline.kv.blocks import BlockAllocator
+    from thermocline.kv.kept_prefix import HeldPrefix
     from thermocline.messages import IntArray, RequestId
     from thermocline.pipeline.scheduling.request import Request
 
@@ -135,6 +136,38 @@ class RequestWindows:
         held = self.held.pop(request.id)
         keys = request.cache.keys[held.num_passed : request.cache.num_full]
         self._cache.release(held.window_blocks, keys)
+
+    def hold(self, keys: Sequence[bytes]) -> dict[int, int]:
+        """Hold those of a sequence's blocks that are here, by index, until `end_hold`."""
+        found = {index: self._cache.find(key) for index, key in enumerate(keys)}
+        held = {index: block for index, block in found.items() if block is not None}
+        for block in held.values():
+            self._cache.share(block)
+        return held
+
+    def begin_hold(
+        self, keys: Sequence[bytes], indices: Iterable[int]
+    ) -> tuple[dict[int, int], frozenset[int]]:
+        """Hold places for some of a sequence's blocks, by index, and say which are new. Those without room are left out."""
+        held, new = {}, set()
+        for index in indices:
+            block = self._cache.find(keys[index])
+            if block is not None:
+                self._cache.share(block)
+            else:
+                block = self._cache.allocate()
+                if block is None:
+                    break
+                new.add(index)
+            held[index] = block
+        return held, frozenset(new)
+
+    def end_hold(self, held: HeldPrefix, *, is_written: bool) -> None:
+        """Give held blocks back; new ones that are written are found from now on."""
+        for index, block in held.windows.items():
+            if is_written and index in held.new_windows:
+                self._cache.publish(block, held.keys[index])
+            self._cache.release([block], held.keys[index : index + 1])
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that exactly the admitted ones among these requests hold what their next tokens attend to."""

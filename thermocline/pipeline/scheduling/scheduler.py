@@ -21,6 +21,7 @@ from thermocline.pipeline.scheduling.expanded_form import num_expanded, prefill_
 from thermocline.pipeline.scheduling.request import Request, RequestCache, RequestStatus
 from thermocline.pipeline.scheduling.request_blocks import CacheSnapshot, RequestBlocks
 from thermocline.pipeline.scheduling.request_drafts import RequestDrafts
+from thermocline.pipeline.scheduling.slots import Slots
 from thermocline.speculation.contract import MAX_DRAFT_TOKENS, DraftWish
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class Scheduler:
             windows=windows,
         )
         self._drafts = RequestDrafts(self._blocks)
+        self.slots = Slots(self._blocks, config.max_requests) if config.keeps_slots else None
+        """What each slot computed last, where that is remembered."""
         self._admission = Admission(self._blocks, config.expected_answer_tokens)
         self._max_context_tokens = min(
             max_context_tokens, allocator.num_blocks * allocator.block_tokens
@@ -326,6 +329,8 @@ class Scheduler:
         if entry is None or entry.status is _FINISHED:
             return False
         self._drafts.forget(request)
+        if self.slots is not None:
+            self.slots.note(entry)
         if self._admission.finish(entry):
             del self.requests[request]
         return True

@@ -10,11 +10,12 @@ from thermocline.server.answers import PreparedAnswer, answers
 from thermocline.server.anthropic.encoder import PING, MessageEncoder
 from thermocline.server.anthropic.errors import error_body
 from thermocline.server.anthropic.schema import CountRequest, MessagesRequest
-from thermocline.server.core.exchange import BACKEND, check_model, operation, read_json, send_json
+from thermocline.server.core.exchange import operation, read_json, send_json, use_model
 from thermocline.server.core.prompts import chat_job
 from thermocline.server.core.sse import Framing, typed_frames
 
 if TYPE_CHECKING:
+    from thermocline.server.core.backend import OpenModel
     from thermocline.server.core.generation_jobs import GenerationJob
 
 R = TypeVar("R", bound=CountRequest)
@@ -35,20 +36,19 @@ def routes() -> list[web.RouteDef]:
 @answers(takes=MessagesRequest)
 async def messages(request: web.Request) -> PreparedAnswer:
     """Answer a conversation."""
-    body, job = await _read(request, MessagesRequest)
-    encoder = MessageEncoder(request.app[BACKEND].card.id, len(job.prompts[0]))
+    model, body, job = await _read(request, MessagesRequest)
+    encoder = MessageEncoder(model.card.id, len(job.prompts[0]))
     return PreparedAnswer(job, encoder, _EVENTS, bool(body.stream))
 
 
 @operation(takes=CountRequest)
 async def count_tokens(request: web.Request) -> web.Response:
     """Say how many tokens the prompt of a conversation has."""
-    _, job = await _read(request, CountRequest)
+    _, _, job = await _read(request, CountRequest)
     return send_json({"input_tokens": len(job.prompts[0])})
 
 
-async def _read(request: web.Request, kind: type[R]) -> tuple[R, GenerationJob]:
-    engine = request.app[BACKEND].model.engine
+async def _read(request: web.Request, kind: type[R]) -> tuple[OpenModel, R, GenerationJob]:
     body = await read_json(request, kind)
-    check_model(request, body.model)
-    return body, await chat_job(engine, body)
+    model = await use_model(request, body.model)
+    return model, body, await chat_job(model.engine, body)

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 from thermocline import __version__
 from thermocline.engine.api import Engine
 from thermocline.errors import EngineError, ModelChangedError
-from thermocline.server.core.errors import LoadingError, ModelNotFoundError
+from thermocline.server.core.errors import LoadingError
 from thermocline.server.core.model_card import model_card
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thermocline.config import EngineConfig
     from thermocline.engine.assembly import LoadStep
     from thermocline.server.core.settings import ModelCard
@@ -47,13 +49,6 @@ class OpenModel:
     card: ModelCard
     fingerprint: str
     opened_at: int
-
-    def check_name(self, name: str | None) -> None:
-        """Raise ModelNotFoundError if a request wants another model; None and "" are any."""
-        if name and name != self.card.id:
-            raise ModelNotFoundError(
-                f"the model {name!r} is not served here: ask for {self.card.id!r}", param="model"
-            )
 
     def as_body(self) -> dict[str, Any]:
         """Return OpenAI's model object, with the model's dimensions as `meta`."""
@@ -145,13 +140,27 @@ class Backend:
         """Whether the model is open."""
         return self._opened.done() and self._opened.exception() is None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether opening it has failed."""
+        return self._opened.done() and self._opened.exception() is not None
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the engine has ended by itself, and not because its file was changed."""
+        return self.is_open and self._change is None and not self._opened.result().engine.is_running
+
+    def when_ended(self, tell: Callable[[], object]) -> None:
+        """Call `tell` once, soon after the first opening has ended, however it did."""
+        self._opened.add_done_callback(lambda _: tell())
+
+    def when_given_up(self, tell: Callable[[ModelChangedError], object]) -> None:
+        """Call `tell` once the model's file was changed and nobody opens it again."""
+        self._given_up.add_done_callback(lambda done: tell(done.result()))
+
     async def wait_opened(self) -> OpenModel:
         """Wait until the model is open. Raises what opening raised."""
         return await asyncio.shield(self._opened)
-
-    async def wait_given_up(self) -> ModelChangedError:
-        """Wait until the model's file was changed and nobody opens it again; return what happened to it."""
-        return await asyncio.shield(self._given_up)
 
     async def _hold(self) -> None:
         try:
@@ -176,7 +185,7 @@ class Backend:
         """Open the engine, and hold it until `close`, or until its file was changed; that is returned."""
         async with self._opening as engine:
             await engine.prepare_constraints()
-            fingerprint = await asyncio.to_thread(_fingerprint, Path(self._path))
+            fingerprint = await asyncio.to_thread(file_fingerprint, Path(self._path))
             self.card, self._change = card, None
             self._opened.set_result(OpenModel(engine, card, fingerprint, int(time.time())))
             closing = asyncio.create_task(self._closing.wait(), name="close of the model")
@@ -252,7 +261,8 @@ def _signature(paths: list[str]) -> list[tuple[int, ...] | None]:
     return found
 
 
-def _fingerprint(path: Path) -> str:
+def file_fingerprint(path: Path) -> str:
+    """Return what changes with this version and with the file, by its beginning and size. Raises OSError."""
     with path.open("rb") as file:
         header = file.read(_FINGERPRINTED_BYTES)
     digest = hashlib.blake2b(header, digest_size=6)

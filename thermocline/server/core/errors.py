@@ -17,6 +17,8 @@ from thermocline.errors import (
     ConfigError,
     DeviceFaultError,
     EngineClosedError,
+    HubError,
+    HubUnreachableError,
     ModelChangedError,
     ModelError,
     PromptTooLongError,
@@ -43,6 +45,18 @@ class LoadingError(ThermoclineError):
     def __init__(self, step: str = "", num_done: int = 0, num_steps: int = 0) -> None:
         self.progress = {"step": step, "num_done": num_done, "num_steps": num_steps}
         super().__init__("Loading model")
+
+
+class NotLoadedError(ThermoclineError):
+    """The model is not in memory: there is no room for it now, or it could not be opened."""
+
+
+class NoModelLoadedError(NotLoadedError):
+    """No model is in memory; a request that names one loads it."""
+
+
+class NotAllowedError(RequestError):
+    """What the server was not started for."""
 
 
 class ModelNotFoundError(RequestError):
@@ -114,10 +128,12 @@ class ErrorAnswer:
 # The first row that fits decides, so subclasses come before their bases.
 _TABLE: Final[tuple[tuple[type[BaseException], ErrorAnswer], ...]] = (
     (LoadingError, ErrorAnswer(503, "unavailable_error", 503, _RETRY_AFTER_S)),
+    (NotLoadedError, ErrorAnswer(503, "unavailable_error", "model_not_loaded", _RETRY_AFTER_S)),
     (DrainingError, ErrorAnswer(503, "unavailable_error", 503, _RETRY_AFTER_S)),
     (AnswerTimeoutError, ErrorAnswer(504, "timeout")),
     (ReaderTooSlowError, ErrorAnswer(408, "timeout", "reader_too_slow")),
     (ModelNotFoundError, ErrorAnswer(404, "not_found_error", "model_not_found")),
+    (NotAllowedError, ErrorAnswer(403, "invalid_request_error", "not_allowed")),
     (NotSupportedError, ErrorAnswer(501, "not_supported_error", "not_supported")),
     (MediaTypeError, ErrorAnswer(415, "invalid_request_error", "unsupported_media_type")),
     (BodyTimeoutError, ErrorAnswer(408, "timeout")),
@@ -135,6 +151,8 @@ _TABLE: Final[tuple[tuple[type[BaseException], ErrorAnswer], ...]] = (
     (DeviceFaultError, ErrorAnswer(503, "unavailable_error")),
     (ModelChangedError, ErrorAnswer(503, "unavailable_error", "model_changed", _RETRY_AFTER_S)),
     (ModelError, ErrorAnswer(503, "unavailable_error")),
+    (HubUnreachableError, ErrorAnswer(502, "unavailable_error", "hub_unreachable")),
+    (HubError, ErrorAnswer(404, "not_found_error", "no_such_model")),
     (MemoryError, ErrorAnswer(503, "unavailable_error")),
     (web.HTTPNotFound, ErrorAnswer(404, "not_found_error")),
     (web.HTTPMethodNotAllowed, ErrorAnswer(405, "invalid_request_error")),

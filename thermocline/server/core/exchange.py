@@ -14,10 +14,12 @@ import msgspec
 from aiohttp import web
 
 from thermocline.errors import RequestError
-from thermocline.server.core.backend import Backend
+from thermocline.server.core.backend import OpenModel
 from thermocline.server.core.bodies import decode_body, unknown_fields
 from thermocline.server.core.body_reader import BodyReader
 from thermocline.server.core.errors import error_body, error_response
+from thermocline.server.core.gate import HELD
+from thermocline.server.core.pool import ModelPool
 from thermocline.server.core.settings import ServerConfig
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -29,7 +31,9 @@ _SENT_AT_ONCE_BYTES: Final = 1 << 18
 ErrorEncoder: TypeAlias = Callable[[BaseException], object]
 """Returns the body with which an interface answers a failure."""
 
-BACKEND: Final = web.AppKey("BACKEND", Backend)
+POOL: Final = web.AppKey("POOL", ModelPool)
+MODEL: Final = web.RequestKey("MODEL", OpenModel)
+"""The model that a request uses, after `use_model`."""
 CONFIG: Final = web.AppKey("CONFIG", ServerConfig)
 BODIES: Final = web.AppKey("BODIES", BodyReader)
 ERROR_BODIES: Final[web.AppKey[Mapping[str, ErrorEncoder]]] = web.AppKey("ERROR_BODIES", Mapping)
@@ -50,10 +54,30 @@ def operation(
     return note
 
 
-def check_model(request: web.Request, name: str | None) -> None:
-    """Raise ModelNotFoundError if the request wants another model than is served."""
-    if not request.app[CONFIG].any_model:
-        request.app[BACKEND].model.check_name(name)
+def asked_name(request: web.Request, name: str | None) -> str | None:
+    """Return the model's name in a request; None, which is any, where the server takes every name."""
+    return None if request.app[CONFIG].any_model else name
+
+
+async def use_model(
+    request: web.Request, name: str | None, *, keep_alive_s: float | None = None
+) -> OpenModel:
+    """Return the model that a request names, which stays in memory until the request's end. It is loaded if need be.
+
+    Raises what `ModelPool.lease` raises.
+    """
+    lease = await request.app[POOL].lease(asked_name(request, name), keep_alive_s)
+    request[HELD].callback(lease.release)
+    request[MODEL] = lease.model
+    return lease.model
+
+
+def shown_model(request: web.Request) -> OpenModel:
+    """Return the model that a page is about: ?model=NAME, else the one that was used last. Loads none.
+
+    Raises what `ModelPool.opened` raises.
+    """
+    return request.app[POOL].opened(request.query.get("model"))
 
 
 async def read_json(request: web.Request, kind: type[T], *, any_type: bool = False) -> T:

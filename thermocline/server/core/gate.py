@@ -6,7 +6,7 @@ Turns the decisions of `access` into answers. Knows no route but those that need
 from __future__ import annotations
 
 import uuid
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 IN_FLIGHT: Final = web.AppKey("IN_FLIGHT", InFlight)
 REQUEST_ID: Final = web.RequestKey("REQUEST_ID", str)
+HELD: Final = web.RequestKey("HELD", ExitStack)
+"""What a request has until its answer has ended."""
 
 # The page's files hold nothing of the model; the page itself asks for the key.
 _OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/"})
@@ -69,6 +71,10 @@ class Gate:
             raise KeyRefusedError(
                 "this server wants an API key: send it as Authorization: Bearer KEY"
             )
+
+    def knows(self, request: web.Request) -> bool:
+        """Whether the request has a key that opens this server, or it wants none."""
+        return self._keys.opens(request.headers)
 
     def cache_salt(self, request: web.Request, salt: str | None) -> str | None:
         """Return the salt of the request's prefix cache: one for each API key and salt of the request.
@@ -132,8 +138,9 @@ async def follow(request: web.Request, handler: Any) -> web.StreamResponse:  # n
         with (
             in_flight.one() if request.method == "POST" else nullcontext(),
             request.app[BUDGET].share() as memory,
+            ExitStack() as held,
         ):
-            request[MEMORY] = memory
+            request[MEMORY], request[HELD] = memory, held
             response: web.StreamResponse = await handler(request)
             return response
     finally:

@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 _SHARD_OR_SUFFIX: Final = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNORECASE)
 
 
+def plain_file_name(name: str) -> str:
+    """Return a model's name by that of its file: without the number of a part, and without .gguf."""
+    return _SHARD_OR_SUFFIX.sub("", name)
+
+
 def model_card(path: str | os.PathLike[str]) -> ModelCard:
     """Return the card of a model, from its file's header. Raises ModelError."""
     with open_guarded_model(path) as file:
-        footprint = measure_footprint(file.tensors.values(), None)
+        footprint, architecture = measure_footprint(file.tensors.values(), None), file.architecture
     bytes_by_format: Counter[str] = Counter()
     for share in footprint.formats:
         bytes_by_format[share.format] += share.total_bytes
     return ModelCard(
-        id=_SHARD_OR_SUFFIX.sub("", Path(path).name),
+        id=plain_file_name(Path(path).name),
         num_parameters=footprint.num_parameters,
         total_bytes=footprint.total_bytes,
         quant=max(bytes_by_format, key=lambda name: bytes_by_format[name], default=""),
+        architecture=architecture,
     )

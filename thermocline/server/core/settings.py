@@ -40,6 +40,20 @@ class ServerConfig:
     """How long running answers may go on when the server is told to stop."""
     on_model_change: OnModelChange = "reopen"
     """What to do once the model's file was truncated or overwritten: open it again as soon as it is whole, or end."""
+    models: tuple[str, ...] = ()
+    """Folders and lists of models, in place of one model."""
+    keep_alive_s: float | None = None
+    """How long a model stays in memory after its last request; None: five minutes, or for ever if it is the only one."""
+    load_timeout_s: float = 300.0
+    """How long a request waits until its model is in memory. For a model that is there from the start it does not wait."""
+    models_memory_bytes: int | None = None
+    """What models may take of the memory together; None for what is available when the server starts."""
+    allows_model_changes: bool = False
+    """Whether clients may download models from the hub, and remove those of its cache."""
+    slot_folder: str | None = None
+    """Where prompt caches are saved to and restored from; None refuses both."""
+    max_slots_bytes: int = 16 << 30
+    """Of all files there."""
     max_connections: int = 512
     max_body_bytes: int = 8 << 20
     max_total_body_bytes: int = 256 << 20
@@ -81,12 +95,18 @@ class ServerConfig:
                 "--request-timeout",
                 1.0 if self.request_timeout_s is None else self.request_timeout_s,
             ),
+            ("--load-timeout", self.load_timeout_s),
         ):
             if not 0 <= seconds < math.inf:
                 raise ConfigError(f"{flag} is {seconds}; choose a number of seconds from 0 on")
         for flag, number in (
             ("--max-connections", self.max_connections),
             ("--max-body", self.max_body_bytes),
+            ("--slot-save-limit", self.max_slots_bytes),
+            (
+                "--models-memory",
+                1 if self.models_memory_bytes is None else self.models_memory_bytes,
+            ),
         ):
             if number < 1:
                 raise ConfigError(f"{flag} is {number}; it must be at least 1")
@@ -163,6 +183,7 @@ class ModelCard:
     num_parameters: int
     total_bytes: int
     quant: str
+    architecture: str = ""
 
 
 def is_loopback(host: str) -> bool:

@@ -14,7 +14,7 @@ from thermocline.traces.timeline_page import pack_timeline
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from thermocline.engine.api import Engine
+    from thermocline.server.core.lease import ModelLease
     from thermocline.traces.events import Trace
 
 
@@ -62,10 +62,14 @@ def _as_chrome(trace: Trace) -> bytes:
 
 
 class Recording:
-    """Starts and stops the recording of one server's engine, and keeps the last window."""
+    """Starts and stops the recording of an engine, one at a time, and keeps the last window.
+
+    A model whose timeline is recorded is not unloaded.
+    """
 
     def __init__(self) -> None:
         self._started_s: float | None = None
+        self._lease: ModelLease | None = None
         self._collecting: asyncio.Task[RecordedWindow] | None = None
         self._num_windows = 0
         self._last: RecordedWindow | None = None
@@ -83,26 +87,38 @@ class Recording:
             )
         return self._last
 
-    def start(self, engine: Engine) -> str:
-        """Record from now on, and return the window's name. Raises TraceStateError while one is recorded."""
+    def start(self, lease: ModelLease) -> str:
+        """Record a model from now on, and return the window's name; `stop` releases the lease.
+
+        Raises TraceStateError while one is recorded.
+        """
+        engine = lease.model.engine
         is_collecting = self._collecting is not None and not self._collecting.done()
-        if engine.is_tracing or is_collecting:
+        is_held = self._lease is not None and self._lease.model.engine.is_running
+        if engine.is_tracing or is_collecting or is_held:
+            lease.release()
             raise TraceStateError("a timeline is being recorded already: POST /trace/stop ends it")
+        if self._lease is not None:
+            self._lease.release()  # of an engine that has ended meanwhile
         engine.start_trace()
-        self._started_s = time.monotonic()
+        self._started_s, self._lease = time.monotonic(), lease
         self._num_windows += 1
         return f"trace-{self._num_windows}"
 
-    async def stop(self, engine: Engine) -> RecordedWindow:
+    async def stop(self) -> RecordedWindow:
         """End the window and return it. Raises TraceStateError if none is being recorded."""
-        if self._started_s is None:
+        if self._started_s is None or self._lease is None:
             raise TraceStateError("no timeline is being recorded: POST /trace/start begins one")
         seconds, self._started_s = time.monotonic() - self._started_s, None
         # A task: if this request is cancelled, the events are still collected and the next window can start.
-        self._collecting = asyncio.create_task(self._collect(engine, seconds), name="trace window")
+        lease, self._lease = self._lease, None
+        self._collecting = asyncio.create_task(self._collect(lease, seconds), name="trace window")
         return await asyncio.shield(self._collecting)
 
-    async def _collect(self, engine: Engine, seconds: float) -> RecordedWindow:
-        trace, num_dropped = await asyncio.to_thread(engine.stop_trace)
+    async def _collect(self, lease: ModelLease, seconds: float) -> RecordedWindow:
+        try:
+            trace, num_dropped = await asyncio.to_thread(lease.model.engine.stop_trace)
+        finally:
+            lease.release()
         self._last = RecordedWindow(f"trace-{self._num_windows}", trace, num_dropped, seconds)
         return self._last

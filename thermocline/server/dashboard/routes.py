@@ -12,7 +12,7 @@ from aiohttp import web
 
 from thermocline.errors import RequestError
 from thermocline.server.core.errors import error_body
-from thermocline.server.core.exchange import BACKEND, CONFIG, operation, send_json
+from thermocline.server.core.exchange import CONFIG, POOL, operation, send_json, shown_model
 from thermocline.server.core.sse import EventStream, Framing, frame
 from thermocline.server.dashboard.experts import experts_body, placement_body
 from thermocline.server.dashboard.pages import FILES_PATH, PAGE, PAGE_FILES, PAGE_PATH
@@ -30,8 +30,8 @@ _FRAMING: Final = Framing(error=lambda error: frame(error_body(error)))
 
 
 def install(app: web.Application) -> None:
-    """Add the dashboard to an application that has its backend."""
-    app[DASHBOARD] = Dashboard.of(app[BACKEND])
+    """Add the dashboard to an application that has its pool."""
+    app[DASHBOARD] = Dashboard.of(app[POOL])
     app.add_routes(routes())
     app.on_shutdown.append(_close_feed)
 
@@ -79,13 +79,14 @@ async def placement(request: web.Request) -> web.Response:
 
 async def start_trace(request: web.Request) -> web.Response:
     """Begin to record the timeline."""
-    window = request.app[DASHBOARD].recording.start(_engine(request))
+    lease = await request.app[POOL].lease(shown_model(request).card.id)
+    window = request.app[DASHBOARD].recording.start(lease)
     return send_json({"window": window, "recording": True})
 
 
 async def stop_trace(request: web.Request) -> web.Response:
     """End the recording, and keep what was recorded as the last window."""
-    window = await request.app[DASHBOARD].recording.stop(_engine(request))
+    window = await request.app[DASHBOARD].recording.stop()
     return send_json(window.as_body() | {"recording": False})
 
 
@@ -145,7 +146,7 @@ async def _unpacked_if_needed(request: web.Request, packed: bytes) -> web.Respon
 
 
 def _engine(request: web.Request) -> Engine:
-    return request.app[BACKEND].model.engine
+    return shown_model(request).engine
 
 
 def _choice(request: web.Request, *choices: str) -> str:

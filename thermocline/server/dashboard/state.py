@@ -10,7 +10,7 @@ import psutil
 
 from thermocline.engine.assembly import LoadStep
 from thermocline.errors import EngineClosedError, ThermoclineError
-from thermocline.server.core.errors import LoadingError
+from thermocline.server.core.errors import LoadingError, NoModelLoadedError
 from thermocline.server.core.sse import frame
 from thermocline.server.dashboard.broadcast import Broadcast
 from thermocline.server.dashboard.live import EngineReading, Memory, Window
@@ -18,10 +18,11 @@ from thermocline.server.dashboard.pages import PageFile, load_page_files
 from thermocline.server.dashboard.recording import Recording
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from thermocline.engine.api import Engine
     from thermocline.server.core.backend import Backend
+    from thermocline.server.core.pool import ModelPool
 
 EVENT_INTERVAL_S: Final = 1 / 3
 
@@ -29,8 +30,9 @@ EVENT_INTERVAL_S: Final = 1 / 3
 class LiveView:
     """Makes the events of the live feed, while the model is loading too."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, shown: Callable[[], Backend]) -> None:
+        """shown: returns what holds the model that events are about, and raises NoModelLoadedError for none."""
+        self._shown = shown
         self._process = psutil.Process()
         self._window = Window()
         self._engine: Engine | None = None
@@ -39,15 +41,17 @@ class LiveView:
     async def make(self) -> bytes:
         """Return the next event as a frame."""
         self._number += 1
-        body: dict[str, Any] = {
-            "seq": self._number,
-            "model": self._backend.card.id,
-            "memory": asdict(self.memory()),
-        }
+        body: dict[str, Any] = {"seq": self._number, "model": "", "memory": asdict(self.memory())}
         try:
-            body |= {"state": "ready"} | await self._read(self._backend.model.engine)
+            backend = self._shown()
+        except NoModelLoadedError as error:
+            self._engine, self._window = None, Window()
+            return frame(body | {"state": "idle", "error": str(error)})
+        body["model"] = backend.card.id
+        try:
+            body |= {"state": "ready"} | await self._read(backend.model.engine)
         except LoadingError:
-            body |= {"state": "loading", "load": self._load_body()}
+            body |= {"state": "loading", "load": _load_body(backend)}
         except EngineClosedError as error:
             body |= {"state": "stopped", "error": str(error)}
         except ThermoclineError as error:
@@ -69,15 +73,15 @@ class LiveView:
         )
         return self._window.body()
 
-    def _load_body(self) -> dict[str, Any]:
-        step = self._backend.load_step
-        steps = list(LoadStep)
-        return {
-            "step": step,
-            "done": 0 if step is None else steps.index(step),
-            "total": len(steps),
-            "seconds": round(self._backend.seconds_opening, 3),
-        }
+
+def _load_body(backend: Backend) -> dict[str, Any]:
+    step, steps = backend.load_step, list(LoadStep)
+    return {
+        "step": step,
+        "done": 0 if step is None else steps.index(step),
+        "total": len(steps),
+        "seconds": round(backend.seconds_opening, 3),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Dashboard:
     files: Mapping[str, PageFile]
 
     @classmethod
-    def of(cls, backend: Backend) -> Self:
-        """Return the dashboard of a server's model."""
-        live = LiveView(backend)
+    def of(cls, pool: ModelPool) -> Self:
+        """Return the dashboard of a server's models."""
+        live = LiveView(lambda: pool.shown)
         return cls(live, Broadcast(live.make, EVENT_INTERVAL_S), Recording(), load_page_files())

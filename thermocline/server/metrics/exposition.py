@@ -87,6 +87,26 @@ def labelled(
     return Family(name, kind, help_text, tuple(samples))
 
 
+def with_label(family: Family, label: str, value: str) -> Family:
+    """Return a family whose samples have one more label, in front of theirs."""
+    samples = (
+        Sample(each.value, ((label, value), *each.labels), each.suffix) for each in family.samples
+    )
+    return Family(family.name, family.kind, family.help, tuple(samples))
+
+
+def joined(families: Iterable[Family]) -> list[Family]:
+    """Return families of one name as one, where the first of them stands."""
+    by_name: dict[str, Family] = {}
+    for family in families:
+        first = by_name.get(family.name)
+        if first is not None:
+            samples = (*first.samples, *family.samples)
+            family = Family(family.name, family.kind, family.help, samples)
+        by_name[family.name] = family
+    return list(by_name.values())
+
+
 def write(families: Iterable[Family], prefix: str) -> str:
     """Return the families as text, each name with `prefix`."""
     lines = []

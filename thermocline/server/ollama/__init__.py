@@ -1,3 +1,3 @@
-"""Ollama's interface in front of the engine: one model that is always loaded."""
+"""Ollama's interface in front of the models."""
 
 from __future__ import annotations

@@ -1,15 +1,23 @@
-"""Ollama's bodies about the served model: tags, show, ps. Pure."""
+"""Ollama's bodies about the models of the server: tags, show, ps. Pure."""
 
 from __future__ import annotations
 
 import hashlib
+import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from thermocline.server.core.keep_alive import FOREVER
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thermocline.experts.placement.allocation import DeviceAllocation
     from thermocline.models.spec import ModelSpec
-    from thermocline.server.core.backend import OpenModel
     from thermocline.server.core.bodies import JsonObject
+    from thermocline.server.core.place import ModelState
+    from thermocline.text.tool_calls.tool_formats import TemplateFacts
 
 INTERFACE_VERSION: Final = "0.12.0"
 """The version of Ollama whose interface this is; clients read it to know which fields they may send."""
@@ -19,63 +27,99 @@ _NEVER: Final = "9999-12-31T23:59:59Z"
 _UNITS: Final = ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, ""))
 
 
+@dataclass(frozen=True, slots=True)
+class ShownFacts:
+    """What a file says of its model: dimensions, and what its chat template tells."""
+
+    spec: ModelSpec
+    template: TemplateFacts
+
+
 def iso_time(seconds: float) -> str:
     """Return the time, in seconds since 1970, as Ollama writes it."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
-def tags_body(model: OpenModel) -> JsonObject:
+def tags_body(models: Iterable[ModelState]) -> JsonObject:
     """Return the list of models that there are."""
-    return {"models": [_entry(model) | {"modified_at": iso_time(model.opened_at)}]}
-
-
-def ps_body(model: OpenModel) -> JsonObject:
-    """Return the list of models that are loaded; this one is until the server ends."""
-    loaded = {
-        "expires_at": _NEVER,
-        "size_vram": 0,
-        "context_length": model.engine.max_context_tokens,
-    }
-    return {"models": [_entry(model) | loaded]}
-
-
-def show_body(model: OpenModel) -> JsonObject:
-    """Return the model's properties."""
-    facts = model.engine.template_facts
-    capabilities = ["completion"]
-    capabilities += ["embedding"] if model.engine.spec.own_pooling else []
-    capabilities += ["tools"] if facts.knows_tools else []
-    capabilities += ["thinking"] if facts.thinks else []
     return {
-        "modelfile": f"FROM {model.card.id}",
+        "models": [
+            _entry(model) | {"modified_at": iso_time(_modified_s(model))} for model in models
+        ]
+    }
+
+
+def ps_body(models: Iterable[ModelState]) -> JsonObject:
+    """Return the list of models that are loaded, with the time at which each is unloaded if nobody asks."""
+    loaded = []
+    for model in models:
+        if model.opened is None or model.expires_in_s is None:
+            continue
+        until = _NEVER
+        if model.expires_in_s != FOREVER:
+            until = iso_time(time.time() + model.expires_in_s)
+        allocation = model.opened.engine.statistics().allocation
+        loaded.append(
+            _entry(model)
+            | {
+                "expires_at": until,
+                "size_vram": 0 if allocation is None else _device_bytes(allocation),
+                "context_length": model.opened.engine.max_context_tokens,
+            }
+        )
+    return {"models": loaded}
+
+
+def show_body(model: ModelState, facts: ShownFacts) -> JsonObject:
+    """Return the model's properties."""
+    capabilities = ["completion"]
+    capabilities += ["embedding"] if facts.spec.own_pooling else []
+    capabilities += ["tools"] if facts.template.knows_tools else []
+    capabilities += ["thinking"] if facts.template.thinks else []
+    card = model.model.card
+    return {
+        "modelfile": f"FROM {card.id}",
         "parameters": "",
         "template": "",
-        "details": _details(model),
-        "model_info": _model_info(model.engine.spec, model.card.num_parameters),
+        "details": _details(model, facts.spec.architecture),
+        "model_info": _model_info(facts.spec, card.num_parameters),
         "capabilities": capabilities,
-        "modified_at": iso_time(model.opened_at),
+        "modified_at": iso_time(_modified_s(model)),
     }
 
 
-def _entry(model: OpenModel) -> JsonObject:
+def _device_bytes(found: DeviceAllocation) -> int:
+    return found.non_expert_bytes + found.kv_bytes + found.staging_bytes + found.slot_bytes
+
+
+def _modified_s(model: ModelState) -> float:
+    return model.model.modified_s if model.opened is None else model.opened.opened_at
+
+
+def _entry(model: ModelState) -> JsonObject:
+    fingerprint, card = model.model.fingerprint, model.model.card
+    architecture = card.architecture
+    if model.opened is not None:
+        fingerprint = model.opened.fingerprint
+        architecture = model.opened.engine.spec.architecture
     return {
-        "name": model.card.id,
-        "model": model.card.id,
-        "size": model.card.total_bytes,
-        "digest": hashlib.sha256(model.fingerprint.encode()).hexdigest(),
-        "details": _details(model),
+        "name": card.id,
+        "model": card.id,
+        "size": card.total_bytes,
+        "digest": hashlib.sha256(fingerprint.encode()).hexdigest(),
+        "details": _details(model, architecture),
     }
 
 
-def _details(model: OpenModel) -> JsonObject:
-    family = model.engine.spec.architecture
+def _details(model: ModelState, family: str) -> JsonObject:
+    card = model.model.card
     return {
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family],
-        "parameter_size": _short_count(model.card.num_parameters),
-        "quantization_level": model.card.quant,
+        "parameter_size": _short_count(card.num_parameters),
+        "quantization_level": card.quant,
     }
 
 

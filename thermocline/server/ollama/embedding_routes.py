@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from thermocline.engine.embedding import Embeddings, normalized
 from thermocline.errors import RequestError
 from thermocline.server.answers import answers
-from thermocline.server.core.exchange import BACKEND, check_model, read_json, send_json
+from thermocline.server.core.exchange import MODEL, read_json, send_json, use_model
 from thermocline.server.core.gate import GATE
 from thermocline.server.core.vectors import vectors_as_json
-from thermocline.server.ollama.schema import plain_name
+from thermocline.server.ollama.schema import NamedModel
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -24,10 +23,9 @@ if TYPE_CHECKING:
 _MAX_INPUTS = 2048
 
 
-class EmbedRequest(msgspec.Struct, kw_only=True):
+class EmbedRequest(NamedModel, kw_only=True):
     """The body of POST /api/embed."""
 
-    model: str
     input: str | list[str] | None = None
     truncate: bool | None = None
     dimensions: int | None = None
@@ -43,19 +41,19 @@ class EmbedRequest(msgspec.Struct, kw_only=True):
         return [] if texts == [""] else texts
 
 
-class OldEmbedRequest(msgspec.Struct, kw_only=True):
+class OldEmbedRequest(NamedModel, kw_only=True):
     """The body of POST /api/embeddings."""
 
-    model: str
     prompt: str | None = None
 
 
 @answers(takes=EmbedRequest)
 async def embed(request: web.Request) -> PreparedAnswer | web.Response:
     """Embed one text or several."""
-    start_s = time.perf_counter()
     body = await read_json(request, EmbedRequest, any_type=True)
-    check_model(request, plain_name(body.model))
+    start_s = time.perf_counter()
+    model = await use_model(request, body.model_name, keep_alive_s=body.keep_alive_s)
+    loaded_s = time.perf_counter()
     if body.dimensions is not None and body.dimensions < 0:
         raise RequestError(
             f"dimensions is {body.dimensions}: send at least 1, or leave it out", param="dimensions"
@@ -68,9 +66,9 @@ async def embed(request: web.Request) -> PreparedAnswer | web.Response:
     return send_json(
         {
             "model": body.model,
-            "embeddings": await vectors_as_json(vectors, request.app[BACKEND].model.engine.offload),
+            "embeddings": await vectors_as_json(vectors, model.engine.offload),
             "total_duration": took_ns,
-            "load_duration": 0,
+            "load_duration": int((loaded_s - start_s) * 1e9),
             "prompt_eval_count": sum(found.num_tokens),
         }
     )
@@ -80,15 +78,14 @@ async def embed(request: web.Request) -> PreparedAnswer | web.Response:
 async def embeddings(request: web.Request) -> PreparedAnswer | web.Response:
     """Embed one text, as older clients ask for it."""
     body = await read_json(request, OldEmbedRequest, any_type=True)
-    check_model(request, plain_name(body.model))
+    model = await use_model(request, body.model_name, keep_alive_s=body.keep_alive_s)
     found = await _embed(request, [body.prompt] if body.prompt else [], truncate=True)
-    offload = request.app[BACKEND].model.engine.offload
-    vectors = await vectors_as_json(found.vectors, offload)
+    vectors = await vectors_as_json(found.vectors, model.engine.offload)
     return send_json({"embedding": vectors[0] if body.prompt else []})
 
 
 async def _embed(request: web.Request, texts: list[str], *, truncate: bool) -> Embeddings:
-    engine = request.app[BACKEND].model.engine
+    engine = request[MODEL].engine
     if not texts:
         return Embeddings(np.empty((0, engine.spec.hidden_size), np.float32), ())
     salt = request.app[GATE].cache_salt(request, None)

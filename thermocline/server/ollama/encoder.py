@@ -40,6 +40,8 @@ class OllamaEncoder(ABC):
         self._thoughts: list[str] = []
         self._calls: list[JsonObject] = []
         self._last = JsonObject()
+        self.load_s = 0.0
+        """How long the request waited for its model, in seconds."""
 
     def frames(self, step: GenerationStep) -> bytes:
         """Return the lines of one step; empty while it has nothing to show."""
@@ -50,7 +52,7 @@ class OllamaEncoder(ABC):
         shown = [self._shown(event) for event in self._splitter.events(step)]
         bodies = [self._head | body | {"done": False} for body in shown if body is not None]
         if isinstance(step, AnswerStep) and step.end is not None:
-            bodies.append(self._head | self._content("", "", []) | _end_fields(step.end))
+            bodies.append(self._head | self._content("", "", []) | self._end_fields(step.end))
         return bodies
 
     def take(self, step: GenerationStep) -> int:
@@ -70,9 +72,9 @@ class OllamaEncoder(ABC):
         content = self._content("".join(self._texts), "".join(self._thoughts), self._calls)
         yield msgspec.json.encode(self._last | content)
 
-    def loaded(self) -> JsonObject:
-        """Return the answer to a request that only wants the model to be loaded."""
-        return self._head | self._content("", "", []) | {"done": True, "done_reason": "load"}
+    def loaded(self, reason: str = "load") -> JsonObject:
+        """Return the answer to a request that only wants the model to be loaded, or unloaded, as `reason` says."""
+        return self._head | self._content("", "", []) | {"done": True, "done_reason": reason}
 
     @property
     @abstractmethod
@@ -86,6 +88,19 @@ class OllamaEncoder(ABC):
     @abstractmethod
     def _said(self, body: JsonObject) -> JsonObject:
         """Return the part of `body` that `_content` made."""
+
+    def _end_fields(self, end: ChoiceEnd) -> JsonObject:
+        timings = end.timings
+        return {
+            "done": True,
+            "done_reason": "length" if end.reason is EndReason.LENGTH else "stop",
+            "total_duration": round(end.latency_s * _NS_PER_S),
+            "load_duration": round(self.load_s * _NS_PER_S),
+            "prompt_eval_count": timings.num_prompt_tokens,
+            "prompt_eval_duration": round(timings.prompt_s * _NS_PER_S),
+            "eval_count": timings.num_output_tokens,
+            "eval_duration": round(timings.decode_s * _NS_PER_S),
+        }
 
     def _shown(self, event: BlockMore | BlockEnd | object) -> JsonObject | None:
         match event:
@@ -132,17 +147,3 @@ class OllamaGenerateEncoder(OllamaEncoder):
 
     def _said(self, body: JsonObject) -> JsonObject:
         return body
-
-
-def _end_fields(end: ChoiceEnd) -> JsonObject:
-    timings = end.timings
-    return {
-        "done": True,
-        "done_reason": "length" if end.reason is EndReason.LENGTH else "stop",
-        "total_duration": round(end.latency_s * _NS_PER_S),
-        "load_duration": 0,
-        "prompt_eval_count": timings.num_prompt_tokens,
-        "prompt_eval_duration": round(timings.prompt_s * _NS_PER_S),
-        "eval_count": timings.num_output_tokens,
-        "eval_duration": round(timings.decode_s * _NS_PER_S),
-    }

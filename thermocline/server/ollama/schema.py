@@ -1,6 +1,6 @@
 """Request bodies of Ollama's interface, and their translation to a normalized chat. Pure.
 
-Unknown fields and options are ignored. So are options about loading: the model stays loaded.
+Unknown fields and options are ignored.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.server.core.bodies import JsonObject, sampling_params
+from thermocline.server.core.keep_alive import parse_keep_alive
 from thermocline.server.core.normalized_chat import NormalizedChat, ends_with_answer
 from thermocline.server.core.structured import FormatFields
 
@@ -60,20 +61,31 @@ class ShowRequest(msgspec.Struct):
         return plain_name(self.model or self.name)
 
 
-class OllamaRequest(msgspec.Struct, kw_only=True):
-    """What chat and generate share. A stream is the default here."""
+class NamedModel(msgspec.Struct, kw_only=True):
+    """What requests share that may load a model. keep_alive: how long it stays after them, see `keep_alive`."""
 
     model: str
-    stream: bool | None = None
-    options: Options | None = None
-    format: str | JsonObject | None = None
-    think: bool | str | None = None
-    logprobs: bool | None = None
+    keep_alive: float | str | None = None
 
     @property
     def model_name(self) -> str | None:
         """The model asked for."""
         return plain_name(self.model)
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """How long the model stays in memory, in seconds; None for what the server has. Raises RequestError."""
+        return None if self.keep_alive is None else parse_keep_alive(self.keep_alive)
+
+
+class OllamaRequest(NamedModel, kw_only=True):
+    """What chat and generate share. A stream is the default here."""
+
+    stream: bool | None = None
+    options: Options | None = None
+    format: str | JsonObject | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
 
     @property
     def is_streamed(self) -> bool:

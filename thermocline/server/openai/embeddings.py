@@ -8,7 +8,7 @@ import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.server.answers import answers
-from thermocline.server.core.exchange import BACKEND, check_model, read_json, send_json
+from thermocline.server.core.exchange import read_json, send_json, use_model
 from thermocline.server.core.gate import GATE
 from thermocline.server.core.vectors import vectors_as_json
 
@@ -73,9 +73,8 @@ class EmbeddingBody(msgspec.Struct):
 @answers(takes=EmbeddingRequest, gives=EmbeddingBody)
 async def embeddings(request: web.Request) -> PreparedAnswer | web.Response:
     """Embed one text or several."""
-    model = request.app[BACKEND].model
     body = await read_json(request, EmbeddingRequest)
-    check_model(request, body.model)
+    model = await use_model(request, body.model)
     if body.encoding_format not in (None, "float", "base64"):
         raise RequestError(
             f"encoding_format is {body.encoding_format!r}: use float or base64",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_BAD_WORDS: Final = 128
+_MAX_SLOT: Final = (1 << 20) - 1
 _MIN_PING_S: Final = 1
 _MAX_PING_S: Final = 3600
 
@@ -78,6 +79,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     echo: bool | None = None
     cache_prompt: bool | None = None
     cache_salt: str | None = None
+    id_slot: int | None = None
     speculate: str | None = None
     return_token_ids: bool | None = None
     return_routed_experts: bool | None = None
@@ -138,8 +140,18 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             cache_salt=salt,
             wants_routing=bool(self.return_routed_experts),
             wants_timings=bool(self.timings_per_token),
+            slot=self._slot(),
             speculate=None if self.speculate is None else speculate_names(self.speculate),
         )
+
+    def _slot(self) -> int | None:
+        """Return the slot asked for; -1 is any. Raises RequestError."""
+        slot = self.id_slot
+        if slot is not None and not -1 <= slot <= _MAX_SLOT:
+            raise RequestError(
+                f"id_slot is {slot}: choose 0 to {_MAX_SLOT}, or -1", param="id_slot"
+            )
+        return None if slot == -1 else slot
 
     def bad_word_texts(self) -> list[str]:
         """Return the words that the answer must not contain. Raises RequestError."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.engine.api import Engine
+    from thermocline.messages import RequestOptions
     from thermocline.sampling.params import SamplingParams
     from thermocline.server.core.backend import OpenModel
     from thermocline.server.core.settings import ServerConfig
@@ -51,6 +52,7 @@ async def prepare_chat(
 ) -> tuple[GenerationJob, ChatEncoder]:
     """Return a chat's job and encoder. Raises RequestError."""
     params, n, job_options = request.sampling_params(), request.num_answers, request.options()
+    _check_slot(model.engine, job_options)
     plan, prompt = await encode_chat(model.engine, request, options)
     params = await _with_bad_words(model.engine, request, params)
     job = GenerationJob((prompt,), params, n, options=job_options)
@@ -65,6 +67,7 @@ async def prepare_completion(
     """Return a completion's job and encoder. Raises RequestError."""
     params, n, job_options = request.sampling_params(), request.num_answers, request.options()
     engine, echoes = model.engine, bool(request.echo)
+    _check_slot(engine, job_options)
     # A completion has no chat template: its answer is text, without tool calls or reasoning.
     fields = request.format_fields()
     plan = await engine.offload.run_if_long(
@@ -123,6 +126,14 @@ async def encode_chat(
         template=request.chat_template,
     )
     return plan, prompt
+
+
+def _check_slot(engine: Engine, options: RequestOptions) -> None:
+    if options.slot is not None and options.slot >= engine.max_requests:
+        raise RequestError(
+            f"there is no slot {options.slot}: choose 0 to {engine.max_requests - 1}, or leave id_slot out",
+            param="id_slot",
+        )
 
 
 def _encoder_options(request: GenerationRequest, options: ResponseOptions) -> EncoderOptions:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from thermocline import __version__
-from thermocline.server.core.exchange import BACKEND, check_model, send_json
+from thermocline.server.core.exchange import POOL, asked_name, send_json, shown_model
 
 if TYPE_CHECKING:
     from thermocline.engine.api import Engine
+    from thermocline.server.core.place import ModelState
     from thermocline.text.tokenizer import Tokenizer
 
 
@@ -28,14 +29,15 @@ def routes() -> list[web.RouteDef]:
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """List the one model."""
-    return send_json({"object": "list", "data": [request.app[BACKEND].model.as_body()]})
+    """List the models that there are, in memory or not."""
+    models = await request.app[POOL].models()
+    return send_json({"object": "list", "data": [_model_body(model) for model in models]})
 
 
 async def show_model(request: web.Request) -> web.Response:
     """Show one model."""
-    check_model(request, request.match_info["id"])
-    return send_json(request.app[BACKEND].model.as_body())
+    name = asked_name(request, request.match_info["id"])
+    return send_json(_model_body(await request.app[POOL].find(name)))
 
 
 async def version(request: web.Request) -> web.Response:
@@ -45,7 +47,7 @@ async def version(request: web.Request) -> web.Response:
 
 async def props(request: web.Request) -> web.Response:
     """Return the properties that llama-server's clients read."""
-    model = request.app[BACKEND].model
+    model = shown_model(request)
     engine, tokenizer = model.engine, model.engine.tokenizer
     return send_json(
         {
@@ -65,7 +67,7 @@ async def props(request: web.Request) -> web.Response:
 
 async def tokenizer_info(request: web.Request) -> web.Response:
     """Return the properties that vLLM's clients read before they use /tokenize."""
-    engine = request.app[BACKEND].model.engine
+    engine = shown_model(request).engine
     tokenizer = engine.tokenizer
     return send_json(
         {
@@ -79,7 +81,7 @@ async def tokenizer_info(request: web.Request) -> web.Response:
 
 async def slots(request: web.Request) -> web.Response:
     """Return which of the slots for requests are taken."""
-    engine = request.app[BACKEND].model.engine
+    engine = shown_model(request).engine
     snapshot = await engine.snapshot()
     num_taken = snapshot.num_running + snapshot.num_waiting
     return send_json(
@@ -93,6 +95,20 @@ async def slots(request: web.Request) -> web.Response:
             for number in range(engine.max_requests)
         ]
     )
+
+
+def _model_body(state: ModelState) -> dict[str, Any]:
+    """Return OpenAI's model object; `status` is llama-server's, and `meta` is there while the model is in memory."""
+    status = {"status": {"value": state.state}}
+    if state.opened is not None:
+        return state.opened.as_body() | status
+    model = state.model
+    return {
+        "id": model.card.id,
+        "object": "model",
+        "created": int(model.modified_s),
+        "owned_by": "thermocline",
+    } | status
 
 
 def _workers(engine: Engine) -> dict[str, object] | None:

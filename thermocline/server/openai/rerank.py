@@ -11,7 +11,7 @@ import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.server.answers import answers
-from thermocline.server.core.exchange import BACKEND, check_model, read_json, send_json
+from thermocline.server.core.exchange import read_json, send_json, use_model
 from thermocline.server.core.gate import GATE
 
 if TYPE_CHECKING:
@@ -93,9 +93,8 @@ class RankedText(msgspec.Struct, omit_defaults=True):
 @answers(takes=RerankRequest, gives=RerankBody)
 async def rerank(request: web.Request) -> PreparedAnswer | web.Response:
     """Score documents against a query, the best first."""
-    model = request.app[BACKEND].model
     body = await read_json(request, RerankRequest)
-    check_model(request, body.model)
+    model = await use_model(request, body.model)
     documents = body.given()
     if body.top_n is not None and body.top_n < 1:
         raise RequestError(f"top_n is {body.top_n}; it must be at least 1", param="top_n")

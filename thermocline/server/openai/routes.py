@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 from aiohttp import web
 
 from thermocline.server.answers import PreparedAnswer, answers
-from thermocline.server.core.exchange import BACKEND, CONFIG, check_model, read_with_unknown
-from thermocline.server.openai import embeddings, model_routes, rerank, tokens
+from thermocline.server.core.exchange import CONFIG, read_with_unknown, use_model
+from thermocline.server.openai import embeddings, model_routes, rerank, slot_routes, tokens
 from thermocline.server.openai.bodies import ChatBody, CompletionBody
 from thermocline.server.openai.encoder import EVENTS
 from thermocline.server.openai.fields import GenerationRequest
@@ -16,6 +16,7 @@ from thermocline.server.openai.jobs import ResponseOptions, prepare_chat, prepar
 from thermocline.server.openai.schema import ChatCompletionRequest, CompletionRequest
 
 if TYPE_CHECKING:
+    from thermocline.server.core.backend import OpenModel
     from thermocline.server.core.generation_jobs import GenerationJob
     from thermocline.server.openai.encoder import OpenAIEncoder
 
@@ -27,6 +28,7 @@ def routes() -> list[web.RouteDef]:
     return [
         *model_routes.routes(),
         *tokens.routes(),
+        *slot_routes.routes(),
         web.post("/v1/chat/completions", chat_completions),
         web.post("/v1/completions", completions),
         web.post("/v1/embeddings", embeddings.embeddings),
@@ -37,24 +39,21 @@ def routes() -> list[web.RouteDef]:
 @answers(takes=ChatCompletionRequest, gives=ChatBody)
 async def chat_completions(request: web.Request) -> PreparedAnswer:
     """Answer a conversation."""
-    model = request.app[BACKEND].model
-    body, options = await _read(request, ChatCompletionRequest)
+    model, body, options = await _read(request, ChatCompletionRequest)
     return _prepared(body, *await prepare_chat(model, body, options))
 
 
 @answers(takes=CompletionRequest, gives=CompletionBody)
 async def completions(request: web.Request) -> PreparedAnswer:
     """Continue one text or several."""
-    model = request.app[BACKEND].model
-    body, options = await _read(request, CompletionRequest)
+    model, body, options = await _read(request, CompletionRequest)
     return _prepared(body, *await prepare_completion(model, body, options))
 
 
-async def _read(request: web.Request, kind: type[R]) -> tuple[R, ResponseOptions]:
+async def _read(request: web.Request, kind: type[R]) -> tuple[OpenModel, R, ResponseOptions]:
     body, unknown = await read_with_unknown(request, kind)
-    check_model(request, body.model)
-    engine = request.app[BACKEND].model.engine
-    return body, ResponseOptions.of(request.app[CONFIG], engine, unknown)
+    model = await use_model(request, body.model)
+    return model, body, ResponseOptions.of(request.app[CONFIG], model.engine, unknown)
 
 
 def _prepared(

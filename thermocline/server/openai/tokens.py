@@ -13,13 +13,12 @@ from aiohttp import web
 
 from thermocline.errors import RequestError
 from thermocline.server.core.exchange import (
-    BACKEND,
     CONFIG,
-    check_model,
     operation,
     read_json,
     send_json,
     send_parts,
+    use_model,
 )
 from thermocline.server.openai.jobs import ResponseOptions, encode_chat
 from thermocline.server.openai.schema import ChatCompletionRequest
@@ -101,8 +100,7 @@ def routes() -> list[web.RouteDef]:
 async def tokenize(request: web.Request) -> web.StreamResponse:
     """Return the token ids of a text or a chat."""
     body = await read_json(request, TokenizeRequest)
-    check_model(request, body.model)
-    engine = request.app[BACKEND].model.engine
+    engine = (await use_model(request, body.model)).engine
     text = body.content if body.prompt is None else body.prompt
     if text is None and not body.messages:
         raise RequestError("send content, prompt or messages", param="content")
@@ -130,8 +128,7 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
 async def detokenize(request: web.Request) -> web.Response:
     """Return the text of token ids, control tokens shown."""
     body = await read_json(request, DetokenizeRequest)
-    check_model(request, body.model)
-    engine = request.app[BACKEND].model.engine
+    engine = (await use_model(request, body.model)).engine
     try:
         text = await _decoded(engine, body.tokens)
     except RequestError as error:
@@ -143,8 +140,7 @@ async def detokenize(request: web.Request) -> web.Response:
 async def apply_template(request: web.Request) -> web.Response:
     """Return a chat's prompt as text."""
     body = await read_json(request, ChatCompletionRequest)
-    check_model(request, body.model)
-    engine = request.app[BACKEND].model.engine
+    engine = (await use_model(request, body.model)).engine
     _, ids = await encode_chat(engine, body, ResponseOptions.of(request.app[CONFIG], engine))
     return send_json(TemplateResult(await _decoded(engine, ids)))
 

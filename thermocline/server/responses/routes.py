@@ -7,7 +7,7 @@ import time
 from aiohttp import web
 
 from thermocline.server.answers import PreparedAnswer, answers
-from thermocline.server.core.exchange import BACKEND, check_model, read_json
+from thermocline.server.core.exchange import read_json, use_model
 from thermocline.server.core.prompts import chat_job
 from thermocline.server.core.sse import Framing
 from thermocline.server.responses.encoder import ResponseEncoder
@@ -22,9 +22,8 @@ def routes() -> list[web.RouteDef]:
 @answers(takes=ResponsesRequest)
 async def create_response(request: web.Request) -> PreparedAnswer:
     """Answer a conversation."""
-    model = request.app[BACKEND].model
     body = await read_json(request, ResponsesRequest)
-    check_model(request, body.model)
+    model = await use_model(request, body.model)
     job = await chat_job(model.engine, body)
     encoder = ResponseEncoder(body, model.card.id, int(time.time()))
     return PreparedAnswer(job, encoder, Framing(error=encoder.failure), bool(body.stream))

@@ -1,0 +1,45 @@
+"""What a model takes of the memory, against what its engine reserves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.arch_cases import ARCH_CASES
+from tests.support.toy_archs import write_toy_arch
+from thermocline import EngineConfig, PlacementConfig
+from thermocline.engine.cache_builder import cpu_cache
+from thermocline.engine.needs import model_needs
+from thermocline.engine.scheduler_builder import choose_limits
+from thermocline.kernels.guarded_model import open_guarded_model
+from thermocline.models.cache_size import cache_spec
+from thermocline.models.registry import read_spec
+
+CPU = EngineConfig(placement=PlacementConfig(hot_device="none", trunk_device="cpu"))
+KINDS = ("qwen2moe", "deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen3next")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cache_counts_as_it_is_reserved(tmp_path, kind):
+    """Keys, values and states of every kind of layer, to the byte, and all tensors."""
+    case = next(case for case in ARCH_CASES if case.toy.arch == kind)
+    path = write_toy_arch(tmp_path / "model.gguf", case.toy)
+    with open_guarded_model(path) as file:
+        spec = read_spec(file)
+        reserved = cpu_cache(cache_spec(CPU, spec, choose_limits(CPU, spec, file)), spec, ())
+        tensor_bytes = file.total_tensor_bytes
+    states = reserved.states
+    state_bytes = 0 if states is None else states.slot_bytes * states.num_slots
+    needs = model_needs(path, CPU)
+    assert needs.host_bytes == tensor_bytes + reserved.kv.reserved_bytes + state_bytes
+    assert not needs.uses_device
+
+
+def test_a_limit_of_the_device_is_told(tmp_path):
+    """None is all of it."""
+    path = write_toy_arch(tmp_path / "model.gguf", ARCH_CASES[0].toy)
+    for limit in (None, 1 << 30):
+        placement = PlacementConfig(
+            hot_device="cuda", trunk_device="cuda", device_memory_bytes=limit
+        )
+        needs = model_needs(path, EngineConfig(placement=placement))
+        assert (needs.uses_device, needs.device_bytes) == (True, limit)
