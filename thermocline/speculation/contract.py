@@ -7,15 +7,17 @@ that the model then chooses were right, and the first other one ends it. So a dr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from thermocline.messages import Chunk, FloatArray, RequestId
+    from thermocline.messages import Chunk, FloatArray, LayerIndex, RequestId
 
 MAX_DRAFT_TOKENS: Final = 16
 """Of one request in one step. Verifying more costs as much as a prompt's chunk, and cuts off sooner than it ends."""
+NO_INPUTS: Final[Mapping[LayerIndex, FloatArray]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,16 @@ class DrafterFacts:
 
     name: as --speculate calls it. computes: it takes longer than a few microseconds, so `propose` runs as a job of the
     CPU's lane between two steps; the engine measures it. reads_hidden: `hidden_computed` is called for every chunk.
-    max_tokens: the longest draft that it makes.
+    max_tokens: the longest draft that it makes. reads_layers: of a drafter that reads hidden states, layers whose inputs
+    it reads, too. at_once: a draft takes as long as any other, however many tokens it has.
     """
 
     name: str
     computes: bool = False
     reads_hidden: bool = False
     max_tokens: int = MAX_DRAFT_TOKENS
+    reads_layers: tuple[LayerIndex, ...] = ()
+    at_once: bool = False
 
 
 class Drafter(Protocol):
@@ -142,8 +147,17 @@ def drafter_names(text: str) -> tuple[str, ...] | None:
 class HiddenReader(Protocol):
     """A drafter with `facts.reads_hidden` has this, too."""
 
-    def hidden_computed(self, chunk: Chunk, x: FloatArray) -> None:
+    @property
+    def facts(self) -> DrafterFacts:
+        """The drafter's."""
+        ...
+
+    def hidden_computed(
+        self, chunk: Chunk, x: FloatArray, inputs: Mapping[LayerIndex, FloatArray] = NO_INPUTS
+    ) -> None:
         """Read x [T, D], the residual stream of a chunk's tokens behind the model's last layer, before the final norm.
+
+        inputs: the same before each of `facts.reads_layers`, and perhaps before others.
 
         Called as a part of the head's job on its lane, chunk by chunk in the order in which they end; prompts, decode
         steps, and tokens that are computed again after a preemption. The last `segment.num_drafted` rows of a segment
