@@ -88,7 +88,8 @@ class Speculator:
         self._since_plain = self._num_plain = 0
         """Steps with drafts since the last without; steps without."""
         self._overall = {name: Acceptance(_PRIOR) for name in self._drafters}
-        self._token_seconds = {name: _Mean() for name in self._drafters}
+        self._draft_seconds = {name: _Mean() for name in self._drafters}
+        """What a token of a draft takes, or a whole draft of a drafter that makes it at once."""
         self._served: dict[RequestId, _Served] = {}
         self._totals = dict.fromkeys(self._drafters, (0, 0))
         self.why_off_now = why_none
@@ -202,11 +203,14 @@ class Speculator:
                 [self._guess(name, wish)] * limit for wish, limit in zip(mine, limits, strict=True)
             ]
             requests = [wish.request for wish in mine]
-            seconds = self._token_seconds[name].value
-            lengths = self._lengths(requests, chances, num_rows, seconds)
+            seconds = self._draft_seconds[name].value
+            at_once = drafter.facts.at_once
+            cost = (0.0, seconds) if at_once else (seconds, 0.0)
+            lengths = self._lengths(requests, chances, num_rows, cost)
             chosen = [
-                replace(wish, max_tokens=length)
-                for wish, length in zip(mine, lengths, strict=True)
+                # What costs nothing more is wanted whole: how far it is verified is decided when it is there.
+                replace(wish, max_tokens=limit if at_once else length)
+                for wish, length, limit in zip(mine, lengths, limits, strict=True)
                 if length
             ]
             for wish in chosen:
@@ -219,10 +223,12 @@ class Speculator:
     def proposed(
         self, drafter: Drafter, asked: Sequence[DraftWish], drafts: Sequence[Draft], seconds: float
     ) -> None:
-        """Learn what a drafter takes for a token, and that it may have none: that is as good as a wrong one."""
+        """Learn what a drafter takes, and that it may have no draft: that is as good as a wrong one."""
         name, lengths = drafter.facts.name, {each.request: len(each.tokens) for each in drafts}
         num_tokens = sum(max(lengths.get(wish.request, 0), 1) for wish in asked)
-        self._token_seconds[name].observe(seconds / num_tokens)
+        self._draft_seconds[name].observe(
+            seconds / (len(asked) if drafter.facts.at_once else num_tokens)
+        )
         for wish in asked:
             served = self._served.get(wish.request)
             if served is not None and wish.request not in lengths:
@@ -290,12 +296,15 @@ class Speculator:
         requests: Sequence[RequestId],
         chances: Sequence[Sequence[float]],
         num_rows: int,
-        token_seconds: float = 0.0,
+        cost: tuple[float, float] = (0.0, 0.0),
     ) -> list[int]:
-        """Return how many tokens of each draft pay; where none do, now and then those of a trial."""
+        """Return how many tokens of each draft pay; where none do, now and then those of a trial.
+
+        cost: seconds of a drafted token, and of a draft.
+        """
         if self.fixed_tokens is not None:
             return [min(len(each), self.fixed_tokens) for each in chances]
-        lengths = choose_lengths(chances, num_rows, self._prices, token_seconds)
+        lengths = choose_lengths(chances, num_rows, self._prices, *cost)
         for index, (request, each) in enumerate(zip(requests, chances, strict=True)):
             served = self._served[request]
             if lengths[index]:
