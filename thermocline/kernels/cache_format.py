@@ -130,6 +130,25 @@ def read_cache(
     return _unpack(shape.type, packed), _unpack(shape.type, rows[blocks, :, places])
 
 
+def copy_cache(shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray) -> None:
+    """Copy the keys and values of some tokens, bit for bit. slots: int32 [n, 2], from where to where."""
+    (blocks, to_blocks), (places, to_places) = np.divmod(slots.T, shape.block_tokens)
+    if shape.latent:
+        lines = _latent_rows(shape, keys)
+        lines[to_blocks, to_places] = lines[blocks, places]
+        return
+    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    rows[to_blocks, :, to_places] = rows[blocks, :, places]
+    packed = np.empty((len(slots), shape.kv_heads, shape.row_bytes), np.uint8)
+    groups = [(_spread(shape, part, width), at, width) for part, at, width in _groups(shape, keys)]
+    for lanes, first, width in groups:
+        mine = (places >= first) & (places < first + width)
+        packed[mine] = lanes[blocks[mine], :, places[mine] - first]
+    for lanes, first, width in groups:
+        mine = (to_places >= first) & (to_places < first + width)
+        lanes[to_blocks[mine], :, to_places[mine] - first] = packed[mine]
+
+
 def write_latent(shape: CacheShape, keys: ByteArray, slots: IntArray, rows: FloatArray) -> None:
     """Store rows [tokens, head_dim] in `slots` [tokens] of a latent cache."""
     _latent_rows(shape, keys)[np.divmod(slots, shape.block_tokens)] = _pack(shape.type, rows)

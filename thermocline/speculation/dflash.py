@@ -16,7 +16,7 @@ from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex, RequestId, Segment, SegmentKind
 from thermocline.models.dflash import BlockRows
 from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, Draft, DrafterFacts
-from thermocline.speculation.followed import Followed
+from thermocline.speculation.followed import Followed, follow_moves
 from thermocline.speculation.tree import best_of_each, best_tree
 from thermocline.units import ceil_div
 
@@ -73,7 +73,8 @@ class DFlashDrafter:
             cache_type,
         )
         self._pool = pool
-        self._caches = [pool.layer(LayerIndex(n)) for n in range(spec.decoder.num_layers)]
+        self._layers = tuple(map(LayerIndex, range(spec.decoder.num_layers)))
+        self._caches = [pool.layer(layer) for layer in self._layers]
         self._followed: dict[RequestId, Followed] = {}
         self.facts = DrafterFacts(
             "ddtree" if is_tree else "dflash",
@@ -99,7 +100,8 @@ class DFlashDrafter:
     def observe(self, verified: Verified) -> None:
         followed = self._followed.get(verified.request)
         if followed is not None:
-            followed.keep_before(verified.position + verified.num_accepted + 1)
+            followed.take(verified)
+            follow_moves(followed, verified, self._pool, self._layers)
 
     def hidden_computed(
         self, chunk: Chunk, x: FloatArray, inputs: Mapping[LayerIndex, FloatArray] = NO_INPUTS

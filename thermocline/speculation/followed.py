@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.kv.pool import KVPool
+    from thermocline.messages import LayerIndex
+    from thermocline.speculation.contract import Verified
 
 
 @dataclass(slots=True)
@@ -47,6 +52,15 @@ class Followed:
         del self.tokens[count:], self.states[count:]
         self.num_done = min(self.num_done, position)
 
+    def take(self, verified: Verified) -> None:
+        """Keep of the rows of a step those that stay."""
+        at = verified.position - self.first
+        if not verified.is_chain and at >= 0 and at + verified.num_drafted < len(self.tokens):
+            places = [at, *(at + row for row in verified.rows)]
+            self.tokens[at : at + len(places)] = [self.tokens[place] for place in places]
+            self.states[at : at + len(places)] = [self.states[place] for place in places]
+        self.keep_before(verified.position + verified.num_accepted + 1)
+
     def keep(self, start: int, tokens: list[int], states: FloatArray) -> None:
         """Add what a step computed from position `start` on. What was known there and behind it is forgotten."""
         if self.end != start:  # computed again, perhaps in other blocks
@@ -55,3 +69,19 @@ class Followed:
             self.first, self.tokens, self.states = start, [], []
         self.tokens += tokens
         self.states += list(states)
+
+
+def follow_moves(
+    followed: Followed, verified: Verified, pool: KVPool, layers: Sequence[LayerIndex]
+) -> None:
+    """Copy blocks of a drafter's cache whose places a branch's blocks have taken; the request's table changes with them."""
+    if not verified.moved:
+        return
+    replaced = dict(verified.moved)
+    for layer in layers:
+        cache = pool.layer(layer)
+        for old, new in verified.moved:
+            cache.keys[new] = cache.keys[old]
+            cache.values[new] = cache.values[old]
+    table = [replaced.get(block, block) for block in followed.table.tolist()]
+    followed.table = np.array(table, np.int32)

@@ -16,7 +16,7 @@ from thermocline.kv.memory import reserve
 from thermocline.kv.pool import KVPool
 from thermocline.messages import Chunk, ChunkId, LayerIndex, Segment, SegmentKind
 from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, Draft, DrafterFacts
-from thermocline.speculation.followed import Followed
+from thermocline.speculation.followed import Followed, follow_moves
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class NextTokenDrafter:
             cache_type,
         )
         self._cache = pool
+        self._layers = tuple(map(LayerIndex, range(len(block.kv_shapes))))
         hidden = block.state_width
         memory = reserve(
             num_blocks * hidden * 4, "states at the ends of cache blocks", "choose a smaller --ctx"
@@ -131,7 +132,10 @@ class NextTokenDrafter:
     def observe(self, verified: Verified) -> None:
         followed = self._followed.get(verified.request)
         if followed is not None:
-            followed.keep_before(verified.position + verified.num_accepted + 1)
+            followed.take(verified)
+            follow_moves(followed, verified, self._cache, self._layers)
+            if not verified.is_chain:
+                self._note_rows(followed, verified)
 
     def hidden_computed(
         self, chunk: Chunk, x: FloatArray, inputs: Mapping[LayerIndex, FloatArray] = NO_INPUTS
@@ -145,7 +149,8 @@ class NextTokenDrafter:
             rows = slice(segment.start, segment.start + segment.length)
             states = self._states_of(x[rows])
             start = int(chunk.positions[segment.start])
-            self._note_ends(segment.block_table, start, states)
+            if not (segment.num_drafted and chunk.has_branches):
+                self._note_ends(segment.block_table, start, states)
             followed.table = segment.block_table
             tokens = chunk.token_ids[rows].tolist()
             if segment.kind is SegmentKind.DECODE:
@@ -264,6 +269,12 @@ class NextTokenDrafter:
         size = self._block_tokens
         for row in range((-start - 1) % size, len(states), size):
             self._ends[table[(start + row) // size]] = states[row]
+
+    def _note_rows(self, followed: Followed, verified: Verified) -> None:
+        """Note the states of a tree's rows, once it is known which of them stay."""
+        at = verified.position - followed.first
+        if at >= 0 and len(followed.states) > at:
+            self._note_ends(followed.table, verified.position, np.stack(followed.states[at:]))
 
     def _table_of(self, number: int, table: IntArray, num_known: int) -> IntArray:
         """Return the blocks of the positions that are computed, then the drafter's own for what follows.

@@ -44,6 +44,8 @@ class _Served:
     waited: int = 0
     offered: str = ""
     """Whose draft its next step verifies, or its present one."""
+    depth: int = 0
+    """The longest way down that draft."""
     is_trial: bool = False
     """Whether that draft is only to find out whether drafts pay by now."""
 
@@ -241,11 +243,14 @@ class Speculator:
             return []
         chances = [self._chances(self._offered(draft), draft) for draft in drafts]
         lengths = self._lengths([draft.request for draft in drafts], chances, num_rows)
-        return [
-            _beginning(draft, length)
+        chosen = [
+            draft.kept(range(length))
             for draft, length in zip(drafts, lengths, strict=True)
             if length
         ]
+        for draft in chosen:
+            self._served[draft.request].depth = max(draft.depths)
+        return chosen
 
     def count(self, request: RequestId, num_drafted: int, num_accepted: int) -> None:
         """Count drafted rows of a request's present step, and such that stay."""
@@ -260,7 +265,8 @@ class Speculator:
         served.offered, served.is_trial = "", False
         verified = replace(verified, drafter=name)
         if name:
-            served.acceptance[name].observe(verified.num_drafted, verified.num_accepted)
+            depth = min(served.depth or verified.num_drafted, verified.num_drafted)
+            served.acceptance[name].observe(depth, verified.num_accepted)
         for drafter in served.drafters:
             drafter.observe(verified)
 
@@ -281,9 +287,21 @@ class Speculator:
         return self.fixed_tokens is None and self._since_plain >= distance
 
     def _chances(self, name: str, draft: Draft) -> Sequence[float]:
-        if draft.confidence:
-            return draft.confidence
-        return [self._served[draft.request].acceptance[name].probability] * len(draft.tokens)
+        """Return how likely each token is right, if those before it are; of a tree the chances of a chain that gains as much."""
+        chances = draft.confidence
+        if not chances:
+            chance = self._served[draft.request].acceptance[name].probability
+            chances = (chance,) * len(draft.tokens)
+        if draft.is_chain:
+            return chances
+        reached: list[float] = []
+        for chance, parent in zip(chances, draft.parents, strict=True):
+            reached.append(chance * (1.0 if parent < 0 else reached[parent]))
+        before = [1.0, *reached]
+        return [
+            min(gain / most, 1.0) if most > 0 else 0.0
+            for gain, most in zip(reached, before, strict=False)
+        ]
 
     def _offered(self, draft: Draft) -> str:
         return self._served[draft.request].offered
@@ -330,16 +348,16 @@ class Speculator:
         return f"one more row costs {100 * (two / one - 1):.0f} % of a step, and is right in {100 * chance:.0f} %"
 
 
-def _beginning(draft: Draft, length: int) -> Draft:
-    return replace(
-        draft,
-        tokens=draft.tokens[:length],
-        parents=draft.parents[:length],
-        confidence=draft.confidence[:length],
-    )
-
-
 def pruned(draft: Draft, count_possible: Callable[[tuple[int, ...]], int]) -> Draft | None:
-    """Return the beginning of a draft that its request may have at all; None where nothing is left."""
-    count = count_possible(draft.tokens)
-    return _beginning(draft, count) if count else None
+    """Return the part of a draft that its request may have at all; None where nothing is left."""
+    if draft.is_chain:
+        nodes: Sequence[int] = range(count_possible(draft.tokens))
+    else:
+        inner = set(draft.parents)
+        stays = set[int]()
+        for leaf in range(len(draft.tokens)):
+            if leaf not in inner:
+                way = draft.way_to(leaf)
+                stays.update(way[: count_possible(tuple(draft.tokens[node] for node in way))])
+        nodes = sorted(stays)
+    return draft.kept(nodes) if nodes else None
