@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 
 from thermocline import __version__
+from thermocline.messages import RequestOptions
 from thermocline.server.answers import PreparedAnswer, answers
 from thermocline.server.core.errors import message_of
 from thermocline.server.core.exchange import (
@@ -106,7 +107,8 @@ async def generate(request: web.Request) -> PreparedAnswer | web.Response:
         return send_json(encoder.loaded())
     if body.raw:
         prompt = await engine.encode(body.prompt, max_tokens=engine.max_context_tokens)
-        job = GenerationJob((prompt,), body.sampling_params())
+        options = RequestOptions(speculate=body.drafters())
+        job = GenerationJob((prompt,), body.sampling_params(), options=options)
     else:
         job = await chat_job(engine, body)
     return PreparedAnswer(job, encoder, _LINES, body.is_streamed)
