@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk
     from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.spec import ModelSpec
 
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -34,17 +35,8 @@ class DraftModel:
 
     def __init__(self, file: ModelFile, target: ModelFile, kernels: Kernels) -> None:
         """target: the larger model's file. Raises ModelError, also where the two have different vocabularies."""
-        spec = read_spec(file)
-        if spec.has_experts or spec.recurrent is not None or spec.kv_sources:
-            raise UnsupportedModelError(
-                file.path,
-                "a draft model is dense, and each of its layers attends with keys of its own",
-                unsupported=(file.architecture,),
-                fix="give --draft-model a small dense model of the same family",
-            )
-        require_same_vocabulary(file, target)
+        self._vocab_size = read_draft_spec(file, target).vocab_size
         self._model = open_model(file, kernels)
-        self._vocab_size = spec.vocab_size
 
     def __repr__(self) -> str:
         return f"DraftModel({self._model.spec.name})"
@@ -79,6 +71,20 @@ class DraftModel:
     def logits(self, states: FloatArray) -> FloatArray:
         """Return float32 [rows, V]: what comes after the tokens of these rows of `states`."""
         return self._model.head(np.ascontiguousarray(states), prompt=False)
+
+
+def read_draft_spec(file: ModelFile, target: ModelFile) -> ModelSpec:
+    """Return the dimensions of a draft model for `target`. Raises ModelError where it can be none."""
+    spec = read_spec(file)
+    if spec.has_experts or spec.recurrent is not None or spec.kv_sources:
+        raise UnsupportedModelError(
+            file.path,
+            "a draft model is dense, and each of its layers attends with keys of its own",
+            unsupported=(file.architecture,),
+            fix="give --draft-model a small dense model of the same family",
+        )
+    require_same_vocabulary(file, target)
+    return spec
 
 
 def require_same_vocabulary(file: ModelFile, target: ModelFile) -> None:
