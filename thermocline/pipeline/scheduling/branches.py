@@ -60,27 +60,24 @@ def cut_branches(parents: Sequence[int]) -> Branches:
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
-    row_of = {-1: 0}
     nodes: list[int] = []
-    rows_before = [-1]
+    rows_before, depths = [-1], [0]
     found: list[Branch] = []
-    # (node, the row before it, level); row 0 is no node, and begins the first branch.
-    waiting: list[tuple[int | None, int, int]] = [(None, -1, 0)]
-    depths = [0]
-    while waiting:
-        node, before, level = waiting.pop(0)
-        first_row = 0 if node is None else len(rows_before)
-        depth = 0 if node is None else depths[before] + 1
-        at: int | None = -1 if node is None else node
-        while at is not None:
-            if at >= 0:
-                row_of[at] = len(rows_before)
-                rows_before.append(row_of[parents[at]])
-                depths.append(depths[rows_before[-1]] + 1)
-                nodes.append(at)
-            first, *others = children.get(at, [None])
-            waiting += [(other, row_of[at], level + 1) for other in others]
-            at = first
+    # Row 0, which is no node, begins the first branch; others begin with a node, behind a row.
+    first_children = children.get(-1, [])
+    waiting = [(first_children[:1], -1, 0), *(([node], 0, 1) for node in first_children[1:])]
+    for begins, before, level in waiting:  # grows meanwhile
+        first_row = 0 if before < 0 else len(rows_before)
+        depth = 0 if before < 0 else depths[before] + 1
+        row, goes_on = max(before, 0), begins
+        while goes_on:
+            (node,) = goes_on
+            rows_before.append(row)
+            depths.append(depths[row] + 1)
+            nodes.append(node)
+            row = len(nodes)
+            goes_on, others = children.get(node, [])[:1], children.get(node, [])[1:]
+            waiting += [([other], row, level + 1) for other in others]
         found.append(Branch(first_row, len(rows_before) - first_row, before, depth, level))
     return Branches(tuple(nodes), tuple(rows_before), tuple(found))
 
