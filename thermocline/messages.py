@@ -75,8 +75,7 @@ class Segment(NamedTuple):
     block_table: int32, the cache blocks of this request, enough for its last token's position.
     num_logits: how many of its last rows want logits. state: None where no layer is recurrent. num_states: how many of
     its last rows want their final hidden states instead. num_expanded: how many of its first tokens take the expanded
-    form of latent attention. num_drafted: how many of its last tokens were only guessed; each stands after the one before
-    it, unless the chunk has branches. level: of a branch, how many others lie before it on the way.
+    form of latent attention. num_drafted: how many of its last tokens were guessed. level: of branches before this one.
     """
 
     request: RequestId
@@ -125,8 +124,7 @@ class Chunk:
     states_rows: IntArray | None = None
     """int32, the rows that want their final hidden states; None where no request does."""
     branch_places: CachePlaces | None = None
-    """In place of `kv_slots` and `segments`, where guessed tokens form trees: a segment for each branch, one behind those
-    that it follows; None without trees."""
+    """In place of `kv_slots` and `segments`, where guessed tokens form trees: a segment for each branch; None without."""
     embedded: FloatArray | None = None
     """float32 [layers, T, width], each layer's own embeddings of the tokens, from the embed stage on; None without any."""
 
@@ -390,16 +388,6 @@ class Timings:
     def decode_tokens_per_s(self) -> float:
         """Tokens after the first per second of `decode_s`."""
         return (self.num_output_tokens - 1) / self.decode_s if self.decode_s else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
-    """What the computing threads reach at most, just now: bytes read, and int8 multiply-adds."""
-
-    read_bytes_per_s: float
-    multiply_adds_per_s: float
-    sample_bytes: int
-    """How much was read to measure; less than the last cache holds says little about memory."""
 
 
 @dataclass(frozen=True, slots=True)
