@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from thermocline.kernels.weight import ByteArray, FloatArray, IntArray
 
@@ -139,6 +141,24 @@ def copy_cache(shape: CacheShape, keys: ByteArray, values: ByteArray, slots: Int
         return
     rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
     rows[to_blocks, :, to_places] = rows[blocks, :, places]
+    if shape.type is CacheType.Q8_0:
+        _copy_quantised(shape, keys, slots)
+        return
+    lanes = [(_lanes(shape, part, width), at, width) for part, at, width in _groups(shape, keys)]
+    picked = [
+        (group[blocks[mine], :, :, places[mine] - first], mine)
+        for group, first, width in lanes
+        if (mine := (places >= first) & (places < first + width)).any()
+    ]
+    for source, mine in picked:
+        for group, first, width in lanes:
+            there = (to_places[mine] >= first) & (to_places[mine] < first + width)
+            group[to_blocks[mine][there], :, :, to_places[mine][there] - first] = source[there]
+
+
+def _copy_quantised(shape: CacheShape, keys: ByteArray, slots: IntArray) -> None:
+    """Copy keys in Q8_0, whose units and numbers lie apart."""
+    (blocks, to_blocks), (places, to_places) = np.divmod(slots.T, shape.block_tokens)
     packed = np.empty((len(slots), shape.kv_heads, shape.row_bytes), np.uint8)
     groups = [(_spread(shape, part, width), at, width) for part, at, width in _groups(shape, keys)]
     for lanes, first, width in groups:
@@ -147,6 +167,15 @@ def copy_cache(shape: CacheShape, keys: ByteArray, values: ByteArray, slots: Int
     for lanes, first, width in groups:
         mine = (to_places >= first) & (to_places < first + width)
         lanes[to_blocks[mine], :, to_places[mine] - first] = packed[mine]
+
+
+def _lanes(shape: CacheShape, group: ByteArray, width: int) -> NDArray[Any]:
+    """Return a view of a group's keys as numbers [blocks, kv_heads, numbers of a token, width]."""
+    number = np.dtype(f"u{shape.row_bytes // shape.head_dim}")
+    wide = group.view(number)
+    strides = (*wide.strides[:-1], width * number.itemsize, number.itemsize)
+    split = (*wide.shape[:-1], shape.head_dim, width)
+    return np.lib.stride_tricks.as_strided(wide, split, strides)
 
 
 def write_latent(shape: CacheShape, keys: ByteArray, slots: IntArray, rows: FloatArray) -> None:
