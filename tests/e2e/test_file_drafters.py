@@ -184,6 +184,24 @@ async def test_drafts_are_what_the_layers_gave(tmp_path, monkeypatch, chunk):
             assert_within(logits, expected[1:], "reference/float32")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dflash", "model"])
+async def test_heads_that_fit_no_bytes_draft_in_halves(tmp_path, name):
+    """The model's cache is Q8_0; the drafter's heads of 16 numbers are no multiple of its blocks."""
+    target = ToyArch("qwen2moe", layers=3, head_dim=32)
+    path = write_toy_arch(tmp_path / "m.gguf", target)
+    toy = ToyDrafter(layers_read=(0, 1, 2), head_dim=16)
+    drafter = write_toy_drafter(tmp_path / "drafter.gguf", toy, target)
+    if name == "model":
+        drafter = write_drafter(tmp_path, name, target)
+    config = replace(one_thread(name, drafter), memory=MemoryConfig(kv_type="q8_0"))
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    plain, _ = await generate(path, with_drafter(config, "off", drafter), [1, 2, 3], params)
+    tokens, drafts = await generate(path, config, [1, 2, 3], params)
+    assert tokens == plain
+    assert drafts.num_drafted > 0
+
+
 async def opened(path, config) -> None:
     async with Engine.open(path, config):
         pass

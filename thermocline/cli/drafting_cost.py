@@ -112,6 +112,7 @@ def _own_block(file: ModelFile, spec: ModelSpec, cache: KVCacheSpec) -> DrafterB
 def _of_file(
     config: EngineConfig, file: ModelFile, spec: ModelSpec, cache: KVCacheSpec
 ) -> DrafterBytes | None:
+    from thermocline.kernels.cache_format import fitting_type
     from thermocline.modelfile.reader import open_model_file
     from thermocline.models.dflash import is_dflash, read_dflash_spec
     from thermocline.models.draft_model import read_draft_spec
@@ -124,7 +125,8 @@ def _of_file(
             shapes = read_dflash_spec(own, file, spec).kv_shapes
         else:
             shapes = read_draft_spec(own, file).kv_shapes
-        token_bytes = sum(shape.token_bytes(cache.type) for shape in shapes)
+        cache_type = fitting_type(cache.type, shapes)
+        token_bytes = sum(shape.token_bytes(cache_type) for shape in shapes)
         return DrafterBytes(
             own.total_tensor_bytes, cache.min_blocks * cache.block_tokens * token_bytes
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -65,6 +65,12 @@ class HeadShape:
         """Return the bytes of one token's keys and values."""
         arrays = 1 if self.latent else 2
         return arrays * self.kv_heads * cache_type.row_bytes(self.head_dim)
+
+
+def fitting_type(cache_type: CacheType, shapes: Iterable[HeadShape]) -> CacheType:
+    """Return a cache's type for heads of these shapes: F16 in place of Q8_0 where that does not fit."""
+    fits = all(shape.head_dim % _QUANT_BLOCK == 0 for shape in shapes)
+    return CacheType.F16 if cache_type is CacheType.Q8_0 and not fits else cache_type
 
 
 @dataclass(frozen=True, slots=True)

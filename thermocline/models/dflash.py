@@ -148,6 +148,8 @@ def _target_layers(
         return tuple(LayerIndex(each + 1) for each in file.metadata.get_ints(name))
     # As the authors spread them where a drafter names none: from the second layer to the fourth from the end.
     count, last = read.size("dflash.n_target_layers"), spec.num_layers - 4
+    if count > spec.num_layers:
+        raise read.bad("dflash.n_target_layers", f"is {count}, of {spec.num_layers} in all")
     if count == 1:
         return (LayerIndex(spec.num_layers // 2 + 1),)
     return tuple(LayerIndex(round(1 + n * last / (count - 1)) + 1) for n in range(count))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.cache_format import fitting_type
 from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex, RequestId, Segment, SegmentKind
 from thermocline.models.dflash import BlockRows
@@ -23,6 +23,7 @@ from thermocline.units import ceil_div
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from thermocline.kernels.cache_format import CacheType
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.messages import Chunk
     from thermocline.models.dflash import DFlashModel
@@ -64,13 +65,11 @@ class DFlashDrafter:
         self._block_tokens, self._num_blocks = block_tokens, num_blocks
         spec = model.spec
         self._own_blocks = ceil_div(spec.block_tokens, block_tokens) + 1
-        if cache_type is CacheType.Q8_0 and spec.decoder.head_dim % 32:
-            cache_type = CacheType.F16
         pool = KVPool(
             spec.kv_shapes,
             num_blocks + max_requests * self._own_blocks,
             block_tokens,
-            cache_type,
+            fitting_type(cache_type, spec.kv_shapes),
         )
         self._pool = pool
         self._layers = tuple(map(LayerIndex, range(spec.decoder.num_layers)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from thermocline.kernels.cache_format import fitting_type
 from thermocline.kv.memory import reserve
 from thermocline.kv.pool import KVPool
 from thermocline.messages import Chunk, ChunkId, LayerIndex, Segment, SegmentKind
@@ -106,7 +107,7 @@ class NextTokenDrafter:
             block.kv_shapes,
             num_blocks + max_requests * self._own_blocks,
             block_tokens,
-            cache_type,
+            fitting_type(cache_type, block.kv_shapes),
         )
         self._cache = pool
         self._layers = tuple(map(LayerIndex, range(len(block.kv_shapes))))

@@ -79,6 +79,14 @@ def test_layers_that_the_older_layout_does_not_name(tmp_path, target):
         assert read_dflash_spec(own, file, read_spec(file)).target_layers == (2, 3, 3)
 
 
+def test_more_layers_than_there_are_is_refused(tmp_path, target):
+    """Where the older layout only counts them."""
+    prefix = "qwen35-dflash-draft.dflash."
+    changed = {f"{prefix}target_layer_ids": None, f"{prefix}n_target_layers": 1 << 20}
+    path = write_older_drafter(tmp_path / "m.gguf", PLAIN, metadata=changed)
+    assert "dflash.n_target_layers is 1048576, of 5 in all" in refused(target, path)
+
+
 def refused(target, path) -> str:
     """Return why a drafter is not opened."""
     with (
