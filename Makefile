@@ -87,7 +87,8 @@ schedules: $(VENV)/.installed-dev
 
 # Ten times as many random requests with drafts: each answer as without, to the bit.
 speculation: $(VENV)/.installed-dev
-	THERMOCLINE_SPECULATION=10 scripts/test.sh tests/e2e/test_speculation.py --timeout 3000
+	THERMOCLINE_SPECULATION=10 scripts/test.sh tests/e2e/test_speculation.py tests/e2e/test_file_drafters.py \
+		tests/e2e/test_next_token_drafts.py --timeout 3000
 
 # 10,000 prompts through LLM.generate_each, in order and with flat memory; the test suite has 300.
 prompts: $(VENV)/.installed-dev

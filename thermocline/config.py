@@ -311,7 +311,14 @@ class SpeculationConfig(ShowsChanges):
     drafters: str = setting(
         "auto",
         "--speculate",
-        "Draft tokens where that is faster, for the same answers: auto (all drafters that there are), off, or names: lookup, mtp.",
+        "Draft tokens where that is faster, for the same answers: auto (all drafters that there are), off, or names: "
+        "lookup, mtp, and with --draft-model model, dflash, ddtree.",
+    )
+    draft_model: str | None = setting(
+        None,
+        "--draft-model",
+        "A file that drafts tokens for the model: a block diffusion drafter that was trained for it (DFlash), or a small "
+        "dense model with the same vocabulary.",
     )
     fixed_tokens: int | None = None
     """Verify so many tokens of each draft, for measuring; None: as many as pay."""

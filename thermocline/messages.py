@@ -74,7 +74,7 @@ class Segment(NamedTuple):
     block_table: int32, the cache blocks of this request, enough for its last token's position.
     num_logits: how many of its last rows want logits. state: None where no layer is recurrent. num_states: how many of
     its last rows want their final hidden states instead. num_expanded: how many of its first tokens take the expanded
-    form of latent attention. num_drafted: how many of its last tokens were only guessed, each after the one before it.
+    form of latent attention. num_drafted: how many of its last tokens were guessed. level: of branches before this one.
     """
 
     request: RequestId
@@ -87,16 +87,19 @@ class Segment(NamedTuple):
     num_states: int = 0
     num_expanded: int = 0
     num_drafted: int = 0
+    level: int = 0
 
 
 class CachePlaces(NamedTuple):
     """Where the keys and values of a chunk's tokens go, and those of its requests lie.
 
-    slots: int32 [T]; segments: with the block tables of the layers that this is about.
+    slots: int32 [T]; segments: with the block tables of the layers that this is about. copies: int32 [n, 2], slots whose
+    keys and values go to other slots once the chunk's own are there: tokens that several branches see. None for none.
     """
 
     slots: IntArray
     segments: tuple[Segment, ...]
+    copies: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,8 @@ class Chunk:
     """Of layers with a sliding window; None where they have no blocks of their own."""
     states_rows: IntArray | None = None
     """int32, the rows that want their final hidden states; None where no request does."""
+    branch_places: CachePlaces | None = None
+    """In place of `kv_slots` and `segments`, where guessed tokens form trees: a segment for each branch; None without."""
     embedded: FloatArray | None = None
     """float32 [layers, T, width], each layer's own embeddings of the tokens, from the embed stage on; None without any."""
 
@@ -141,7 +146,12 @@ class Chunk:
         """Return where layers with or without a sliding window keep this chunk's keys and values."""
         if window and self.window_places is not None:
             return self.window_places
-        return CachePlaces(self.kv_slots, self.segments)
+        return self.branch_places or CachePlaces(self.kv_slots, self.segments)
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether guessed tokens of some request form a tree."""
+        return self.branch_places is not None
 
     def embedded_at(self, layer: LayerIndex) -> FloatArray | None:
         """Return a layer's own embeddings of the tokens, float32 [T, width]; None without any."""
@@ -377,16 +387,6 @@ class Timings:
     def decode_tokens_per_s(self) -> float:
         """Tokens after the first per second of `decode_s`."""
         return (self.num_output_tokens - 1) / self.decode_s if self.decode_s else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
-    """What the computing threads reach at most, just now: bytes read, and int8 multiply-adds."""
-
-    read_bytes_per_s: float
-    multiply_adds_per_s: float
-    sample_bytes: int
-    """How much was read to measure; less than the last cache holds says little about memory."""
 
 
 @dataclass(frozen=True, slots=True)

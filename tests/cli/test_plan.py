@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.synthetic_model import write_metadata
+from tests.support.toy_archs import ToyArch, write_toy_arch
+from tests.support.toy_dflash import TARGET, TOYS, toy_drafter_weights, write_toy_drafter
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
 from thermocline.traces.chrome import write_chrome
 from thermocline.traces.events import ExpertUse
@@ -240,3 +242,27 @@ def test_the_device_of_this_machine_is_asked_by_default(toy, invoke, monkeypatch
     found = planned(invoke, toy)
     assert found["device_bytes_total"] == (4 << 30 if available else 0)
     assert found["device_bytes_limit"] == (3 << 30 if available else 0)
+
+
+def test_what_drafts_is_counted(tmp_path, invoke):
+    """A file that drafts, its keys and values for a context, and copies of recurrent states; none with speculation off."""
+    path = str(write_toy_arch(tmp_path / "m.gguf", TARGET))
+    toy = TOYS["plain"]
+    drafter = str(write_toy_drafter(tmp_path / "drafter.gguf", toy))
+    small = str(write_toy_arch(tmp_path / "small.gguf", ToyArch("qwen3", layers=2, experts=0)))
+    flags = ("--vram", "12GiB", "--ctx", "512", "--kv-type", "f32")
+    found = planned(invoke, path, *flags, "--draft-model", drafter)
+    weights = sum(values.nbytes for values in toy_drafter_weights(toy).values())
+    token_bytes = 2 * 4 * toy.layers * toy.kv_heads * toy.head_dim
+    assert found["draft_model"] == {"weight_bytes": weights, "cache_bytes": 512 * token_bytes}
+    assert found["draft_states_bytes"] > 0
+    own = planned(invoke, path, *flags, "--draft-model", small)["draft_model"]
+    assert own["cache_bytes"] == 512 * 2 * 4 * 2 * 2 * 16
+    page = " ".join(invoke("plan", path, *flags, "--draft-model", drafter).stdout.split())
+    assert "the draft model takes" in page
+    assert "keep up to 32 copies of recurrent state" in page
+    off = planned(invoke, path, *flags, "--draft-model", drafter, "--speculate", "off")
+    assert (off["draft_model"], off["draft_states_bytes"]) == (None, 0)
+    refused = invoke("plan", path, *flags, "--draft-model", path)
+    assert refused.exit_code != 0
+    assert "a draft model is dense" in " ".join(refused.stderr.split())

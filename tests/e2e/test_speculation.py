@@ -213,7 +213,8 @@ def test_no_draft_changes_an_answer(model, monkeypatch):
         batch = slice(first, first + chance.choice((1, 2, 4, 8)))
         first = batch.stop
         facts = DrafterFacts("scripted", computes=chance.random() < 0.5)
-        scripted = ScriptedDrafter(chance.choice((0.4, 0.8, 0.9, 1.0)), known, facts)
+        acceptance, branches = chance.choice((0.4, 0.8, 0.9, 1.0)), chance.choice((0, 0, 3, 9))
+        scripted = ScriptedDrafter(acceptance, known, facts, branches=branches)
         drafters = [scripted, HostileDrafter(first), LookupDrafter()]
         monkeypatch.setattr(drafter_builder, "open_drafters", lambda _, those=drafters: those)
         names = (("scripted",), ("scripted",), ("hostile",), ("lookup",), None, ())

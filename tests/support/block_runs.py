@@ -60,7 +60,7 @@ def block_logits(path: Path, token_ids: Sequence[int], chain: Sequence[int]) -> 
     with open_model_file(path) as file:
         block = open_next_block(file, NativeKernels(threads=1))
         shape = block.spec.next_block_shape
-        cache = KVPool([shape], _NUM_BLOCKS, _BLOCK_TOKENS, CacheType.F32).layer(LayerIndex(0))
+        cache = KVPool([shape], _NUM_BLOCKS, _BLOCK_TOKENS, CacheType.F32)
         own = block.states(chunk_of(token_ids, 0, SegmentKind.PROMPT), before, cache)
         found = [block.logits(own)]
         for position, token in enumerate(chain, len(token_ids)):

@@ -295,7 +295,7 @@ class CacheModel:
             assert self.scheduler.finish(RequestId(request))
             self.num_finished += 1
             return False
-        return self.scheduler.append(RequestId(request), token)
+        return self.scheduler.append(RequestId(request), token) > 0
 
     def fail(self, chunk: Chunk) -> None:
         """Let a chunk fail half-way: what it wrote is garbage."""

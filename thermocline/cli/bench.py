@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from thermocline.config import EngineConfig
     from thermocline.costmodel.roofline import PhaseLoad
     from thermocline.engine.api import Engine
+    from thermocline.kernels.machine_limits import MachineLimits
     from thermocline.machine import MachineFacts
-    from thermocline.messages import DraftFigures, MachineLimits, Timings
+    from thermocline.messages import DraftFigures, Timings
     from thermocline.models.spec import ModelSpec
     from thermocline.sampling.params import SamplingParams
 
@@ -206,7 +207,7 @@ def _loads(
     import statistics
 
     from thermocline.costmodel.roofline import decode_load, prefill_load
-    from thermocline.messages import MachineLimits
+    from thermocline.kernels.machine_limits import MachineLimits
     from thermocline.modelfile.reader import open_model_file
     from thermocline.models.footprint import decoder_tensors, measure_footprint
     from thermocline.models.registry import read_spec

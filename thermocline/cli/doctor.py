@@ -75,7 +75,7 @@ def _loads(
     speeds: MachineSpeeds, footprint: Footprint, estimates: tuple[Estimate, ...]
 ) -> tuple[PhaseLoad, ...]:
     from thermocline.costmodel.roofline import decode_load, prefill_load
-    from thermocline.messages import MachineLimits
+    from thermocline.kernels.machine_limits import MachineLimits
 
     limits = MachineLimits(speeds.read_bytes_per_s, speeds.multiply_adds_per_s, sample_bytes=0)
     prefill, decode = (each.tokens_per_s for each in estimates)

@@ -195,6 +195,7 @@ _ONE_REQUEST_FLAGS: Final = (
     "--kv-type",
     "--prefill-chunk",
     "--speculate",
+    "--draft-model",
     "--chat-template-file",
     *PLACE_FLAGS,
 )

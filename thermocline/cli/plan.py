@@ -11,7 +11,7 @@ import click
 
 from thermocline.cli.console import echo_json, show
 from thermocline.cli.device_plan import plan_device, planned_device
-from thermocline.cli.drafting_block import DraftingBlock, drafting_block
+from thermocline.cli.drafting_cost import DraftingCost, drafting_cost
 from thermocline.cli.llama_flags import names
 from thermocline.cli.model_name import has_header_alone, hub_model
 from thermocline.cli.options import (
@@ -125,6 +125,7 @@ _MAX_SPREAD = 4
     help="Choose what no flag decides; without it only what flags ask for goes to the device.",
 )
 @engine_option("--speculate")
+@engine_option("--draft-model")
 @engine_option("--gpu-layers")
 @engine_option("--override-tensor")
 @click.option(
@@ -221,6 +222,7 @@ def plan(  # noqa: PLR0913 - one per flag
     prefill_chunk: int,
     is_auto: bool,
     speculation_drafters: str,
+    speculation_draft_model: str | None,
     placement_gpu_layers: int | None,
     placement_override_tensor: tuple[str, ...],
     expert_budget: str | None,
@@ -283,7 +285,9 @@ def plan(  # noqa: PLR0913 - one per flag
             device_memory_bytes=_size(device_memory),
         ),
         scheduler=SchedulerConfig(prefill_chunk_tokens=prefill_chunk, max_requests=max_requests),
-        speculation=SpeculationConfig(drafters=speculation_drafters),
+        speculation=SpeculationConfig(
+            drafters=speculation_drafters, draft_model=speculation_draft_model
+        ),
     )
     with open_model_file(path) as file:
         spec = read_spec(file)
@@ -294,7 +298,7 @@ def plan(  # noqa: PLR0913 - one per flag
         )
         files = file.paths
         known = expert_use(file, spec, heat, heat_file, no_heat=no_heat)
-        block = drafting_block(config, file, spec, cache)
+        drafting = drafting_cost(config, file, spec, cache)
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
     device = planned_device(config.placement, vram)
     found = plan_device(config.placement, needs, device, known, is_auto=is_auto)
@@ -319,14 +323,14 @@ def plan(  # noqa: PLR0913 - one per flag
         fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes) | {
             "estimates": None if speed is None else speed.as_dict(),
             "workers": held and {**asdict(held), "on_failure": on_failure},
-            "next_token_block": block and asdict(block),
+            **drafting.described(),
         }
         if simulation is not None:
             fields["simulation"] = simulation.as_dict()
         echo_json(fields)
         return
     lines = (*_in_words(held, on_failure), *(() if speed is None else speed.lines()))
-    _show(spec, sizes, found, ram_bytes, block, lines)
+    _show(spec, sizes, found, ram_bytes, drafting, lines)
     if simulation is not None:
         _show_simulation(simulation)
 
@@ -429,18 +433,18 @@ def _show(
     sizes: ModelSizes,
     plan: Plan,
     ram_bytes: int,
-    block: DraftingBlock | None,
+    drafting: DraftingCost,
     speed: Iterable[str],
 ) -> None:
     from thermocline.cli.render import plan_table, reasons_list
     from thermocline.units import format_bytes
 
-    needed = plan.host_bytes + (0 if block is None else block.weight_bytes + block.cache_bytes)
+    needed = plan.host_bytes + drafting.total_bytes
     fits = needed <= ram_bytes
     host = f"{format_bytes(needed)} of {format_bytes(ram_bytes)} free memory"
     reasons = [
         *plan.reasons,
-        *(() if block is None else block.lines()),
+        *drafting.lines(),
         f"the host has {host}"
         + ("" if fits else ": what does not fit is read from disk each time"),
         *speed,

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     "--decode-slowdown",
     "--prefix-cache/--no-prefix-cache",
     "--speculate",
+    "--draft-model",
     "--chat-template-file",
     *PLACE_FLAGS,
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from thermocline.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
-    from thermocline.messages import MachineLimits
+    from thermocline.kernels.machine_limits import MachineLimits
     from thermocline.models.footprint import Footprint
 
 # Below half of both limits, time goes elsewhere: waiting, bookkeeping, or other programs.

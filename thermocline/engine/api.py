@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from thermocline.errors import EngineError
     from thermocline.experts.figures import ExpertFigures
     from thermocline.experts.placement.placement import Placement
-    from thermocline.messages import MachineLimits, PromptEvent
+    from thermocline.kernels.machine_limits import MachineLimits
+    from thermocline.messages import PromptEvent
     from thermocline.models.footprint import Footprint
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.scheduling.scheduler import SchedulerSnapshot

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.machine_limits import MachineLimits
     from thermocline.kernels.weight import ByteArray
     from thermocline.kernels.whole_layer import LayerParts
-    from thermocline.messages import MachineLimits
     from thermocline.traces.recorder import Recorder
 
 # More than a last-level cache holds, and read within a second.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
+from thermocline.engine.draft_file import FILE_DRAFTERS, open_file_drafters
 from thermocline.errors import ConfigError, ModelError
 from thermocline.models.registry import can_draft, open_next_block
 from thermocline.speculation.contract import drafter_names
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from thermocline.engine.devices import Devices
     from thermocline.speculation.contract import Drafter, HiddenReader
 
-DRAFTERS: Final = ("lookup", "mtp")
+DRAFTERS: Final = ("lookup", "mtp", *FILE_DRAFTERS)
 """The names of all."""
 
 
@@ -63,7 +64,7 @@ def open_drafters(context: BuildContext) -> list[Drafter]:
             drafters.append(_next_token_drafter(context))
     elif names is not None and "mtp" in names:
         drafters.append(_next_token_drafter(context))
-    return drafters
+    return drafters + open_file_drafters(context, names)
 
 
 def _next_token_drafter(context: BuildContext) -> NextTokenDrafter:

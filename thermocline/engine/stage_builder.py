@@ -14,6 +14,7 @@ from thermocline.messages import LayerIndex
 from thermocline.pipeline.execution.graph import moe_graph
 from thermocline.pipeline.execution.policy import Load
 from thermocline.pipeline.execution.runner import FusedStages, Runner
+from thermocline.speculation.layer_tap import LayerTap
 from thermocline.stages.attend import AttendStage
 from thermocline.stages.combine import CombineStage
 from thermocline.stages.embed import EmbedStage
@@ -21,6 +22,7 @@ from thermocline.stages.fused_layer import FusedLayerStage
 from thermocline.stages.fused_model import FusedModelStage
 from thermocline.stages.head import HeadStage
 from thermocline.stages.router import RouterStage, routing_of
+from thermocline.stages.tapped import TappedStage
 from thermocline.traces.lanes import Name
 from thermocline.workers.lane import TimedLane
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from thermocline.engine.build_context import BuildContext
     from thermocline.engine.devices import Devices
     from thermocline.engine.expert_stages import ExpertBackends
+    from thermocline.experts.backends.hot_device import HotDevice
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, ChunkId, Hidden
@@ -66,10 +69,12 @@ def build_runner(
     room = None if device is None else device.room
     timed, non_expert_lane = _lanes(context.devices, experts, cpu)
     router = partial(RouterStage, dispatcher=dispatcher, observer=observer)
+    tapped = {layer for reader in readers for layer in reader.facts.reads_layers}
+    tap = LayerTap(tapped) if tapped else None
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "combine": CombineStage(context.kernels.dense, timed),
-        **_non_expert_stages(context, cache, router, (timed, non_expert_lane), readers),
+        **_non_expert_stages(context, cache, router, (timed, non_expert_lane), (readers, tap)),
         **experts.stages,
     }
     shared = build_shared_step(context, device, cache, observer, cpu)
@@ -79,7 +84,8 @@ def build_runner(
             whole = FusedModelStage(non_expert, device.full, observer, non_expert_lane)
             fused = FusedStages(num_layers, model=whole, shared=shared)
     elif model.has_whole_layers:
-        layer = FusedLayerStage(model, cache, dispatcher, observer, cpu)
+        layer: Stage[Hidden, Hidden] = FusedLayerStage(model, cache, dispatcher, observer, cpu)
+        layer = layer if tap is None else TappedStage(layer, tap)
         fused = FusedStages(num_layers, layer=layer, shared=shared)
     return Runner(
         # One more credit than prompts take: a decode step finds one, always.
@@ -96,8 +102,21 @@ def build_runner(
         ),
         fused,
         before_start=_nothing if room is None else room.until_free,
-        on_end=_nothing if device is None else device.backend.forget,
+        on_end=_ended(device, tap),
     )
+
+
+def _ended(device: HotDevice | None, tap: LayerTap | None) -> Callable[[ChunkId], None]:
+    """Return what to do when a chunk has ended."""
+    found = [] if device is None else [device.backend.forget]
+    if tap is not None:
+        found.append(tap.forget)
+
+    def ended(chunk: ChunkId) -> None:
+        for each in found:
+            each(chunk)
+
+    return ended
 
 
 def _nothing(*_: ChunkId) -> None:
@@ -159,20 +178,25 @@ def _non_expert_stages(
     cache: SequenceCache,
     router: Callable[..., RouterStage],
     lanes: tuple[JobLane, JobLane],
-    readers: Sequence[HiddenReader],
+    reading: tuple[Sequence[HiddenReader], LayerTap | None],
 ) -> dict[str, Stage[Any, Any]]:
-    """Return attention, routing and head of each side. lanes: the CPU's, and that of the device's part."""
+    """Return attention, routing and head of each side. lanes: the CPU's, and that of the device's part. reading: drafters
+    that read what layers give, and what keeps it for them.
+    """
     model, non_expert = context.model, context.devices.non_expert
     there, num_layers = context.devices.device_layers, model.spec.num_layers
     here, device = lanes
-    stages: dict[str, Stage[Any, Any]] = {"head": HeadStage(model, here, model.final_norm, readers)}
+    stages: dict[str, Stage[Any, Any]] = {
+        "head": HeadStage(model, here, model.final_norm, *reading)
+    }
     if len(there) < num_layers:
-        stages["attend"] = AttendStage(model, cache, here)
+        attend: Stage[Hidden, Hidden] = AttendStage(model, cache, here)
+        stages["attend"] = attend if reading[1] is None else TappedStage(attend, reading[1])
         stages["router"] = router(routing_of(model), lane=here)
     if non_expert is None:
         return stages
     if non_expert.part.has_head:
-        stages["head"] = HeadStage(non_expert, device, model.final_norm, readers)
+        stages["head"] = HeadStage(non_expert, device, model.final_norm, *reading)
     if there:
 
         def attend_and_route(hidden: Hidden) -> Routed:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from thermocline.kernels.weight import ByteArray, FloatArray, IntArray
 
@@ -63,6 +65,12 @@ class HeadShape:
         """Return the bytes of one token's keys and values."""
         arrays = 1 if self.latent else 2
         return arrays * self.kv_heads * cache_type.row_bytes(self.head_dim)
+
+
+def fitting_type(cache_type: CacheType, shapes: Iterable[HeadShape]) -> CacheType:
+    """Return a cache's type for heads of these shapes: F16 in place of Q8_0 where that does not fit."""
+    fits = all(shape.head_dim % _QUANT_BLOCK == 0 for shape in shapes)
+    return CacheType.F16 if cache_type is CacheType.Q8_0 and not fits else cache_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,52 @@ def read_cache(
         mine = (places >= first) & (places < first + width)
         packed[mine] = _spread(shape, group, width)[blocks[mine], :, places[mine] - first]
     return _unpack(shape.type, packed), _unpack(shape.type, rows[blocks, :, places])
+
+
+def copy_cache(shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray) -> None:
+    """Copy the keys and values of some tokens, bit for bit. slots: int32 [n, 2], from where to where."""
+    (blocks, to_blocks), (places, to_places) = np.divmod(slots.T, shape.block_tokens)
+    if shape.latent:
+        lines = _latent_rows(shape, keys)
+        lines[to_blocks, to_places] = lines[blocks, places]
+        return
+    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    rows[to_blocks, :, to_places] = rows[blocks, :, places]
+    if shape.type is CacheType.Q8_0:
+        _copy_quantised(shape, keys, slots)
+        return
+    lanes = [(_lanes(shape, part, width), at, width) for part, at, width in _groups(shape, keys)]
+    picked = [
+        (group[blocks[mine], :, :, places[mine] - first], mine)
+        for group, first, width in lanes
+        if (mine := (places >= first) & (places < first + width)).any()
+    ]
+    for source, mine in picked:
+        for group, first, width in lanes:
+            there = (to_places[mine] >= first) & (to_places[mine] < first + width)
+            group[to_blocks[mine][there], :, :, to_places[mine][there] - first] = source[there]
+
+
+def _copy_quantised(shape: CacheShape, keys: ByteArray, slots: IntArray) -> None:
+    """Copy keys in Q8_0, whose units and numbers lie apart."""
+    (blocks, to_blocks), (places, to_places) = np.divmod(slots.T, shape.block_tokens)
+    packed = np.empty((len(slots), shape.kv_heads, shape.row_bytes), np.uint8)
+    groups = [(_spread(shape, part, width), at, width) for part, at, width in _groups(shape, keys)]
+    for lanes, first, width in groups:
+        mine = (places >= first) & (places < first + width)
+        packed[mine] = lanes[blocks[mine], :, places[mine] - first]
+    for lanes, first, width in groups:
+        mine = (to_places >= first) & (to_places < first + width)
+        lanes[to_blocks[mine], :, to_places[mine] - first] = packed[mine]
+
+
+def _lanes(shape: CacheShape, group: ByteArray, width: int) -> NDArray[Any]:
+    """Return a view of a group's keys as numbers [blocks, kv_heads, numbers of a token, width]."""
+    number = np.dtype(f"u{shape.row_bytes // shape.head_dim}")
+    wide = group.view(number)
+    strides = (*wide.strides[:-1], width * number.itemsize, number.itemsize)
+    split = (*wide.shape[:-1], shape.head_dim, width)
+    return np.lib.stride_tricks.as_strided(wide, split, strides)
 
 
 def write_latent(shape: CacheShape, keys: ByteArray, slots: IntArray, rows: FloatArray) -> None:

@@ -15,6 +15,7 @@ from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.cpu_topology import default_threads
 from thermocline.kernels.dense import NativeDense, num_expanded
+from thermocline.kernels.machine_limits import MachineLimits
 from thermocline.kernels.native import load_native
 from thermocline.kernels.recurrent_contract import ShortConvRule
 from thermocline.kernels.timeline import PoolTimeline
@@ -27,7 +28,6 @@ from thermocline.kernels.whole_layer import (
     RecurrentLayerInput,
     RecurrentWeights,
 )
-from thermocline.messages import MachineLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

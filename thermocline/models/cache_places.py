@@ -33,7 +33,8 @@ class BlockStrides:
 
     def chunk(self, chunk: Chunk) -> Chunk:
         """Return a chunk with its places as they lie in the cache."""
-        slots, segments = self._places(chunk, chunk.places(window=False), self.full)
+        assert not chunk.has_branches, "branches are computed on the CPU"
+        slots, segments, _ = self._places(chunk, chunk.places(window=False), self.full)
         window = chunk.window_places and self._places(chunk, chunk.window_places, self.window)
         return replace(chunk, kv_slots=slots, segments=segments, window_places=window)
 

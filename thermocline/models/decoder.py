@@ -161,6 +161,7 @@ class Decoder:
     ) -> tuple[FloatArray, Routing]:
         whole_layer = self._kernels.whole_layer
         assert whole_layer is not None, "has_whole_layers says whether this may be called"
+        assert not chunk.has_branches, "branches are computed part by part"
         parts = self._layers[layer]
         given: AnyLayerInput
         match parts.mixer:

@@ -116,7 +116,8 @@ def _plan_window(
     chunk: Chunk, window: int, rules: StepRules, padding: int, *, together: bool
 ) -> _WindowPlan:
     """Return a window's part of a step. The tables of full attention are cut behind the longest context."""
-    slots, segments = chunk.places(window=window > 0)
+    assert not chunk.has_branches, "branches are computed on the CPU"
+    slots, segments, _ = chunk.places(window=window > 0)
     spare = rules.spare or SparePlaces(0, 0, 0)
     is_apart = window > 0 and chunk.window_places is not None
     block = spare.window_block if is_apart else spare.block

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.kernels.cache_format import copy_cache
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.delta_contract import DeltaInput
 from thermocline.kernels.dense_contract import Activation, Attending, RopeTable
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         RecurrentWeights,
         SharedExpert,
     )
-    from thermocline.messages import Chunk, Segment
+    from thermocline.messages import CachePlaces, Chunk, Segment
     from thermocline.models.rope import RopeRule
 
 
@@ -111,6 +112,7 @@ def attend(
     k, v = (rest[0], rest[-1]) if rest else (None, None)
     places = chunk.places(window=weights.window > 0)
     dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, places.slots)
+    _copy_for_branches(cache, places)
     rule = Attending(weights.scale, window=weights.window, sinks=weights.sinks)
     attended = dense.attention(q, chunk.positions, places.segments, cache, rule)
     if weights.gate is not None and gates is not None:
@@ -141,15 +143,17 @@ def attend_latent(
     if low is not None:
         q = kernels.matmul(weights.q, dense.rms_norm(q, low.gain, epsilon), prompt=prompt)
     q, up = q.reshape(len(x), len(weights.up.keys), -1), weights.up
-    dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, chunk.kv_slots)
+    places = chunk.places(window=False)
+    dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, places.slots)
+    _copy_for_branches(cache, places)
     values = np.empty((*q.shape[:2], up.values.raw.shape[1]), np.float32)
-    rows, runs = _rows_of_form(chunk.segments, expanded=True)
+    rows, runs = _rows_of_form(places.segments, expanded=True)
     if runs:
         positions = chunk.positions[rows]
         values[rows] = kernels.expanded_attention(
             up, q[rows], positions, runs, cache, weights.scale
         )
-    rows, runs = _rows_of_form(chunk.segments, expanded=False)
+    rows, runs = _rows_of_form(places.segments, expanded=False)
     if runs:
         plain, turned = np.split(q[rows], [up.keys.cols], axis=-1)
         absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
@@ -158,6 +162,11 @@ def attend_latent(
         read = dense.attention(queries, chunk.positions[rows], runs, cache, rule)
         values[rows] = kernels.multiply_heads(up.values, read)
     return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
+
+
+def _copy_for_branches(cache: LayerCache, places: CachePlaces) -> None:
+    if places.copies is not None:
+        copy_cache(cache.shape, cache.keys, cache.values, places.copies)
 
 
 def _rows_of_form(
@@ -208,9 +217,11 @@ def apply_recurrent(
     return kernels.matmul(weights.output, out, add=x, prompt=prompt)
 
 
-def begin_states(chunk: Chunk, states: RecurrentStates) -> None:
-    """Initialise each sequence's state slot for this chunk."""
-    for segment in chunk.segments:
+def begin_states(chunk: Chunk, states: RecurrentStates, level: int = 0) -> None:
+    """Initialise each sequence's state slot for this chunk. level: of the branches that begin now."""
+    for segment in chunk.places(window=False).segments:
+        if segment.level != level:
+            continue
         assert segment.state is not None, "a recurrent layer needs a state"
         if segment.state.load is not None:
             copy_state(states, segment.state.load, segment.state.slot)
@@ -218,10 +229,15 @@ def begin_states(chunk: Chunk, states: RecurrentStates) -> None:
             clear_state(states, segment.state.slot)
 
 
-def cut_runs(chunk: Chunk) -> IntArray:
-    """Return the runs of a chunk, cut where snapshots are taken: int32 [n, 4], as for `RecurrentLayerInput`."""
+def cut_runs(chunk: Chunk, level: int = 0) -> IntArray:
+    """Return the runs of a chunk, cut where snapshots are taken: int32 [n, 4], as for `RecurrentLayerInput`.
+
+    level: of the branches that are meant.
+    """
     runs = []
-    for segment in chunk.segments:
+    for segment in chunk.places(window=False).segments:
+        if segment.level != level:
+            continue
         assert segment.state is not None, "a recurrent layer needs a state"
         cuts = [*segment.state.saves]
         if not cuts or cuts[-1][0] < segment.length:
@@ -234,16 +250,22 @@ def cut_runs(chunk: Chunk) -> IntArray:
 
 
 def _rounds(chunk: Chunk, states: RecurrentStates) -> Iterator[IntArray]:
-    """Begin the states, and yield the runs in rounds, a slot once in each; copy states after each round."""
-    begin_states(chunk, states)
-    runs = cut_runs(chunk)
-    turns = np.array([np.count_nonzero(runs[:n, 2] == slot) for n, slot in enumerate(runs[:, 2])])
-    for turn in range(int(turns.max(initial=-1)) + 1):
-        mine = runs[turns == turn]
-        yield np.ascontiguousarray(mine[:, :3])
-        for source, target in mine[:, 2:].tolist():
-            if target >= 0:
-                copy_state(states, source, target)
+    """Begin the states, and yield the runs in rounds, a slot once in each; copy states after each round.
+
+    Branches of a tree begin with copies of what those before them left.
+    """
+    num_levels = 1 + max(each.level for each in chunk.places(window=False).segments)
+    for level in range(num_levels):
+        begin_states(chunk, states, level)
+        runs = cut_runs(chunk, level)
+        slots = runs[:, 2]
+        turns = np.array([np.count_nonzero(slots[:n] == slot) for n, slot in enumerate(slots)])
+        for turn in range(int(turns.max(initial=-1)) + 1):
+            mine = runs[turns == turn]
+            yield np.ascontiguousarray(mine[:, :3])
+            for source, target in mine[:, 2:].tolist():
+                if target >= 0:
+                    copy_state(states, source, target)
 
 
 def _distinct(weights: AttentionWeights) -> tuple[Weight, ...]:

@@ -14,15 +14,18 @@ import numpy as np
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import RopeTable
 from thermocline.kernels.whole_layer import AttentionWeights, LatentWeights, LayerInput
+from thermocline.messages import LayerIndex
 from thermocline.models.layers import RotaryTable, attend, attend_latent, route
 from thermocline.models.weights import WeightMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thermocline.kernels.cache_format import HeadShape
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import LayerCache
     from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
@@ -70,7 +73,17 @@ class NextTokenBlock:
     def __repr__(self) -> str:
         return f"NextTokenBlock(block {self.spec.num_layers} of {self.spec.name})"
 
-    def states(self, chunk: Chunk, before: FloatArray, cache: LayerCache) -> FloatArray:
+    @property
+    def kv_shapes(self) -> tuple[HeadShape, ...]:
+        """Heads of its keys and values: those of one layer."""
+        return (self.spec.next_block_shape,)
+
+    @property
+    def state_width(self) -> int:
+        """D, the numbers of a state."""
+        return self.spec.hidden_size
+
+    def states(self, chunk: Chunk, before: FloatArray, cache: KVPool) -> FloatArray:
         """Return float32 [T, D], from which `logits` guesses; appends the chunk's keys and values to `cache`.
 
         before: float32 [T, D], of each row the hidden state of the position before it: the trunk's behind its final norm,
@@ -86,7 +99,7 @@ class NextTokenBlock:
             axis=1,
         )
         x = self._kernels.matmul(self._join, joined, prompt=prompt)
-        x = self._compute_layer(chunk, x, cache)
+        x = self._compute_layer(chunk, x, cache.layer(LayerIndex(0)))
         if self.spec.next_block_centers:
             x = x - x.mean(axis=1, keepdims=True)
         return dense.rms_norm(x, self._norm, epsilon)

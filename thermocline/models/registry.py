@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
+DFLASH_NAMES: Final = ("dflash", "qwen35-dflash-draft", "dflash-draft", "gemma4-dflash-draft")
+"""general.architecture of block diffusion drafters, the present layout first."""
+
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         name: f"thermocline.models.{name.replace('-', '_')}"
@@ -62,6 +65,7 @@ _OTHER_KINDS: Final = (
     *((name, "a model that makes images") for name in ("flux", "sd1", "sd3", "sdxl", "aura")),
     ("wavtokenizer", "a model that makes sound"),
     ("adapter", "changes to another model's weights"),
+    *((name, "a drafter for another model: give it as --draft-model") for name in DFLASH_NAMES),
 )
 
 

@@ -297,20 +297,26 @@ class StepLoop:
         if drafting is not None and num_drafted:
             drafting.verify(generation, num_drafted)
         tokens: list[int] = []
-        for row in logits:
-            token_id = self._choose(generation, row)
+        rows = [0]
+        while True:
+            token_id = self._choose(generation, logits[rows[-1]])
             if token_id is None:
                 return
             tokens.append(token_id)
-            if not self._scheduler.append(request, token_id):
+            row = self._scheduler.append(request, token_id)
+            if not row:
                 break
+            rows.append(row)
             if drafting is not None:
                 drafting.accept(generation)
         if drafting is not None:
-            num_accepted = len(tokens) - 1
-            drafting.speculator.observe(
-                Verified(request, position, tuple(tokens), num_drafted, num_accepted)
+            right, moved = tuple(rows[1:]), tuple(self._scheduler.moved)
+            verified = Verified(
+                *(request, position, tuple(tokens), num_drafted, len(right)),
+                rows=right,
+                moved=moved,
             )
+            drafting.speculator.observe(verified)
 
     def _choose(self, generation: Generation, logits: FloatArray) -> int | None:
         """Return the next token of a request, None if it ended by that, or by an error."""

@@ -7,15 +7,17 @@ that the model then chooses were right, and the first other one ends it. So a dr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from thermocline.messages import Chunk, FloatArray, RequestId
+    from thermocline.messages import Chunk, FloatArray, LayerIndex, RequestId
 
 MAX_DRAFT_TOKENS: Final = 16
 """Of one request in one step. Verifying more costs as much as a prompt's chunk, and cuts off sooner than it ends."""
+NO_INPUTS: Final[Mapping[LayerIndex, FloatArray]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Draft:
     """Tokens that may follow the first `num_known` tokens of a request. It counts only as long as it has no more.
 
     parents: for each token the index of the one before it, -1 for the last known token; parents come before their
-    children. A chain has -1, 0, 1, ... confidence: the drafter's own estimate that each token is right, given that its
+    children. A chain has -1, 0, 1, ... A tree's tokens are in order of how likely they are, with all before them; children
+    of one token differ. confidence: the drafter's own estimate that each token is right, given that its
     parent is; () where it has none.
     """
 
@@ -60,15 +63,42 @@ class Draft:
         """Whether each token follows the one before it."""
         return self.parents == tuple(range(-1, len(self.tokens) - 1))
 
+    @property
+    def depths(self) -> list[int]:
+        """How many tokens each one's way has, itself included."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def way_to(self, node: int) -> list[int]:
+        """Return the nodes before a token, and itself."""
+        way = [node]
+        while (node := self.parents[node]) >= 0:
+            way.append(node)
+        return way[::-1]
+
+    def kept(self, nodes: Sequence[int]) -> Draft:
+        """Return the draft of some of its nodes, ascending, with all that are before them."""
+        number = {-1: -1} | {node: index for index, node in enumerate(nodes)}
+        return Draft(
+            self.request,
+            self.num_known,
+            tuple(self.tokens[node] for node in nodes),
+            tuple(number[self.parents[node]] for node in nodes),
+            tuple(self.confidence[node] for node in nodes) if self.confidence else (),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
     """What came of a decode step of one request.
 
     position: of the first row that the step computed for it. tokens: what the model chose after that row, and after each
-    row of a drafted token that was right, so 1 + num_accepted; less where the answer ended. The rows at
-    position..position+num_accepted stay, others are taken back and their positions computed again. num_drafted: rows of
-    drafted tokens. drafter: whose; "" for none.
+    row of a drafted token that was right, so 1 + num_accepted; less where the answer ended. The rows of right tokens
+    stay, others are taken back and their positions computed again. num_drafted: rows of drafted tokens. drafter: whose;
+    "" for none. rows: of right tokens, in order, counted from the first one; () are 1..num_accepted, those of a chain.
+    moved: blocks of the cache that others replaced, which have their content, and by which.
     """
 
     request: RequestId
@@ -77,6 +107,13 @@ class Verified:
     num_drafted: int
     num_accepted: int
     drafter: str = ""
+    rows: tuple[int, ...] = ()
+    moved: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the rows that stay are the first ones."""
+        return self.rows in ((), tuple(range(1, self.num_accepted + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +122,16 @@ class DrafterFacts:
 
     name: as --speculate calls it. computes: it takes longer than a few microseconds, so `propose` runs as a job of the
     CPU's lane between two steps; the engine measures it. reads_hidden: `hidden_computed` is called for every chunk.
-    max_tokens: the longest draft that it makes.
+    max_tokens: the longest draft that it makes. reads_layers: of a drafter that reads hidden states, layers whose inputs
+    it reads, too. at_once: a draft takes as long as any other, however many tokens it has.
     """
 
     name: str
     computes: bool = False
     reads_hidden: bool = False
     max_tokens: int = MAX_DRAFT_TOKENS
+    reads_layers: tuple[LayerIndex, ...] = ()
+    at_once: bool = False
 
 
 class Drafter(Protocol):
@@ -142,8 +182,17 @@ def drafter_names(text: str) -> tuple[str, ...] | None:
 class HiddenReader(Protocol):
     """A drafter with `facts.reads_hidden` has this, too."""
 
-    def hidden_computed(self, chunk: Chunk, x: FloatArray) -> None:
+    @property
+    def facts(self) -> DrafterFacts:
+        """The drafter's."""
+        ...
+
+    def hidden_computed(
+        self, chunk: Chunk, x: FloatArray, inputs: Mapping[LayerIndex, FloatArray] = NO_INPUTS
+    ) -> None:
         """Read x [T, D], the residual stream of a chunk's tokens behind the model's last layer, before the final norm.
+
+        inputs: the same before each of `facts.reads_layers`, and perhaps before others.
 
         Called as a part of the head's job on its lane, chunk by chunk in the order in which they end; prompts, decode
         steps, and tokens that are computed again after a preemption. The last `segment.num_drafted` rows of a segment

@@ -20,6 +20,7 @@ def choose_lengths(
     num_rows: int,
     prices: StepPrices,
     token_seconds: float = 0.0,
+    draft_seconds: float = 0.0,
 ) -> list[int]:
     """Return how many tokens of each request's draft to verify, 0 for none, that tokens per second are expected highest.
 
@@ -37,11 +38,13 @@ def choose_lengths(
     )
     tokens = float(num_rows)
     best, best_count = tokens / base * _LEAST_GAIN, 0
-    for count, (gain, _) in enumerate(ranked, 1):
+    drafted = set[int]()
+    for count, (gain, request) in enumerate(ranked, 1):
         tokens += gain
+        drafted.add(request)
         seconds = prices.seconds(num_rows + count)
         assert seconds is not None, "a price is known"
-        rate = tokens / (seconds + count * token_seconds)
+        rate = tokens / (seconds + count * token_seconds + len(drafted) * draft_seconds)
         if rate > best:
             best, best_count = rate, count
     for _, request in ranked[:best_count]:

@@ -8,23 +8,24 @@ when the next draft is asked for, in one go with its first token. So where nobod
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from thermocline.kernels.cache_format import fitting_type
 from thermocline.kv.memory import reserve
 from thermocline.kv.pool import KVPool
 from thermocline.messages import Chunk, ChunkId, LayerIndex, Segment, SegmentKind
-from thermocline.speculation.contract import MAX_DRAFT_TOKENS, Draft, DrafterFacts
+from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, Draft, DrafterFacts
+from thermocline.speculation.followed import Followed, follow_moves
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from thermocline.kernels.cache_format import CacheType
+    from thermocline.kernels.cache_format import CacheType, HeadShape
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.messages import RequestId
-    from thermocline.models.next_token_block import NextTokenBlock
     from thermocline.speculation.contract import DraftWish, Verified
 
 _MIN_CONFIDENCE: Final = 0.5
@@ -34,41 +35,29 @@ _MAX_KEPT_ROWS: Final = 256
 _NO_CHUNK: Final = ChunkId(-1)
 
 
-@dataclass(slots=True)
-class _Followed:
-    """What is known of a request.
-
-    tokens, states: of the positions first..first+len(tokens), what the trunk computed there: its input and its final state
-    [D]. num_done: the block's keys and values of so many first positions are in its cache. table: the blocks of
-    the last chunk.
-    """
-
-    first: int = 0
-    tokens: list[int] = field(default_factory=list)
-    states: list[FloatArray] = field(default_factory=list)
-    num_done: int = 0
-    table: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
+class Guesser(Protocol):
+    """What computes guesses: a block behind the model's last layer, or a small model of its own."""
 
     @property
-    def end(self) -> int:
-        return self.first + len(self.tokens)
+    def kv_shapes(self) -> tuple[HeadShape, ...]:
+        """Heads of keys and values by layer."""
+        ...
 
-    def state_at(self, position: int) -> FloatArray | None:
-        """Return the trunk's state at a position, None where it is not kept."""
-        at = position - self.first
-        return self.states[at] if 0 <= at < len(self.states) else None
+    @property
+    def state_width(self) -> int:
+        """Numbers of the state that it takes of the position before; 0 where it takes none."""
+        ...
 
-    def keep_from(self, position: int) -> None:
-        """Forget what lies before a position."""
-        count = min(max(position - self.first, 0), len(self.tokens))
-        del self.tokens[:count], self.states[:count]
-        self.first += count
+    def states(self, chunk: Chunk, before: FloatArray, cache: KVPool) -> FloatArray:
+        """Return float32 [T, width], from which `logits` guesses; appends the chunk's keys and values to `cache`.
 
-    def keep_before(self, position: int) -> None:
-        """Forget what lies at a position and behind it."""
-        count = max(position - self.first, 0)
-        del self.tokens[count:], self.states[count:]
-        self.num_done = min(self.num_done, position)
+        before: float32 [T, state_width].
+        """
+        ...
+
+    def logits(self, states: FloatArray) -> FloatArray:
+        """Return float32 [rows, V]: what comes after the tokens of these rows of `states`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -97,43 +86,46 @@ class NextTokenDrafter:
 
     def __init__(
         self,
-        block: NextTokenBlock,
+        block: Guesser,
         final_norm: Callable[[FloatArray], FloatArray],
         cache_type: CacheType,
         num_blocks: int,
         block_tokens: int,
         *,
         max_requests: int,
+        name: str = "mtp",
     ) -> None:
         """final_norm: see `Model.final_norm`. num_blocks, block_tokens: of the trunk's cache.
 
-        max_requests: for so many at a time drafts are made. Raises ConfigError where there is no room.
+        max_requests: for so many at a time drafts are made. name: see `DrafterFacts`. Raises ConfigError where there is
+        no room.
         """
         self._block, self._final_norm = block, final_norm
         self._block_tokens, self._num_blocks = block_tokens, num_blocks
         self._own_blocks = ceil_div(MAX_DRAFT_TOKENS, block_tokens) + 1
         pool = KVPool(
-            [block.spec.next_block_shape],
+            block.kv_shapes,
             num_blocks + max_requests * self._own_blocks,
             block_tokens,
-            cache_type,
+            fitting_type(cache_type, block.kv_shapes),
         )
-        self._cache = pool.layer(LayerIndex(0))
-        hidden = block.spec.hidden_size
+        self._cache = pool
+        self._layers = tuple(map(LayerIndex, range(len(block.kv_shapes))))
+        hidden = block.state_width
         memory = reserve(
             num_blocks * hidden * 4, "states at the ends of cache blocks", "choose a smaller --ctx"
         )
         # [blocks, D]: the trunk's state at each block's last position, for requests that begin behind it.
         self._ends = memory.view(np.float32).reshape(num_blocks, hidden)
-        self._followed: dict[RequestId, _Followed] = {}
-        self.facts = DrafterFacts("mtp", computes=True, reads_hidden=True)
+        self._followed: dict[RequestId, Followed] = {}
+        self.facts = DrafterFacts(name, computes=True, reads_hidden=True)
 
     def __repr__(self) -> str:
         return f"NextTokenDrafter({self._block}, {len(self._followed)} requests)"
 
     def begin(self, request: RequestId, prompt: Sequence[int]) -> None:
         del prompt  # its chunks come with their tokens
-        self._followed[request] = _Followed()
+        self._followed[request] = Followed()
 
     def end(self, request: RequestId) -> None:
         self._followed.pop(request, None)
@@ -141,22 +133,34 @@ class NextTokenDrafter:
     def observe(self, verified: Verified) -> None:
         followed = self._followed.get(verified.request)
         if followed is not None:
-            followed.keep_before(verified.position + verified.num_accepted + 1)
+            followed.take(verified)
+            follow_moves(followed, verified, self._cache, self._layers)
+            if not verified.is_chain:
+                self._note_rows(followed, verified)
 
-    def hidden_computed(self, chunk: Chunk, x: FloatArray) -> None:
+    def hidden_computed(
+        self, chunk: Chunk, x: FloatArray, inputs: Mapping[LayerIndex, FloatArray] = NO_INPUTS
+    ) -> None:
+        del inputs
         due: list[_Rows] = []
         for segment in chunk.segments:
             followed = self._followed.get(segment.request)
             if followed is None:
                 continue
             rows = slice(segment.start, segment.start + segment.length)
-            states = self._final_norm(np.ascontiguousarray(x[rows]))
+            states = self._states_of(x[rows])
             start = int(chunk.positions[segment.start])
-            self._note_ends(segment.block_table, start, states)
+            if not (segment.num_drafted and chunk.has_branches):
+                self._note_ends(segment.block_table, start, states)
             followed.table = segment.block_table
             tokens = chunk.token_ids[rows].tolist()
             if segment.kind is SegmentKind.DECODE:
-                self._keep(followed, start, tokens, states)
+                followed.keep(start, tokens, states)
+                # What is forgotten leaves gaps in the block's cache. A whole model guesses nothing behind one.
+                if self._block.state_width or len(followed.tokens) <= _MAX_KEPT_ROWS:
+                    followed.keep_from(followed.end - _MAX_KEPT_ROWS)
+                else:
+                    del self._followed[segment.request]
             else:
                 before = self._states_before(followed, start, states)
                 due.append(_Rows(segment.request, start, tokens, before, segment.block_table))
@@ -194,6 +198,12 @@ class NextTokenDrafter:
         token = int(logits.argmax())
         return token, float(1 / np.exp(logits - logits[token], dtype=np.float32).sum())
 
+    def _states_of(self, x: FloatArray) -> FloatArray:
+        """Return the states that the block takes, of the trunk's last layer's output."""
+        if not self._block.state_width:
+            return np.empty((len(x), 0), np.float32)
+        return self._final_norm(np.ascontiguousarray(x))
+
     def _lengthen(
         self, drafts: list[_Drafting], rows: list[_Rows]
     ) -> tuple[list[_Drafting], list[_Rows]]:
@@ -202,6 +212,8 @@ class NextTokenDrafter:
         last = np.cumsum([len(each.tokens) for each in rows]) - 1
         states = states[last]
         logits = self._block.logits(states)
+        if not self._block.state_width:
+            states = np.empty((len(states), 0), np.float32)
         active, following = [], []
         for draft, state, row, before in zip(drafts, states, logits, rows, strict=True):
             token, confidence = self.guess(draft.wish, len(draft.tokens), row)
@@ -245,17 +257,7 @@ class NextTokenDrafter:
         before = np.ascontiguousarray(np.concatenate([each.states for each in rows]))
         return self._block.states(chunk, before, self._cache)
 
-    def _keep(self, followed: _Followed, start: int, tokens: list[int], states: FloatArray) -> None:
-        """Keep what a decode step gave, at most so many rows; what is forgotten leaves gaps in the block's cache."""
-        if followed.end != start:  # computed again, perhaps in other blocks
-            followed.keep_before(start)
-        if followed.end != start:
-            followed.first, followed.tokens, followed.states = start, [], []
-        followed.tokens += tokens
-        followed.states += list(states)
-        followed.keep_from(followed.end - _MAX_KEPT_ROWS)
-
-    def _states_before(self, followed: _Followed, start: int, states: FloatArray) -> FloatArray:
+    def _states_before(self, followed: Followed, start: int, states: FloatArray) -> FloatArray:
         """Return the state of the position before each row of a prompt's chunk, which begins at `start`."""
         first = followed.state_at(start - 1)
         if first is None:
@@ -269,6 +271,12 @@ class NextTokenDrafter:
         for row in range((-start - 1) % size, len(states), size):
             self._ends[table[(start + row) // size]] = states[row]
 
+    def _note_rows(self, followed: Followed, verified: Verified) -> None:
+        """Note the states of a tree's rows, once it is known which of them stay."""
+        at = verified.position - followed.first
+        if at >= 0 and len(followed.states) > at:
+            self._note_ends(followed.table, verified.position, np.stack(followed.states[at:]))
+
     def _table_of(self, number: int, table: IntArray, num_known: int) -> IntArray:
         """Return the blocks of the positions that are computed, then the drafter's own for what follows.
 
@@ -278,14 +286,14 @@ class NextTokenDrafter:
         first = self._num_blocks + number * self._own_blocks
         return np.concatenate((kept, np.arange(first, first + self._own_blocks, dtype=np.int32)))
 
-    def _has_computed(self, followed: _Followed, num_known: int) -> None:
+    def _has_computed(self, followed: Followed, num_known: int) -> None:
         """Note that the rows before a draft are computed: all known ones, but for one in a block of the drafter's own."""
         is_own = (num_known - 1) % self._block_tokens == 0
         followed.num_done = num_known - is_own
         followed.keep_from(num_known - 2)
 
 
-def _rows_due(followed: _Followed, draft: _Drafting) -> _Rows:
+def _rows_due(followed: Followed, draft: _Drafting) -> _Rows:
     """Return the known tokens that the block lacks, the last one included."""
     wish = draft.wish
     start = min(max(followed.num_done, followed.first + 1), wish.num_known - 1)

@@ -44,6 +44,8 @@ class _Served:
     waited: int = 0
     offered: str = ""
     """Whose draft its next step verifies, or its present one."""
+    depth: int = 0
+    """The longest way down that draft."""
     is_trial: bool = False
     """Whether that draft is only to find out whether drafts pay by now."""
 
@@ -88,7 +90,8 @@ class Speculator:
         self._since_plain = self._num_plain = 0
         """Steps with drafts since the last without; steps without."""
         self._overall = {name: Acceptance(_PRIOR) for name in self._drafters}
-        self._token_seconds = {name: _Mean() for name in self._drafters}
+        self._draft_seconds = {name: _Mean() for name in self._drafters}
+        """What a token of a draft takes, or a whole draft of a drafter that makes it at once."""
         self._served: dict[RequestId, _Served] = {}
         self._totals = dict.fromkeys(self._drafters, (0, 0))
         self.why_off_now = why_none
@@ -202,11 +205,14 @@ class Speculator:
                 [self._guess(name, wish)] * limit for wish, limit in zip(mine, limits, strict=True)
             ]
             requests = [wish.request for wish in mine]
-            seconds = self._token_seconds[name].value
-            lengths = self._lengths(requests, chances, num_rows, seconds)
+            seconds = self._draft_seconds[name].value
+            at_once = drafter.facts.at_once
+            cost = (0.0, seconds) if at_once else (seconds, 0.0)
+            lengths = self._lengths(requests, chances, num_rows, cost)
             chosen = [
-                replace(wish, max_tokens=length)
-                for wish, length in zip(mine, lengths, strict=True)
+                # What costs nothing more is wanted whole: how far it is verified is decided when it is there.
+                replace(wish, max_tokens=limit if at_once else length)
+                for wish, length, limit in zip(mine, lengths, limits, strict=True)
                 if length
             ]
             for wish in chosen:
@@ -219,10 +225,12 @@ class Speculator:
     def proposed(
         self, drafter: Drafter, asked: Sequence[DraftWish], drafts: Sequence[Draft], seconds: float
     ) -> None:
-        """Learn what a drafter takes for a token, and that it may have none: that is as good as a wrong one."""
+        """Learn what a drafter takes, and that it may have no draft: that is as good as a wrong one."""
         name, lengths = drafter.facts.name, {each.request: len(each.tokens) for each in drafts}
         num_tokens = sum(max(lengths.get(wish.request, 0), 1) for wish in asked)
-        self._token_seconds[name].observe(seconds / num_tokens)
+        self._draft_seconds[name].observe(
+            seconds / (len(asked) if drafter.facts.at_once else num_tokens)
+        )
         for wish in asked:
             served = self._served.get(wish.request)
             if served is not None and wish.request not in lengths:
@@ -235,11 +243,14 @@ class Speculator:
             return []
         chances = [self._chances(self._offered(draft), draft) for draft in drafts]
         lengths = self._lengths([draft.request for draft in drafts], chances, num_rows)
-        return [
-            _beginning(draft, length)
+        chosen = [
+            draft.kept(range(length))
             for draft, length in zip(drafts, lengths, strict=True)
             if length
         ]
+        for draft in chosen:
+            self._served[draft.request].depth = max(draft.depths)
+        return chosen
 
     def count(self, request: RequestId, num_drafted: int, num_accepted: int) -> None:
         """Count drafted rows of a request's present step, and such that stay."""
@@ -254,7 +265,8 @@ class Speculator:
         served.offered, served.is_trial = "", False
         verified = replace(verified, drafter=name)
         if name:
-            served.acceptance[name].observe(verified.num_drafted, verified.num_accepted)
+            depth = min(served.depth or verified.num_drafted, verified.num_drafted)
+            served.acceptance[name].observe(depth, verified.num_accepted)
         for drafter in served.drafters:
             drafter.observe(verified)
 
@@ -275,9 +287,21 @@ class Speculator:
         return self.fixed_tokens is None and self._since_plain >= distance
 
     def _chances(self, name: str, draft: Draft) -> Sequence[float]:
-        if draft.confidence:
-            return draft.confidence
-        return [self._served[draft.request].acceptance[name].probability] * len(draft.tokens)
+        """Return how likely each token is right, if those before it are; of a tree the chances of a chain that gains as much."""
+        chances = draft.confidence
+        if not chances:
+            chance = self._served[draft.request].acceptance[name].probability
+            chances = (chance,) * len(draft.tokens)
+        if draft.is_chain:
+            return chances
+        reached: list[float] = []
+        for chance, parent in zip(chances, draft.parents, strict=True):
+            reached.append(chance * (1.0 if parent < 0 else reached[parent]))
+        before = [1.0, *reached]
+        return [
+            min(gain / most, 1.0) if most > 0 else 0.0
+            for gain, most in zip(reached, before, strict=False)
+        ]
 
     def _offered(self, draft: Draft) -> str:
         return self._served[draft.request].offered
@@ -290,12 +314,15 @@ class Speculator:
         requests: Sequence[RequestId],
         chances: Sequence[Sequence[float]],
         num_rows: int,
-        token_seconds: float = 0.0,
+        cost: tuple[float, float] = (0.0, 0.0),
     ) -> list[int]:
-        """Return how many tokens of each draft pay; where none do, now and then those of a trial."""
+        """Return how many tokens of each draft pay; where none do, now and then those of a trial.
+
+        cost: seconds of a drafted token, and of a draft.
+        """
         if self.fixed_tokens is not None:
             return [min(len(each), self.fixed_tokens) for each in chances]
-        lengths = choose_lengths(chances, num_rows, self._prices, token_seconds)
+        lengths = choose_lengths(chances, num_rows, self._prices, *cost)
         for index, (request, each) in enumerate(zip(requests, chances, strict=True)):
             served = self._served[request]
             if lengths[index]:
@@ -321,16 +348,16 @@ class Speculator:
         return f"one more row costs {100 * (two / one - 1):.0f} % of a step, and is right in {100 * chance:.0f} %"
 
 
-def _beginning(draft: Draft, length: int) -> Draft:
-    return replace(
-        draft,
-        tokens=draft.tokens[:length],
-        parents=draft.parents[:length],
-        confidence=draft.confidence[:length],
-    )
-
-
 def pruned(draft: Draft, count_possible: Callable[[tuple[int, ...]], int]) -> Draft | None:
-    """Return the beginning of a draft that its request may have at all; None where nothing is left."""
-    count = count_possible(draft.tokens)
-    return _beginning(draft, count) if count else None
+    """Return the part of a draft that its request may have at all; None where nothing is left."""
+    if draft.is_chain:
+        nodes: Sequence[int] = range(count_possible(draft.tokens))
+    else:
+        inner = set(draft.parents)
+        stays = set[int]()
+        for leaf in range(len(draft.tokens)):
+            if leaf not in inner:
+                way = draft.way_to(leaf)
+                stays.update(way[: count_possible(tuple(draft.tokens[node] for node in way))])
+        nodes = sorted(stays)
+    return draft.kept(nodes) if nodes else None

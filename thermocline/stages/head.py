@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from thermocline.messages import FloatArray, Hidden
     from thermocline.models.contract import Head
     from thermocline.speculation.contract import HiddenReader
+    from thermocline.speculation.layer_tap import LayerTap
     from thermocline.workers.lane import JobLane
 
 
@@ -28,12 +29,16 @@ class HeadStage:
         lane: JobLane,
         final_norm: Callable[[FloatArray], FloatArray],
         readers: Sequence[HiddenReader] = (),
+        tap: LayerTap | None = None,
     ) -> None:
-        """final_norm: see `Model.final_norm`. readers: drafters that read what the last layer gave."""
+        """final_norm: see `Model.final_norm`. readers: drafters that read what the last layer gave. tap: has what they read
+        of other layers; None for nothing.
+        """
         self._model = model
         self._lane = lane
         self._final_norm = final_norm
         self._readers = tuple(readers)
+        self._tap = tap
 
     async def __call__(self, hidden: Hidden) -> StepResult:
         """Compute logits; a chunk in the middle of a prompt wants none, and ends here all the same."""
@@ -45,7 +50,10 @@ class HeadStage:
     def _results(self, hidden: Hidden) -> tuple[FloatArray, FloatArray | None]:
         chunk, states = hidden.chunk, None
         for reader in self._readers:
-            reader.hidden_computed(chunk, hidden.x)
+            if self._tap is None:
+                reader.hidden_computed(chunk, hidden.x)
+            else:
+                reader.hidden_computed(chunk, hidden.x, self._tap.inputs(chunk.id))
         if chunk.states_rows is not None:
             states = self._final_norm(hidden.x[chunk.states_rows])
         rows = hidden.x[chunk.logits_rows]

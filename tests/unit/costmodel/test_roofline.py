@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from thermocline.costmodel.roofline import decode_load, prefill_load
-from thermocline.messages import MachineLimits
+from thermocline.kernels.machine_limits import MachineLimits
 from thermocline.models.footprint import Footprint
 
 FOOTPRINT = Footprint(

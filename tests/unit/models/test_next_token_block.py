@@ -26,7 +26,7 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.pool import KVPool
-from thermocline.messages import LayerIndex, SegmentKind
+from thermocline.messages import SegmentKind
 from thermocline.modelfile.reader import ModelFile, open_model_file
 from thermocline.models.registry import can_draft, open_model, open_next_block, read_spec
 
@@ -36,7 +36,7 @@ QWEN = DRAFTING_TOYS["qwen35moe"]
 
 def cache_of(block):
     """Room for a sequence."""
-    return KVPool([block.spec.next_block_shape], 8, 16, CacheType.F32).layer(LayerIndex(0))
+    return KVPool(block.kv_shapes, 8, 16, CacheType.F32)
 
 
 @pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)

@@ -174,3 +174,45 @@ def test_the_price_without_drafts_stays_known():
     price = run.speculator._prices.seconds(1)
     assert price is not None
     assert price < 0.05
+
+
+def tree(confidence=()):
+    """Tokens 10 and 11 behind the known one, 12 and 13 behind 10, 14 behind 12."""
+    return Draft(REQUEST, 4, (10, 11, 12, 13, 14), (-1, -1, 0, 0, 2), confidence)
+
+
+def test_of_a_tree_what_can_not_be_goes_with_all_behind_it():
+    """Each way down is asked for by itself."""
+    asked = []
+
+    def without_twelve(way):
+        asked.append(way)
+        return way.index(12) if 12 in way else len(way)
+
+    cut = pruned(tree((0.5, 0.4, 0.3, 0.2, 0.1)), without_twelve)
+    assert cut == Draft(REQUEST, 4, (10, 11, 13), (-1, -1, 0), (0.5, 0.4, 0.2))
+    assert sorted(asked) == [(10, 12, 14), (10, 13), (11,)]
+    assert pruned(tree(), lambda _: 0) is None
+
+
+@pytest.mark.parametrize(("row_costs", "expected"), [(0.02, 5), (0.2, 3), (3.0, 0)])
+def test_a_tree_grows_while_it_pays(row_costs, expected):
+    """Its nodes gain what their ways down are likely, the best first: 0.5, 0.4, 0.3, 0.1, 0.06."""
+    speculator = with_prices(Speculator([scripted()]), row_costs)
+    run = Run(speculator)
+    speculator.instant_drafts([run.wish()])  # somebody's draft is offered
+    chosen = speculator.choose([tree((0.5, 0.4, 0.6, 0.2, 0.2))], 1)
+    assert [len(each.tokens) for each in chosen] == [expected] * bool(expected)
+
+
+def test_a_drafter_that_guesses_at_once_is_asked_for_all():
+    """A draft costs the same however long it is; where that is too much, nobody is asked."""
+    drafter = scripted(1.0, "blocks", computes=True, at_once=True, max_tokens=9)
+    run = Run(with_prices(Speculator([drafter]), 0.1))
+    ((_, (wish,)),) = run.speculator.tasks([run.wish()], [], 1)
+    assert wish.max_tokens == 9
+    run.speculator.proposed(drafter, [wish], [Draft.chain(wish, range(9))], 0.004)
+    assert len(run.speculator.tasks([run.wish()], [], 1)) == 1
+    for _ in range(40):
+        run.speculator.proposed(drafter, [wish], [Draft.chain(wish, range(9))], 0.5)
+    assert run.speculator.tasks([run.wish()], [], 1) == []

@@ -93,13 +93,14 @@ class Load:
 def choose(chunk: Chunk, load: Load) -> Execution:
     """Return how `chunk` is executed."""
     # A decode step waits for the job that a prompt is in, so beside answers that job is one stage at most.
-    may_fuse = not (chunk.is_prompt and load.is_beside_answers)
+    # Tokens that branches share are copied between the parts of a layer.
+    may_fuse = not (chunk.is_prompt and load.is_beside_answers) and not chunk.has_branches
     if load.device_has_model and may_fuse:
         return FusedModel()
     if (
         load.device_takes_step
         and load.may_overlap
-        and not (chunk.is_prompt or load.hints_are_wanted)
+        and not (chunk.is_prompt or load.hints_are_wanted or chunk.has_branches)
     ):
         return FusedModel(with_cpu=True)
     overlaps = load.other_lanes_have_work

@@ -12,6 +12,7 @@ import numpy as np
 
 from thermocline.kv.kept_prefix import HeldPrefix
 from thermocline.kv.prefix import PrefixCache, block_key
+from thermocline.pipeline.scheduling.forks import Fork, forked_table
 from thermocline.pipeline.scheduling.request import RequestCache
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class RequestBlocks:
         self._windows = windows
         self._parts = [part for part in (states, windows) if part is not None]
         """What layers hold that do not keep all tokens."""
+        self._forked: dict[RequestId, list[int]] = {}
+        """Blocks of branches of drafted trees."""
         self._total_queried_tokens = 0
         self._total_hit_tokens = 0
 
@@ -197,18 +200,72 @@ class RequestBlocks:
                 return room
         return count
 
+    def fork(
+        self, request: Request, parent: Fork | None, places: range, spare_blocks: int
+    ) -> Fork | None:
+        """Return blocks for a branch of drafted tokens at places of its tables; None where there is no room.
+
+        parent: the branch that it leaves; None is the request's own blocks. So many blocks are left over in each layer.
+        """
+        room = self._cache.num_available
+        if self._windows is not None:
+            room = min(room, self._windows.num_available)
+        count = len(places)
+        if room - count < spare_blocks:
+            return None
+        found = [self._cache.allocate() for _ in range(count)]
+        own = [block for block in found if block is not None]
+        assert len(own) == count, "there was room"
+        self._forked.setdefault(request.id, []).extend(own)
+        before = request.cache.table if parent is None else parent.table
+        window_table = None
+        if self._windows is not None:
+            held = self._windows.held[request.id].window_table
+            below = held if parent is None else parent.window_table
+            assert below is not None, "all branches have blocks in all layers"
+            mine = self._windows.fork(request, count)
+            window_table = forked_table(below, places.start, mine)
+        return Fork(places.start, forked_table(before, places.start, own), window_table)
+
+    def adopt(self, request: Request, fork: Fork) -> list[tuple[int, int]]:
+        """Let a branch's tables be the request's, as far as both reach; return the blocks that were replaced, and by which."""
+        blocks, forked, moved = request.cache.blocks, self._forked[request.id], []
+        request.cache.table = request.cache.table.copy()  # chunks have views of it
+        for index, block in enumerate(fork.table[: len(blocks)].tolist()):
+            if block == blocks[index]:
+                continue
+            moved.append((blocks[index], block))
+            forked[forked.index(block)] = blocks[index]
+            blocks[index] = request.cache.table[index] = block
+            if self._windows is not None:
+                assert fork.window_table is not None, "a branch has blocks in all layers"
+                self._windows.adopt(request, index, int(fork.window_table[index]))
+        return moved
+
+    def _drop_forks(self, request: Request) -> None:
+        for block in self._forked.pop(request.id, ()):
+            self._cache.drop(block)
+        if self._windows is not None:
+            self._windows.drop_forks(request)
+
     def draft_states(self, request: Request, count: int) -> list[int]:
         """Return slots for the state after each of `count` rows, fewer where there is no room for all."""
         assert self._states is not None, "no layer is recurrent"
         return self._states.borrow(request, count)
 
-    def take_back(self, request: Request, num_accepted: int) -> None:
-        """Keep of a step's drafted rows the first `num_accepted`, which count as computed; free what others hold.
+    def take_back(
+        self, request: Request, kept_state: int, fork: Fork | None = None
+    ) -> list[tuple[int, int]]:
+        """Keep of a step's drafted rows those that count as computed; free what others hold.
 
-        A state is left as it was after the last row that stays.
+        kept_state: the number of the slot of `draft_states` with the state after the last row that stays; the number of
+        slots if that is the request's own. fork: the branch of that row; None for the request's own. Returns blocks that
+        were replaced, and by which.
         """
         if self._states is not None:
-            self._states.settle(request, num_accepted)
+            self._states.settle(request, kept_state)
+        moved = [] if fork is None else self.adopt(request, fork)
+        self._drop_forks(request)
         blocks, needed = request.cache.blocks, self._allocator.blocks_for(len(request.known))
         while len(blocks) > needed:
             self._cache.drop(blocks.pop())
@@ -216,6 +273,7 @@ class RequestBlocks:
                 self._windows.shrink(request)
         if request.computed >= (request.cache.num_full + 1) * self.block_tokens:
             self.commit(request)
+        return moved
 
     def commit(self, request: Request) -> None:
         """Publish the request's blocks that are full and computed; drop those that its window has passed."""
@@ -234,6 +292,7 @@ class RequestBlocks:
         """Take everything from a request without chunks in flight."""
         assert not request.in_flight, f"request {request.id} has chunks in flight"
         cache = request.cache
+        self._drop_forks(request)
         self._cache.release(cache.blocks, cache.keys[: cache.num_full])
         for part in self._parts:
             part.release(request)
@@ -328,9 +387,9 @@ class RequestBlocks:
             assert request.cache.table[: len(blocks)].tolist() == blocks
             has_slots = request.scheduled <= len(blocks) * self.block_tokens
             assert has_slots or not request.is_admitted, "tokens without a slot"
-        self._cache.check_holders(
-            (request.cache.blocks, request.cache.num_full) for request in requests
-        )
+        assert self._forked.keys() <= {request.id for request in requests}, "branches of nobody"
+        holders = [(request.cache.blocks, request.cache.num_full) for request in requests]
+        self._cache.check_holders([*holders, *((blocks, 0) for blocks in self._forked.values())])
 
     def _key(self, request: Request, index: int) -> bytes:
         """Return the key of full block `index` of the known tokens.

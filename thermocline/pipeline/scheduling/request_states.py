@@ -107,11 +107,11 @@ class RequestStates:
         held.draft_slots = self._slots.borrow(count)
         return held.draft_slots
 
-    def settle(self, request: Request, num_accepted: int) -> None:
-        """Let the state after the first 1 + `num_accepted` rows of a step be the request's; give the others back."""
+    def settle(self, request: Request, kept: int) -> None:
+        """Let the state in borrowed slot number `kept` be the request's, its own if there is no such; give the others back."""
         held = self._held[request.id]
-        if num_accepted < len(held.draft_slots):
-            held.slot, held.draft_slots[num_accepted] = held.draft_slots[num_accepted], held.slot
+        if kept < len(held.draft_slots):
+            held.slot, held.draft_slots[kept] = held.draft_slots[kept], held.slot
         self._give_back(held)
 
     def commit(self, request: Request, published: range) -> None:

@@ -52,6 +52,8 @@ class RequestWindows:
         self._cache = PrefixCache(allocator)
         self._max_blocks = window_blocks(window_tokens, allocator.block_tokens)
         self._max_needed = max_windows * self._max_blocks
+        self._forked: dict[RequestId, list[int]] = {}
+        """Blocks of branches of drafted trees."""
         self.held: dict[RequestId, WindowBlocks] = {}
         """What each running request holds. Only this class changes it."""
         assert self._max_blocks <= self._max_needed, "not even one request has room"
@@ -111,6 +113,28 @@ class RequestWindows:
         assert block is not None, "ask for room first"
         self._append(self.held[request.id], block)
 
+    def fork(self, request: Request, count: int) -> list[int]:
+        """Give the request blocks for a branch of drafted tokens. The caller has asked whether there is room."""
+        found = [self._cache.allocate() for _ in range(count)]
+        blocks = [block for block in found if block is not None]
+        assert len(blocks) == count, "ask for room first"
+        self._forked.setdefault(request.id, []).extend(blocks)
+        return blocks
+
+    def adopt(self, request: Request, index: int, block: int) -> None:
+        """Let a branch's block be the request's at a place of its table."""
+        held, forked = self.held[request.id], self._forked[request.id]
+        at = index - held.num_passed
+        forked[forked.index(block)] = held.window_blocks[at]
+        held.window_blocks[at] = block
+        held.window_table = held.window_table.copy()  # chunks have views of it
+        held.window_table[index] = block
+
+    def drop_forks(self, request: Request) -> None:
+        """Take the blocks of branches from a request."""
+        for block in self._forked.pop(request.id, ()):
+            self._cache.drop(block)
+
     def shrink(self, request: Request) -> None:
         """Take the request's last block, into which only tokens were written that are taken back."""
         self._cache.drop(self.held[request.id].window_blocks.pop())
@@ -133,6 +157,7 @@ class RequestWindows:
 
     def release(self, request: Request) -> None:
         """Take all blocks from a request without chunks in flight."""
+        self.drop_forks(request)
         held = self.held.pop(request.id)
         keys = request.cache.keys[held.num_passed : request.cache.num_full]
         self._cache.release(held.window_blocks, keys)
@@ -180,10 +205,12 @@ class RequestWindows:
             seen = self._first_seen(request.computed // self._allocator.block_tokens)
             assert first == seen, f"{first} blocks are passed, not {seen}"
             assert held.window_table[first : first + len(blocks)].tolist() == blocks
-        self._cache.check_holders(
+        assert self._forked.keys() <= self.held.keys(), "branches of nobody"
+        holders = [
             (held.window_blocks, max(admitted[number].cache.num_full - held.num_passed, 0))
             for number, held in self.held.items()
-        )
+        ]
+        self._cache.check_holders([*holders, *((blocks, 0) for blocks in self._forked.values())])
 
     def _first_seen(self, num_blocks: int) -> int:
         """Return the first block that the token after so many full blocks attends to."""

@@ -130,6 +130,8 @@ class Scheduler:
         self._numbers = count()
         self._next_chunk = ChunkId(0)
         self._total_prompt_tokens = self._total_output_tokens = 0
+        self.moved: Sequence[tuple[int, int]] = ()
+        """Blocks of a request that those of a branch have replaced, by which: of the latest `append` that drafted nothing."""
 
     def __repr__(self) -> str:
         return f"Scheduler({self._admission})"
@@ -277,26 +279,34 @@ class Scheduler:
             request.in_flight.remove(chunk.id)
             self._returned(request)
 
-    def append(self, request: RequestId, token_id: int) -> bool:
-        """Add a sampled token to a request that has caught up; whether the step has computed it, as it was drafted.
+    def append(self, request: RequestId, token_id: int) -> int:
+        """Add a sampled token to a request that has caught up; return the row of its step that has computed it, as it was
+        drafted, 0 for none.
 
-        If so, the caller gives or ends once more, by the next row. If not, rows of other drafted tokens are taken back.
+        If there is one, the caller gives or ends once more, by that row. If not, rows of other drafted tokens are taken
+        back, and `moved` tells which blocks that replaced.
         """
         entry = self.requests[request]
         assert len(entry.known) < entry.max_total_tokens, f"request {request} grew past its limit"
         entry.known.append(token_id)
         # One that was preempted meanwhile holds nothing any more. It keeps its tokens.
         is_running = entry.status is _RUNNING
-        if self._drafts.foresaw(request, token_id):
+        if row := self._drafts.foresaw(request, token_id):
             self._total_output_tokens += 1
             if is_running:
                 entry.scheduled += 1
                 entry.computed += 1
-            return True
+            return row
+        self.moved = ()
         rows = self._drafts.verified(request)
         if rows is not None and is_running:
-            self._blocks.take_back(entry, rows.num_accepted)
-        return False
+            tree, last = rows.tree, rows.last
+            if tree is None:
+                self._blocks.take_back(entry, last)
+            else:
+                fork = tree.fork_of(last)
+                self.moved = self._blocks.take_back(entry, tree.kept_state(last), fork)
+        return 0
 
     def wishes(self) -> list[DraftWish]:
         """Return the requests of which the next decode step computes the newest token alone, without a draft so far."""
@@ -316,7 +326,7 @@ class Scheduler:
         return found
 
     def offer(self, draft: Draft) -> None:
-        """Let the next decode step verify a chain of tokens, as far as there is room; a late draft does nothing."""
+        """Let the next decode step verify tokens, as far as there is room; a late draft does nothing."""
         if draft.request in self.requests:
             self._drafts.offer(draft)
 

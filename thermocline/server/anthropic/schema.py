@@ -6,13 +6,14 @@ Unknown fields are ignored. So is cache_control: prompts are cached in any case.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.sampling.params import SamplingParams
-from thermocline.server.core.bodies import JsonObject, sampling_params
+from thermocline.server.core.bodies import JsonObject, sampling_params, speculate_names
 from thermocline.server.core.normalized_chat import NormalizedChat, ends_with_answer
 from thermocline.server.core.structured import FormatFields
 
@@ -201,10 +202,15 @@ class MessagesRequest(CountRequest, kw_only=True):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    speculate: str | None = None
 
     def sampling_params(self) -> SamplingParams:
         """Return the sampling params. Raises RequestError for values out of range."""
         return sampling_params(self, stop=self.stop_sequences)
+
+    def normalized(self) -> NormalizedChat:
+        """Return the normalized chat. Raises RequestError for fields that can not be served."""
+        return replace(super().normalized(), speculate=speculate_names(self.speculate))
 
 
 def _user_turns(role: str, blocks: list[ContentBlock], where: str) -> list[JsonObject]:

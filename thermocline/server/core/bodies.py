@@ -11,6 +11,7 @@ import msgspec
 
 from thermocline.errors import RequestError
 from thermocline.sampling.params import SamplingParams
+from thermocline.speculation.contract import drafter_names
 
 T = TypeVar("T")
 
@@ -80,3 +81,13 @@ def sampling_params(body: msgspec.Struct, **given: Any) -> SamplingParams:  # no
     if isinstance(stop := values.get("stop"), str):
         values["stop"] = (stop,)
     return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+def speculate_names(text: str | None) -> tuple[str, ...] | None:
+    """Return the drafters that a request names; None for auto, and where it names none. Raises RequestError."""
+    if text is None:
+        return None
+    try:
+        return drafter_names(text)
+    except ValueError as error:
+        raise RequestError(f"speculate: {error}", param="speculate") from error

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 class NormalizedChat:
     """A chat to answer. messages: as in OpenAI's chats; format: the fields that shape the answer.
 
-    continues_final: the last message is the beginning of the answer.
+    continues_final: the last message is the beginning of the answer. speculate: see `RequestOptions`.
     """
 
     messages: list[JsonObject]
     params: SamplingParams
     format: FormatFields
     continues_final: bool = False
+    speculate: tuple[str, ...] | None = None
 
 
 def ends_with_answer(messages: list[JsonObject]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from thermocline.messages import RequestOptions
 from thermocline.server.core.generation_jobs import GenerationJob
 from thermocline.server.core.structured import plan_format
 
@@ -43,7 +44,9 @@ async def chat_job(engine: Engine, request: ChatRequest) -> GenerationJob:
         variables=plan.template_variables,
         continue_final=chat.continues_final,
     )
-    return await with_answer_format(GenerationJob((prompt,), chat.params), engine, plan)
+    options = RequestOptions(speculate=chat.speculate)
+    job = GenerationJob((prompt,), chat.params, options=options)
+    return await with_answer_format(job, engine, plan)
 
 
 async def with_answer_format(job: GenerationJob, engine: Engine, plan: FormatPlan) -> GenerationJob:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from aiohttp import web
 
 from thermocline import __version__
+from thermocline.messages import RequestOptions
 from thermocline.server.answers import PreparedAnswer, answers
 from thermocline.server.core.exchange import (
     POOL,
@@ -119,7 +120,8 @@ async def generate(request: web.Request) -> PreparedAnswer | web.Response:
     engine = (await _use(request, body, encoder)).engine
     if body.raw:
         prompt = await engine.encode(body.prompt, max_tokens=engine.max_context_tokens)
-        job = GenerationJob((prompt,), body.sampling_params())
+        options = RequestOptions(speculate=body.drafters())
+        job = GenerationJob((prompt,), body.sampling_params(), options=options)
     else:
         job = await chat_job(engine, body)
     return PreparedAnswer(job, encoder, LINES, body.is_streamed)

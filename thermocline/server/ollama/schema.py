@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from thermocline.errors import RequestError
-from thermocline.server.core.bodies import JsonObject, sampling_params
+from thermocline.server.core.bodies import JsonObject, sampling_params, speculate_names
 from thermocline.server.core.keep_alive import parse_keep_alive
 from thermocline.server.core.normalized_chat import NormalizedChat, ends_with_answer
 from thermocline.server.core.structured import FormatFields
@@ -37,6 +37,7 @@ class Options(msgspec.Struct, kw_only=True):
     num_predict: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    speculate: str | None = None
 
     def sampling_params(self) -> SamplingParams:
         """Return the sampling params. Raises RequestError for values out of range."""
@@ -100,6 +101,10 @@ class OllamaRequest(NamedModel, kw_only=True):
                 param="logprobs",
             )
         return (self.options or Options()).sampling_params()
+
+    def drafters(self) -> tuple[str, ...] | None:
+        """Return who may draft the answer's tokens. Raises RequestError."""
+        return speculate_names((self.options or Options()).speculate)
 
     def _format_fields(self, tools: list[JsonObject] | None = None) -> FormatFields:
         thinks = self.think
@@ -165,7 +170,13 @@ class OllamaChatRequest(OllamaRequest, kw_only=True):
             for index, message in enumerate(self.messages or ())
         ]
         fields = self._format_fields(self.tools)
-        return NormalizedChat(messages, self.sampling_params(), fields, ends_with_answer(messages))
+        return NormalizedChat(
+            messages,
+            self.sampling_params(),
+            fields,
+            ends_with_answer(messages),
+            self.drafters(),
+        )
 
 
 class OllamaGenerateRequest(OllamaRequest, kw_only=True):
@@ -198,7 +209,8 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
         messages: list[JsonObject] = [{"role": "user", "content": self.prompt or ""}]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        return NormalizedChat(messages, self.sampling_params(), self._format_fields())
+        fields = self._format_fields()
+        return NormalizedChat(messages, self.sampling_params(), fields, speculate=self.drafters())
 
 
 def plain_name(name: str | None) -> str | None:

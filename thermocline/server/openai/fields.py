@@ -13,9 +13,8 @@ import msgspec
 from thermocline.errors import RequestError
 from thermocline.messages import RequestOptions
 from thermocline.sampling.params import MAX_STOP_CHARS
-from thermocline.server.core.bodies import sampling_params
+from thermocline.server.core.bodies import sampling_params, speculate_names
 from thermocline.server.core.generation_jobs import MAX_CHOICES_PER_PROMPT
-from thermocline.speculation.contract import drafter_names
 
 if TYPE_CHECKING:
     from thermocline.sampling.params import SamplingParams
@@ -141,7 +140,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             wants_routing=bool(self.return_routed_experts),
             wants_timings=bool(self.timings_per_token),
             slot=self._slot(),
-            speculate=None if self.speculate is None else speculate_names(self.speculate),
+            speculate=speculate_names(self.speculate),
         )
 
     def _slot(self) -> int | None:
@@ -171,14 +170,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             max_tokens=_first(self.max_completion_tokens, self.max_tokens),
             logprobs=num_logprobs,
         )
-
-
-def speculate_names(text: str) -> tuple[str, ...] | None:
-    """Return the drafters that a request names; None for auto. Raises RequestError."""
-    try:
-        return drafter_names(text)
-    except ValueError as error:
-        raise RequestError(f"speculate: {error}", param="speculate") from error
 
 
 def _first(*values: T | None) -> T | None:

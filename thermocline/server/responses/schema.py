@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from thermocline.errors import RequestError
-from thermocline.server.core.bodies import JsonObject, misfit, sampling_params
+from thermocline.server.core.bodies import JsonObject, misfit, sampling_params, speculate_names
 from thermocline.server.core.normalized_chat import NormalizedChat
 from thermocline.server.core.structured import FormatFields
 
@@ -94,6 +94,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     metadata: dict[str, str] | None = None
+    speculate: str | None = None
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
@@ -115,7 +116,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
             response_format=self._response_format(),
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
         )
-        return NormalizedChat(self._messages(), self.sampling_params(), fields)
+        drafters = speculate_names(self.speculate)
+        return NormalizedChat(self._messages(), self.sampling_params(), fields, speculate=drafters)
 
     def sampling_params(self) -> SamplingParams:
         """Return the sampling params. Raises RequestError for values out of range."""

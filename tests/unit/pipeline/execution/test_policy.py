@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from tests.support.chunks import make_chunk, make_decode
+from thermocline.messages import CachePlaces
 from thermocline.pipeline.execution.policy import (
     FusedLayer,
     FusedModel,
@@ -69,3 +72,12 @@ def test_each_way_has_its_case(load, way):
 def test_a_decode_step_is_fused_beside_answers_too():
     """Only prompts are cut for the sake of answers: a step is an answer's own."""
     assert choose(STEP, Load(layers_are_fusable=True, is_beside_answers=True)) == FusedLayer()
+
+
+def test_branches_are_computed_part_by_part():
+    """What they share is copied between the parts of a layer, so no job has a whole one."""
+    branches = CachePlaces(STEP.kv_slots, STEP.segments, np.zeros((1, 2), np.int32))
+    step = replace(STEP, branch_places=branches)
+    assert step.has_branches
+    for load in LOADS:
+        assert isinstance(choose(step, load), Sequential | Overlapped), load

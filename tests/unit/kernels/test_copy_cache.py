@@ -1,0 +1,53 @@
+"""Keys and values are copied bit for bit, whatever the type of the cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from thermocline.kernels.cache_format import (
+    CacheShape,
+    CacheType,
+    copy_cache,
+    read_cache,
+    read_latent,
+    write_cache,
+    write_latent,
+)
+
+
+@pytest.mark.parametrize("cache_type", CacheType)
+@pytest.mark.parametrize("block_tokens", [1, 5, 16, 40])
+def test_slots_get_what_others_have(cache_type, block_tokens):
+    """Between groups of keys of other widths; all other slots stay."""
+    shape = CacheShape(cache_type, 6, block_tokens, 3, 64)
+    rng = np.random.default_rng(block_tokens)
+    keys, values = (np.zeros(shape.array_shape, np.uint8) for _ in range(2))
+    every = np.arange(6 * block_tokens, dtype=np.int32)
+    k, v = (rng.standard_normal((len(every), 3, 64)).astype(np.float32) for _ in range(2))
+    write_cache(shape, keys, values, every, k, v)
+    before = read_cache(shape, keys, values, every)
+    order = rng.permutation(every)
+    half = len(order) // 2
+    pairs = np.stack((order[:half], order[half : 2 * half]), axis=1).astype(np.int32)
+    copy_cache(shape, keys, values, pairs)
+    expected = every.copy()
+    expected[pairs[:, 1]] = pairs[:, 0]
+    for found, old in zip(read_cache(shape, keys, values, every), before, strict=True):
+        assert found.tobytes() == old[expected].tobytes()
+
+
+@pytest.mark.parametrize("cache_type", CacheType)
+def test_latent_rows_are_copied(cache_type):
+    """A latent cache has keys alone."""
+    shape = CacheShape(cache_type, 4, 3, 1, 96, latent=64)
+    rng = np.random.default_rng(1)
+    keys = np.zeros(shape.array_shape, np.uint8)
+    every = np.arange(12, dtype=np.int32)
+    write_latent(shape, keys, every, rng.standard_normal((12, 96)).astype(np.float32))
+    before = read_latent(shape, keys, every)
+    copy_cache(
+        shape, keys, np.empty(shape.value_shape, np.uint8), np.array([[1, 11], [4, 0]], np.int32)
+    )
+    expected = [4, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1]
+    assert read_latent(shape, keys, every).tobytes() == before[expected].tobytes()

@@ -1,0 +1,60 @@
+"""A small model as a drafter: its logits are its own, whichever kernels compute it, and its tokens the larger one's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.block_runs import chunk_of
+from tests.support.compare import assert_within
+from tests.support.toy_archs import ToyArch, toy_arch_metadata, write_toy_arch
+from thermocline.errors import UnsupportedModelError
+from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kv.pool import KVPool
+from thermocline.messages import SegmentKind
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.draft_model import DraftModel, require_same_vocabulary
+
+SMALL = ToyArch("qwen3", layers=2, experts=0)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 20])
+def test_parts_and_whole_layers_agree(tmp_path, num_tokens):
+    """A token that only the larger model has counts as the first one."""
+    path = write_toy_arch(tmp_path / "m.gguf", SMALL)
+    ids = [(7 * n) % 200 for n in range(num_tokens)]
+    found = []
+    with open_model_file(path) as file:
+        for kernels in (NativeKernels(threads=1), ReferenceKernels()):
+            for last in (0, 100_000):
+                model = DraftModel(file, file, kernels)
+                pool = KVPool(model.kv_shapes, 8, 16, CacheType.F32)
+                states = model.states(
+                    chunk_of([*ids, last], 0, SegmentKind.PROMPT), np.empty((0, 0)), pool
+                )
+                found.append(model.logits(states))
+    native, other, slow, _ = found
+    assert np.array_equal(native, other)
+    assert_within(native, slow, "reference/float32")
+
+
+def test_vocabularies_are_compared(tmp_path):
+    """Further tokens at the end of one are none of the other's; another token is named."""
+    tokens = list(toy_arch_metadata(SMALL)["tokenizer.ggml.tokens"])
+    longer = {"tokenizer.ggml.tokens": [*tokens, "more"]}
+    other = {"tokenizer.ggml.tokens": ["x", *tokens[1:]]}
+    paths = [
+        write_toy_arch(tmp_path / f"{n}.gguf", SMALL, metadata=changed)
+        for n, changed in enumerate((None, longer, other))
+    ]
+    with (
+        open_model_file(paths[0]) as plain,
+        open_model_file(paths[1]) as more,
+        open_model_file(paths[2]) as differs,
+    ):
+        require_same_vocabulary(plain, more)
+        require_same_vocabulary(more, plain)
+        with pytest.raises(UnsupportedModelError, match=r"1 of \d+ tokens differ.*token 0 is 'x'"):
+            require_same_vocabulary(differs, plain)

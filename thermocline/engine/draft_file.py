@@ -1,0 +1,80 @@
+"""Opens the drafter of --draft-model: a block diffusion drafter, or a small model. A part of the assembly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from thermocline.errors import ConfigError
+from thermocline.kernels.guarded_model import open_guarded_model
+from thermocline.models.dflash import DFlashModel, is_dflash
+from thermocline.models.draft_model import DraftModel
+from thermocline.speculation.dflash import DFlashDrafter
+from thermocline.speculation.next_token import NextTokenDrafter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thermocline.engine.build_context import BuildContext
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.speculation.contract import Drafter
+
+FILE_DRAFTERS: Final = ("model", "dflash", "ddtree")
+"""Drafters that need a file of their own."""
+_BLOCKS: Final = ("dflash", "ddtree")
+
+
+def open_file_drafters(context: BuildContext, names: Sequence[str] | None) -> list[Drafter]:
+    """Return the drafter of the draft model, if it is among `names`; None are all.
+
+    Raises ConfigError where there is no such file, or it can not draft by these names, and ModelError.
+    """
+    path = context.config.speculation.draft_model
+    wanted = [name for name in FILE_DRAFTERS if names is None or name in names]
+    if path is None:
+        if names is not None and wanted:
+            raise ConfigError(
+                f"--speculate {wanted[0]} drafts with a file of its own: give --draft-model FILE"
+            )
+        return []
+    if not wanted:
+        return []
+    file = context.owned.enter_context(open_guarded_model(path))
+    there = _BLOCKS if is_dflash(file) else ("model",)
+    chosen = [name for name in wanted if name in there]
+    if not chosen or (names is not None and len(chosen) < len(wanted)):
+        wrong = next(name for name in wanted if name not in there)
+        raise ConfigError(
+            f"--speculate {wrong}: the file {path} of architecture {file.architecture} drafts as {' or '.join(there)}"
+        )
+    if there == ("model",):
+        return [_small_model(context, file)]
+    if names is not None and len(chosen) > 1:
+        raise ConfigError(
+            "--speculate names dflash and ddtree, which are one file: choose one of them"
+        )
+    return [_block_drafter(context, file, is_tree=chosen[-1] == "ddtree")]
+
+
+def _small_model(context: BuildContext, file: ModelFile) -> Drafter:
+    cache = context.devices.cache
+    return NextTokenDrafter(
+        DraftModel(file, context.file, context.kernels),
+        context.model.final_norm,
+        cache.type,
+        cache.num_blocks,
+        cache.block_tokens,
+        max_requests=context.config.scheduler.max_requests,
+        name="model",
+    )
+
+
+def _block_drafter(context: BuildContext, file: ModelFile, *, is_tree: bool) -> Drafter:
+    cache = context.devices.cache
+    return DFlashDrafter(
+        DFlashModel(file, context.file, context.model.spec, context.kernels),
+        cache.type,
+        cache.num_blocks,
+        cache.block_tokens,
+        max_requests=context.config.scheduler.max_requests,
+        is_tree=is_tree,
+    )
