@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from thermocline.experts.backends.contract import ExpertBackend
     from thermocline.messages import Chunk, ExpertDispatch, ExpertResult, LayerWork
     from thermocline.remote.assignment import Assignment, WorkerDispatch
-    from thermocline.remote.client import ClientStatistics, ExpertAnswer, WorkerClient
+    from thermocline.remote.calls import ClientStatistics, ExpertAnswer
+    from thermocline.remote.client import WorkerClient
     from thermocline.remote.load_balancer import WorkerLoadBalancer
     from thermocline.traces.recorder import Recorder
 
