@@ -5,7 +5,7 @@ An empty request (no token) goes to a worker process and back, through shared me
 request of one token shows what its rows cost. "echo" is a byte through a socket pair to another Python process
 and back: what this machine gives at best. "client" is the way of prompts: a request handed to the
 client, and its Future waited for, which the client's thread ends. "received here" is the way of decode steps: who
-waits receives the answer itself. All cases take turns, and a round is the median of its calls.
+waits receives the answer itself, where that is sooner. All cases take turns, and a round is the median of its calls.
 """
 
 from __future__ import annotations
@@ -119,9 +119,10 @@ def received_here(client: WorkerClient, request: ExpertRequest) -> Callable[[int
 
     def call(number: int) -> object:
         future = client.submit(request)
-        while not future.done():
-            future.receive(lambda: True)
-        return future.result()
+        future.receive(lambda: True)
+        answer = future.result(_DEADLINE_S)
+        future.count_wait(answer)
+        return answer
 
     return call
 

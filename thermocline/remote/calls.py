@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from thermocline.remote.receiving import Way
 from thermocline.remote.requests import INLINE
 from thermocline.workers.completion import ReceivableFuture
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
     from thermocline.messages import FloatArray
     from thermocline.remote.client import WorkerClient
+    from thermocline.remote.receiving import WayChoice
     from thermocline.remote.requests import ExpertRequest
 
 
@@ -35,13 +38,23 @@ class ExpertAnswer(NamedTuple):
 class AnswerFuture(ReceivableFuture[ExpertAnswer]):
     """An answer to come, which a thread with nothing else to do may receive itself."""
 
-    def __init__(self, client: WorkerClient) -> None:
+    def __init__(self, client: WorkerClient, ways: WayChoice) -> None:
         super().__init__()
-        self._client = client
+        self._client, self._ways = client, ways
+        self._way: Way | None = None  # None where it had come before anybody waited
 
     def receive(self, is_wanted: Callable[[], bool]) -> None:
-        """See `WorkerClient.receive`."""
-        self._client.receive(self, is_wanted)
+        """See `WorkerClient.receive`; does nothing where being woken by the client's thread is sooner."""
+        if not self.done():
+            self._way = self._ways.choose()
+            if self._way is not Way.LEAVE:
+                self._client.receive(self, is_wanted, spins=self._way is Way.SPIN)
+
+    def count_wait(self, answer: ExpertAnswer) -> None:
+        """Take in that the thread which waited for this answer goes on now. One thread at a time may, as with `receive`."""
+        if self._way is not None:
+            waited_ns = time.perf_counter_ns() - answer.sent_ns - (answer.end_ns - answer.begin_ns)
+            self._ways.add(self._way, waited_ns * 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

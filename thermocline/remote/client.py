@@ -30,6 +30,7 @@ from thermocline.remote.calls import AnswerFuture, Call, ClientStatistics, Exper
 from thermocline.remote.connection import Opening, WorkerConnection
 from thermocline.remote.lateness import AnswerTimes
 from thermocline.remote.link_speed import LinkSpeed
+from thermocline.remote.receiving import WayChoice
 from thermocline.remote.requests import HEAD_BYTES
 from thermocline.remote.wire import Kind, decode_text
 
@@ -67,6 +68,7 @@ class WorkerClient:
         self._hedges = hedges
         self._times = AnswerTimes()
         self._link = LinkSpeed()
+        self._ways = WayChoice()
         # When the worker last answered, and when the thread looks next by itself.
         self._heard_s = self._looks_s = 0.0
         self._lock = threading.Condition()
@@ -134,7 +136,7 @@ class WorkerClient:
 
         The request's arrays must not change until then. Cancelling the Future cancels the request.
         """
-        future = AnswerFuture(self)
+        future = AnswerFuture(self, self._ways)
         now_ns = time.perf_counter_ns()
         with self._lock:
             is_ready = self._state == "ready"
@@ -172,13 +174,13 @@ class WorkerClient:
         finally:
             self._sending.release()
 
-    def receive(self, future: Future[ExpertAnswer], is_wanted: Callable[[], bool]) -> None:
+    def receive(self, future: AnswerFuture, is_wanted: Callable[[], bool], *, spins: bool) -> None:
         """Receive answers on the calling thread while `future` is not done and `is_wanted`, some milliseconds at most.
 
-        Waking this object's thread, and by it the one that waits, takes several times as long as a short answer.
-        Does nothing while another thread receives. Raises nothing: whatever fails, this object's thread sees.
+        Does nothing while another thread receives. spins: look without sleeping at first. Raises nothing: whatever
+        fails, this object's thread sees.
         """
-        if future.done() or not self._receiving.acquire(blocking=False):
+        if not self._receiving.acquire(blocking=False):
             return
         try:
             connection = self._connection
@@ -187,7 +189,7 @@ class WorkerClient:
             with self._sending:
                 self._poller.modify(connection.frames.fileno(), 0)
             try:
-                self._receive_for(connection, future, is_wanted)
+                self._receive_for(connection, future, is_wanted, _SPIN_NS if spins else 0)
             except RemoteError as error:
                 self._received_error = error
             finally:
@@ -201,10 +203,11 @@ class WorkerClient:
     def _receive_for(
         self,
         connection: WorkerConnection,
-        future: Future[ExpertAnswer],
+        future: AnswerFuture,
         is_wanted: Callable[[], bool],
+        spin_ns: int,
     ) -> None:
-        spin_ns, end_s = _SPIN_NS, time.monotonic() + _RECEIVE_S
+        end_s = time.monotonic() + _RECEIVE_S
         while not future.done() and is_wanted() and time.monotonic() < end_s:
             frame = connection.frames.receive_soon(spin_ns, _NAP_S)
             spin_ns = 0

@@ -12,6 +12,7 @@ from tests.support.toy_model import write_toy_model
 from thermocline.errors import WorkerLostError
 from thermocline.remote.client import WorkerClient
 from thermocline.remote.holdings import Held
+from thermocline.remote.receiving import Way
 
 TIMEOUT_S = 20.0
 
@@ -37,12 +38,14 @@ def target(request, tmp_path, worker):
     return target_of(worker, tmp_path / "socket", transport=request.param)
 
 
-@pytest.fixture
-def client(target):
+@pytest.fixture(params=[Way.SPIN, Way.SLEEP], ids=str)
+def client(request, target, monkeypatch):
     """A client that is ready."""
     client = WorkerClient(target, TIMEOUT_S)
     client.start()
     client.wait_ready(TIMEOUT_S)
+    # Whichever way is the fastest here.
+    monkeypatch.setattr(client._ways, "choose", lambda: request.param)
     yield client
     client.close()
 
@@ -70,6 +73,25 @@ def test_the_waiting_thread_receives_its_answer(worker, target, client):
     assert np.array_equal(future.result().values, expected(worker, target, request))
     # A second one ends at once.
     future.receive(lambda: pytest.fail("asked for what is there"))
+
+
+def test_an_answer_is_left_to_the_clients_thread_where_that_is_sooner(
+    worker, target, client, monkeypatch
+):
+    """Then nothing is received, and the answer comes as ever."""
+    monkeypatch.setattr(client._ways, "choose", lambda: Way.LEAVE)
+    request = some_request(target, 3)
+    future = client.submit(request)
+    future.receive(lambda: pytest.fail("received"))
+    assert np.array_equal(
+        expected(worker, target, request), future.result(timeout=TIMEOUT_S).values
+    )
+    waits = []
+    monkeypatch.setattr(client._ways, "add", lambda *of: waits.append(of))
+    future.count_wait(future.result())
+    ((way, seconds),) = waits
+    assert way is Way.LEAVE
+    assert 0 < seconds < TIMEOUT_S
 
 
 def test_what_is_not_wanted_any_more_is_left_to_the_clients_thread(worker, target, client):
