@@ -13,11 +13,12 @@ import itertools
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from benchmarks.measure import table
+from benchmarks.measure import RESULTS, table
 from thermocline.models.sizes import LayerSizes
 from thermocline.parallel.balance import RankLayout, balance
 from thermocline.parallel.expert_map import ExpertMap, linear_map
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 # Of 4-bit weights with some at 6, as files of Q4_K_M have them.
 _BITS: Final = 4.85
 _SIMULATED_LAYERS: Final = 4
-_COUNTED_TOKENS: Final = 4096
+# Simulated, and repeated where there are more; as many others are counted for the balanced map.
+_TOKENS: Final = 4096
 _RANKS: Final = (2, 4, 8, 16, 32, 64)
 
 
@@ -93,6 +95,10 @@ class Work(NamedTuple):
     shown: tuple[int, ...]
     """How many of them are in the table."""
 
+    def amount(self, count: int) -> str:
+        """Return so many of them in words."""
+        return f"{count} {self.name if count > 1 else self.name.removesuffix('s')}"
+
     @property
     def is_prompt(self) -> bool:
         """Whether a request's tokens see the same keys and values."""
@@ -110,6 +116,15 @@ class Way(NamedTuple):
     num_chunks: int
 
 
+_LEGEND: Final = """Written by `make bench-ranks`. No rank ran: routing with the statistics of trained routers was replayed by a virtual
+clock on these machines and links. Figures are speedups over one such machine alone with the same requests. Requests
+have 1,024 tokens each and decode one; prompts have 512 tokens each. Ways: "workers" leaves the requests to one rank,
+and the others compute experts, by single messages; "single" divides requests among all ranks, with single messages;
+"together" does so with collectives; "two chunks" computes one half while the other's rows travel. "Pays from" is the
+number of requests from which on the ranks beat one machine, "together from" that from which on collectives beat
+single messages; "-" is never."""
+_CHOICES_LEGEND: Final = """Eight ranks. Sequence and naive: time of replicas of two ranks each, as a multiple of the leader's. Linear map: time
+with neighbouring experts on each rank, as a multiple of that with balanced ones and a copy more per rank."""
 SMALL: Final = Model("Qwen3-30B-A3B", 48, 2048, 4096, 512, 128, 8, 768)
 LARGE: Final = Model("Qwen3-235B-A22B", 94, 4096, 8192, 512, 128, 8, 1536)
 # Reads, multiply-adds, host link (not used), start of a kernel or of the threads.
@@ -148,7 +163,7 @@ PAIRS: Final = (
 
 
 @cache
-def routing(model: Model, num_tokens: int, seed: int = 0) -> ExpertIds:
+def routing(model: Model, num_tokens: int) -> ExpertIds:
     """Return the choices of some tokens, int16 [tokens, layers, K]."""
     trace = generate_routing(
         GeneratedKind.SKEWED,
@@ -156,17 +171,16 @@ def routing(model: Model, num_tokens: int, seed: int = 0) -> ExpertIds:
         num_experts=model.num_experts,
         num_used=model.num_used,
         lengths=[(num_tokens, num_tokens)],
-        seed=seed,
     )
     return trace.requests[0].experts
 
 
 @cache
 def owners(model: Model, num_ranks: int, *, is_balanced: bool) -> ExpertMap:
-    """Return the ranks of experts. Balanced: by the first tokens of the same routers, with one copy more per rank."""
+    """Return the ranks of experts. Balanced: by other tokens of the same routers, with one copy more per rank."""
     if not is_balanced:
         return linear_map(_SIMULATED_LAYERS, model.num_experts, num_ranks)
-    seen = routing(model, _COUNTED_TOKENS)
+    seen = routing(model, 2 * _TOKENS)[_TOKENS:]
     layers = range(seen.shape[1])
     counts = [np.bincount(seen[:, n].ravel(), minlength=model.num_experts) for n in layers]
     num_slots = num_ranks * (ceil_div(model.num_experts, num_ranks) + 1)
@@ -195,7 +209,7 @@ class Case:
         """Return what all layers take for so many requests, without embedding and head."""
         model, dp = self.model, self.num_ranks // way.tp
         chosen = np.resize(
-            routing(model, _COUNTED_TOKENS, seed=0), (count * work.tokens, *_shape(model))
+            routing(model, 2 * _TOKENS)[:_TOKENS], (count * work.tokens, *_shape(model))
         )
         even = [n * count // dp for n in range(dp + 1)]
         bounds = even if way.is_spread else [0, *[count] * dp]
@@ -262,17 +276,17 @@ def row(case: Case, work: Work) -> list[str]:
 
 def work_table(model: Model, machine: Machine, links: Sequence[Link], work: Work) -> str:
     """Return the table of one model on one kind of machine."""
-    heads = ("link", "ranks", *(f"{count} {work.name}" for count in work.shown))
+    heads = ("link", "ranks", *(work.amount(count) for count in work.shown))
     rows = [
         row(Case(model, machine, link, num_ranks), work) for link in links for num_ranks in _RANKS
     ]
     return table((*heads, "pays from", "together from"), rows)
 
 
-def choices_table() -> str:
+def choices_table(pairs: Sequence[tuple[Model, Machine, Sequence[Link]]]) -> str:
     """Return what the dispatch, and the map of experts, change: multiples of the leader's time, and of the balanced map's."""
     rows = []
-    for model, machine, links in PAIRS:
+    for model, machine, links in pairs:
         for link in links:
             case = Case(model, machine, link, 8)
             for work, count in ((DECODE, 64), (PROMPTS, 8)):
@@ -280,35 +294,51 @@ def choices_table() -> str:
                 even = replace(case, is_balanced=False).seconds(work, count, TOGETHER[0])
                 balanced = case.seconds(work, count, TOGETHER[0])
                 cells = (f"{ratio:.2f}" for ratio in (sequence / leader, naive / leader))
-                what = f"{model.name}, {machine.name}, {link.name}", f"{count} {work.name}"
+                what = f"{model.name}, {machine.name}, {link.name}", work.amount(count)
                 rows.append([*what, *cells, f"{even / balanced:.2f}"])
-    return table(("8 ranks", "at once", "sequence", "naive", "linear map"), rows)
+    return table(("", "at once", "sequence", "naive", "linear map"), rows)
+
+
+def page(pairs: Sequence[tuple[Model, Machine, Sequence[Link]]]) -> str:
+    """Return what is assumed, and the tables, as a page."""
+    parts = [f"# Simulated ranks\n\n{_LEGEND}", "## What is assumed"]
+    rows = [
+        [link.name, f"{link.bytes_per_s / 1e9:g} GB/s"]
+        + [f"{each * 1e6:g} us" for each in (link.latency_s, link.message_s, link.collective_s)]
+        for link in LINKS
+    ]
+    heads = ("link", "each way", "latency", "sender, per message", "until a collective has begun")
+    parts.append(table(heads, rows))
+    machines = [
+        [
+            each.name,
+            f"{each.speeds.read_bytes_per_s / 1e9:g} GB/s",
+            f"{each.speeds.multiply_adds_per_s / 1e12:g} T/s",
+            f"{each.memory_bytes / 1e9:g} GB",
+            f"{each.disk_bytes_per_s / 1e9:g} GB/s",
+        ]
+        for each in (CPU, GPU)
+    ]
+    heads = ("machine", "reads", "multiply-adds", "room for experts", "reads of other experts")
+    parts.append(table(heads, machines))
+    for model, machine, links in pairs:
+        for work in (DECODE, PROMPTS):
+            size = f"{model.expert_bytes / 1e9:.1f} GB of experts"
+            parts.append(f"## {model.name} ({size}), {machine.name}, {work.name}")
+            parts.append(work_table(model, machine, links, work))
+    parts += ["## Dispatch and map", _CHOICES_LEGEND, choices_table(pairs)]
+    return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what is assumed, and the tables."""
+    """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one table, to try it out")
+    parser.add_argument("--quick", action="store_true", help="one model, to try it out")
+    parser.add_argument("--out", type=Path, default=RESULTS / "ranks.md")
     options = parser.parse_args(arguments)
-    for link in LINKS:
-        print(
-            f"{link.name}: {link.bytes_per_s / 1e9:g} GB/s each way, {link.latency_s * 1e6:g} us, "
-            f"{link.message_s * 1e6:g} us of the sender per message, {link.collective_s * 1e6:g} us "
-            "until a collective has begun"
-        )
-    for each in (CPU, GPU):
-        speeds = each.speeds
-        print(
-            f"{each.name}: reads {speeds.read_bytes_per_s / 1e9:g} GB/s, "
-            f"{speeds.multiply_adds_per_s / 1e12:g} T multiply-adds/s, {each.memory_bytes / 1e9:g} GB for experts, "
-            f"{each.disk_bytes_per_s / 1e9:g} GB/s for the others"
-        )
-    for model, machine, links in PAIRS[: 1 if options.quick else None]:
-        for work in (DECODE, PROMPTS):
-            size = f"{model.expert_bytes / 1e9:.1f} GB of experts"
-            print(f"\n{model.name} ({size}), {machine.name}, {work.name}\n")
-            print(work_table(model, machine, links, work))
-    print(f"\n{choices_table()}")
+    text = page(PAIRS[:1] if options.quick else PAIRS)
+    options.out.write_text(text)
+    print(text)
     return 0
 
 
