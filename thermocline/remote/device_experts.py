@@ -148,7 +148,7 @@ class DeviceExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceWish:
+class WorkerDeviceWish:
     """kind: one of DEVICES but "auto" and "none"; memory_bytes: for experts, None is what is free. kernels: the CPU's,
     with so many threads, by which a GPU is judged.
     """
@@ -160,7 +160,7 @@ class DeviceWish:
     threads: int
 
 
-def open_device_experts(wish: DeviceWish) -> DeviceExperts:
+def open_device_experts(wish: WorkerDeviceWish) -> DeviceExperts:
     """Return an open device.
 
     Raises ConfigError, DeviceMissingError, DeviceMemoryError, and DeviceFaultError where a GPU's outputs differ.
@@ -177,7 +177,7 @@ def open_device_experts(wish: DeviceWish) -> DeviceExperts:
         return DeviceExperts(opened, owned.pop_all())
 
 
-def _open_simulated(wish: DeviceWish, copies: LaneThread, recorder: Recorder) -> _OpenDevice:
+def _open_simulated(wish: WorkerDeviceWish, copies: LaneThread, recorder: Recorder) -> _OpenDevice:
     catalog, memory_bytes = wish.catalog, wish.memory_bytes
     engine = CopyEngine(copies, _SIMULATED_BYTES_PER_S, recorder)
     limit = catalog.total_bytes if memory_bytes is None else memory_bytes
@@ -196,7 +196,7 @@ def _open_simulated(wish: DeviceWish, copies: LaneThread, recorder: Recorder) ->
 
 
 def _open_gpu(
-    wish: DeviceWish, copies: LaneThread, recorder: Recorder, owned: ExitStack
+    wish: WorkerDeviceWish, copies: LaneThread, recorder: Recorder, owned: ExitStack
 ) -> _OpenDevice:
     from thermocline.kernels.gpu.requirements import require_packages
 

@@ -122,11 +122,13 @@ def _open_device(options: WorkerOptions, model: HeldModel, say: Callable[[str], 
     if kind == "none" or missing is not None:
         return
     # Parents start workers of their own without one, which begin sooner.
-    from thermocline.remote.device_experts import DeviceWish, open_device_experts
+    from thermocline.remote.device_experts import WorkerDeviceWish, open_device_experts
 
     threads = checked_threads(options.threads)
     try:
-        wish = DeviceWish(kind, options.device_memory_bytes, model.catalog, model.kernels, threads)
+        wish = WorkerDeviceWish(
+            kind, options.device_memory_bytes, model.catalog, model.kernels, threads
+        )
         device = open_device_experts(wish)
     except ThermoclineError as error:
         if options.hot_device != "auto":

@@ -16,7 +16,7 @@ from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.errors import ConfigError, DeviceFaultError, DeviceMemoryError
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.remote.client import WorkerClient
-from thermocline.remote.device_experts import DeviceWish, open_device_experts
+from thermocline.remote.device_experts import WorkerDeviceWish, open_device_experts
 from thermocline.remote.handshake import Hello
 from thermocline.remote.holdings import Held, HeldModel
 
@@ -33,7 +33,7 @@ def model():
 def use(model, kind="simulated", memory_bytes=None):
     """Give the model a device and return it."""
     device = open_device_experts(
-        DeviceWish(kind, memory_bytes, model.catalog, model.kernels, threads=1)
+        WorkerDeviceWish(kind, memory_bytes, model.catalog, model.kernels, threads=1)
     )
     model.use_device(device)
     return device
