@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Protocol
@@ -27,7 +27,7 @@ from thermocline.traces.recorder import NullRecorder
 from thermocline.workers.lane import LaneThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from typing import Self
 
     from thermocline.experts.backends.contract import SlotDevice
@@ -84,7 +84,8 @@ class DeviceExperts:
         self._num_holders = Counter[ExpertKey]()
 
     def __repr__(self) -> str:
-        return f"DeviceExperts({self.name}, {len(self._slots)} experts)"
+        num_held = sum(count > 0 for count in self._num_holders.values())
+        return f"DeviceExperts({self.name}, {len(self._slots)} experts, {num_held} held)"
 
     @property
     def name(self) -> str:
@@ -99,14 +100,18 @@ class DeviceExperts:
         slots = tuple(np.full(len(experts), -1, np.int32) for experts in held)
         with self._lock:
             copies = []
+            wanted = {
+                ExpertKey.of(layer, expert)
+                for layer, experts in enumerate(held)
+                for expert in experts.tolist()
+            }
             for layer, place in _by_place(held):
                 if layer not in self._opened.layers:
                     continue
                 key = ExpertKey.of(layer, int(held[layer][place]))
                 if key not in self._slots:
-                    try:
-                        slot = self._opened.device.allocate(layer)
-                    except DeviceMemoryError:
+                    slot = self._allocate(layer, wanted)
+                    if slot is None:
                         continue  # there may be room for another layer's
                     self._slots[key] = slot
                     copies.append(self._opened.device.begin_copy(key, slot))
@@ -117,14 +122,28 @@ class DeviceExperts:
         return slots
 
     def release(self, held: Sequence[IntArray], slots: Sequence[IntArray]) -> None:
-        """Take back what `hold` returned. Nothing is computed with it any more."""
+        """Take back what `hold` returned. Nothing is computed with it any more.
+
+        The experts stay until others want their room: a parent that did not wait for the copies finds them when it
+        comes again.
+        """
         with self._lock:
             for layer, of_layer in enumerate(slots):
                 for place in np.flatnonzero(of_layer >= 0).tolist():
-                    key = ExpertKey.of(layer, int(held[layer][place]))
-                    self._num_holders[key] -= 1
-                    if not self._num_holders[key]:
-                        self._opened.device.free(LayerIndex(layer), self._slots.pop(key))
+                    self._num_holders[ExpertKey.of(layer, int(held[layer][place]))] -= 1
+
+    def _allocate(self, layer: LayerIndex, wanted: Collection[ExpertKey]) -> int | None:
+        """Return a slot, None where there is no room even without the experts that nobody holds or wants."""
+        device = self._opened.device
+        with suppress(DeviceMemoryError):
+            return device.allocate(layer)
+        unheld = [key for key in self._slots if not self._num_holders[key] and key not in wanted]
+        for key in unheld:
+            device.free(key.layer, self._slots.pop(key))
+        if unheld:
+            with suppress(DeviceMemoryError):
+                return device.allocate(layer)
+        return None
 
     def outputs(self, layer: int, work: ExpertWork, slots: IntArray, *, prompt: bool) -> FloatArray:
         """Return what `Kernels.expert_outputs` does, of experts in slots, int32 [experts]. Blocks.

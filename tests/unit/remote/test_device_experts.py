@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.remote.client import WorkerClient
 from thermocline.remote.device_experts import WorkerDeviceWish, open_device_experts
 from thermocline.remote.handshake import Hello
-from thermocline.remote.holdings import Held, HeldModel
+from thermocline.remote.holdings import Held, HeldModel, held_fingerprint
 
 TIMEOUT_S = 20.0
 
@@ -78,19 +79,28 @@ def test_a_device_with_less_room_changes_no_bit(model, num_experts):
 
 
 def test_parents_share_slots_and_give_them_back(model):
-    """A second parent's experts take no more room; they stay until the last parent has gone."""
+    """A second parent's experts take no more room. What nobody holds stays until others want the room."""
     nbytes = model.catalog.total_bytes // 64
     device = use(model, memory_bytes=32 * nbytes)
     first, second = (model.hold(hello_of(model)) for _ in range(2))
     assert [a.tolist() for a in first.slots] == [a.tolist() for a in second.slots]
+    odd = target_of(model, None)
+    held = tuple(experts - 1 for experts in odd.held)
+    even = replace(odd, held=held, fingerprint=held_fingerprint(model.spec, held))
     model.release(first)
-    others = target_of(model, None)
-    request = some_request(others, 5)
+    assert model.hold(hello_of(model, even)).num_on_device == 0
+    request = some_request(odd, 5)
     assert np.array_equal(model.compute(second, request), expected(model, request, second))
-    assert "32 experts" in repr(device)
     model.release(second)
-    assert "0 experts" in repr(device)
-    assert model.hold(hello_of(model)).num_on_device == 32
+    assert "32 experts, 0 held" in repr(device)
+    third = model.hold(hello_of(model))
+    assert [a.tolist() for a in third.slots] == [a.tolist() for a in second.slots]
+    model.release(third)
+    fourth = model.hold(hello_of(model, even))
+    assert fourth.num_on_device == 32
+    assert "32 experts, 32 held" in repr(device)
+    request = some_request(even, 5, layer=3)
+    assert np.array_equal(model.compute(fourth, request), expected(model, request, fourth))
 
 
 def test_the_gpus_code_computes_the_same(model):
@@ -136,7 +146,7 @@ def test_refusals(model):
 
 
 def test_a_connection_gives_its_experts_back(tmp_path, model):
-    """A client's calls are computed on the device; when it has gone, its slots are free."""
+    """A client's calls are computed on the device; when it has gone, nobody holds them."""
     with running_worker(DEMO_MODEL_PATH, tmp_path / "socket") as worker:
         device = use(worker)
         target = target_of(worker, tmp_path / "socket")
@@ -147,9 +157,9 @@ def test_a_connection_gives_its_experts_back(tmp_path, model):
         answer = client.submit(request).result(TIMEOUT_S)
         assert np.array_equal(answer.values, expected(worker, request, Held(target.held, 0, 0)))
         assert "32 of 32 experts on the simulated device" in client.statistics().kernels
-        assert "32 experts" in repr(device)
+        assert "32 experts, 32 held" in repr(device)
         client.close()
-    assert "0 experts" in repr(device)
+    assert "32 experts, 0 held" in repr(device)
 
 
 @pytest.mark.slow
