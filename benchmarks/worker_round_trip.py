@@ -3,8 +3,9 @@
 
 An empty request (no token) goes to a worker process and back, through shared memory and through the socket; a
 request of one token shows what its rows cost. "echo" is a byte through a socket pair to another Python process
-and back: what this machine gives at best. "client" is the way that the pipeline takes: a request handed to the
-client's thread, and its Future waited for. All cases take turns, and a round is the median of its calls.
+and back: what this machine gives at best. "client" is the way of prompts: a request handed to the
+client, and its Future waited for, which the client's thread ends. "received here" is the way of decode steps: who
+waits receives the answer itself, where that is sooner. All cases take turns, and a round is the median of its calls.
 """
 
 from __future__ import annotations
@@ -113,6 +114,19 @@ def through_client(client: WorkerClient, request: ExpertRequest) -> Callable[[in
     return lambda number: client.submit(request).result(_DEADLINE_S)
 
 
+def received_here(client: WorkerClient, request: ExpertRequest) -> Callable[[int], object]:
+    """Return a call whose answer the calling thread receives, as a decode step's lane does."""
+
+    def call(number: int) -> object:
+        future = client.submit(request)
+        future.receive(lambda: True)
+        answer = future.result(_DEADLINE_S)
+        future.count_wait(answer)
+        return answer
+
+    return call
+
+
 def echo(owned: ExitStack) -> Callable[[int], object]:
     """Return a call that sends a byte to a child process and waits for it to come back."""
     ours, theirs = socket.socketpair()
@@ -176,7 +190,9 @@ def run(path: str, rounds: QuietRounds, num_calls: int) -> dict[str, tuple[float
             owned.callback(client.close)
             client.start()
             client.wait_ready(_DEADLINE_S)
-            calls[f"{transport}, empty, client"] = through_client(client, request_of(target, 0))
+            empty = request_of(target, 0)
+            calls[f"{transport}, empty, client"] = through_client(client, empty)
+            calls[f"{transport}, empty, received here"] = received_here(client, empty)
         return measure(calls, rounds, num_calls)
 
 

@@ -137,6 +137,19 @@ def test_a_file_that_is_in_memory_is_said_to_be():
     assert "90.0%" not in shown(screen)
 
 
+def test_workers_are_shown_with_their_links():
+    """Each with its state and, once it is known, the speed of its link; without workers there is no line."""
+    workers = [
+        {"state": "ready", "link_bytes_per_second": 3 << 30},
+        {"state": "late", "link_bytes_per_second": 0},
+    ]
+    screen = LiveScreen("http://here")
+    screen.take(event(READY))
+    assert "workers" not in shown(screen)
+    screen.take(event(READY | {"experts": READY["experts"] | {"workers": workers}}))
+    assert "ready, link 3.00 GiB/s; late" in shown(screen)
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 200])
 def test_no_line_is_wider_than_the_screen(width):
     """Bars and curves shrink, long facts fold."""

@@ -80,6 +80,13 @@ class ExpertReads(msgspec.Struct, frozen=True):
     resident: bool = False
 
 
+class Worker(msgspec.Struct, frozen=True):
+    """A process that computes experts, and the speed of its link; 0 while that is unknown."""
+
+    state: str
+    link_bytes_per_second: int
+
+
 class Experts(msgspec.Struct, frozen=True):
     """Hot and cold experts, and the hot ones' share of the choices."""
 
@@ -87,6 +94,7 @@ class Experts(msgspec.Struct, frozen=True):
     cold: int
     hot_share: float
     memory: ExpertReads | None
+    workers: tuple[Worker, ...] = ()
 
 
 class MemoryUse(msgspec.Struct, frozen=True):

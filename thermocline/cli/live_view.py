@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from thermocline.cli.live_events import Drafts, ExpertReads, LiveEvent
+    from thermocline.cli.live_events import Drafts, ExpertReads, LiveEvent, Worker
 
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_SPARKS: Final = "_.-=+*#@"
@@ -170,8 +170,15 @@ def _fact_rows(event: ReadyEvent) -> Table:
     table.add_row("cache", f"{kv.held} of {kv.blocks} blocks held, {kv.cached} kept{found}")
     table.add_row("drafts", _drafted(event.drafts))
     table.add_row("experts", _in_memory(experts.memory) + tiers)
+    if experts.workers:
+        table.add_row("workers", "; ".join(map(_worker, experts.workers)))
     table.add_row("memory", f"{process} in this process, {left} left")
     return table
+
+
+def _worker(worker: Worker) -> str:
+    speed = worker.link_bytes_per_second
+    return worker.state + (f", link {format_bytes(speed)}/s" if speed else "")
 
 
 def _drafted(drafts: Drafts) -> str:

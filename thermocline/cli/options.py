@@ -63,15 +63,15 @@ def _option(setting: Setting) -> Option:
     elif get_origin(kind) is tuple:
         attributes |= {"type": get_args(kind)[0], "multiple": True, "metavar": "TEXT"}
     elif setting.is_size:
-        attributes |= {"type": str, "metavar": "SIZE", "callback": _parsed(parse_bytes)}
+        attributes |= {"type": str, "metavar": "SIZE", "callback": parsed(parse_bytes)}
     elif setting.name == "gpu_layers":
-        attributes |= {"type": str, "metavar": "N|all|auto", "callback": _parsed(parse_layers)}
+        attributes |= {"type": str, "metavar": "N|all|auto", "callback": parsed(parse_layers)}
     else:
         attributes |= {"type": kind, "metavar": _METAVARS[kind]}
     return click.option(*names(setting.flag), _parameter(setting), cls=SettingOption, **attributes)
 
 
-def _parsed(parse: Callable[[str], int | None]) -> Callable[..., int | None]:
+def parsed(parse: Callable[[str], int | None]) -> Callable[..., int | None]:
     """Return a callback that makes a usage error of what `parse` refuses."""
 
     def callback(
@@ -89,7 +89,7 @@ def checked_size(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> str | None:
     """Return the text of a size as it is: the callback of an option whose command reads it."""
-    _parsed(parse_bytes)(context, parameter, text)
+    parsed(parse_bytes)(context, parameter, text)
     return text
 
 

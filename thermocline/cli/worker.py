@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from thermocline.cli.model_name import hub_model
-from thermocline.cli.options import model_argument
+from thermocline.cli.options import model_argument, parsed
+from thermocline.units import parse_bytes
 
 
 @click.command(short_help="Compute experts for another process or machine.")
@@ -17,17 +20,24 @@ from thermocline.cli.options import model_argument
 @click.option(
     "-t", "--threads", type=int, metavar="N", help="Threads that compute (default: all cores)."
 )
-@click.option("--cpu-isa", default="auto", metavar="TEXT", help="Instruction set of the kernels.")
+@click.option(
+    "--cpu-isa", "isa", default="auto", metavar="TEXT", help="Instruction set of the kernels."
+)
+@click.option(
+    "--hot-device",
+    type=click.Choice(["auto", "cuda", "torch-cpu", "simulated", "none"]),
+    default="auto",
+    help="Compute experts there as far as it has room, the others on the CPU; auto is a GPU where one can be used.",
+)
+@click.option(
+    "--device-memory",
+    "device_memory_bytes",
+    metavar="SIZE",
+    callback=parsed(parse_bytes),
+    help="Of the device for experts, such as 8GiB (default: what is free).",
+)
 @click.option("--parent", type=(int, int), hidden=True, help="Socket and process of the parent.")
-def worker(
-    model: str,
-    listen: str | None,
-    secret_file: str | None,
-    any_host: bool,
-    threads: int | None,
-    cpu_isa: str,
-    parent: tuple[int, int] | None,
-) -> None:
+def worker(**given: Any) -> None:  # noqa: ANN401 - click gives each its type
     """Compute experts of MODEL for runs and servers that name this worker with --expert-worker.
 
     \b
@@ -40,6 +50,4 @@ def worker(
     """
     from thermocline.remote.worker_process import WorkerOptions, run_worker
 
-    run_worker(
-        WorkerOptions(model, listen, secret_file, any_host, threads, cpu_isa, parent), click.echo
-    )
+    run_worker(WorkerOptions(**given), click.echo)

@@ -265,6 +265,12 @@ def receive_frame(fd: int, buffer: object, prefix: bytes, spin_ns: int) -> objec
     Receive from a socket into buffer, looking for up to spin_ns nanoseconds. One whole frame whose header begins with prefix is (kind, request, body); else the bytes that came, 0 at the stream's end, or -errno.
     """
 
+def pack_bfloats(values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Round numbers to bfloat16, nearest even; a NaN stays one."""
+
+def unpack_bfloats(packed: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Widen bfloat16 to float32."""
+
 class HandoffPage:
     """
     Memory that a device and the CPU share for the experts of decode steps.

@@ -15,8 +15,7 @@ import time
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import (
     RemoteError,
@@ -27,13 +26,17 @@ from thermocline.errors import (
     WorkerRefusedError,
     WorkerSlowError,
 )
+from thermocline.remote.calls import AnswerFuture, Call, ClientStatistics, ExpertAnswer
 from thermocline.remote.connection import Opening, WorkerConnection
 from thermocline.remote.lateness import AnswerTimes
-from thermocline.remote.requests import HEAD_BYTES, INLINE
+from thermocline.remote.link_speed import LinkSpeed
+from thermocline.remote.receiving import WayChoice
+from thermocline.remote.requests import HEAD_BYTES
 from thermocline.remote.wire import Kind, decode_text
 
 if TYPE_CHECKING:
-    from thermocline.messages import FloatArray
+    from collections.abc import Callable
+
     from thermocline.remote.connection import WorkerTarget
     from thermocline.remote.requests import ExpertRequest
     from thermocline.remote.wire import Frame
@@ -46,62 +49,10 @@ _SHORT_PAIRS: Final = 64
 # While requests come, the thread looks so often whether an answer is late; a request to a client that rests wakes it.
 _LOOK_S: Final = 0.02
 _REST_AFTER_S: Final = 1.0
-
-
-class ExpertAnswer(NamedTuple):
-    """A worker's outputs, float32 [pairs, hidden], and times in nanoseconds.
-
-    begin_ns and end_ns are by the worker's clock, which on one machine is ours; the others are by ours.
-    """
-
-    values: FloatArray
-    given_ns: int
-    sent_ns: int
-    begin_ns: int
-    end_ns: int
-    came_ns: int
-    taken_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClientStatistics:
-    """Counters of one worker since its client was started."""
-
-    worker: str
-    state: str
-    """"ready", "late" (it gets nothing until it answers), "connecting" or "closed"."""
-    kernels: str
-    """What computes there; empty while it is unknown."""
-    transport: str
-    total_calls: int
-    total_sent_bytes: int
-    """Through socket and shared memory together."""
-    total_received_bytes: int
-    total_wait_ns: int
-    """From sending to answer, summed over calls."""
-    total_failures: int
-    total_late: int
-    """Calls given up because their answer was later than usual."""
-    total_connections: int
-    current_in_flight: int
-    current_queued: int
-    last_error: str
-
-
-@dataclass(slots=True)
-class _Call:
-    """A request that was not answered yet."""
-
-    number: int
-    request: ExpertRequest
-    future: Future[ExpertAnswer]
-    deadline_s: float
-    given_ns: int
-    sent_ns: int = 0
-    slot: int = INLINE
-    """Its slot in shared memory, or INLINE."""
-    is_given_up: bool = False
-    """Whether its answer, which was late, is dropped when it comes."""
+# Who waits for one answer receives it: looks for so long without sleeping, and sleeps in such parts, so long in all.
+_SPIN_NS: Final = 30_000
+_NAP_S: Final = 0.5e-3
+_RECEIVE_S: Final = 20e-3
 
 
 class WorkerClient:
@@ -116,16 +67,23 @@ class WorkerClient:
         self._timeout_s = timeout_s
         self._hedges = hedges
         self._times = AnswerTimes()
+        self._link = LinkSpeed()
+        self._ways = WayChoice()
         # When the worker last answered, and when the thread looks next by itself.
         self._heard_s = self._looks_s = 0.0
         self._lock = threading.Condition()
         self._state = "connecting"
-        self._inbox: deque[_Call] = deque()
+        self._inbox: deque[Call] = deque()
         # Guards writes to the connection.
         self._sending = threading.Lock()
+        # Held to receive: by this object's thread, or by one that waits for its answer.
+        self._receiving = threading.Lock()
+        self._received_error: RemoteError | None = None
+        self._poller = select.epoll()
+        self._wants_room = False
         self._connection: WorkerConnection | None = None
         self._cancelled: deque[int] = deque()
-        self._in_flight: dict[int, _Call] = {}
+        self._in_flight: dict[int, Call] = {}
         self._free_slots: list[int] = []
         self._pong_by_s: float | None = None
         self._opening: Opening | None = None
@@ -136,6 +94,7 @@ class WorkerClient:
         self._sent_bytes = self._received_bytes = self._wait_ns = 0
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         name = f"thermocline client of {target.address}"
+        self._poller.register(self._wake, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __repr__(self) -> str:
@@ -172,19 +131,19 @@ class WorkerClient:
             )
             raise self._last_error or late
 
-    def submit(self, request: ExpertRequest) -> Future[ExpertAnswer]:
+    def submit(self, request: ExpertRequest) -> AnswerFuture:
         """Send a request without waiting; the Future ends with an ExpertAnswer or a RemoteError within the timeout.
 
         The request's arrays must not change until then. Cancelling the Future cancels the request.
         """
-        future: Future[ExpertAnswer] = Future()
+        future = AnswerFuture(self, self._ways)
         now_ns = time.perf_counter_ns()
         with self._lock:
             is_ready = self._state == "ready"
             number, self._next_number = self._next_number, self._next_number + 1
             if is_ready:
                 end_s = time.monotonic() + self._timeout_s
-                self._inbox.append(_Call(number, request, future, end_s, now_ns))
+                self._inbox.append(Call(number, request, future, end_s, now_ns))
         if not is_ready:
             why = f": {self._last_error}" if self._last_error else ""
             error = WorkerLostError(f"worker {self._target.address} is {self._state}{why}")
@@ -215,6 +174,50 @@ class WorkerClient:
         finally:
             self._sending.release()
 
+    def receive(self, future: AnswerFuture, is_wanted: Callable[[], bool], *, spins: bool) -> None:
+        """Receive answers on the calling thread while `future` is not done and `is_wanted`, some milliseconds at most.
+
+        Does nothing while another thread receives. spins: look without sleeping at first. Raises nothing: whatever
+        fails, this object's thread sees.
+        """
+        if not self._receiving.acquire(blocking=False):
+            return
+        try:
+            connection = self._connection
+            if connection is None:
+                return
+            with self._sending:
+                self._poller.modify(connection.frames.fileno(), 0)
+            try:
+                self._receive_for(connection, future, is_wanted, _SPIN_NS if spins else 0)
+            except RemoteError as error:
+                self._received_error = error
+            finally:
+                with self._sending:
+                    self._poller.modify(connection.frames.fileno(), self._events())
+        finally:
+            self._receiving.release()
+        if self._inbox or self._received_error is not None:
+            self._call_thread()
+
+    def _receive_for(
+        self,
+        connection: WorkerConnection,
+        future: AnswerFuture,
+        is_wanted: Callable[[], bool],
+        spin_ns: int,
+    ) -> None:
+        end_s = time.monotonic() + _RECEIVE_S
+        while not future.done() and is_wanted() and time.monotonic() < end_s:
+            frame = connection.frames.receive_soon(spin_ns, _NAP_S)
+            spin_ns = 0
+            if frame is not None:
+                self._take(connection, frame)
+
+    def _events(self) -> int:
+        """Return what the thread is woken by, of the connection."""
+        return select.EPOLLIN | (select.EPOLLOUT if self._wants_room else 0)
+
     def statistics(self) -> ClientStatistics:
         """Return the counters so far, from any thread."""
         return ClientStatistics(
@@ -232,6 +235,7 @@ class WorkerClient:
             len(self._in_flight),
             len(self._inbox),
             str(self._last_error or ""),
+            self._link.bytes_per_s,
         )
 
     def close(self) -> None:
@@ -245,6 +249,7 @@ class WorkerClient:
                 self._opening.stop()
         if self._thread.ident is not None:
             self._thread.join()
+        self._poller.close()
         os.close(self._wake)
 
     def _note_cancel(self, done: Future[ExpertAnswer], number: int) -> None:
@@ -301,6 +306,8 @@ class WorkerClient:
         self._heard_s = time.monotonic()
         self._kernels = connection.welcome.kernels
         self._transport = connection.transport
+        self._wants_room, self._received_error = False, None
+        self._poller.register(connection.frames.fileno(), select.EPOLLIN)
         with self._lock:
             self._opening, self._connection = None, connection
             self._num_connections += 1
@@ -310,7 +317,9 @@ class WorkerClient:
 
     def _end(self, error: RemoteError) -> None:
         """Fail all calls; none is accepted until there is a connection again."""
-        with self._sending, self._lock:
+        with self._receiving, self._sending, self._lock:
+            if self._connection is not None:
+                self._poller.unregister(self._connection.frames.fileno())
             self._connection = None
             if not self._is_closed():
                 self._state = "connecting"
@@ -342,29 +351,24 @@ class WorkerClient:
             _fail(call.future, error)
 
     def _serve(self, connection: WorkerConnection) -> None:
-        frames, poller = connection.frames, select.poll()
-        poller.register(self._wake, select.POLLIN)
-        poller.register(frames.fileno(), select.POLLIN)
-        wants_room = False
+        frames, poller = connection.frames, self._poller
         idle_since_s = time.monotonic()
         while not self._is_closed():
             with self._sending:
                 self._queue_frames(connection)
                 is_all_sent = frames.flush()
-            if is_all_sent is wants_room:
-                wants_room = not wants_room
-                events = select.POLLIN | (select.POLLOUT if wants_room else 0)
-                poller.modify(frames.fileno(), events)
+                if is_all_sent is self._wants_room:
+                    self._wants_room = not is_all_sent
+                    poller.modify(frames.fileno(), self._events())
             left_s = self._rest_s()
             self._looks_s = time.monotonic() + left_s
-            ready = dict(poller.poll(max(left_s, 0.0) * 1e3 + 1.0))
+            ready = dict(poller.poll(max(left_s, 0.0) + 1e-3))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            if ready.get(frames.fileno(), 0) & ~select.POLLOUT:
-                is_ready = True
-                while (frame := frames.receive(is_ready=is_ready)) is not None:
-                    is_ready = False
-                    self._take(connection, frame)
+            if ready.get(frames.fileno(), 0) & ~select.EPOLLOUT:
+                self._receive_all(connection)
+            if self._received_error is not None:
+                raise self._received_error
             now_s = time.monotonic()
             if self._late_s() <= now_s:
                 self._give_up_late()
@@ -378,6 +382,14 @@ class WorkerClient:
                 raise WorkerLateError(
                     f"worker {self._target.address} did not answer within {self._timeout_s:g} s"
                 )
+
+    def _receive_all(self, connection: WorkerConnection) -> None:
+        """Take every frame that has come."""
+        with self._receiving:
+            is_ready = True
+            while (frame := connection.frames.receive(is_ready=is_ready)) is not None:
+                is_ready = False
+                self._take(connection, frame)
 
     def _rest_s(self) -> float:
         """Return how long the thread may wait for the worker or for requests."""
@@ -420,9 +432,10 @@ class WorkerClient:
             if call.future.cancelled():
                 continue
             call.slot = self._free_slots.pop()
-            call.sent_ns = time.perf_counter_ns()
+            call.sent_ns, call.is_alone = time.perf_counter_ns(), not self._in_flight
             self._in_flight[call.number] = call
-            self._sent_bytes += connection.queue_request(call.number, call.request, call.slot)
+            call.sent_bytes = connection.queue_request(call.number, call.request, call.slot)
+            self._sent_bytes += call.sent_bytes
 
     def _take(self, connection: WorkerConnection, frame: Frame) -> None:
         came_ns = time.perf_counter_ns()
@@ -456,12 +469,14 @@ class WorkerClient:
         self._num_calls += 1
         self._wait_ns += came_ns - call.sent_ns
 
-    def _finish(
-        self, connection: WorkerConnection, call: _Call, frame: Frame, came_ns: int
-    ) -> None:
+    def _finish(self, connection: WorkerConnection, call: Call, frame: Frame, came_ns: int) -> None:
         num_pairs = len(call.request.rows)
         values, begin_ns, end_ns = connection.read_answer(frame, call.number, num_pairs, call.slot)
-        self._received_bytes += HEAD_BYTES + self._target.shape.outputs_bytes(num_pairs)
+        num_bytes = HEAD_BYTES + self._target.shape.outputs_bytes(num_pairs)
+        self._received_bytes += num_bytes
+        if call.is_alone:
+            way_ns = came_ns - call.sent_ns - (end_ns - begin_ns)
+            self._link.add(call.sent_bytes + num_bytes, way_ns * 1e-9)
         times = call.given_ns, call.sent_ns, begin_ns, end_ns, came_ns, time.perf_counter_ns()
         with suppress(InvalidStateError):  # cancelled
             call.future.set_result(ExpertAnswer(values, *times))

@@ -23,12 +23,12 @@ from thermocline.workers.lane import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from concurrent.futures import Future
 
     from thermocline.experts.backends.contract import ExpertBackend
     from thermocline.messages import Chunk, ExpertDispatch, ExpertResult, LayerWork
     from thermocline.remote.assignment import Assignment, WorkerDispatch
-    from thermocline.remote.client import ClientStatistics, ExpertAnswer, WorkerClient
+    from thermocline.remote.calls import AnswerFuture, ClientStatistics, ExpertAnswer
+    from thermocline.remote.client import WorkerClient
     from thermocline.remote.load_balancer import WorkerLoadBalancer
     from thermocline.traces.recorder import Recorder
 
@@ -157,7 +157,7 @@ class RemoteExpertBackend:
             client.close()
 
     async def _finish(
-        self, work: LayerWork, part: WorkerDispatch, future: Future[ExpertAnswer], given_ns: int
+        self, work: LayerWork, part: WorkerDispatch, future: AnswerFuture, given_ns: int
     ) -> ExpertResult:
         try:
             answer = await result_of(future)
@@ -165,6 +165,7 @@ class RemoteExpertBackend:
             return await self._hedge(work, part, error, given_ns)
         except RemoteError as error:
             return await self._fall_back(work, part, error)
+        future.count_wait(answer)
         self._silent[part.worker] = False
         self._num_choices += part.num_pairs
         self._measure(work, part, answer)

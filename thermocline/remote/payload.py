@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from thermocline.kernels.native import load_native
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -48,22 +50,31 @@ ITEM_BYTES: Final = tuple(_STORAGE[kind].itemsize for kind in PayloadType)
 """Bytes of a number, by the type's value."""
 
 
-def pack_floats(values: FloatArray, kind: PayloadType) -> NDArray[Any]:
-    """Return `values` in the message's type: itself for float32."""
-    match kind:
-        case PayloadType.F32:
+def pack_floats(
+    values: FloatArray, kind: PayloadType, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """Return `values` in the message's type; itself for float32 without `out`.
+
+    out: where to write them, contiguous, of the same shape and of the message's type.
+    """
+    if kind is PayloadType.F32:
+        if out is None:
             return values
-        case PayloadType.F16:
-            return np.clip(values, -_MAX_F16, _MAX_F16).astype(np.float16)
-        case PayloadType.BF16:
-            bits = values.view(np.uint32)
-            rounded = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
-            # Rounding up must not turn a NaN into an infinity.
-            return (np.where(np.isnan(values), bits | 0x400000, rounded) >> 16).astype(np.uint16)
+        out[...] = values
+        return out
+    place = np.empty(values.shape, kind.storage) if out is None else out
+    if kind is PayloadType.BF16:
+        flat = np.ascontiguousarray(values).reshape(-1)
+        load_native().pack_bfloats(flat, place.reshape(-1))
+    else:
+        place[...] = np.clip(values, -_MAX_F16, _MAX_F16)
+    return place
 
 
 def unpack_floats(packed: NDArray[Any], kind: PayloadType) -> FloatArray:
     """Return float32 of the same shape; the array itself where nothing has to change."""
-    if kind is PayloadType.BF16:
-        return (packed.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return packed.astype(np.float32, copy=False)
+    if kind is not PayloadType.BF16:
+        return packed.astype(np.float32, copy=False)
+    values = np.empty(packed.shape, np.float32)
+    load_native().unpack_bfloats(np.ascontiguousarray(packed).reshape(-1), values.reshape(-1))
+    return values

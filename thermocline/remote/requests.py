@@ -159,7 +159,7 @@ def write_request(memory: memoryview, request: ExpertRequest, shape: WireShape) 
     if shape.payload is PayloadType.F32:
         np.take(request.x, request.tokens, axis=0, out=place, mode="clip")
     else:
-        place[...] = pack_floats(request.x[request.tokens], shape.payload)
+        pack_floats(request.x[request.tokens], shape.payload, place)
 
 
 def read_request(
@@ -199,7 +199,7 @@ def write_values(memory: memoryview, values: FloatArray, shape: WireShape) -> No
     if not values.size:
         return
     place = np.frombuffer(memory, shape.payload.storage, values.size).reshape(values.shape)
-    place[...] = pack_floats(values, shape.payload)
+    pack_floats(values, shape.payload, place)
 
 
 def decode_outputs_head(body: memoryview, num_pairs: int, slot: int) -> tuple[int, int]:

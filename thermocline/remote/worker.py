@@ -83,7 +83,10 @@ class _Session:
         """Serve until the client disconnects or breaks the protocol."""
         try:
             hello, held = self._shake_hands()
-            self._serve(hello, held)
+            try:
+                self._serve(hello, held)
+            finally:
+                self._model.release(held)
         except (WireError, WorkerRefusedError) as error:
             with suppress(RemoteError):
                 self._send(Kind.REFUSED, 0, encode_text(str(error)))
@@ -103,7 +106,6 @@ class _Session:
         fd = self._frames.take_fd()
         try:
             hello, own_proof = self._check(frame.body, nonce)
-            held = self._model.hold(hello)
             if (fd is not None) != bool(hello.num_slots):
                 raise WireError("shared memory was announced and did not come, or the other way")
         except BaseException:
@@ -116,10 +118,14 @@ class _Session:
             credits = min(credits, hello.num_slots)
         kinds = hello.shape.worker_kinds(is_shared=fd is not None)
         self._frames.expect(kinds)
-        welcome = Welcome(
-            own_proof, credits, held.num_experts, held.nbytes, self._model.kernels.name
-        )
-        self._send(Kind.WELCOME, 0, encode_welcome(welcome))
+        held = self._model.hold(hello)
+        kernels = self._model.describe_kernels(held)
+        welcome = Welcome(own_proof, credits, held.num_experts, held.nbytes, kernels)
+        try:
+            self._send(Kind.WELCOME, 0, encode_welcome(welcome))
+        except BaseException:
+            self._model.release(held)
+            raise
         return hello, held
 
     def _check(self, body: memoryview, nonce: bytes) -> tuple[Hello, bytes]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError, RemoteError, ThermoclineError
-from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.cpu import NativeKernels, checked_threads
+from thermocline.kernels.gpu.requirements import why_no_gpu
 from thermocline.remote.address import TcpAddress, UnixAddress, parse_listen
 from thermocline.remote.frame_socket import FrameSocket
 from thermocline.remote.holdings import HeldModel
@@ -43,6 +44,9 @@ class WorkerOptions:
     threads: int | None
     isa: str
     parent: tuple[int, int] | None
+    hot_device: str = "none"
+    """One of `DEVICES`; "auto" is a GPU where it can be used."""
+    device_memory_bytes: int | None = None
 
 
 def read_secret(path: str) -> bytes:
@@ -73,6 +77,7 @@ def run_worker(options: WorkerOptions, say: Callable[[str], object]) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end_quietly)
     with _open(options) as model, open_listener(address) as listener:
+        _open_device(options, model, say)
         if isinstance(address, TcpAddress):
             address = TcpAddress(address.host, listener.getsockname()[1])
         try:
@@ -109,11 +114,36 @@ def _open(options: WorkerOptions) -> HeldModel:
     return HeldModel(options.model, NativeKernels(options.isa, options.threads))
 
 
+def _open_device(options: WorkerOptions, model: HeldModel, say: Callable[[str], object]) -> None:
+    """Let the worker's device compute, as the options say; with "auto" say why it does not."""
+    kind, missing = options.hot_device, None
+    if kind == "auto":
+        missing, kind = why_no_gpu(), "cuda"
+    if kind == "none" or missing is not None:
+        return
+    # Parents start workers of their own without one, which begin sooner.
+    from thermocline.remote.device_experts import WorkerDeviceWish, open_device_experts
+
+    threads = checked_threads(options.threads)
+    try:
+        wish = WorkerDeviceWish(
+            kind, options.device_memory_bytes, model.catalog, model.kernels, threads
+        )
+        device = open_device_experts(wish)
+    except ThermoclineError as error:
+        if options.hot_device != "auto":
+            raise
+        say(f"experts on the CPU: the GPU can not be used ({error})")
+        return
+    model.use_device(device)
+
+
 def _describe(model: HeldModel) -> str:
     spec = model.spec
+    device = "" if model.device is None else f" and {model.device.name}"
     return (
         f"{spec.name}: {model.num_experts} experts, {format_bytes(model.total_bytes)}, on "
-        f"{model.kernels.name}"
+        f"{model.kernels.name}{device}"
     )
 
 

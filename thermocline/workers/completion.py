@@ -71,6 +71,14 @@ class HeldFuture(Future[R]):
     """What another chunk holds and gives back: to do so, that chunk may need the lane of whoever waits."""
 
 
+class ReceivableFuture(Future[R]):
+    """A result that whoever waits for it can fetch, sooner than another thread would wake it."""
+
+    def receive(self, is_wanted: Callable[[], bool]) -> None:
+        """Fetch the result on the calling thread while `is_wanted`; return when it is there, or after some time."""
+        raise NotImplementedError
+
+
 def wait_for_all(futures: Iterable[AnyFuture]) -> None:
     """Block until every one is done. None may need the calling thread."""
     for future in futures:

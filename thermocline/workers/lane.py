@@ -23,7 +23,7 @@ from thermocline.errors import EngineClosedError
 from thermocline.kernels.native import load_native
 from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name, Track
-from thermocline.workers.completion import Completion
+from thermocline.workers.completion import Completion, ReceivableFuture
 from thermocline.workers.lane_queue import LaneJob, LaneQueue, Resumption, Waits
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class LaneThread:
         self._numbers = itertools.count()
         self._times: deque[tuple[ChunkId, float]] = deque(maxlen=_MAX_TIMES)
         self._busy = BusyTime()
+        # What a decode step waits for and this thread can fetch.
+        self._fetched: tuple[ReceivableFuture[Any], ...] = ()
         self._queue = LaneQueue(slowdown)
         self._thread = threading.Thread(target=self._work, name=f"lane {lane}", daemon=True)
         self._thread.start()
@@ -252,7 +254,15 @@ class LaneThread:
             elif self._closed and not self._queue.num_waiting and self._inbox.is_empty():
                 return
             else:
-                self._accept(self._inbox.take())
+                self._accept(self._next())
+
+    def _next(self) -> LaneJob | Resumption | None:
+        """Return what comes next; meanwhile fetch what a decode step waits for, since nothing else may run."""
+        fetched, self._fetched = self._fetched, ()
+        for future in fetched:
+            future.receive(self._inbox.is_empty)
+        given: LaneJob | Resumption | None = self._inbox.take()
+        return given
 
     def _accept_all(self) -> None:
         while not self._inbox.is_empty():
@@ -301,6 +311,8 @@ class LaneThread:
     def _wait(self, job: LaneJob, waits: Waits) -> None:
         resumption = Resumption(job, waits, self._inbox.put)
         self._queue.wait(resumption)
+        if resumption.keeps_lane:
+            self._fetched = tuple(f for f in waits.futures if isinstance(f, ReceivableFuture))
         for future in waits.futures:
             future.add_done_callback(resumption)
 

@@ -203,6 +203,7 @@ async def test_workers_are_counted_and_shown(toy):
         assert samples["worker_calls_total", "0"] > 0
         assert samples["worker_received_bytes_total", "0"] > 0
         assert samples["worker_failures_total", "0"] == 0
+        assert samples["worker_link_bytes_per_second", "0"] >= 0
         assert {("worker_fallbacks_total",), ("worker_hedges_total",)} <= samples.keys()
         assert samples["expert_resident", "remote"] > 0
         async with server.client.get("/props") as response:

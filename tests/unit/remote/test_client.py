@@ -99,6 +99,28 @@ def test_answers_equal_local_ones_to_the_bit(tmp_path, worker, connect, transpor
     assert figures.current_in_flight == figures.current_queued == 0
 
 
+def test_large_calls_tell_the_links_speed(tmp_path, worker, connect, monkeypatch):
+    """The bytes of a call over its way, which is its time without the worker's; a call beside another says nothing."""
+    client = connect(target_of(worker, tmp_path / "socket"))
+    target = target_of(worker, tmp_path)
+    assert client.statistics().link_bytes_per_s == 0.0
+    small, large = some_request(target, 1), some_request(target, 100)
+    client.submit(small).result(TIMEOUT_S)
+    assert client.statistics().link_bytes_per_s == 0.0
+    answer = client.submit(large).result(TIMEOUT_S)
+    before = client.statistics()
+    way_s = (answer.came_ns - answer.sent_ns - (answer.end_ns - answer.begin_ns)) * 1e-9
+    num_bytes = 100 * 64 * 4 + 200 * 64 * 4 + 2 * 64
+    tables = before.total_sent_bytes + before.total_received_bytes
+    assert num_bytes < before.link_bytes_per_s * way_s < tables
+    gate, compute = threading.Event(), worker.compute
+    monkeypatch.setattr(worker, "compute", lambda *of: (gate.wait(TIMEOUT_S), compute(*of))[1])
+    first, second = client.submit(small), client.submit(large)
+    gate.set()
+    wait([first, second], TIMEOUT_S)
+    assert client.statistics().link_bytes_per_s == before.link_bytes_per_s
+
+
 @pytest.mark.parametrize("payload", [PayloadType.F16, PayloadType.BF16])
 def test_half_width_payloads_stay_close(tmp_path, worker, connect, payload):
     """Half the bytes, and outputs within a few roundings of the exact ones."""

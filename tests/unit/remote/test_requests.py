@@ -114,3 +114,23 @@ def test_halves_keep_special_numbers():
         pack_floats(np.array([1e6, -1e6], np.float32), PayloadType.F16), PayloadType.F16
     )
     np.testing.assert_array_equal(back, [65504, -65504])
+
+
+def test_bfloat16_is_what_torch_makes_of_it():
+    """Every upper half of a float32, with lower halves around each tie: torch's bits; all widen to torch's numbers."""
+    torch = pytest.importorskip("torch")
+    upper = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16
+    lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    values = (upper | lower).view(np.float32)
+    theirs = torch.from_numpy(values).to(torch.bfloat16)
+    packed = pack_floats(values, PayloadType.BF16)
+    is_nan = np.isnan(values)
+    np.testing.assert_array_equal(
+        packed[~is_nan], theirs.view(torch.int16).numpy().view(np.uint16)[~is_nan]
+    )
+    back = unpack_floats(packed, PayloadType.BF16)
+    assert np.isnan(back[is_nan]).all()
+    np.testing.assert_array_equal(back, theirs.float().numpy())
+    place = np.empty_like(packed)
+    assert pack_floats(values, PayloadType.BF16, place) is place
+    np.testing.assert_array_equal(place, packed)

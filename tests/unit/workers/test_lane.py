@@ -20,6 +20,7 @@ from thermocline.messages import LayerIndex
 from thermocline.traces.events import FlowEvent, SpanEvent
 from thermocline.traces.lanes import Lane, Name
 from thermocline.traces.recorder import MemoryRecorder, NullRecorder
+from thermocline.workers.completion import ReceivableFuture
 from thermocline.workers.lane import LaneThread
 from thermocline.workers.lane_queue import Waits
 
@@ -183,6 +184,34 @@ async def test_a_decode_step_keeps_the_lane_while_it_waits():
             await asyncio.sleep(0)
             waits.set_result(None)
     assert order == ["decode", "prompt"]
+
+
+async def test_a_lane_fetches_what_a_decode_step_waits_for():
+    """With nothing else to run it receives a step's answer on its own thread; a prompt's answer it is woken for."""
+    fetched: list[tuple[str, str]] = []
+
+    class Answer(ReceivableFuture[None]):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self._name = name
+
+        def receive(self, is_wanted):
+            fetched.append((self._name, threading.current_thread().name))
+            assert is_wanted()
+            self.set_result(None)
+
+    def waits(answer: Answer) -> Generator[Waits, None, str]:
+        yield Waits((answer,))
+        return answer._name
+
+    prompts = Answer("prompt")
+    with LaneThread(Lane.CPU, NullRecorder()) as lane:
+        assert await lane.drive(waits(Answer("step")), make_decode(CHUNK)) == "step"
+        driven = asyncio.ensure_future(lane.drive(waits(prompts), make_chunk(1)))
+        await lane.run(Name.COLD, lambda: None, make_chunk(2))
+        prompts.set_result(None)
+        assert await driven == "prompt"
+    assert fetched == [("step", f"lane {Lane.CPU}")]
 
 
 async def test_what_a_decode_step_waits_for_may_wait_for_a_prompt():

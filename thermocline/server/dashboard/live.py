@@ -159,7 +159,13 @@ def _experts(statistics: EngineStatistics) -> JsonObject:
         "choices": statistics.num_choices,
         "hot_share": round(statistics.hot_share, 4),
         "memory": None,
+        "workers": [],
     }
+    if statistics.remote is not None:
+        body["workers"] = [
+            {"state": worker.state, "link_bytes_per_second": round(worker.link_bytes_per_s)}
+            for worker in statistics.remote.workers
+        ]
     if prefetch is not None:
         hits, late, misses = prefetch.total_hits, prefetch.total_late, prefetch.total_misses
         request = hits + late + misses

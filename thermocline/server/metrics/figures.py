@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from thermocline.experts.layer_hits import LayerHitStatistics
     from thermocline.pipeline.scheduling.scheduler import SchedulerSnapshot
     from thermocline.prefetch.governor import PrefetchStatistics
-    from thermocline.remote.client import ClientStatistics
+    from thermocline.remote.calls import ClientStatistics
     from thermocline.remote.compute import RemoteStatistics
     from thermocline.server.core.connection import ConnectionCounts
     from thermocline.server.metrics.exposition import MetricKind
@@ -191,6 +191,12 @@ _WORKER_FIGURES: Final[
         lambda w: w.total_connections,
     ),
     ("queue", "gauge", "Requests that wait to be sent.", lambda w: w.current_queued),
+    (
+        "link_bytes_per_second",
+        "gauge",
+        "Speed of the link of late, both directions together; 0 while it is unknown.",
+        lambda w: w.link_bytes_per_s,
+    ),
 )
 
 
