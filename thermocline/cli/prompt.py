@@ -10,6 +10,7 @@ import click
 from thermocline.cli.llama_flags import names
 from thermocline.cli.options import gather, parse_token_ids
 from thermocline.cli.session import read_line_text, read_text
+from thermocline.cli.sources import SettingOption
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +51,35 @@ class PromptForm:
 def with_system(system: str | None, messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """Return the messages behind the system message, if there is one."""
     return messages if system is None else [{"role": "system", "content": system}, *messages]
+
+
+def thinking_variables(engine: Engine, thinks: bool | None) -> dict[str, object]:
+    """Return the chat template's variables that switch reasoning on or off; none for None.
+
+    Raises ConfigError for a template that has no switch.
+    """
+    if thinks is None:
+        return {}
+    from thermocline.server.core.structured import FormatFields, plan_format
+
+    facts = engine.template_facts
+    effort = FormatFields(reasoning_effort="medium" if thinks else "none")
+    variables = dict(plan_format(facts, effort).template_variables)
+    if not variables:
+        flag = "--think" if thinks else "--no-think"
+        raise ConfigError(
+            f"{flag}: the chat template of {engine.spec.name} has no switch for reasoning; leave it out"
+        )
+    return variables
+
+
+think_option = click.option(
+    "--think/--no-think",
+    "thinks",
+    cls=SettingOption,
+    default=None,
+    help="Let the model reason before it answers, or not (default: as its chat template does).",
+)
 
 
 def _form(

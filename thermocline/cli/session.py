@@ -140,7 +140,7 @@ async def stream_answer(
 ) -> None:
     """Generate, calling `on_text` with each piece of text and collecting everything in `answer`.
 
-    reader: parses a chat's answer whose marks are control tokens.
+    reader: tells the parts of a chat's answer apart.
     """
     from thermocline.messages import PromptProgress, RequestOptions, TokenEvent
 
