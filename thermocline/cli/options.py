@@ -227,7 +227,7 @@ def sampling_value(setting: Setting, text: str) -> Any:  # noqa: ANN401 - of any
     return _without_minus_one(setting.name, value)
 
 
-def _without_minus_one(name: str, value: object) -> object:
+def _without_minus_one(name: str, value: Any) -> Any:  # noqa: ANN401 - of any setting
     """Return None for the -1 that stands for no limit, and for any seed."""
     return None if name in ("max_tokens", "seed") and value == -1 else value
 
