@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @model_argument()
 @hub_model()
 @system_option
-@think_option
+@think_option(SettingOption)
 @click.option(
     "--markdown/--no-markdown",
     cls=SettingOption,

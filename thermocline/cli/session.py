@@ -106,15 +106,20 @@ async def open_engine(
         with Progress() as progress:
             progress.say(f"opening {Path(path).name}")
             engine = await stack.enter_async_context(Engine.open(path, config))
-        if explains:
-            explain(engine)
-        else:
-            statistics = engine.statistics()
-            for reason in (*statistics.device_reasons, *statistics.placement_reasons):
-                hint(f"[{reason}]")
+        announce(engine, explains=explains)
         if trace is not None:
             stack.callback(_save_and_say, trace, engine)
         yield engine
+
+
+def announce(engine: Engine, *, explains: bool) -> None:
+    """Tell of an engine that was opened: what it chose, or only what a user should know."""
+    if explains:
+        explain(engine)
+        return
+    statistics = engine.statistics()
+    for reason in (*statistics.device_reasons, *statistics.placement_reasons):
+        hint(f"[{reason}]")
 
 
 def explain(engine: Engine) -> None:

@@ -6,8 +6,11 @@ stands between <think> tags. Knows no screen.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from thermocline.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,15 +106,38 @@ def spoken(
 def formed(
     engine: Engine,
     prompt: Sequence[int],
-    facts: TemplateFacts,
+    facts: TemplateFacts | None,
     fields: FormatFields,
     on_reasoning: Callable[[str], None] | None = None,
 ) -> Spoken:
     """Return the reader of an answer that must have the form of `fields`. Raises RequestError.
 
-    facts: of the template that made the prompt. on_reasoning: as of `Spoken`.
+    facts: of the template that made the prompt, None for a prompt without one. on_reasoning: as of `Spoken`.
     """
     from thermocline.server.core.structured import plan_format
+    from thermocline.text.templates.template_facts import NO_TEMPLATE
 
     end = engine.tokenizer.decode(prompt[-_PROMPT_END_TOKENS:], skip_special=False)
-    return Spoken(plan_format(facts, fields).for_prompt(end), on_reasoning)
+    return Spoken(plan_format(facts or NO_TEMPLATE, fields).for_prompt(end), on_reasoning)
+
+
+def schema_fields(given: str) -> FormatFields:
+    """Return the form of an answer that a JSON schema describes: its file, "-" for stdin, or the schema itself.
+
+    Raises RequestError for a file that can not be read, or that is no schema.
+    """
+    from thermocline.cli.session import read_text
+    from thermocline.server.core.structured import FormatFields, plan_format
+    from thermocline.text.templates.template_facts import NO_TEMPLATE
+
+    text = given if given.lstrip().startswith("{") else read_text(given)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"--json-schema {given[:80]} is not JSON: {error}") from error
+    fields = FormatFields(structured_outputs={"json": schema})
+    try:
+        plan_format(NO_TEMPLATE, fields)
+    except RequestError as error:
+        raise RequestError(f"--json-schema {given[:80]} can not be used: {error}") from error
+    return fields
