@@ -13,9 +13,16 @@ class Timeline {
     this.from = 0;
     this.to = model.length;
     this.byChunk = false;
+    this.showsCounters = false;
     this.lit = { chunk: -1, name: -1, path: false };
     this.hover = null;
     this.pending = false;
+    this.layout();
+    this.resize();
+  }
+
+  setCounters(isShown) {
+    this.showsCounters = isShown;
     this.layout();
     this.resize();
   }
@@ -34,7 +41,7 @@ class Timeline {
       if (isRequests) add("requests", Math.min(this.model.requests.rows, 12) * 15, { track });
       else if (track.count || track.instants.length) add("track", (track.isWork ? 34 : 16) + track.maxDepth * 8, { track });
     }
-    for (const counter of this.model.counters) add("counter", counter.name.startsWith("channel ") ? 13 : 26, { counter });
+    for (const counter of this.showsCounters ? this.model.counters : []) add("counter", counter.name.startsWith("channel ") ? 13 : 26, { counter });
     this.rows = rows;
     this.height = y + 2;
   }
