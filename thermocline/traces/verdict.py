@@ -131,7 +131,7 @@ def _bounded_by(
             by_name[span.name] = by_name.get(span.name, 0) + span.end_ns - span.start_ns
     name = max(by_name, key=by_name.__getitem__)
     if len(by_name) > 1:
-        text += f", most of it with `{name}` ({by_name[name] / sum(by_name.values()):.0%})"
+        text += f", most of it in {name} ({by_name[name] / sum(by_name.values()):.0%})"
     return f"{text}."
 
 

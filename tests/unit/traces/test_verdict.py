@@ -69,7 +69,7 @@ def test_the_stage_that_took_most_is_named():
         span(Lane.CPU, Name.COLD, 30, 90, index=1),
         span(Lane.CPU, Name.HEAD, 0, 10),
     )
-    assert "worked 90% of the time, most of it with `cold` (67%)" in verdict(*events)
+    assert "worked 90% of the time, most of it in cold (67%)" in verdict(*events)
 
 
 def test_decoding_near_the_speed_of_memory_is_bounded_by_memory():

@@ -14,6 +14,12 @@ function stageColor(name) {
   return PALETTE[name] || OTHER_COLOR;
 }
 
+// What can be read on a colour "#rrggbb".
+function textOn(color) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 150 ? "#10151a" : "#ffffff";
+}
+
 function chunkColor(chunk) {
   return chunk < 0 ? OTHER_COLOR : CHUNK_COLORS[chunk % CHUNK_COLORS.length];
 }

@@ -41,7 +41,8 @@ class Timeline {
       if (isRequests) add("requests", Math.min(this.model.requests.rows, 12) * 15, { track });
       else if (track.count || track.instants.length) add("track", (track.isWork ? 34 : 16) + track.maxDepth * 8, { track });
     }
-    for (const counter of this.showsCounters ? this.model.counters : []) add("counter", counter.name.startsWith("channel ") ? 13 : 26, { counter });
+    const counters = this.showsCounters ? this.model.counters.filter((counter) => counter.max > 0) : [];
+    for (const counter of counters) add("counter", counter.name.startsWith("channel ") ? 13 : 26, { counter });
     this.rows = rows;
     this.height = y + 2;
   }
@@ -280,7 +281,7 @@ class Timeline {
     const texts = layer === "" ? [name] : [`${name} ${layer}`, String(layer)];
     const text = texts.find((candidate) => context.measureText(candidate).width < width - 6);
     if (text === undefined) return;
-    context.fillStyle = "#ffffff";
+    context.fillStyle = textOn(this.color(track, i));
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.fillText(text, left + width / 2, y + (height >= 26 ? (height - 4) / 2 : height / 2));

@@ -75,7 +75,7 @@ class TracePanel {
   }
 
   showLegend(model) {
-    const used = new Set(model.tracks.filter((track) => track.isWork).flatMap((track) => [...new Set(track.name)]));
+    const used = new Set(model.tracks.flatMap((track) => [...new Set(track.name)]));
     this.byId("trace-legend").replaceChildren(...[...used].map((index) => {
       const swatch = element("i", {});
       swatch.style.background = stageColor(model.names[index]);
