@@ -33,10 +33,9 @@ def whole_file(path: Path, *, sync: bool = False, private: bool = False) -> Iter
         return
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
-        descriptor = os.open(
-            partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666
-        )
-        with os.fdopen(descriptor, "wb") as file:
+        with partial.open("xb") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)  # while it is empty
             yield file
             file.flush()
             if sync:

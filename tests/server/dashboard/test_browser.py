@@ -101,13 +101,18 @@ async def test_a_narrow_window_needs_no_sideways_scrolling(toy, tmp_path):
                 assert (sum(map(int, colour[4:-1].split(","))) < 384) == dark
 
 
+# A page that has not begun yet has a button that is not disabled.
+READY = (
+    "document.querySelector('#state').dataset.state === 'ready' "
+    "&& !document.querySelector('#send').disabled"
+)
 ANSWER = "document.querySelector('.message.assistant:last-child .text')"
 
 
 async def test_a_conversation_survives_a_reload(toy, tmp_path):
     """Also one that was cut by it; another one can be begun, and the first opened again or deleted."""
     async with browsing(toy, tmp_path) as (server, page):
-        await page.until("!document.querySelector('#send').disabled")
+        await page.until(READY)
         await page.evaluate("document.querySelector('#max-tokens').value = 12")
         await page.type("first question")
         await page.key("Enter")
@@ -120,7 +125,7 @@ async def test_a_conversation_survives_a_reload(toy, tmp_path):
         await page.until("document.querySelectorAll('.message.assistant').length === 2")
         await page.until(f"{ANSWER}.textContent.length > 20")
         await page.call("Page.reload")
-        await page.until("!document.querySelector('#send').disabled")
+        await page.until(READY)
         await server.settle()
         asked = (
             "[...document.querySelectorAll('.message.user .text')].map((node) => node.textContent)"
@@ -146,7 +151,7 @@ async def test_a_conversation_survives_a_reload(toy, tmp_path):
 async def test_an_answer_can_be_copied(toy, tmp_path):
     """The button gives the text as the model wrote it."""
     async with browsing(toy, tmp_path) as (server, page):
-        await page.until("!document.querySelector('#send').disabled")
+        await page.until(READY)
         permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
         await page.call("Browser.grantPermissions", permissions=permissions)
         await page.evaluate("document.querySelector('#max-tokens').value = 12")
@@ -163,12 +168,12 @@ async def test_an_answer_can_be_copied(toy, tmp_path):
         assert copied == chat["choices"][0]["message"]["content"]
 
 
-async def test_a_failed_request_draws_no_timeline(toy, tmp_path):
+async def test_a_failed_request_draws_no_timeline(small_toy, tmp_path):
     """It says what went wrong; the timeline of the last answer stays."""
-    async with browsing(toy, tmp_path) as (_, page):
-        await page.until("!document.querySelector('#send').disabled")
+    async with browsing(small_toy, tmp_path) as (_, page):
+        await page.until(READY)
         note = "document.querySelector('#trace-note').textContent"
-        too_long = "(() => { document.querySelector('#prompt').value = 'x'.repeat(4000); document.querySelector('#send').click(); })()"
+        too_long = "(() => { document.querySelector('#prompt').value = 'x'.repeat(400); document.querySelector('#send').click(); })()"
         await page.evaluate(too_long)
         await page.until(f"{note} === 'The request failed and left no timeline.'")
         assert await page.evaluate("document.querySelector('#trace-place canvas')") is None
@@ -219,7 +224,7 @@ async def test_the_interface_is_described(toy, tmp_path):
         for word in ("messages", "required", "ChatBody", '--json \'{"messages"'):
             assert word in await page.evaluate(chat)
         await page.evaluate("document.querySelector('#find').focus()")
-        await page.type("embeddings")
+        await page.type("encoding_format")
         await page.until("document.querySelector('#docs-note').textContent.startsWith('1 of ')")
         assert page.errors == []
         assert {url.startswith(server.server.url) for url in page.requests} == {True}

@@ -75,7 +75,7 @@ class Chat {
     this.follows = true;
     this.byId("system").value = chat?.system ?? (chat === null ? this.byId("system").value : "");
     for (const message of this.messages) this.showKept(message);
-    this.showLast(this.messages.findLast((message) => message.about)?.about);
+    this.showLast(this.messages.findLast((message) => message.about?.includes("/s"))?.about ?? "");
     this.listChats();
     if (hasFocus) this.byId("prompt").focus();
   }
@@ -95,7 +95,7 @@ class Chat {
 
   // What was said so far goes to the browser's storage, with the part of an answer that has arrived.
   keep() {
-    const said = this.answer?.content ? [...this.messages, this.answer.asMessage()] : this.messages;
+    const said = this.answer?.content ? [...this.messages, { ...this.answer.asMessage(), about: "stopped" }] : this.messages;
     if (!said.length) return;
     const title = said[0].content.replace(/\s+/g, " ").slice(0, 60);
     const isKept = this.store.save({ id: this.id, title, at: Date.now(), system: this.byId("system").value, messages: said });
@@ -219,7 +219,7 @@ class Chat {
 
   // The last answer's speed stays when the machine rests.
   showLast(about) {
-    this.byId("last").textContent = about && about.includes("/s") ? `Last answer: ${about}` : "";
+    this.byId("last").textContent = about ? `Last answer: ${about}` : "";
   }
 
   // Follows the text's end, unless the reader has scrolled away from it.

@@ -6,6 +6,12 @@ class TracePanel {
     this.byId = (id) => document.getElementById(id);
     this.timeline = null;
     this.said = "";
+    this.isRecording = false;
+    this.stopping = Promise.resolve();
+    // Otherwise the server would record on, and refuse the next one.
+    window.addEventListener("pagehide", () => {
+      if (this.isRecording) request("/trace/stop", { method: "POST", keepalive: true }).catch(() => {});
+    });
     this.byId("trace-fit").addEventListener("click", () => this.timeline.show(0, this.timeline.model.length));
     this.byId("trace-save").addEventListener("click", () => this.save());
     this.byId("trace-counters").addEventListener("click", () => {
@@ -22,8 +28,10 @@ class TracePanel {
 
   // Whether a recording of ours has begun; another's is left alone.
   async start() {
+    await this.stopping;
     try {
       await request("/trace/start", { method: "POST" });
+      this.isRecording = true;
       this.note("Recording.");
       return true;
     } catch (error) {
@@ -34,8 +42,11 @@ class TracePanel {
 
   // isWanted: a request that failed leaves no timeline, and the last one stays.
   async stop(isWanted) {
+    this.isRecording = false;
+    const stopped = request("/trace/stop", { method: "POST" });
+    this.stopping = stopped.catch(() => {});
     try {
-      const window = await (await request("/trace/stop", { method: "POST" })).json();
+      const window = await (await stopped).json();
       if (!isWanted || !window.events) {
         this.note(this.timeline ? `${this.said} The last request failed and left no timeline.` : "The request failed and left no timeline.");
         return;
