@@ -148,6 +148,28 @@ async def test_a_conversation_survives_a_reload(toy, tmp_path):
         assert page.errors == []
 
 
+async def test_chats_are_not_kept_if_they_are_not_to_be(toy, tmp_path):
+    """The box takes away what is kept, and keeps nothing until it is checked again."""
+    async with browsing(toy, tmp_path) as (_, page):
+        await page.until(READY)
+        await page.evaluate("document.querySelector('#max-tokens').value = 5")
+        await page.type("first question")
+        await page.key("Enter")
+        kept = "Object.keys(localStorage).filter((name) => name.startsWith('thermocline-chat:')).length"
+        await page.until(f"{kept} === 1")
+        await page.evaluate("document.querySelector('#keep').click()")
+        assert await page.evaluate(kept) == 0
+        await page.evaluate("document.querySelector('#prompt').focus()")
+        await page.type("second question")
+        await page.key("Enter")
+        await page.until("document.querySelectorAll('.message.assistant .copy').length === 2")
+        await page.call("Page.reload")
+        await page.until(READY)
+        assert await page.evaluate(kept) == 0
+        assert await page.evaluate("document.querySelectorAll('.message').length") == 0
+        assert await page.evaluate("document.querySelector('#keep').checked") is False
+
+
 async def test_an_answer_can_be_copied(toy, tmp_path):
     """The button gives the text as the model wrote it."""
     async with browsing(toy, tmp_path) as (server, page):

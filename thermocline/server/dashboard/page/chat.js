@@ -29,6 +29,13 @@ class Chat {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.stop();
     });
+    const keeping = this.byId("keep");
+    keeping.checked = this.store.isKeeping;
+    keeping.addEventListener("change", () => {
+      this.store.setKeeping(keeping.checked);
+      this.keep();
+      this.listChats();
+    });
     window.addEventListener("pagehide", () => this.keep());
     const log = this.byId("log");
     this.follows = true;
@@ -96,7 +103,7 @@ class Chat {
   // What was said so far goes to the browser's storage, with the part of an answer that has arrived.
   keep() {
     const said = this.answer?.content ? [...this.messages, { ...this.answer.asMessage(), about: "stopped" }] : this.messages;
-    if (!said.length) return;
+    if (!said.length || !this.store.isKeeping) return;
     const title = said[0].content.replace(/\s+/g, " ").slice(0, 60);
     const isKept = this.store.save({ id: this.id, title, at: Date.now(), system: this.byId("system").value, messages: said });
     if (!isKept) this.announce("This browser does not keep the conversation.");

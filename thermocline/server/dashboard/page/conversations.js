@@ -3,9 +3,33 @@
 
 const CHAT_PREFIX = "thermocline-chat:";
 const OPEN_CHAT = "thermocline-open-chat";
+const KEEPS_NOTHING = "thermocline-keeps-no-chats";
 const MAX_CHATS = 30;
 
 class Conversations {
+  get isKeeping() {
+    try {
+      return localStorage.getItem(KEEPS_NOTHING) === null;
+    } catch {
+      return false; // a browser that keeps nothing
+    }
+  }
+
+  // What is kept goes when nothing is to be kept any more.
+  setKeeping(isKeeping) {
+    try {
+      if (isKeeping) {
+        localStorage.removeItem(KEEPS_NOTHING);
+        return;
+      }
+      localStorage.setItem(KEEPS_NOTHING, "1");
+      for (const chat of this.list()) this.remove(chat.id);
+      this.setOpened(null);
+    } catch {
+      // a browser that keeps nothing
+    }
+  }
+
   // Newest first: { id, title, at }.
   list() {
     const found = [];
