@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from thermocline.cli.batch_files import AnswerFile, BatchAnswer, BatchResponse
-from thermocline.cli.console import Progress, note
+from thermocline.cli.console import Progress, note, remark
 from thermocline.cli.session import announce
 from thermocline.errors import EngineError, ThermoclineError
 from thermocline.server.app import running_server
@@ -99,7 +99,7 @@ async def run_batch(files: BatchFiles, path: str, config: EngineConfig, *, expla
             except asyncio.CancelledError:
                 note("[stopped: the same command goes on from here]")
                 raise
-        note(tally.summary())
+        remark(tally.summary())
 
 
 async def _answer_all(

@@ -53,6 +53,12 @@ def hint(text: str) -> None:
         note(text)
 
 
+def remark(text: str) -> None:
+    """Print a line to stderr, unless the user asked for silence."""
+    if not _is_quiet():
+        note(text)
+
+
 def silence(context: click.Context, _: click.Parameter, is_quiet: bool) -> bool:
     """Show no hints and no progress while this command runs: the callback of --quiet."""
     if is_quiet:
