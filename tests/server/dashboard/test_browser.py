@@ -233,7 +233,8 @@ async def test_the_interface_is_described(toy, tmp_path):
             )
             known = [
                 operation["operationId"]
-                for operations in described["paths"].values()
+                for path, operations in described["paths"].items()
+                if not path.startswith("/page/")
                 for operation in operations.values()
             ]
             assert sorted(shown) == sorted(known)

@@ -308,6 +308,11 @@ class Timeline {
   drawRequests(row) {
     const context = this.context;
     const height = row.height / Math.min(this.model.requests.rows, 12);
+    // First tokens: lines, as the requests' texts are read across them.
+    context.fillStyle = this.theme.text;
+    context.globalAlpha = 0.55;
+    for (const [at] of row.track.instants) context.fillRect(this.x(at) - 0.75, row.y, 1.5, row.height);
+    context.globalAlpha = 1;
     for (const span of this.model.requests.spans) {
       const left = Math.max(this.x(span.start), GUTTER - 2);
       const right = Math.min(this.x(span.end), GUTTER + this.plotWidth + 2);
@@ -326,7 +331,6 @@ class Timeline {
       const facts = Object.entries(span.facts).map(([key, value]) => formatFact(value, key));
       context.fillText([span.title, ...facts].join(", "), left + 6, y + height / 2 + 0.5, right - left - 8);
     }
-    this.drawInstants(row);
   }
 
   // Values that share a pixel are drawn as their mean over time, with the highest behind it.

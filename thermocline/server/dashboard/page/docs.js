@@ -103,6 +103,7 @@ function showDocs({ info, paths, components }) {
   const groups = new Map();
   let count = 0;
   for (const [path, operations] of Object.entries(paths)) {
+    if (path.startsWith("/page/")) continue; // files of these pages
     for (const [method, operation] of Object.entries(operations)) {
       const tag = operation.tags?.[0] ?? "Others";
       if (!groups.has(tag)) groups.set(tag, []);
