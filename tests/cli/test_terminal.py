@@ -56,15 +56,38 @@ class Terminal:
         before, self.seen = self.seen.split(text, 1)
         return before
 
+    def shows_within(self, text: str, seconds: float) -> bool:
+        """Return whether `text` comes so soon; what is up to it is taken."""
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            left = max(0, deadline - time.monotonic())
+            if not select.select([self._side], [], [], left)[0]:
+                return False
+            self.seen += os.read(self._side, 4096).decode("utf-8", "replace")
+        self.seen = self.seen.split(text, 1)[1]
+        return True
+
+    def take_back(self) -> None:
+        """Press Ctrl-C until what was typed is taken back, and the prompt is there.
+
+        Python's readline notices a signal that comes before it waits with the next one only, both as one.
+        """
+        for _ in range(12):
+            self.type("\x03")
+            if self.shows_within("> ", 5):
+                return
+        raise AssertionError(f"the line was not taken back; seen: {self.seen!r}")
+
     def leave_by(self, keys: str) -> int:
         """Press `keys` until the command ends, and return its exit code.
 
-        Python's readline does not notice a signal that comes between its prompt and its waiting.
+        Python's readline does not notice a signal that comes between its prompt and its waiting. A second signal while
+        Python shuts down would end the process with another code.
         """
-        for _ in range(60):
+        for _ in range(12):
             self.type(keys)
             with suppress(subprocess.TimeoutExpired):
-                return self._process.wait(1)
+                return self._process.wait(5)
         raise AssertionError(f"the command did not end; seen: {self.seen!r}")
 
     def exit_code(self) -> int:
@@ -158,12 +181,10 @@ def test_messages_of_several_lines_and_lines_taken_back(terminal, toy, tmp_path)
     say(chat, "four\\\n", "five\n")
     chat.type("not this")
     chat.wait_for("not this")
-    chat.type("\x03")
-    chat.wait_for("> ")
+    chat.take_back()
     chat.type("nor\\\n")
     chat.wait_for(". ")
-    chat.type("\x03")
-    chat.wait_for("> ")
+    chat.take_back()
     say(chat, "\x1b[200~six\nseven\x1b[201~", "\n")
     assert saved_turns(chat, tmp_path / "chat.json") == [
         "one\ntwo\nthree",
@@ -182,6 +203,7 @@ def test_what_was_typed_is_there_in_the_next_chat(terminal, toy, tmp_path):
     chat.wait_for("> ")
     chat.type("/tokens\n")
     chat.wait_for("0 tokens")
+    chat.wait_for("> ")
     chat.type("\x04")
     assert chat.exit_code() == 0
     assert list(tmp_path.iterdir()) == []
