@@ -97,11 +97,12 @@ def _seeded():
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory):
-    """The user who runs the tests has an empty cache, and no settings."""
+    """The user who runs the tests has an empty cache, no settings, and typed nothing before."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("THERMOCLINE_CACHE", os.fspath(folder))
         patch.setenv("THERMOCLINE_CONFIG", "")
+        patch.setenv("XDG_STATE_HOME", os.fspath(tmp_path_factory.mktemp("state")))
         yield folder
 
 

@@ -33,6 +33,14 @@ def settings_path() -> Path | None:
     return None if folder is None else folder / "config.toml"
 
 
+def user_state_folder() -> Path | None:
+    """Return the folder for what this user did, such as lines typed before; None for a user without a home.
+
+    thermocline/ in XDG_STATE_HOME or in ~/.local/state.
+    """
+    return _user_folder("XDG_STATE_HOME", ".local/state")
+
+
 def _user_folder(variable: str, below_home: str) -> Path | None:
     base = Path(os.environ.get(variable, ""))
     try:

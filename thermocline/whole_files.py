@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def whole_file(path: Path, *, sync: bool = False) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, *, sync: bool = False, private: bool = False) -> Iterator[IO[bytes]]:
     """Yield a binary file whose bytes are at `path` afterwards; a file that was there stays until then.
 
     A symbolic link stays, and the file that it names is written. Devices and pipes with a reader are written to
     directly, since a file in their place would take them from the system. sync: the bytes are on the disk before the
-    file appears. Raises OSError, also for a pipe that nobody reads.
+    file appears. private: nobody but its owner may read or write the file. Raises OSError, also for a pipe that nobody
+    reads.
     """
     target = Path(os.path.realpath(path))
     if _is_special(path):
@@ -33,6 +34,8 @@ def whole_file(path: Path, *, sync: bool = False) -> Iterator[IO[bytes]]:
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)  # while it is empty
             yield file
             file.flush()
             if sync:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from tests.server.conftest import THINKING_TEMPLATE
+from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import Engine, EngineConfig, SamplingParams
 from thermocline.cli.chat import ChatSession
 from thermocline.errors import PromptTooLongError, RequestError
@@ -106,3 +110,97 @@ async def test_an_answer_that_fills_the_context_is_announced(engine, capsys):
     conversation = ChatSession(engine, SamplingParams(ignore_eos=True), None)
     await conversation.take_turn("x")
     assert "the answer was cut" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_commands_change_what_comes_next(toy, invoke):
+    """/system and /set do what the flags do, and /retry asks the last question again."""
+    flags = ("--kernels", "reference", "--ignore-eos")
+    told = invoke(
+        "chat", toy, *flags, "-n", "9", input="/system s\n/set max-tokens 3\nthe\n/retry\n"
+    )
+    assert told.exit_code == 0, told.stderr
+    meant = invoke("chat", toy, *flags, "-n", "3", "--system", "s", input="the\n")
+    assert told.stdout == 2 * meant.stdout
+    assert "max_tokens = 3" in told.stderr
+
+
+@pytest.mark.slow
+def test_a_saved_conversation_goes_on(toy, invoke, tmp_path):
+    """After /load a chat answers as it would have; the file is for its owner alone."""
+    path = tmp_path / "chat.json"
+    whole = invoke("chat", toy, *FLAGS, "--system", "s", input="the\nin\n")
+    first = invoke("chat", toy, *FLAGS, "--system", "s", input=f"the\n/save {path}\n")
+    second = invoke("chat", toy, *FLAGS, input=f"/load {path}\nin\n")
+    assert first.stdout + second.stdout == whole.stdout
+    assert path.stat().st_mode & 0o777 == 0o600
+    roles = [message["role"] for message in json.loads(path.read_text())["messages"]]
+    assert roles == ["system", "user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("no", "it is not JSON"),
+        ("{}", "no list of messages"),
+        ('[{"role": "user", "content": [1]}]', "message 0 has no text"),
+        ('[{"role": "tool", "content": "x"}]', "message 0 is of 'tool'"),
+    ],
+)
+def test_a_file_that_is_no_conversation_is_refused(toy, invoke, tmp_path, text, says):
+    """It is neither loaded nor overwritten."""
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    loaded = invoke("chat", toy, *FLAGS, input=f"/load {path}\n")
+    assert loaded.exit_code == 1
+    assert says in loaded.stderr
+    saved = invoke("chat", toy, *FLAGS, input=f"/save {path}\n")
+    assert saved.exit_code == 1
+    assert "choose another name" in saved.stderr
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("/set temperature hot", "not a valid float"),
+        ("/set temperature 9", "temperature is 9.0"),
+        ("/set temprature 1", "temperature"),
+        ("/set think on", "no switch for reasoning"),
+        ("/set think maybe", "on, off or default"),
+        ("/save", "needs the name of a file"),
+        ("/retry", "nothing to retry"),
+    ],
+)
+def test_what_a_command_can_not_do_is_said(toy, invoke, typed, says):
+    """Over a pipe it ends the chat with an error that says the fix."""
+    result = invoke("chat", toy, *FLAGS, input=f"{typed}\n")
+    assert result.exit_code == 1
+    assert says in result.stderr
+
+
+def test_settings_are_listed_and_restored(toy, invoke):
+    """/set alone tells all of them; default gives a flag's default back."""
+    result = invoke("chat", toy, *FLAGS, input="/set top_k 7\n/set\n/set top_k default\n/tokens\n")
+    assert result.exit_code == 0, result.stderr
+    for line in ("top_k = 7", "max_tokens = 3", "think = default", "top_k = 0"):
+        assert line in result.stderr.splitlines()
+    assert "0 tokens" in result.stderr
+
+
+@pytest.mark.slow
+async def test_reasoning_is_switched_and_kept_apart(tmp_path):
+    """--no-think renders the template without reasoning; what was thought is no part of what was said."""
+    metadata = {"tokenizer.chat_template": THINKING_TEMPLATE}
+    path = write_toy_model(tmp_path / "thinks.gguf", ToyShape(), metadata=metadata)
+    async with Engine.open(path, EngineConfig(kernels="reference")) as engine:
+        params = SamplingParams(max_tokens=3, ignore_eos=True)
+        silent = ChatSession(engine, params, None, thinks=False)
+        await silent.take_turn("the")
+        assert silent.variables["enable_thinking"] is False
+        thinking = ChatSession(engine, params, None, thinks=True)
+        await thinking.take_turn("the")
+        assert thinking.variables["enable_thinking"] is True
+        assert silent.messages[1]["content"]
+        assert thinking.messages[1]["content"] == ""
+        assert thinking.messages[1]["reasoning_content"]

@@ -114,7 +114,7 @@ def ran(monkeypatch) -> dict[str, Any]:
     monkeypatch.setattr(
         import_module("thermocline.cli.chat"),
         "_converse",
-        lambda _, session: held.update(params=session.params, system=session.system),
+        lambda _, session, history: held.update(params=session.params, system=session.system),
     )
     monkeypatch.setattr("thermocline.server.app.serve", run_server)
     return held

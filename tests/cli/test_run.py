@@ -195,3 +195,42 @@ def test_another_template(invoke, tmp_path):
         assert result.exit_code != 0
         assert "no such file; check the path" in result.stderr
         assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_schema_gives_json(toy, invoke, tmp_path):
+    """From a file, from stdin or as it is; of a chat and of a text; an answer that was cut is told."""
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2, 3]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    text = json.dumps(schema)
+    (tmp_path / "schema.json").write_text(text)
+    flags = ("--json-schema", str(tmp_path / "schema.json"), *REFERENCE, "-n", "200")
+    seeds = ("--temperature", "1", "--seed", "1")
+    for prompt in (("-p", "the"), ("--chat", "the")):
+        result = invoke("run", toy, *prompt, *flags, *seeds)
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["n"] in (1, 2, 3)
+    for given in (("-j", text), ("-jf", "-")):
+        result = invoke("run", toy, "-p", "the", *given, *REFERENCE, "-n", "200", input=text)
+        assert json.loads(result.stdout)["n"] in (1, 2, 3)
+    cut = invoke("run", toy, "-p", "the", *flags, "-n", "2")
+    assert (cut.exit_code, "is no whole JSON" in cut.stderr) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("{no", "is not JSON"),
+        ("none.json", "none.json"),
+        ('{"type": 3}', "--json-schema can not be enforced"),
+    ],
+)
+def test_a_schema_of_no_use_is_an_error(toy, invoke, given, says):
+    """It names the flag or the file."""
+    result = invoke("run", toy, "-p", "the", "-j", given, *REFERENCE)
+    assert result.exit_code == 1
+    assert says in result.stderr

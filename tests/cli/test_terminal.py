@@ -1,7 +1,8 @@
-"""The chat in a real terminal: prompts, Ctrl-C during an answer, Ctrl-C at the prompt."""
+"""The chat in a real terminal: prompts, Ctrl-C during an answer and at the prompt, lines and their history."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -16,12 +17,13 @@ import pytest
 class Terminal:
     """A command that believes to talk to a person."""
 
-    def __init__(self, *args: str) -> None:
+    def __init__(self, *args: str, **variables: str) -> None:
         self._side, other = pty.openpty()
         environment = os.environ | {
             "TERM": "xterm",
             "COLUMNS": "80",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            **variables,
         }
         # Started by a small program that makes the terminal its own, so that Ctrl-C reaches it.
         code = (
@@ -54,15 +56,38 @@ class Terminal:
         before, self.seen = self.seen.split(text, 1)
         return before
 
+    def shows_within(self, text: str, seconds: float) -> bool:
+        """Return whether `text` comes so soon; what is up to it is taken."""
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            left = max(0, deadline - time.monotonic())
+            if not select.select([self._side], [], [], left)[0]:
+                return False
+            self.seen += os.read(self._side, 4096).decode("utf-8", "replace")
+        self.seen = self.seen.split(text, 1)[1]
+        return True
+
+    def take_back(self) -> None:
+        """Press Ctrl-C until what was typed is taken back, and the prompt is there.
+
+        Python's readline notices a signal that comes before it waits with the next one only, both as one.
+        """
+        for _ in range(12):
+            self.type("\x03")
+            if self.shows_within("> ", 5):
+                return
+        raise AssertionError(f"the line was not taken back; seen: {self.seen!r}")
+
     def leave_by(self, keys: str) -> int:
         """Press `keys` until the command ends, and return its exit code.
 
-        Python's readline does not notice a signal that comes between its prompt and its waiting.
+        Python's readline does not notice a signal that comes between its prompt and its waiting. A second signal while
+        Python shuts down would end the process with another code.
         """
-        for _ in range(60):
+        for _ in range(12):
             self.type(keys)
             with suppress(subprocess.TimeoutExpired):
-                return self._process.wait(1)
+                return self._process.wait(5)
         raise AssertionError(f"the command did not end; seen: {self.seen!r}")
 
     def exit_code(self) -> int:
@@ -81,8 +106,8 @@ def terminal():
     """Open terminals; closed after the test."""
     opened: list[Terminal] = []
 
-    def start(*args: str) -> Terminal:
-        opened.append(Terminal(*args))
+    def start(*args: str, **variables: str) -> Terminal:
+        opened.append(Terminal(*args, **variables))
         return opened[-1]
 
     yield start
@@ -125,3 +150,88 @@ def test_an_answer_in_a_terminal_tells_its_speed(terminal, toy):
     run.wait_for("first token after ")
     run.wait_for("prompt tokens at")
     assert run.exit_code() == 0
+
+
+FLAGS = ("--kernels", "reference", "--max-tokens", "2", "--ignore-eos")
+UP = "\x1b[A"
+
+
+def saved_turns(chat, path) -> list[str]:
+    """Let a chat save its conversation, and return what the user said."""
+    chat.type(f"/save {path}\n")
+    chat.wait_for("[saved:")
+    chat.wait_for("> ")
+    messages = json.loads(path.read_text())["messages"]
+    return [each["content"] for each in messages if each["role"] == "user"]
+
+
+def say(chat, *keys: str) -> None:
+    """Type a message, and wait until it is answered."""
+    for each in keys:
+        chat.type(each)
+    chat.wait_for("prompt tokens at")
+    chat.wait_for("> ")
+
+
+@pytest.mark.slow
+def test_messages_of_several_lines_and_lines_taken_back(terminal, toy, tmp_path):
+    """Three quotes and a backslash join lines, a paste is one message, and Ctrl-C clears what was typed."""
+    chat = terminal("chat", toy, *FLAGS)
+    chat.wait_for("> ")
+    say(chat, '"""one\n', "two\n", 'three"""\n')
+    say(chat, "four\\\n", "five\n")
+    chat.type("not this")
+    chat.wait_for("not this")
+    chat.take_back()
+    chat.type("nor\\\n")
+    chat.wait_for(". ")
+    chat.take_back()
+    say(chat, "\x1b[200~six\nseven\x1b[201~", "\n")
+    assert saved_turns(chat, tmp_path / "chat.json") == [
+        "one\ntwo\nthree",
+        "four\nfive",
+        "six\nseven",
+    ]
+    chat.type("\x04")
+    assert chat.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_what_was_typed_is_there_in_the_next_chat(terminal, toy, tmp_path):
+    """Arrow up brings the last chat's message back, from a file for this user alone; --no-history writes none."""
+    state = {"XDG_STATE_HOME": os.fspath(tmp_path)}
+    chat = terminal("chat", toy, *FLAGS, "--no-history", **state)
+    chat.wait_for("> ")
+    chat.type("/tokens\n")
+    chat.wait_for("0 tokens")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.exit_code() == 0
+    assert list(tmp_path.iterdir()) == []
+    chat = terminal("chat", toy, *FLAGS, **state)
+    chat.wait_for("> ")
+    say(chat, '"""before\n', '"""\n')
+    chat.type("\x04")
+    assert chat.exit_code() == 0
+    (file,) = (tmp_path / "thermocline").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    chat = terminal("chat", toy, *FLAGS, **state)
+    chat.wait_for("> ")
+    say(chat, UP, " and again", "\n")
+    assert saved_turns(chat, tmp_path / "chat.json") == ["before and again"]
+
+
+@pytest.mark.slow
+def test_an_unknown_file_does_not_end_a_chat(terminal, toy, tmp_path):
+    """At a terminal an error is told, and the next message can be typed."""
+    chat = terminal("chat", toy, *FLAGS)
+    chat.wait_for("> ")
+    chat.type(f"/load {tmp_path / 'none.json'}\n")
+    chat.wait_for("none.json: No such file")
+    chat.wait_for("> ")
+    chat.type("/retry\n")
+    chat.wait_for("nothing to retry")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.exit_code() == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -51,6 +51,12 @@ def note(text: str) -> None:
 def hint(text: str) -> None:
     """Print a line to stderr, if somebody watches it, and did not ask for silence."""
     if _is_watched():
+        note(text)
+
+
+def remark(text: str) -> None:
+    """Print a line to stderr, unless the user asked for silence."""
+    if not _is_quiet():
         note(text)
 
 
@@ -108,7 +114,8 @@ class AnswerWriter:
         tb: TracebackType | None,
     ) -> None:
         if (self._last or kind is None) and not self._last.endswith("\n"):
-            self.write("\n")
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
     def write(self, text: str) -> None:
         """Print `text` at once."""
@@ -127,6 +134,53 @@ class _Changing:
 
     def __rich__(self) -> str:
         return one_line(self._text())
+
+
+class MarkdownWriter(AnswerWriter):
+    """Streams a chat's answer to a terminal: Markdown with styles, reasoning dim and as it is."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        from thermocline.cli.terminal_markdown import TerminalMarkdown
+
+        super().__init__()
+        self._markdown = TerminalMarkdown(Console(file=sys.stdout).width)
+        self._is_thinking = False
+
+    def __exit__(self, *failure: Any) -> None:  # noqa: ANN401 - handed on
+        self._print(self._markdown.finish())
+        super().__exit__(*failure)
+
+    def write(self, text: str) -> None:
+        """Print what of the answer can be shown now."""
+        if not text:
+            return
+        if self._is_thinking:
+            self._print("\n\n")
+            self._is_thinking = False
+        self._print(self._markdown.push(without_controls(text)))
+
+    def think(self, text: str) -> None:
+        """Print reasoning at once."""
+        self._is_thinking = True
+        self._print(f"\x1b[2m{without_controls(text)}\x1b[0m")
+
+    def _print(self, styled: str) -> None:
+        if styled:
+            sys.stdout.write(styled)
+            sys.stdout.flush()
+            self._last = "\n" if styled.endswith("\n") else styled
+
+
+def renders_markdown() -> bool:
+    """Whether stdout is a terminal that knows styles."""
+    if not sys.stdout.isatty():
+        return False
+    from rich.console import Console
+
+    console = Console(file=sys.stdout)
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 class Progress:

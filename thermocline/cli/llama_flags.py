@@ -30,6 +30,7 @@ ALSO: Final[Mapping[str, tuple[str, ...]]] = {
     "--seed": ("-s",),
     "--prompt": ("-p",),
     "--file": ("-f",),
+    "--json-schema": ("-j", "-jf", "--json-schema-file"),
     "--system": ("-sys", "--system-prompt"),
     "--alias": ("-a",),
     "--models": ("--models-dir",),
@@ -163,7 +164,7 @@ _FOREIGN: Final = (
         'requests say it: "reasoning_effort": "none", or thinking_token_budget',
     ),
     _Foreign(
-        ("--grammar", "--grammar-file", "-j", "--json-schema"),
+        ("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
         "requests to `thermocline serve` say it: response_format, or structured_outputs",
     ),
     _Foreign(

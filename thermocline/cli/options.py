@@ -201,19 +201,46 @@ _ONE_REQUEST_FLAGS: Final = (
 )
 
 
-def sampling_options(command: Command) -> Command:
-    """Add the flags of `SamplingParams` as argument `params`."""
+def sampling_settings() -> list[Setting]:
+    """Return the settings of `SamplingParams` that have a flag."""
     hints = get_type_hints(SamplingParams)
     defaults = {field.name: field.default for field in fields(SamplingParams)}
-    settings = [
+    return [
         Setting("", name, flag, text, defaults[name], hints[name])
         for name, flag, text in _SAMPLING_FLAGS
     ]
 
+
+def sampling_value(setting: Setting, text: str) -> Any:  # noqa: ANN401 - of any setting
+    """Return the value that a text gives to a sampling setting, as its flag does; "default" is that.
+
+    Raises RequestError for a text of the wrong kind.
+    """
+    if text == "default":
+        return setting.default
+    kind = setting.kind
+    if get_origin(kind) is tuple:
+        return (text,) if text else ()
+    try:
+        value = click.types.convert_type(kind).convert(text, None, None)
+    except click.BadParameter as error:
+        raise RequestError(f"{setting.key}: {error.message}", param=setting.name) from error
+    return _without_minus_one(setting.name, value)
+
+
+def _without_minus_one(name: str, value: Any) -> Any:  # noqa: ANN401 - of any setting
+    """Return None for the -1 that stands for no limit, and for any seed."""
+    return None if name in ("max_tokens", "seed") and value == -1 else value
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the flags of `SamplingParams` as argument `params`."""
+    settings = sampling_settings()
+
     def build(values: dict[str, Any]) -> SamplingParams:
-        for name in ("max_tokens", "seed"):
-            values[name] = None if values[name] == -1 else values[name]
-        return SamplingParams(**values)
+        return SamplingParams(
+            **{name: _without_minus_one(name, value) for name, value in values.items()}
+        )
 
     decorate: Callable[[Command], Command] = gather(
         "params",

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
+from click.core import ParameterSource
 
+from thermocline.cli.batch_files import BatchFiles
 from thermocline.cli.console import AnswerWriter, echo_json, hint, note
+from thermocline.cli.llama_flags import names
 from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import (
     engine_options,
@@ -17,6 +20,7 @@ from thermocline.cli.options import (
     model_argument,
     quiet_option,
     sampling_options,
+    sampling_settings,
     trace_option,
     verbose_option,
 )
@@ -31,16 +35,18 @@ from thermocline.cli.session import (
     stream_answer,
     trace_file,
 )
-from thermocline.cli.spoken import spoken
-from thermocline.errors import ConfigError
+from thermocline.cli.spoken import formed, schema_fields, spoken
+from thermocline.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from thermocline.cli.prompt import PromptForm
+    from thermocline.cli.spoken import Spoken
     from thermocline.config import EngineConfig
     from thermocline.engine.api import Engine
     from thermocline.engine.statistics import EngineStatistics
     from thermocline.messages import Timings
     from thermocline.sampling.params import SamplingParams
+    from thermocline.server.core.structured import FormatFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class _Order:
     prompt: PromptForm
     params: SamplingParams
     config: EngineConfig
+    form: FormatFields | None
     trace: TraceFile | None
     routing: Path | None
     as_json: bool
@@ -62,6 +69,12 @@ class _Order:
 @hub_model()
 @prompt_options
 @sampling_options
+@click.option(
+    *names("--json-schema"),
+    "schema",
+    metavar="FILE",
+    help="Answer with JSON that this JSON schema describes; - reads it from stdin, and {... is the schema itself.",
+)
 @json_option
 @quiet_option
 @verbose_option
@@ -75,15 +88,16 @@ class _Order:
 @engine_options()
 def run(  # noqa: PLR0913 - one per flag
     model: str | None,
-    prompt: PromptForm,
+    prompt: PromptForm | BatchFiles,
     params: SamplingParams,
     config: EngineConfig,
+    schema: str | None,
     as_json: bool,
     is_verbose: bool,
     trace: str | None,
     routing: Path | None,
 ) -> None:
-    """Answer one prompt, streaming the text to stdout.
+    """Answer one prompt to stdout, or a file of requests.
 
     \b
     Examples:
@@ -92,13 +106,38 @@ def run(  # noqa: PLR0913 - one per flag
       thermocline run model.gguf --prompt "Once upon a time" --max-tokens 100
       cat question.txt | thermocline run model.gguf --chat - > answer.txt
       thermocline run model.gguf --chat "Hi" --hot-device cpu --trace timeline.json.gz
+      thermocline run model.gguf --chat "Two cities" --json-schema cities.schema.json
+      thermocline run model.gguf --batch prompts.jsonl --out answers.jsonl
 
     Without MODEL, the built-in demo model answers. The same flags give the same answer, unless
     --temperature is above 0 and there is no --seed. Everything but the answer goes to stderr.
     """
     path, timeline = model_path(model), trace_file(trace)
-    order = _Order(path, prompt, params, config, timeline, routing, as_json, is_verbose)
+    if isinstance(prompt, BatchFiles):
+        _check_batch(schema, as_json, trace, routing)
+        from thermocline.cli.batch import run_batch
+
+        run_until_done(run_batch(prompt, path, config, explains=is_verbose))
+        return
+    fields = None if schema is None else schema_fields(schema)
+    order = _Order(path, prompt, params, config, fields, timeline, routing, as_json, is_verbose)
     run_until_done(_run(order))
+
+
+def _check_batch(*others: object) -> None:
+    """Raise UsageError for flags that a batch does not have."""
+    context = click.get_current_context()
+    given = [
+        setting.flag
+        for setting in sampling_settings()
+        if context.get_parameter_source(setting.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{given[0]}: with --batch each request says it in its body")
+    if any(others):
+        raise click.UsageError(
+            "--batch goes without --json, --json-schema, --trace and --routing: leave them out"
+        )
 
 
 async def _run(order: _Order) -> None:
@@ -114,21 +153,43 @@ async def _run(order: _Order) -> None:
             order.params,
             answer=answer,
             wants_routing=order.routing is not None,
-            reader=None if order.prompt.chat is None else spoken(engine, prompt_ids),
+            reader=_reader(order, engine, prompt_ids),
         )
-        if order.as_json:
-            await stream(on_text=lambda _: None)
-        else:
-            with AnswerWriter() as writer:
-                await stream(on_text=writer.write)
+        try:
+            if order.as_json:
+                await stream(on_text=lambda _: None)
+            else:
+                with AnswerWriter() as writer:
+                    await stream(on_text=writer.write)
+        except RequestError as error:
+            if order.form is None:
+                raise
+            what = str(error).replace("structured_outputs.json", "--json-schema")
+            raise RequestError(what, param=error.param) from error
         if order.routing is not None:
             _write_routing(order.routing, engine, len(prompt_ids), answer)
         if order.as_json:
             echo_json(_as_json(prompt_ids, answer, engine.statistics()))
             return
+        if order.form is not None and answer.finish_reason == "length":
+            note("[the answer was cut, and is no whole JSON: give a larger --max-tokens]")
         if len(prompt_ids) + len(answer.token_ids) >= engine.max_context_tokens:
             hint(f"[stopped: the context of {engine.max_context_tokens} tokens is full (--ctx)]")
         hint_speed(answer.timings)
+
+
+def _reader(order: _Order, engine: Engine, prompt_ids: list[int]) -> Spoken | None:
+    """Return what reads the answer. Of one with a form, reasoning is left out: its reader wants nothing else."""
+    is_chat = order.prompt.chat is not None
+    if order.form is None:
+        return spoken(engine, prompt_ids) if is_chat else None
+    return formed(
+        engine,
+        prompt_ids,
+        engine.template_facts if is_chat else None,
+        order.form,
+        on_reasoning=lambda _: None,
+    )
 
 
 def _write_routing(

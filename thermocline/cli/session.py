@@ -110,15 +110,20 @@ async def open_engine(
             opening = Engine.open(path, config)
             progress.follow(partial(opening_line, Path(path).name, opening, time.monotonic()))
             engine = await stack.enter_async_context(opening)
-        if explains:
-            explain(engine)
-        else:
-            statistics = engine.statistics()
-            for reason in (*statistics.device_reasons, *statistics.placement_reasons):
-                hint(f"[{reason}]")
+        announce(engine, explains=explains)
         if trace is not None:
             stack.callback(_save_and_say, trace, engine)
         yield engine
+
+
+def announce(engine: Engine, *, explains: bool) -> None:
+    """Tell of an engine that was opened: what it chose, or only what a user should know."""
+    if explains:
+        explain(engine)
+        return
+    statistics = engine.statistics()
+    for reason in (*statistics.device_reasons, *statistics.placement_reasons):
+        hint(f"[{reason}]")
 
 
 def explain(engine: Engine) -> None:
@@ -144,7 +149,7 @@ async def stream_answer(
 ) -> None:
     """Generate, calling `on_text` with each piece of text and collecting everything in `answer`.
 
-    reader: parses a chat's answer whose marks are control tokens.
+    reader: tells the parts of a chat's answer apart.
     """
     from thermocline.messages import PromptProgress, RequestOptions, TokenEvent
 

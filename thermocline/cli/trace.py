@@ -135,6 +135,12 @@ def _show(metadata: Mapping[str, str | int | float], report: TraceReport) -> Non
     rows = [
         (name, str(metadata[name])) for name in ("model", "machine", "cores") if name in metadata
     ]
+    times = report.requests
+    of = f" (median of {times.num_requests} requests)" if times.num_requests > 1 else ""
+    if times.ttft_ns is not None:
+        rows.append(("first token", f"after {times.ttft_ns * 1e-6:.1f} ms{of}"))
+    if times.tokens_per_s is not None:
+        rows.append(("speed", f"{times.tokens_per_s:.1f} tokens/s{of}"))
     rows += [
         ("recorded", f"{overlap.wall_ns * 1e-6:.1f} ms"),
         ("side by side", f"{overlap.overlapped_share:.0%} of the working time"),
@@ -144,7 +150,15 @@ def _show(metadata: Mapping[str, str | int | float], report: TraceReport) -> Non
     if report.hot_layers is not None:
         rows.append(("all hot", _hot_layers_text(report.hot_layers)))
     tables = [lanes_table(overlap), overlap_table(overlap), schedule_table(schedule)]
-    show(facts_table("Timeline", rows), "", *tables, path_table(schedule), EFFICIENCY_NOTE)
+    show(
+        report.verdict,
+        "",
+        facts_table("Timeline", rows),
+        "",
+        *tables,
+        path_table(schedule),
+        EFFICIENCY_NOTE,
+    )
 
 
 def _hot_layers_text(layers: HotLayers) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from thermocline.traces.hot_layers import HotLayers, find_hot_layers
 from thermocline.traces.overlap import OverlapSummary, summarize
 from thermocline.traces.schedule import Bound, PartBound, Schedule, analyze
+from thermocline.traces.verdict import RequestTimes, find_request_times, find_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,8 +44,13 @@ class DecodeReads:
 
 @dataclass(frozen=True, slots=True)
 class TraceReport:
-    """The figures of one trace; `reads` and `hot_layers` are None where the trace does not tell."""
+    """The figures of one trace; `reads` and `hot_layers` are None where the trace does not tell.
 
+    verdict: a sentence that says what bounded the run.
+    """
+
+    verdict: str
+    requests: RequestTimes
     overlap: OverlapSummary
     schedule: Schedule
     reads: DecodeReads | None
@@ -54,10 +60,13 @@ class TraceReport:
 def make_report(trace: Trace) -> TraceReport:
     """Return the figures of `trace`."""
     schedule = analyze(trace.events)
+    reads = _decode_reads(trace, schedule)
     return TraceReport(
+        find_verdict(trace.events, schedule, reads),
+        find_request_times(trace.events),
         summarize(trace.events),
         schedule,
-        _decode_reads(trace, schedule),
+        reads,
         find_hot_layers(trace.events, schedule.plans),
     )
 
@@ -67,7 +76,13 @@ def report_as_dict(trace: Trace, report: TraceReport) -> dict[str, Any]:
     overlap, schedule, reads = report.overlap, report.schedule, report.reads
     layers = report.hot_layers
     return {
+        "verdict": report.verdict,
         "metadata": dict(trace.metadata),
+        "answers": {
+            "requests": report.requests.num_requests,
+            "ttft_ns": report.requests.ttft_ns,
+            "tokens_per_s": report.requests.tokens_per_s,
+        },
         "wall_ns": overlap.wall_ns,
         "work_ns": overlap.work_ns,
         "overlapped_ns": overlap.overlapped_ns,

@@ -27,7 +27,9 @@ async def test_every_route_but_health_wants_a_key(toy, caplog):
         for method, path in sorted(routes):
             wrong = {"Authorization": "Bearer sk-of-the-tes"}
             async with client.request(method, path, headers=wrong) as response:
-                is_open = path in ("/health", "/v1/health", "/") or path.startswith("/page/")
+                is_open = path in ("/health", "/v1/health", "/", "/docs") or path.startswith(
+                    "/page/"
+                )
                 assert response.status == (200 if is_open else 401), path
                 if not is_open and method != "HEAD":
                     assert "error" in await response.json()

@@ -31,8 +31,8 @@ REQUEST_ID: Final = web.RequestKey("REQUEST_ID", str)
 HELD: Final = web.RequestKey("HELD", ExitStack)
 """What a request has until its answer has ended."""
 
-# The page's files hold nothing of the model; the page itself asks for the key.
-_OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/"})
+# The pages' files hold nothing of the model; a page itself asks for the key.
+_OPEN_PATHS: Final = frozenset({"/health", "/v1/health", "/", "/docs"})
 _OPEN_FOLDER: Final = "/page/"
 # Of this server's own files only. A page with code in itself sends a policy with that code's hash instead.
 _PAGE_POLICY: Final = (

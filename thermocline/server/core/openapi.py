@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,10 +14,23 @@ from thermocline import __version__
 from thermocline.server.core.exchange import send_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _VARIABLE: Final = re.compile(r"\{(\w+)\}")
 _REF: Final = "#/components/schemas/{name}"
+
+
+# By the folder of a route; what is not named here is "Server".
+_TAGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "openai": "OpenAI",
+        "responses": "OpenAI Responses",
+        "anthropic": "Anthropic",
+        "ollama": "Ollama",
+        "dashboard": "Dashboard",
+        "metrics": "Metrics",
+    }
+)
 
 
 class ErrorFields(msgspec.Struct):
@@ -72,6 +86,12 @@ def _types(route: web.AbstractRoute) -> tuple[type | None, type | None]:
     return getattr(route.handler, "takes", None), getattr(route.handler, "gives", None)
 
 
+def _tag(route: web.AbstractRoute) -> str:
+    """Return the interface of a route: what its module's folder is called."""
+    folders = route.handler.__module__.split(".")
+    return next((_TAGS[folder] for folder in folders if folder in _TAGS), "Server")
+
+
 def _operation(
     route: web.AbstractRoute, path: str, schema_of: dict[type, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -84,6 +104,7 @@ def _operation(
     slug = re.sub(r"\W+", "_", path).strip("_") or "root"
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}_{slug}",
+        "tags": [_tag(route)],
         "summary": inspect.getdoc(route.handler) or "",
         "responses": {
             "200": {"description": "The answer.", "content": content},

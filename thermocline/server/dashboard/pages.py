@@ -1,6 +1,6 @@
-"""The files of the page at `/`, each with its ETag. Knows no engine.
+"""The files of the pages at `/` and `/docs`, each with its ETag. Knows no engine.
 
-They hold nothing of the model and nothing secret, so they are served without an API key. The page asks its user for
+They hold nothing of the model and nothing secret, so they are served without an API key. A page asks its user for
 the key.
 """
 
@@ -29,14 +29,19 @@ _TYPES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 PAGE: Final = "page.html"
+DOCS_PATH: Final = "/docs"
+DOCS: Final = "docs.html"
+PAGES: Final[Mapping[str, str]] = MappingProxyType({PAGE_PATH: PAGE, DOCS_PATH: DOCS})
+"""The file of each page, by its path."""
 # Scripts that the offline timeline page has too.
 _SHARED: Final = ("model.js", "timeline.js", "controls.js")
 _DASHBOARD: Final = (
-    *("page.css", "icon.svg"),
-    *("api.js", "chat.js", "live.js", "heat.js", "trace.js", "page.js"),
+    *("page.css", "docs.css", "icon.svg"),
+    *("api.js", "markdown.js", "conversations.js", "chat.js", "live.js", "heat.js", "trace.js"),
+    *("page.js", "docs.js"),
 )
 PAGE_FILES: Final = (*_SHARED, *_DASHBOARD)
-"""The files that the page loads."""
+"""The files that the pages load."""
 
 # Browsers ask again each time, and get a 304.
 _HEADERS: Final[Mapping[str, str]] = MappingProxyType({"Cache-Control": "no-cache"})
@@ -64,11 +69,13 @@ class PageFile:
 
 
 def load_page_files() -> Mapping[str, PageFile]:
-    """Return the page's files by name, `PAGE` among them."""
+    """Return the pages' files by name, the pages among them."""
     dashboard, shared = (
         files(f"thermocline.{room}") / "page" for room in ("server.dashboard", "traces")
     )
-    folders = dict.fromkeys((PAGE, *_DASHBOARD), dashboard) | dict.fromkeys(_SHARED, shared)
+    folders = dict.fromkeys((*PAGES.values(), *_DASHBOARD), dashboard) | dict.fromkeys(
+        _SHARED, shared
+    )
     return MappingProxyType(
         {name: _page_file(name, (folder / name).read_bytes()) for name, folder in folders.items()}
     )

@@ -15,7 +15,7 @@ from thermocline.server.core.errors import error_body
 from thermocline.server.core.exchange import CONFIG, POOL, operation, send_json, shown_model
 from thermocline.server.core.sse import EventStream, Framing, frame
 from thermocline.server.dashboard.experts import experts_body, placement_body
-from thermocline.server.dashboard.pages import FILES_PATH, PAGE, PAGE_FILES, PAGE_PATH
+from thermocline.server.dashboard.pages import FILES_PATH, PAGE_FILES, PAGES
 from thermocline.server.dashboard.state import Dashboard
 from thermocline.traces.timeline_page import page_around, page_policy
 
@@ -47,7 +47,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/trace/last.json.gz", packed_trace),
         # Without HEAD: its response would never end.
         web.get("/events", events, allow_head=False),
-        web.get(PAGE_PATH, page),
+        *(web.get(path, page) for path in PAGES),
         *(web.get(FILES_PATH + name, page_file) for name in PAGE_FILES),
     ]
 
@@ -121,8 +121,8 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def page(request: web.Request) -> web.Response:
-    """Return the page."""
-    return request.app[DASHBOARD].files[PAGE].answer(request)
+    """Return a page for browsers: the dashboard, or the description of this interface."""
+    return request.app[DASHBOARD].files[PAGES[request.path]].answer(request)
 
 
 async def page_file(request: web.Request) -> web.Response:

@@ -1,15 +1,23 @@
 "use strict";
 // The trace as the page holds it: typed columns per track, sorted by start. And how elements are made. Knows no canvas.
 
+// Far enough apart to be told at a glance, light on dark and dark on light; tests/unit/traces judges the distances.
 const PALETTE = {
-  embed: "#8791a0", attend: "#3f7fe0", router: "#9b6fd6", hot: "#e8572f", cold: "#14a098", combine: "#dba01c",
-  head: "#d45aa8", remote: "#a06a35", prefetch: "#7fae2e", copy: "#1fb2d6", load: "#1fb2d6", step: "#7a8594",
+  embed: "#6b3fa0", layer: "#4f74a8", attend: "#3f7fe0", router: "#b48ae8", hot: "#e8572f", cold: "#14a098", combine: "#dba01c",
+  head: "#e56bb0", remote: "#8f5a28", hedge: "#c98f6a", prefetch: "#7fae2e", copy: "#1fb2d6", load: "#1fb2d6", step: "#a01f4f",
+  draft: "#2f6b3c", verify: "#8fc9a0",
 };
 const CHUNK_COLORS = ["#3f7fe0", "#e8872f", "#14a098", "#b45ad4", "#c9a512", "#d8486b", "#5f9e2f", "#5a6fd6"];
 const OTHER_COLOR = "#7a8594";
 
 function stageColor(name) {
   return PALETTE[name] || OTHER_COLOR;
+}
+
+// What can be read on a colour "#rrggbb".
+function textOn(color) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 150 ? "#10151a" : "#ffffff";
 }
 
 function chunkColor(chunk) {

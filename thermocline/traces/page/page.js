@@ -72,6 +72,11 @@ async function main() {
     timeline.show(from - (to - from) * 0.05, to + (to - from) * 0.05);
     timeline.canvas.scrollIntoView({ block: "nearest" });
   };
+  byId("counters").hidden = !model.counters.length;
+  byId("counters").addEventListener("click", () => {
+    timeline.setCounters(!timeline.showsCounters);
+    byId("counters").setAttribute("aria-pressed", timeline.showsCounters);
+  });
   byId("by-stage").addEventListener("click", () => colorBy(false));
   byId("by-chunk").addEventListener("click", () => colorBy(true));
   byId("path").addEventListener("click", () => select({ path: !timeline.lit.path }));

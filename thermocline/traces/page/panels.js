@@ -27,7 +27,7 @@ function efficiencyCell(bound) {
 }
 
 function drawHeader(model) {
-  const { metadata, schedule, overlapped_share: overlapped, wall_ns: wall } = model.report;
+  const { metadata, schedule, answers, overlapped_share: overlapped, wall_ns: wall } = model.report;
   const byId = (id) => document.getElementById(id);
   byId("title").textContent = metadata.model || "thermocline timeline";
   document.title = `${metadata.model || "trace"} - thermocline timeline`;
@@ -35,8 +35,12 @@ function drawHeader(model) {
   const facts = [metadata.architecture, metadata.machine, metadata.cores && `${metadata.cores} cores`,
     `${spans.toLocaleString("en")} spans`, metadata.thermocline && `thermocline ${metadata.thermocline}`];
   byId("facts").textContent = facts.filter(Boolean).join("  ·  ");
+  byId("verdict").textContent = model.report.verdict;
+  const of = answers.requests > 1 ? `, median of ${answers.requests}` : "";
   const figures = [[formatTime(wall), "recorded"], [formatShare(overlapped), "of working time in parallel"],
     [formatShare(schedule.total.efficiency), "schedule efficiency"]];
+  if (answers.tokens_per_s !== null) figures.unshift([answers.tokens_per_s.toFixed(answers.tokens_per_s < 100 ? 1 : 0), `tokens/s${of}`]);
+  if (answers.ttft_ns !== null) figures.unshift([formatTime(answers.ttft_ns), `to the first token${of}`]);
   if (model.report.decode_reads) figures.push([formatShare(model.report.decode_reads.share), "of memory speed in decode"]);
   byId("figures").replaceChildren(...figures.map(([value, name]) => element("li", {}, element("b", {}, value), element("span", {}, name))));
 }

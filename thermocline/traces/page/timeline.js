@@ -13,9 +13,16 @@ class Timeline {
     this.from = 0;
     this.to = model.length;
     this.byChunk = false;
+    this.showsCounters = false;
     this.lit = { chunk: -1, name: -1, path: false };
     this.hover = null;
     this.pending = false;
+    this.layout();
+    this.resize();
+  }
+
+  setCounters(isShown) {
+    this.showsCounters = isShown;
     this.layout();
     this.resize();
   }
@@ -34,7 +41,8 @@ class Timeline {
       if (isRequests) add("requests", Math.min(this.model.requests.rows, 12) * 15, { track });
       else if (track.count || track.instants.length) add("track", (track.isWork ? 34 : 16) + track.maxDepth * 8, { track });
     }
-    for (const counter of this.model.counters) add("counter", counter.name.startsWith("channel ") ? 13 : 26, { counter });
+    const counters = this.showsCounters ? this.model.counters.filter((counter) => counter.max > 0) : [];
+    for (const counter of counters) add("counter", counter.name.startsWith("channel ") ? 13 : 26, { counter });
     this.rows = rows;
     this.height = y + 2;
   }
@@ -273,7 +281,7 @@ class Timeline {
     const texts = layer === "" ? [name] : [`${name} ${layer}`, String(layer)];
     const text = texts.find((candidate) => context.measureText(candidate).width < width - 6);
     if (text === undefined) return;
-    context.fillStyle = "#ffffff";
+    context.fillStyle = textOn(this.color(track, i));
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.fillText(text, left + width / 2, y + (height >= 26 ? (height - 4) / 2 : height / 2));
@@ -300,6 +308,11 @@ class Timeline {
   drawRequests(row) {
     const context = this.context;
     const height = row.height / Math.min(this.model.requests.rows, 12);
+    // First tokens: lines, as the requests' texts are read across them.
+    context.fillStyle = this.theme.text;
+    context.globalAlpha = 0.55;
+    for (const [at] of row.track.instants) context.fillRect(this.x(at) - 0.75, row.y, 1.5, row.height);
+    context.globalAlpha = 1;
     for (const span of this.model.requests.spans) {
       const left = Math.max(this.x(span.start), GUTTER - 2);
       const right = Math.min(this.x(span.end), GUTTER + this.plotWidth + 2);
@@ -318,7 +331,6 @@ class Timeline {
       const facts = Object.entries(span.facts).map(([key, value]) => formatFact(value, key));
       context.fillText([span.title, ...facts].join(", "), left + 6, y + height / 2 + 0.5, right - left - 8);
     }
-    this.drawInstants(row);
   }
 
   // Values that share a pixel are drawn as their mean over time, with the highest behind it.

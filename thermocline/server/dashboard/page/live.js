@@ -3,6 +3,17 @@
 
 const SPARK_POINTS = 180; // a minute at three events a second
 
+// What a lane of the timeline is to who does not know its name.
+const LANE_WORDS = {
+  loop: "bookkeeping", scheduler: "planning", draft: "drafting tokens", "gpu.compute": "GPU", "gpu.h2d": "copies to the GPU",
+  hot: "hot experts' device", pagecache: "reading the file", remote: "expert workers",
+};
+
+function laneWords(lane) {
+  const [name, number] = lane.split(" ");
+  return name === "cpu" ? `CPU thread ${Number(number ?? 0) + 1}` : LANE_WORDS[name] ?? lane;
+}
+
 function formatBytes(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let step = 0;
@@ -95,11 +106,11 @@ class LiveView {
   showFacts({ tokens, queue, kv, drafts, experts, memory }) {
     const prompt = tokens.prompt_per_second ?? 0;
     const facts = [
-      ["prompt tokens/s", prompt ? formatSpeed(prompt) : "0"],
-      ["running, waiting", `${queue.running}, ${queue.waiting}`],
-      ["cache blocks held", `${kv.held} of ${kv.blocks}`],
-      ["kept for prefixes", String(kv.cached)],
-      ["prompt from cache", kv.prefix_hit_share === null ? "none yet" : formatShare(kv.prefix_hit_share)],
+      ["reading prompts, tokens/s", prompt ? formatSpeed(prompt) : "0"],
+      ["requests running / waiting", `${queue.running} / ${queue.waiting}`],
+      ["blocks of context in use", `${kv.held} of ${kv.blocks}`],
+      ["cached prompt blocks", String(kv.cached)],
+      ["prompts found in cache", kv.prefix_hit_share === null ? "none yet" : formatShare(kv.prefix_hit_share)],
       ["experts in memory", expertsInMemory(experts.memory)],
       ["this process", formatBytes(memory.process_bytes)],
       ["memory left", formatBytes(memory.available_bytes)],
@@ -139,10 +150,10 @@ class LiveView {
       this.rows.clear();
       const cells = lanes.flatMap(({ lane, work }) => {
         const kind = work ? "" : "rest";
-        const bar = element("div", { class: `track ${kind}`, role: "meter", "aria-label": lane, "aria-valuemin": 0, "aria-valuemax": 100 }, element("i", {}));
+        const bar = element("div", { class: `track ${kind}`, role: "meter", "aria-label": laneWords(lane), "aria-valuemin": 0, "aria-valuemax": 100 }, element("i", {}));
         const share = element("span", { class: `share ${kind}` });
         this.rows.set(lane, { bar, share });
-        return [element("span", { class: kind }, lane), bar, share];
+        return [element("span", { class: kind, title: `lane ${lane}` }, laneWords(lane)), bar, share];
       });
       this.byId("lanes").replaceChildren(...cells);
     }
