@@ -425,6 +425,9 @@ class ParallelConfig(ShowsChanges):
     )
     open_timeout_s: float = 600.0
     """How long ranks wait for each other to open the model."""
+    rank: int | None = None
+    """This process among `num_ranks`, as torchrun started them; None for a model on one process."""
+    num_ranks: int = 1
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError; whether they fit the number of ranks is seen at open."""

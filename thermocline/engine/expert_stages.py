@@ -10,7 +10,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.engine.expert_placement import place_experts
+from thermocline.engine.mesh_builder import open_member
 from thermocline.engine.warm_up import warm_up_devices
 from thermocline.errors import ConfigError
 from thermocline.experts.backends.cpu import CpuExpertBackend
@@ -19,6 +22,7 @@ from thermocline.experts.dispatch.dispatcher import StaticDispatcher
 from thermocline.experts.dispatch.offload_selector import ChunkTimes, OffloadSelector
 from thermocline.experts.layer_hits import LayerHits
 from thermocline.messages import BackendRole, LayerIndex
+from thermocline.parallel.backend import MeshExpertBackend
 from thermocline.prefetch.governor_builder import build_governor
 from thermocline.remote.load_balancer import WorkerLoadBalancer
 from thermocline.remote.runtime import OpenedModel, open_remote
@@ -28,7 +32,6 @@ from thermocline.stages.prefetch import PrefetchStage
 if TYPE_CHECKING:
     from typing import Any
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from thermocline.engine.build_context import BuildContext
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from thermocline.experts.dispatch.dispatcher import ExpertDispatcher
     from thermocline.experts.placement.initial import InitialPlacement
     from thermocline.experts.placement.placement import Placement
+    from thermocline.parallel.rank import RankMember
     from thermocline.prefetch.governor import PrefetchGovernor
     from thermocline.remote.compute import RemoteExpertBackend
     from thermocline.stages.contract import Stage
@@ -50,7 +54,7 @@ class ExpertBackends:
 
     devices: after fallbacks. stages: cold, and as wanted hot, remote and prefetch. hot_mask: bool [layers, experts],
     the initial hot experts. hot_device: where hot experts compute, None on the CPU. balancer: decides how much
-    workers get; None where the config decides.
+    workers get; None where the config decides. member: this process as a rank, where several share the model.
     """
 
     initial_placement: InitialPlacement
@@ -60,6 +64,7 @@ class ExpertBackends:
     hot_mask: NDArray[np.bool_]
     hot_device: HotDevice | None
     remote: RemoteExpertBackend | None
+    member: RankMember | None
     balancer: WorkerLoadBalancer | None
     governor: PrefetchGovernor | None
     layer_hits: LayerHits = field(default_factory=LayerHits)
@@ -103,20 +108,27 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
             closing(open_remote(config.remote, opened, assignment, context.recorder))
         )
         backends[BackendRole.REMOTE] = remote
+    member = open_member(context, catalog, cpu)
+    if member is not None:
+        backends[BackendRole.REMOTE] = MeshExpertBackend(member)
     stages: dict[str, Stage[Any, Any]] = {
         role: ExpertStage(role, backend) for role, backend in backends.items()
     }
     # What workers are given is decided layer by layer: any of their experts may be computed here.
     elsewhere = placed.hot_mask if balancer is not None else placed.hot_mask | assignment.mask
+    remote_mask = experts.remote_mask
+    if member is not None:
+        elsewhere, remote_mask = ~member.owned_mask, np.ones_like(placed.hot_mask)
     governor = _governor(context, catalog, elsewhere)
     if governor is not None:
-        here = (BackendRole.COLD,) if balancer is None else (BackendRole.COLD, BackendRole.REMOTE)
+        may_be_here = balancer is not None or member is not None
+        here = (BackendRole.COLD, BackendRole.REMOTE) if may_be_here else (BackendRole.COLD,)
         stages["prefetch"] = PrefetchStage(governor, spec.router, here)
     times = None
     if balancer is not None and device is None:
         last_layer = LayerIndex(spec.num_layers - 1)
         times = ChunkTimes(OffloadSelector(), last_layer, time.perf_counter)
-    dispatcher: ExpertDispatcher = StaticDispatcher(experts.placement, experts.remote_mask, times)
+    dispatcher: ExpertDispatcher = StaticDispatcher(experts.placement, remote_mask, times)
     if device is not None:
         dispatcher = device.dispatcher
     ready = warm_up_devices(context, device)
@@ -128,6 +140,7 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
         placed.hot_mask,
         device,
         remote,
+        member,
         balancer,
         governor,
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
-    from thermocline.pipeline.execution.runner import Runner
+    from thermocline.pipeline.step_loop import ChunkRunner
     from thermocline.speculation.speculator import Speculator
     from thermocline.workers.lane import LaneThread
 
@@ -41,15 +41,18 @@ def choose_limits(config: EngineConfig, spec: ModelSpec, file: ModelFile) -> Pro
 def build_step_loop(
     context: BuildContext,
     limits: PromptLimits,
-    runner: Runner,
-    cpu: LaneThread,
+    runner: ChunkRunner,
+    cpu: LaneThread | None,
     routing_log: RoutingLog,
-    speculator: Speculator,
+    speculator: Speculator | None,
     room: LentRoom | None = None,
 ) -> StepLoop:
-    """Return the step loop. room: what the cache shares with experts."""
+    """Return the step loop. room: what the cache shares with experts. cpu: whose times size prompt chunks; None leaves
+    them as configured. speculator: None drafts nothing.
+    """
     config, spec, cache = context.config, context.model.spec, context.devices.cache
-    num_drafts = 0 if why_undraftable(context.devices) else cache.num_draft_states
+    is_drafting = speculator is not None and not why_undraftable(context.devices)
+    num_drafts = cache.num_draft_states if is_drafting else 0
     scheduler = Scheduler(
         replace(config.scheduler, prefill_chunk_tokens=limits.chunk_tokens),
         BlockAllocator(cache.num_blocks, cache.block_tokens),
@@ -60,9 +63,11 @@ def build_step_loop(
         windows=_request_windows(config, spec, cache.window_blocks),
     )
     sizer = ChunkSizer(limits.chunk_tokens, config.scheduler.decode_slowdown)
-    feedback = ChunkSizeFeedback(sizer, cpu.take_times)
+    feedback = None if cpu is None else ChunkSizeFeedback(sizer, cpu.take_times)
     watch = ModelWatch(context.file)
-    drafting = Drafting(speculator, scheduler, context.recorder, cpu)
+    drafting = None
+    if cpu is not None and speculator is not None:
+        drafting = Drafting(speculator, scheduler, context.recorder, cpu)
     return StepLoop(
         scheduler, runner, context.recorder, feedback, routing_log, room, watch, drafting
     )

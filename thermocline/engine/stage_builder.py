@@ -121,6 +121,7 @@ def _load(
     full = device.full if device is not None and fused.model is not None else None
     # Workers that were asked for compute their experts, always; --hot-device cpu computes its own apart.
     is_remote = experts.remote is not None and experts.balancer is None
+    is_remote = is_remote or experts.member is not None
     is_fusable = not is_remote and ("hot" not in experts.stages or device is not None)
     may_offload = device is not None or experts.remote is not None
     takes_steps = shared is not None and experts.remote is None

@@ -1,0 +1,256 @@
+"""Runs the chunks of several replicas in common steps: rank 0's side of a model over several ranks.
+
+Each replica has a step loop of its own, whose runner hands chunks to the conductor. The conductor makes steps of what
+there is, tells every rank, and gives results back. After a loss it repeats what was lost, or has it moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from thermocline.errors import GroupLostError, StageError
+from thermocline.parallel.rank import MAX_ROUNDS
+from thermocline.parallel.step_header import HeaderKind, StepHeader
+from thermocline.pipeline.execution.queues import ChannelClosed
+from thermocline.pipeline.execution.rank_steps import result_bytes, unpacked_result
+from thermocline.pipeline.execution.runner import ChunkFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from thermocline.messages import Chunk, ChunkId, RequestId, StepResult
+    from thermocline.parallel.rank import RankMember
+    from thermocline.pipeline.execution.rank_steps import RankSteps
+
+_LOG: Final = logging.getLogger("thermocline.parallel")
+
+_MAX_TRIES: Final = 3
+"""How often a chunk may be lost while no rank is: then it is the chunk's own fault."""
+
+
+class ReplicaRunner:
+    """What a replica's step loop sees as its runner. On the engine's thread alone."""
+
+    def __init__(self, num_credits: int, wake: Callable[[], None]) -> None:
+        """wake: tells the conductor that there is a chunk, or no more will come."""
+        self.pending: deque[Chunk] = deque()
+        """Chunks that no step has yet; the conductor takes them."""
+        self.is_closed = False
+        self._num_credits = num_credits
+        self._wake = wake
+        self._num_in_flight = 0
+        self._results: asyncio.Queue[StepResult | ChunkFailed | None] = asyncio.Queue()
+
+    def __repr__(self) -> str:
+        return f"ReplicaRunner({self._num_in_flight} of {self._num_credits} chunks in flight)"
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether one more chunk may start."""
+        return self._num_in_flight < self._num_credits
+
+    @property
+    def num_in_flight(self) -> int:
+        """Chunks that were injected and not received yet."""
+        return self._num_in_flight
+
+    def inject(self, chunk: Chunk, *, is_beside_answers: bool = False) -> None:
+        """Have the next steps compute a chunk; the caller has seen `has_credit`."""
+        self._num_in_flight += 1
+        self.pending.append(chunk)
+        self._wake()
+
+    async def receive(self) -> StepResult | ChunkFailed:
+        """Return the next chunk's end, and its credit. Raises ChannelClosed after `close`."""
+        result = await self._results.get()
+        if result is None:
+            raise ChannelClosed
+        self._num_in_flight -= 1
+        return result
+
+    def deliver(self, result: StepResult | ChunkFailed) -> None:
+        """Give a chunk's end to the step loop."""
+        self._results.put_nowait(result)
+
+    def forget(self, chunks: Sequence[Chunk]) -> None:
+        """Take chunks back that will have no result."""
+        self._num_in_flight -= len(chunks)
+        gone = {chunk.id for chunk in chunks}
+        self.pending = deque(chunk for chunk in self.pending if chunk.id not in gone)
+
+    def abandon(self, request: RequestId) -> None:
+        """Nothing: all ranks have the chunk, so it is computed to its end."""
+
+    def close(self) -> None:
+        """Take no more chunks. More calls do nothing."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._results.put_nowait(None)
+            self._wake()
+
+    def check_integrity(self) -> None:
+        """Assert that nothing is left of chunks that ended."""
+        assert self._num_in_flight >= len(self.pending), "a chunk waits that nobody injected"
+
+
+class Conductor:
+    """Makes steps until every runner is closed.
+
+    sizes: the width of logits, and of hidden states. keeps_results: whether what a lost step has written is written again
+    to the same bits, so that a chunk may be repeated; not where states move on. on_lost: told of chunks that are computed
+    again from their requests' tokens: (replica, chunks, whether the replica is gone).
+    """
+
+    def __init__(
+        self,
+        member: RankMember,
+        steps: RankSteps,
+        sizes: tuple[int, int],
+        *,
+        num_credits: int,
+        max_rounds: int = MAX_ROUNDS,
+        keeps_results: bool,
+        quiet_s: float,
+    ) -> None:
+        """quiet_s: how long rank 0 says nothing when there is nothing to do."""
+        self._member, self._steps, self._sizes = member, steps, sizes
+        self._max_rounds = max_rounds
+        self._keeps_results = keeps_results
+        self._quiet_s = quiet_s
+        self._news = asyncio.Event()
+        self.runners = tuple(
+            ReplicaRunner(num_credits, self._news.set) for _ in member.mesh.replicas
+        )
+        self.on_lost: Callable[[int, list[Chunk], bool], None] = _nobody_moves
+        self._tries: dict[tuple[int, ChunkId], int] = {}
+
+    def __repr__(self) -> str:
+        return f"Conductor({self._member}, {len(self.runners)} replicas)"
+
+    async def run(self) -> None:
+        """Run steps until every runner is closed, then end the service on all ranks. Raises MeshEndedError."""
+        while not all(runner.is_closed for runner in self.runners):
+            self._news.clear()
+            header = self._next()
+            if header.kind is HeaderKind.ALIVE and not await self._is_quiet():
+                continue
+            await self._step(header)
+        try:
+            await self._member.tell(StepHeader(HeaderKind.END))
+        except GroupLostError:
+            _LOG.info("a rank was lost before the end")
+
+    async def _is_quiet(self) -> bool:
+        """Wait for news; whether there were none for so long that the others want to hear from rank 0."""
+        try:
+            await asyncio.wait_for(self._news.wait(), self._quiet_s)
+        except TimeoutError:
+            return True
+        return False
+
+    def _next(self) -> StepHeader:
+        """Return the next step of the chunks that wait, or ALIVE where there are none."""
+        rounds = []
+        for number in range(self._max_rounds):
+            chunks = tuple(
+                runner.pending[number] if number < len(runner.pending) else None
+                for runner in self.runners
+            )
+            if any(chunk is not None for chunk in chunks):
+                rounds.append(chunks)
+        if not rounds:
+            return StepHeader(HeaderKind.ALIVE)
+        return StepHeader(HeaderKind.STEP, tuple(rounds))
+
+    async def _step(self, header: StepHeader) -> None:
+        try:
+            await self._member.tell(header)
+            if header.kind is not HeaderKind.STEP:
+                return
+            mine = await self._steps.run(header)
+            theirs = await self._member.results(b"", self._expected(header))
+        except GroupLostError as error:
+            await self._recover(header, error)
+            return
+        for replica, runner in enumerate(self.runners):
+            start = 0
+            for number, chunks in enumerate(header.rounds):
+                chunk = chunks[replica]
+                if chunk is None:
+                    continue
+                runner.pending.popleft()
+                self._tries.pop((replica, chunk.id), None)
+                result = mine[number] if replica == 0 else None
+                if result is None:
+                    end = start + result_bytes(chunk, *self._sizes)
+                    result = unpacked_result(chunk, theirs[replica][start:end], *self._sizes)
+                    start = end
+                runner.deliver(result)
+
+    def _expected(self, header: StepHeader) -> list[int]:
+        return [
+            sum(
+                result_bytes(chunk, *self._sizes)
+                for chunks in header.rounds
+                if (chunk := chunks[replica]) is not None
+            )
+            for replica in range(len(self.runners))
+        ]
+
+    async def _recover(self, header: StepHeader, error: GroupLostError) -> None:
+        """Form a new group, and see to what the lost step had."""
+        before = self._member.mesh.live_replicas
+        lost = await self._member.regroup()
+        if lost:
+            _LOG.warning(
+                "rank %s was lost (%s); %d ranks go on and compute its experts",
+                ", ".join(map(str, lost)),
+                error,
+                self._member.mesh.size,
+            )
+        else:
+            _LOG.warning("a step was lost (%s); all ranks are still there", error)
+        for replica in before:
+            runner = self.runners[replica]
+            active = [
+                chunk for chunks in header.rounds if (chunk := chunks[replica]) is not None
+            ]
+            if not self._member.mesh.replicas[replica]:
+                chunks = list(runner.pending)
+                runner.forget(chunks)
+                self.on_lost(replica, chunks, True)
+                continue
+            failed = [] if lost else [chunk for chunk in active if self._is_hopeless(replica, chunk)]
+            for chunk in failed:
+                runner.pending.remove(chunk)
+                runner.deliver(ChunkFailed(chunk, _stage_error(chunk, error)))
+            repeated = [chunk for chunk in active if chunk not in failed]
+            if repeated and not self._keeps_results:
+                # Later chunks of these requests go on from states that are lost.
+                chunks = list(runner.pending)
+                runner.forget(chunks)
+                self.on_lost(replica, chunks, False)
+
+    def _is_hopeless(self, replica: int, chunk: Chunk) -> bool:
+        tries = self._tries.get((replica, chunk.id), 0) + 1
+        self._tries[replica, chunk.id] = tries
+        return tries >= _MAX_TRIES
+
+
+def _stage_error(chunk: Chunk, error: GroupLostError) -> StageError:
+    return StageError(
+        "exchange",
+        layer=None,
+        chunk=chunk.id,
+        requests=tuple(chunk.requests),
+        why=f"{error.__cause__ or error}",
+    )
+
+
+def _nobody_moves(replica: int, chunks: list[Chunk], is_gone: bool) -> None:
+    raise AssertionError("the conductor was not told who moves requests")
