@@ -12,6 +12,8 @@ import click
 from thermocline.cli.console import AnswerWriter, echo_json, hint, note
 from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import (
+    ONE_REQUEST_FLAGS,
+    RANK_FLAGS,
     engine_options,
     json_option,
     model_argument,
@@ -21,6 +23,7 @@ from thermocline.cli.options import (
     verbose_option,
 )
 from thermocline.cli.prompt import prompt_options
+from thermocline.cli.ranks import as_rank, has_followed
 from thermocline.cli.session import (
     CollectedAnswer,
     TraceFile,
@@ -72,7 +75,7 @@ class _Order:
     metavar="FILE",
     help="Write every token's experts there, for thermocline plan --simulate.",
 )
-@engine_options()
+@engine_options(*ONE_REQUEST_FLAGS, *RANK_FLAGS)
 def run(  # noqa: PLR0913 - one per flag
     model: str | None,
     prompt: PromptForm,
@@ -96,7 +99,9 @@ def run(  # noqa: PLR0913 - one per flag
     Without MODEL, the built-in demo model answers. The same flags give the same answer, unless
     --temperature is above 0 and there is no --seed. Everything but the answer goes to stderr.
     """
-    path, timeline = model_path(model), trace_file(trace)
+    path, timeline, config = model_path(model), trace_file(trace), as_rank(config)
+    if has_followed(path, config):
+        return
     order = _Order(path, prompt, params, config, timeline, routing, as_json, is_verbose)
     run_until_done(_run(order))
 

@@ -13,11 +13,13 @@ from thermocline.cli.logs import log_options, logging_to_stderr
 from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import (
     PLACE_FLAGS,
+    RANK_FLAGS,
     engine_options,
     model_argument,
     quiet_option,
     verbose_option,
 )
+from thermocline.cli.ranks import as_rank, has_followed
 from thermocline.cli.server_options import server_options
 from thermocline.cli.session import explain as print_choices
 from thermocline.cli.session import model_path
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     "--speculate",
     "--chat-template-file",
     *PLACE_FLAGS,
+    *RANK_FLAGS,
 )
 def serve(
     model: str | None,
@@ -83,7 +86,9 @@ def serve(
     import asyncio
 
     server_config = listen()
-    path = model_path(model)
+    path, config = model_path(model), as_rank(config)
+    if has_followed(path, config):
+        return
 
     from thermocline.server.core.model_card import model_card
 

@@ -26,7 +26,5 @@ class MeshExpertBackend:
         found = await self._member.layer(work.layer, work, dispatch)
         role = BackendRole.REMOTE
         if isinstance(found, Contributions):
-            return PartialSum(
-                work.chunk, work.layer, role, found.rows, found.slots, found.values
-            )
+            return PartialSum(work.chunk, work.layer, role, found.rows, found.slots, found.values)
         return LayerSum(work.chunk, work.layer, role, found)

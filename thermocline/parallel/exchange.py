@@ -353,9 +353,7 @@ class LayerExchange:
                 continue
             job = partial(self._outputs, layer, [wanted[n] for n in chosen], is_prompt=is_prompt)
             num_experts = sum(len(wanted[n].experts) for n in chosen)
-            found = await self._parts.lane.run(
-                Name.COLD, job, chunk, layer, experts=num_experts
-            )
+            found = await self._parts.lane.run(Name.COLD, job, chunk, layer, experts=num_experts)
             for n, values in zip(chosen, found, strict=True):
                 outputs[n] = values
         return [values for values in outputs if values is not None]

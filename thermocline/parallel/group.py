@@ -56,9 +56,7 @@ _FIRST_BYTES = 4096  # of a broadcast; more takes a second one
 class TorchGroup:
     """A `Group` of torch.distributed: gloo between processors."""
 
-    def __init__(
-        self, store: Store, place: int, size: int, timeout_s: float, backend: str
-    ) -> None:
+    def __init__(self, store: Store, place: int, size: int, timeout_s: float, backend: str) -> None:
         """Wait for all ranks. Raises GroupLostError when one does not come within the timeout."""
         import torch.distributed as dist
 
@@ -77,9 +75,7 @@ class TorchGroup:
 
     def exchange_sizes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         found = np.empty_like(sizes)
-        self.exchange(
-            sizes.view(np.uint8), [8] * self.size, found.view(np.uint8), [8] * self.size
-        )
+        self.exchange(sizes.view(np.uint8), [8] * self.size, found.view(np.uint8), [8] * self.size)
         return found
 
     def exchange(

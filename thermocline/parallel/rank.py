@@ -173,9 +173,7 @@ class RankMember:
         for layer in self._parts.catalog.routed_layers:
             await self._exchanges[number].run(self._the_turns, number, chunk, layer, None)
 
-    async def results(
-        self, mine: bytes, expected: Sequence[int]
-    ) -> tuple[NDArray[np.uint8], ...]:
+    async def results(self, mine: bytes, expected: Sequence[int]) -> tuple[NDArray[np.uint8], ...]:
         """End a step: leaders give rank 0 their results. expected: on rank 0 the bytes of each replica, else nothing.
 
         Returns them on rank 0, by replica; the own ones are not sent.
@@ -273,9 +271,7 @@ class RankMember:
         )
         num_owned = int(owned_counts(self._experts, place).max(initial=0))
         traffic = plan.traffic(mesh, num_owned, parts.hidden, ITEM_BYTES[parts.payload])
-        self._arenas = tuple(
-            _arena(traffic, self._experts.num_experts) for _ in range(MAX_ROUNDS)
-        )
+        self._arenas = tuple(_arena(traffic, self._experts.num_experts) for _ in range(MAX_ROUNDS))
         self._exchanges = tuple(
             LayerExchange(parts, self._role, arena, self.figures) for arena in self._arenas
         )

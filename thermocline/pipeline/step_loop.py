@@ -222,7 +222,9 @@ class StepLoop:
         wanted = set(self._generations)
         if not everything:
             wanted &= {request for chunk in chunks for request in chunk.requests}
-        known = [(self._generations.pop(each), self._scheduler.requests[each]) for each in sorted(wanted)]
+        known = [
+            (self._generations.pop(each), self._scheduler.requests[each]) for each in sorted(wanted)
+        ]
         for chunk in chunks:
             self._scheduler.fail(chunk)
         for generation, _ in known:

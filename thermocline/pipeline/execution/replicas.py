@@ -11,8 +11,6 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from thermocline.errors import GroupLostError, StageError
 from thermocline.parallel.rank import MAX_ROUNDS
 from thermocline.parallel.step_header import HeaderKind, StepHeader
@@ -217,15 +215,15 @@ class Conductor:
             _LOG.warning("a step was lost (%s); all ranks are still there", error)
         for replica in before:
             runner = self.runners[replica]
-            active = [
-                chunk for chunks in header.rounds if (chunk := chunks[replica]) is not None
-            ]
+            active = [chunk for chunks in header.rounds if (chunk := chunks[replica]) is not None]
             if not self._member.mesh.replicas[replica]:
                 chunks = list(runner.pending)
                 runner.forget(chunks)
                 self.on_lost(replica, chunks, True)
                 continue
-            failed = [] if lost else [chunk for chunk in active if self._is_hopeless(replica, chunk)]
+            failed = (
+                [] if lost else [chunk for chunk in active if self._is_hopeless(replica, chunk)]
+            )
             for chunk in failed:
                 runner.pending.remove(chunk)
                 runner.deliver(ChunkFailed(chunk, _stage_error(chunk, error)))
