@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from thermocline.engine.build_context import BuildContext
     from thermocline.engine.devices import Devices
+    from thermocline.engine.expert_placement import PlacedExperts
     from thermocline.experts.backends.contract import ExpertBackend
     from thermocline.experts.backends.hot_device import HotDevice
     from thermocline.experts.dispatch.dispatcher import ExpertDispatcher
@@ -64,9 +65,9 @@ class ExpertBackends:
     hot_mask: NDArray[np.bool_]
     hot_device: HotDevice | None
     remote: RemoteExpertBackend | None
-    member: RankMember | None
     balancer: WorkerLoadBalancer | None
     governor: PrefetchGovernor | None
+    member: RankMember | None = None
     layer_hits: LayerHits = field(default_factory=LayerHits)
 
     @property
@@ -85,6 +86,9 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
         )
     catalog = ExpertCatalog(context.model.expert_layers)
     placed = place_experts(context, catalog)
+    member = open_member(context, catalog, cpu)
+    if member is not None:
+        return _on_ranks(context, catalog, placed, member, cpu)
     wanted, experts, device = placed.devices.placement, placed.routed, placed.hot_device
     workers, assignment = config.remote.workers, placed.assignment
     balancer = (
@@ -108,27 +112,20 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
             closing(open_remote(config.remote, opened, assignment, context.recorder))
         )
         backends[BackendRole.REMOTE] = remote
-    member = open_member(context, catalog, cpu)
-    if member is not None:
-        backends[BackendRole.REMOTE] = MeshExpertBackend(member)
     stages: dict[str, Stage[Any, Any]] = {
         role: ExpertStage(role, backend) for role, backend in backends.items()
     }
     # What workers are given is decided layer by layer: any of their experts may be computed here.
     elsewhere = placed.hot_mask if balancer is not None else placed.hot_mask | assignment.mask
-    remote_mask = experts.remote_mask
-    if member is not None:
-        elsewhere, remote_mask = ~member.owned_mask, np.ones_like(placed.hot_mask)
     governor = _governor(context, catalog, elsewhere)
     if governor is not None:
-        may_be_here = balancer is not None or member is not None
-        here = (BackendRole.COLD, BackendRole.REMOTE) if may_be_here else (BackendRole.COLD,)
+        here = (BackendRole.COLD,) if balancer is None else (BackendRole.COLD, BackendRole.REMOTE)
         stages["prefetch"] = PrefetchStage(governor, spec.router, here)
     times = None
     if balancer is not None and device is None:
         last_layer = LayerIndex(spec.num_layers - 1)
         times = ChunkTimes(OffloadSelector(), last_layer, time.perf_counter)
-    dispatcher: ExpertDispatcher = StaticDispatcher(experts.placement, remote_mask, times)
+    dispatcher: ExpertDispatcher = StaticDispatcher(experts.placement, experts.remote_mask, times)
     if device is not None:
         dispatcher = device.dispatcher
     ready = warm_up_devices(context, device)
@@ -140,9 +137,39 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
         placed.hot_mask,
         device,
         remote,
-        member,
         balancer,
         governor,
+    )
+
+
+def _on_ranks(
+    context: BuildContext,
+    catalog: ExpertCatalog,
+    placed: PlacedExperts,
+    member: RankMember,
+    cpu: LaneThread,
+) -> ExpertBackends:
+    """Return the backends of one rank of several: every pair goes through the exchange, also those computed here."""
+    backend = CpuExpertBackend(BackendRole.COLD, catalog, context.kernels, cpu)
+    stages: dict[str, Stage[Any, Any]] = {
+        BackendRole.COLD: ExpertStage(BackendRole.COLD, backend),
+        BackendRole.REMOTE: ExpertStage(BackendRole.REMOTE, MeshExpertBackend(member)),
+    }
+    governor = _governor(context, catalog, ~member.owned_mask)
+    if governor is not None:
+        roles = (BackendRole.COLD, BackendRole.REMOTE)
+        stages["prefetch"] = PrefetchStage(governor, context.model.spec.router, roles)
+    return ExpertBackends(
+        placed.initial,
+        placed.devices,
+        stages,
+        StaticDispatcher(placed.routed.placement, np.ones_like(placed.hot_mask)),
+        placed.hot_mask,
+        None,
+        None,
+        None,
+        governor,
+        member,
     )
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from thermocline.engine.scheduler_builder import build_step_loop
 from thermocline.errors import ConfigError
 from thermocline.machine import machine_facts
 from thermocline.parallel.exchange import RankParts
 from thermocline.parallel.expert_map import linear_map
+from thermocline.parallel.group import connector
 from thermocline.parallel.mesh import make_mesh
 from thermocline.parallel.rank import MAX_ROUNDS, MeshPlan, RankMember
 from thermocline.parallel.rendezvous import Rendezvous, open_store
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.execution.runner import Runner
     from thermocline.workers.lane import LaneThread
+
+
+_BACKEND: Final = "cpu:gloo"
 
 
 def for_ranks(config: EngineConfig) -> EngineConfig:
@@ -82,7 +86,6 @@ def open_member(
         parallel.exchange,
         largest_chunk(context.config, spec, context.limits),
         spec.router.num_experts_used,
-        parallel.timeout_s,
     )
     parts = RankParts(
         catalog,
@@ -95,7 +98,8 @@ def open_member(
     )
     store = open_store(parallel.open_timeout_s)
     rendezvous = Rendezvous(store, parallel.rank, parallel.timeout_s)
-    member = RankMember(parallel.rank, plan, parts, store, rendezvous)
+    connect = connector(store, parallel.timeout_s, _BACKEND)
+    member = RankMember(parallel.rank, plan, parts, connect, rendezvous)
     return context.owned.enter_context(closing(member))
 
 

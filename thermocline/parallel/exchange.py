@@ -24,7 +24,6 @@ from thermocline.parallel.dispatch_plan import (
     plan_dispatch,
     unpack_part,
 )
-from thermocline.parallel.workspace import Arena
 from thermocline.remote.payload import ITEM_BYTES, pack_floats, unpack_floats
 from thermocline.traces.lanes import Lane, Name
 from thermocline.workers.lane import result_of
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     )
     from thermocline.parallel.group import Group
     from thermocline.parallel.turns import StepTurns, TurnThread
+    from thermocline.parallel.workspace import Arena
     from thermocline.remote.payload import PayloadType
     from thermocline.traces.recorder import Recorder
     from thermocline.workers.lane import JobLane

@@ -14,7 +14,7 @@ import numpy as np
 from thermocline.errors import GroupLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from torch.distributed import Store
@@ -119,6 +119,19 @@ class TorchGroup:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self._dist.destroy_process_group()
+
+
+def connector(store: Store, timeout_s: float, backend: str) -> Callable[[int, int, int], Group]:
+    """Return what connects this rank to the group of an epoch: see `RankMember`. backend: of torch.distributed."""
+
+    def connect(epoch: int, place: int, size: int) -> Group:
+        from torch.distributed import PrefixStore
+
+        if size == 1:
+            return LoneGroup()
+        return TorchGroup(PrefixStore(f"group {epoch}", store), place, size, timeout_s, backend)
+
+    return connect
 
 
 class LoneGroup:

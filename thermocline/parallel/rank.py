@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.errors import GroupLostError, MeshError
+from thermocline.errors import GroupLostError
 from thermocline.parallel.exchange import (
     ExchangeFigures,
     LayerExchange,
     RankParts,
     RankRole,
 )
-from thermocline.parallel.group import LoneGroup, TorchGroup
 from thermocline.parallel.step_header import StepHeader, decode_header, encode_header
 from thermocline.parallel.takeover import owned_counts, taken_over, targets
 from thermocline.parallel.turns import StepTurns
@@ -28,10 +27,9 @@ from thermocline.parallel.workspace import Arena, Traffic, arena_sizes
 from thermocline.remote.payload import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
-    from torch.distributed import Store
 
     from thermocline.kernels.dense_contract import Contributions
     from thermocline.messages import Chunk, ExpertDispatch, FloatArray, LayerIndex, LayerWork
@@ -46,15 +44,13 @@ MAX_ROUNDS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class MeshPlan:
-    """What all ranks agree on. kind: who dispatches; max_tokens: of a chunk; backend: of torch.distributed."""
+    """What all ranks agree on. kind: who dispatches; max_tokens: of a chunk."""
 
     mesh: Mesh
     experts: ExpertMap
     kind: str
     max_tokens: int
     num_experts_used: int
-    timeout_s: float
-    backend: str = "cpu:gloo"
 
     def traffic(self, mesh: Mesh, num_owned: int, hidden: int, item_bytes: int) -> Traffic:
         """Return what can arrive at a rank of `mesh` in one layer."""
@@ -81,13 +77,19 @@ class RankMember:
     """This process as one of the ranks. `join` first; `close` at the end."""
 
     def __init__(
-        self, rank: int, plan: MeshPlan, parts: RankParts, store: Store, rendezvous: Rendezvous
+        self,
+        rank: int,
+        plan: MeshPlan,
+        parts: RankParts,
+        connect: Callable[[int, int, int], Group],
+        rendezvous: Rendezvous,
     ) -> None:
+        """connect: returns the group of an epoch, this rank's place and how many there are. Raises GroupLostError."""
         self.rank = rank
         self.mesh = plan.mesh
         self.figures = ExchangeFigures()
         self._plan, self._parts = plan, parts
-        self._store, self._rendezvous = store, rendezvous
+        self._connect, self._rendezvous = connect, rendezvous
         self._experts = plan.experts
         self._group: Group | None = None
         self._role: RankRole | None = None
@@ -256,18 +258,12 @@ class RankMember:
             return tuple(rank for rank in before if rank not in left)
 
     def _form(self) -> None:
-        from torch.distributed import PrefixStore
-
         mesh, plan, parts = self.mesh, self._plan, self._parts
         place = mesh.place(self.rank)
-        if mesh.size == 1:
-            self._group = LoneGroup()
-        else:
-            store = PrefixStore(f"group {self._epoch}", self._store)
-            self._group = TorchGroup(store, place, mesh.size, plan.timeout_s, plan.backend)
+        self._group = group = self._connect(self._epoch, place, mesh.size)
         peers = mesh.peers(self.rank)
         self._role = RankRole(
-            self._group, targets(self._experts, place), peers, plan.kind, shares=self._shares
+            group, targets(self._experts, place), peers, plan.kind, shares=self._shares
         )
         num_owned = int(owned_counts(self._experts, place).max(initial=0))
         traffic = plan.traffic(mesh, num_owned, parts.hidden, ITEM_BYTES[parts.payload])
@@ -285,11 +281,3 @@ def _arena(traffic: Traffic, num_experts: int) -> Arena:
         arena.reserve(name, nbytes)
     arena.lock()
     return arena
-
-
-def require_experts(num_routed_layers: int) -> None:
-    """Raise MeshError for a model that has nothing to share."""
-    if not num_routed_layers:
-        raise MeshError(
-            "the model has no routed experts, which are what ranks share: start it without torchrun"
-        )

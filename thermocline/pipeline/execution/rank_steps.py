@@ -69,9 +69,8 @@ class RankSteps:
             else:
                 failures.append(result.error)
                 member.give_up(str(result.error))
-        for ended in await asyncio.gather(*idle, return_exceptions=True):
-            if isinstance(ended, BaseException):
-                failures.append(ended)
+        ends = await asyncio.gather(*idle, return_exceptions=True)
+        failures.extend(end for end in ends if end is not None)
         if failures:
             raise GroupLostError(f"a step was lost: {failures[0]}") from failures[0]
         return [None if chunk is None else results[chunk.id] for chunk in mine]
