@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -21,17 +22,21 @@ from thermocline.cli.options import (
     json_option,
     model_argument,
 )
+from thermocline.cli.rank_plan import plan_ranks
 from thermocline.cli.session import model_path
 from thermocline.cli.sources import SettingOption
 from thermocline.config import (
     CacheChoice,
     EngineConfig,
+    ExpertExchange,
     HotDevice,
     MemoryConfig,
+    ParallelConfig,
     PlacementConfig,
     SchedulerConfig,
     SpeculationConfig,
     TrunkDevice,
+    WorkerPayload,
 )
 from thermocline.errors import ConfigError
 
@@ -174,6 +179,14 @@ _MAX_SPREAD = 4
     help="What becomes of what a worker does not answer.",
 )
 @click.option(
+    "--ep",
+    "ranks",
+    metavar="DP|DPxTP",
+    help="Show what each rank would have under torchrun, with its workspace term by term.",
+)
+@engine_option("--expert-exchange")
+@engine_option("--expert-payload")
+@click.option(
     "--heat",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -231,6 +244,9 @@ def plan(  # noqa: PLR0913 - one per flag
     workers: tuple[str, ...],
     worker_share: float | None,
     on_failure: str,
+    ranks: str | None,
+    parallel_exchange: ExpertExchange,
+    parallel_payload: WorkerPayload,
     heat: Path | None,
     heat_file: str | None,
     no_heat: bool,
@@ -284,6 +300,7 @@ def plan(  # noqa: PLR0913 - one per flag
         ),
         scheduler=SchedulerConfig(prefill_chunk_tokens=prefill_chunk, max_requests=max_requests),
         speculation=SpeculationConfig(drafters=speculation_drafters),
+        parallel=ParallelConfig(exchange=parallel_exchange, payload=parallel_payload),
     )
     with open_model_file(path) as file:
         spec = read_spec(file)
@@ -298,7 +315,10 @@ def plan(  # noqa: PLR0913 - one per flag
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
     device = planned_device(config.placement, vram)
     found = plan_device(config.placement, needs, device, known, is_auto=is_auto)
-    held = _held_by_workers(sizes, found, workers, worker_share)
+    held, shared = (
+        _held_by_workers(sizes, found, workers, worker_share),
+        None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits),
+    )
     speeds = speeds_for(path, files, kv_type, may_measure=may_measure and _has_weights(routing))
     speed = (
         None
@@ -320,12 +340,14 @@ def plan(  # noqa: PLR0913 - one per flag
             "estimates": None if speed is None else speed.as_dict(),
             "workers": held and {**asdict(held), "on_failure": on_failure},
             "next_token_block": block and asdict(block),
+            "ranks": shared and shared.as_dict(),
         }
         if simulation is not None:
             fields["simulation"] = simulation.as_dict()
         echo_json(fields)
         return
-    lines = (*_in_words(held, on_failure), *(() if speed is None else speed.lines()))
+    more = (each.lines() for each in (shared, speed) if each is not None)
+    lines = (*_in_words(held, on_failure), *chain.from_iterable(more))
     _show(spec, sizes, found, ram_bytes, block, lines)
     if simulation is not None:
         _show_simulation(simulation)

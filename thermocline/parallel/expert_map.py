@@ -17,20 +17,6 @@ class ExpertMap:
 
     owner: IntArray
 
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model, those without experts included."""
-        return self.owner.shape[0]
-
-    @property
-    def num_experts(self) -> int:
-        """Routed experts of a layer."""
-        return self.owner.shape[1]
-
-    def owners(self, layer: int, expert: int) -> tuple[int, ...]:
-        """Return the ranks that hold an expert."""
-        return tuple(int(rank) for rank in self.owner[layer, expert] if rank >= 0)
-
 
 def linear_map(num_layers: int, num_experts: int, num_ranks: int) -> ExpertMap:
     """Return the map that gives each rank a run of neighbouring experts, the same in every layer."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-    from torch.distributed import Store
+
+    from thermocline.parallel.rendezvous import KeyStore
 
     Bytes = NDArray[np.uint8]
 
@@ -56,7 +57,9 @@ _FIRST_BYTES = 4096  # of a broadcast; more takes a second one
 class TorchGroup:
     """A `Group` of torch.distributed: gloo between processors."""
 
-    def __init__(self, store: Store, place: int, size: int, timeout_s: float, backend: str) -> None:
+    def __init__(
+        self, store: object, place: int, size: int, timeout_s: float, backend: str
+    ) -> None:
         """Wait for all ranks. Raises GroupLostError when one does not come within the timeout."""
         import torch.distributed as dist
 
@@ -65,7 +68,11 @@ class TorchGroup:
         timeout = timedelta(seconds=timeout_s)
         try:
             dist.init_process_group(
-                backend, store=store, rank=place, world_size=size, timeout=timeout
+                backend,
+                store=store,  # type: ignore[arg-type]
+                rank=place,
+                world_size=size,
+                timeout=timeout,
             )
             # Connects every pair now: a lazy connection to a rank that died may hang.
             self.exchange_sizes(np.zeros(size, np.int64))
@@ -121,15 +128,16 @@ class TorchGroup:
                 self._dist.destroy_process_group()
 
 
-def connector(store: Store, timeout_s: float, backend: str) -> Callable[[int, int, int], Group]:
+def connector(store: KeyStore, timeout_s: float, backend: str) -> Callable[[int, int, int], Group]:
     """Return what connects this rank to the group of an epoch: see `RankMember`. backend: of torch.distributed."""
 
     def connect(epoch: int, place: int, size: int) -> Group:
-        from torch.distributed import PrefixStore
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         if size == 1:
             return LoneGroup()
-        return TorchGroup(PrefixStore(f"group {epoch}", store), place, size, timeout_s, backend)
+        prefixed = PrefixStore(f"group {epoch}", store)  # type: ignore[arg-type]
+        return TorchGroup(prefixed, place, size, timeout_s, backend)
 
     return connect
 

@@ -267,7 +267,9 @@ class RankMember:
         )
         num_owned = int(owned_counts(self._experts, place).max(initial=0))
         traffic = plan.traffic(mesh, num_owned, parts.hidden, ITEM_BYTES[parts.payload])
-        self._arenas = tuple(_arena(traffic, self._experts.num_experts) for _ in range(MAX_ROUNDS))
+        self._arenas = tuple(
+            _arena(traffic, self._experts.owner.shape[1]) for _ in range(MAX_ROUNDS)
+        )
         self._exchanges = tuple(
             LayerExchange(parts, self._role, arena, self.figures) for arena in self._arenas
         )

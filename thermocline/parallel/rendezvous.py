@@ -10,14 +10,12 @@ import json
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from thermocline.errors import MeshEndedError, MeshError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-
-    from torch.distributed import Store
 
 R = TypeVar("R")
 
@@ -26,24 +24,40 @@ _LOOK_S: Final = 0.01
 _RANK_0: Final = "rank 0 has ended, and the service with it: start all ranks again"
 
 
-def open_store(timeout_s: float) -> Store:
+class KeyStore(Protocol):
+    """The part of torch's Store that ranks use. Every method raises RuntimeError when the store is gone."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return a value that is there."""
+        ...
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        ...
+
+
+def open_store(timeout_s: float) -> KeyStore:
     """Return the store of this run. Raises MeshError when it can not be reached in time."""
-    from torch.distributed import DistError, rendezvous
+    from torch.distributed import rendezvous  # type: ignore[attr-defined]
 
     try:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    except (DistError, RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
         raise MeshError(
             f"the ranks' store can not be reached ({error}): start all ranks with torchrun"
         ) from error
-    found: Store = store
+    found: KeyStore = store
     return found
 
 
 class Rendezvous:
     """One rank's view of who is there. `close` it, which ends its pulse."""
 
-    def __init__(self, store: Store, rank: int, timeout_s: float) -> None:
+    def __init__(self, store: KeyStore, rank: int, timeout_s: float) -> None:
         """timeout_s: the deadline of an exchange, after half of which a rank without a pulse is lost."""
         self._store = store
         self._rank = rank

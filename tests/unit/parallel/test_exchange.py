@@ -99,7 +99,7 @@ class Ranks:
         for rank in self.mesh.ranks:
             owned = int(owned_counts(experts, rank).max())
             traffic = plan.traffic(self.mesh, owned, spec.expert_hidden_size, 4)
-            self.arenas.append(_arena(traffic, experts.num_experts))
+            self.arenas.append(_arena(traffic, experts.owner.shape[1]))
             self.threads.append(TurnThread())
             group = self.world.connector(rank)(0, rank, self.mesh.size)
             peers = self.mesh.peers(rank)

@@ -1,0 +1,195 @@
+"""Ranks as processes that are killed and stopped under load: right answers, no hang, nothing left behind.
+
+THERMOCLINE_RANK_LOSSES is how often of each kind; `make parallel` sets it, and has torchrun's agents too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support import rank_program
+
+pytestmark = pytest.mark.slow
+
+LOSSES = int(os.environ.get("THERMOCLINE_RANK_LOSSES", "0"))
+ROOT = Path(__file__).parents[2]
+# Two deadlines, the pulse's silence, and what is computed again on a busy machine.
+LATEST_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """The answers of one process."""
+    return asyncio.run(rank_program.all_answers(rank_program.config_of()))
+
+
+class Ranks:
+    """Processes of ranks. agents: each behind an agent of torchrun of its own."""
+
+    def __init__(self, folder: Path, number: int, *, agents: bool, tp: int = 1) -> None:
+        self.folder, self.number = folder, number
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        program = ["-m", "tests.support.rank_program", os.fspath(folder)]
+        self.processes = []
+        for rank in range(number):
+            env = {**os.environ, "TEST_TP": str(tp), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, *program]
+            if agents:
+                command = [sys.executable, "-m", "torch.distributed.run"]
+                command += ["--nnodes", str(number), "--nproc-per-node", "1", "--max-restarts", "0"]
+                command += ["--node-rank", str(rank), "--master-addr", "127.0.0.1"]
+                command += ["--master-port", str(port), *program]
+            else:
+                env |= {"RANK": str(rank), "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": "1"}
+                env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=env,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            )
+
+    def wait_begun(self) -> None:
+        """Wait until rank 0 has opened the model."""
+        end_s = time.monotonic() + 60
+        while not (self.folder / "begun").exists():
+            assert time.monotonic() < end_s, "rank 0 did not open the model"
+            assert self.processes[0].poll() is None, self.processes[0].communicate()
+            time.sleep(0.01)
+
+    def pid(self, rank: int) -> int:
+        """Return a rank's own process, which with agents is no child of ours."""
+        return int((self.folder / f"rank{rank}").read_text())
+
+    def end(self, rank: int) -> tuple[int, str, str]:
+        """Wait for a rank's end; return its code, what it printed, and its errors."""
+        process = self.processes[rank]
+        out, error = process.communicate(timeout=LATEST_S)
+        return process.returncode, out, error
+
+    def close(self) -> None:
+        """End what is left, which a test that passes leaves nothing of."""
+        for rank, process in enumerate(self.processes):
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+            file = self.folder / f"rank{rank}"
+            if file.exists():
+                try:
+                    os.kill(int(file.read_text()), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+
+@contextmanager
+def running(folder: Path, number: int, *, agents: bool = False, tp: int = 1):
+    """Run ranks until the block ends."""
+    folder.mkdir(exist_ok=True)
+    ranks = Ranks(folder, number, agents=agents, tp=tp)
+    try:
+        ranks.wait_begun()
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def lose_one(ranks: Ranks, draw: random.Random, how: signal.Signals, expected) -> float:
+    """End or stop a rank at a random moment; check every rank's end. Returns the seconds until the answers came."""
+    victim = draw.randrange(1, ranks.number)
+    pid = ranks.pid(victim)
+    time.sleep(draw.random() * 1.5)
+    start_s = time.monotonic()
+    os.kill(pid, how)
+    code, out, error = ranks.end(0)
+    took_s = time.monotonic() - start_s
+    assert code == 0, error
+    assert json.loads(out.strip().splitlines()[-1]) == expected
+    if how is signal.SIGSTOP:
+        os.kill(pid, signal.SIGCONT)
+    for rank in range(1, ranks.number):
+        code, out, error = ranks.end(rank)
+        assert not out, "ranks that follow print nothing"
+        if rank != victim:
+            assert code == 0, error
+        elif how is signal.SIGSTOP:
+            assert "MeshEndedError" in error, "it was late, and must say so"
+    return took_s
+
+
+def test_ranks_answer_as_one_process_and_outlive_a_killed_one(tmp_path, expected) -> None:
+    """Two ranks over gloo; one is killed under load, and the other computes its experts and requests."""
+    with running(tmp_path, 2) as ranks:
+        lose_one(ranks, random.Random(1), signal.SIGKILL, expected)
+
+
+@pytest.mark.skipif(not LOSSES, reason="make parallel")
+@pytest.mark.timeout(36000)
+@pytest.mark.parametrize("agents", [False, True], ids=["processes", "agents"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_losses_under_load(how, agents, tmp_path, expected, record_property, capfd) -> None:
+    """Kills or stops of a random rank but 0, of two and of three ranks, data- and tensor-parallel."""
+    draw, times = random.Random(int(how)), []
+    for number in range(LOSSES):
+        size = 2 + number % 2
+        tp = size if number % 4 == 3 else 1
+        with running(tmp_path / f"{number}", size, agents=agents, tp=tp) as ranks:
+            times.append(lose_one(ranks, draw, how, expected))
+    record_property("latest answer after a loss, s", round(max(times), 1))
+    with capfd.disabled():
+        sys.stdout.write(f"{how.name}: {LOSSES} losses, answers after at most {max(times):.1f} s\n")
+
+
+@pytest.mark.skipif(not LOSSES, reason="make parallel")
+@pytest.mark.timeout(36000)
+@pytest.mark.parametrize("agents", [False, True], ids=["processes", "agents"])
+def test_the_end_of_rank_0_ends_the_service(agents, tmp_path) -> None:
+    """The others end within the deadline, and say why."""
+    draw = random.Random(0)
+    for number in range(max(LOSSES // 5, 1)):
+        size = 2 + number % 2
+        with running(tmp_path / f"{number}", size, agents=agents) as ranks:
+            time.sleep(draw.random())
+            start_s = time.monotonic()
+            os.kill(ranks.pid(0), signal.SIGKILL)
+            for rank in range(1, size):
+                code, out, error = ranks.end(rank)
+                assert code != 0
+                assert not out
+                assert "rank 0 has ended, and the service with it" in error, error
+            assert time.monotonic() - start_s < 2 * rank_program.TIMEOUT_S + 15
+
+
+@pytest.mark.skipif(not LOSSES, reason="make parallel")
+@pytest.mark.parametrize(("dp", "tp"), [(2, 1), (1, 2), (2, 2)])
+def test_torchrun_prints_one_answer(dp, tp, tmp_path) -> None:
+    """`run --json` under torchrun is one JSON object, with the tokens of one process."""
+    run = ["-m", "thermocline", "run", "--prompt", "A lane", "--max-tokens", "9", "--json"]
+    env = {**os.environ, "THERMOCLINE_CACHE": os.fspath(tmp_path)}
+
+    def tokens(command: list[str]) -> list[int]:
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=True
+        )
+        return json.loads(done.stdout)["token_ids"]
+
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", str(dp * tp), *run, "--dp", str(dp), "--tp", str(tp)]
+    assert tokens(launch) == tokens([sys.executable, *run])
