@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -41,8 +40,10 @@ from thermocline.config import (
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from thermocline.cli.estimates import Estimates
+    from thermocline.cli.rank_plan import RankPlan
     from thermocline.cli.simulation import Simulation
     from thermocline.experts.placement.planner import Plan
     from thermocline.models.sizes import ModelSizes
@@ -315,10 +316,8 @@ def plan(  # noqa: PLR0913 - one per flag
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
     device = planned_device(config.placement, vram)
     found = plan_device(config.placement, needs, device, known, is_auto=is_auto)
-    held, shared = (
-        _held_by_workers(sizes, found, workers, worker_share),
-        None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits),
-    )
+    held = _held_by_workers(sizes, found, workers, worker_share)
+    shared = None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits)
     speeds = speeds_for(path, files, kv_type, may_measure=may_measure and _has_weights(routing))
     speed = (
         None
@@ -331,9 +330,10 @@ def plan(  # noqa: PLR0913 - one per flag
     if routing is not None:
         if speeds is None:
             raise ConfigError("--simulate needs this machine's speeds: leave out --no-measure")
-        described = DescribedSpeeds(pcie, vram_speed, ram_speed)
         simulation = simulate(
-            routing, sizes, found, speeds, described, chunk_tokens=limits.chunk_tokens, heat=known
+            *(routing, sizes, found, speeds, DescribedSpeeds(pcie, vram_speed, ram_speed)),
+            chunk_tokens=limits.chunk_tokens,
+            heat=known,
         )
     if as_json:
         fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes) | {
@@ -346,11 +346,17 @@ def plan(  # noqa: PLR0913 - one per flag
             fields["simulation"] = simulation.as_dict()
         echo_json(fields)
         return
-    more = (each.lines() for each in (shared, speed) if each is not None)
-    lines = (*_in_words(held, on_failure), *chain.from_iterable(more))
-    _show(spec, sizes, found, ram_bytes, block, lines)
+    notes = (*_in_words(held, on_failure), *_all_lines(shared, speed))
+    _show(spec, sizes, found, ram_bytes, block, notes)
     if simulation is not None:
         _show_simulation(simulation)
+
+
+def _all_lines(ranks: RankPlan | None, speed: Estimates | None) -> Iterator[str]:
+    """Yield the lines of what was planned of them."""
+    for each in (ranks, speed):
+        if each is not None:
+            yield from each.lines()
 
 
 def _has_weights(routing: str | None) -> bool:
