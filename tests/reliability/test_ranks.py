@@ -90,6 +90,7 @@ class Ranks:
         for rank, process in enumerate(self.processes):
             if process.poll() is None:
                 process.kill()
+            if not process.stdout.closed:
                 process.communicate()
             file = self.folder / f"rank{rank}"
             if file.exists():

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from thermocline.messages import ExpertDispatch, FloatArray, IntArray
 
 _HEAD: Final = struct.Struct("<IIIIIIII")
+LENGTH_AT: Final = 7
+"""Which number of a head is the part's length in bytes, where parts travel in blocks; 0 elsewhere."""
+
 _INT: Final = np.dtype("<i4")
 _FLOAT: Final = np.dtype("<f4")
 

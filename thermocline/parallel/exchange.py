@@ -17,6 +17,7 @@ from thermocline.errors import MeshError
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import Contributions
 from thermocline.parallel.dispatch_plan import (
+    LENGTH_AT,
     DispatchPlan,
     Rows,
     pack_part,
@@ -24,6 +25,7 @@ from thermocline.parallel.dispatch_plan import (
     plan_dispatch,
     unpack_part,
 )
+from thermocline.parallel.workspace import HEAD_BYTES
 from thermocline.remote.payload import ITEM_BYTES, pack_floats, unpack_floats
 from thermocline.traces.lanes import Lane, Name
 from thermocline.workers.lane import result_of
@@ -139,15 +141,20 @@ class LayerExchange:
         chunk: Chunk,
         layer: LayerIndex,
         given: tuple[LayerWork, ExpertDispatch] | None,
+        block_bytes: int = 0,
     ) -> Contributions | FloatArray | None:
         """Take part in a layer. given: this rank's tokens; None where its replica has none.
+
+        block_bytes: what every rank sends every other one, the same for all ranks; 0 for lengths of their own.
 
         Returns its tokens' outputs, or where the replica shares, the layer's sum, float32 [T, D].
         """
         index = self._parts.catalog.routed_layers.index(layer)
         turn = partial(turns.of, index, round_index=round_index)
         plan = self._plan(layer, given)
-        mine, others = await self._rows(turn(exchange=ROWS), chunk, layer, given, plan)
+        mine, others = await self._rows(
+            turn(exchange=ROWS), chunk, layer, given, plan, block_bytes=block_bytes
+        )
         values = await self._answers(turn(exchange=ANSWERS), chunk, layer, plan, mine, others)
         found = None
         if given is not None:
@@ -177,6 +184,8 @@ class LayerExchange:
         layer: LayerIndex,
         given: tuple[LayerWork, ExpertDispatch] | None,
         plan: DispatchPlan,
+        *,
+        block_bytes: int,
     ) -> tuple[FloatArray | None, tuple[list[Rows | None], list[FloatArray]]]:
         """Send rows, and compute those that arrive. Returns outputs of the own part, and those for each rank."""
         parts, place = self._parts, self._role.group.place
@@ -184,7 +193,7 @@ class LayerExchange:
             0 if rank == place else part_bytes(plan.parts.get(rank), parts.hidden, parts.payload)
             for rank in range(plan.num_ranks)
         ]
-        send = self._arena.take("send", sum(sizes), "rows of a layer")
+        send, received_blocks = self._send_buffers(sum(sizes), block_bytes)
         own = None
         start = 0
         for rank, part in plan.parts.items():
@@ -195,12 +204,15 @@ class LayerExchange:
                 own_x = x if len(at) == len(x) else x[at]
                 own = Rows(own_x, part.experts, part.counts, part.places, part.weights, is_prompt)
             else:
+                start = rank * block_bytes if block_bytes else start
                 end = start + sizes[rank]
                 pack_part(part, x, parts.payload, send[start:end], is_prompt=is_prompt)
                 start = end
         self._figures.total_rows_sent += int(plan.rows_to.sum())
         job = partial(self._exchange_rows, send, np.array(sizes, np.int64))
-        coming = parts.thread.submit(turn, self._shown(job, chunk, layer, sum(sizes)))
+        if block_bytes:
+            job = partial(self._exchange_blocks, send, received_blocks, sizes)
+        coming = parts.thread.submit(turn, self._shown(job, chunk, layer, len(send)))
         mine = None
         if own is not None and own.num_pairs >= _OVERLAPPED_PAIRS:
             (mine,) = await self._compute(chunk, layer, [own])
@@ -210,6 +222,7 @@ class LayerExchange:
         num_experts, start = parts.catalog.num_experts, 0
         for rank, size in enumerate(received.sizes):
             if size:
+                start = rank * block_bytes if block_bytes else start
                 packed = received.data[start : start + size]
                 rows[rank] = unpack_part(packed, parts.hidden, num_experts)
                 start += size
@@ -310,6 +323,28 @@ class LayerExchange:
             whole.append(flat.reshape(-1, residual.shape[1]))
             start = end
         return np.concatenate(whole)
+
+    def _send_buffers(self, nbytes: int, block_bytes: int) -> tuple[Bytes, Bytes]:
+        """Return what rows are packed into, and where blocks arrive, which is empty without blocks."""
+        if not block_bytes:
+            return self._arena.take("send", nbytes, "rows of a layer"), np.empty(0, np.uint8)
+        size = self._role.group.size * block_bytes
+        blocks = self._arena.take("blocks", 2 * size, "blocks of a layer")
+        return blocks[:size], blocks[size:]
+
+    def _exchange_blocks(self, send: Bytes, received: Bytes, sizes: list[int]) -> _Received:
+        """Exchange a block with every rank; its first number says how much of it counts."""
+        group = self._role.group
+        block_bytes = len(send) // group.size
+        lengths = [block_bytes] * group.size
+        heads = send.reshape(group.size, block_bytes)[:, :HEAD_BYTES].view(np.uint32)
+        heads[:, LENGTH_AT] = sizes
+        group.exchange(send, lengths, received, lengths)
+        coming = received.reshape(group.size, block_bytes)[:, :HEAD_BYTES].view(np.uint32)
+        found = coming[:, LENGTH_AT].tolist()
+        if max(found) > block_bytes:
+            raise MeshError("a rank sends more than it says: start all ranks with the same version")
+        return _Received(received, found)
 
     def _exchange_rows(self, send: Bytes, sizes: NDArray[np.int64]) -> _Received:
         group = self._role.group

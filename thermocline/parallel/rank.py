@@ -7,7 +7,7 @@ each step, and every rank takes part in it.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -99,6 +99,8 @@ class RankMember:
         self._next_turn = 0
         self._turns: StepTurns | None = None
         self._round_of: dict[int, int] = {}
+        self._block_bytes: tuple[int, ...] = ()
+        self._traffic: Traffic | None = None
         self.total_regroups = 0
         """Groups that were lost, and formed anew."""
 
@@ -165,7 +167,7 @@ class RankMember:
         number = self._round_of[work.chunk.id]
         turns = self._the_turns
         found = await self._exchanges[number].run(
-            turns, number, work.chunk, layer, (work, dispatch)
+            turns, number, work.chunk, layer, (work, dispatch), self._block_bytes[number]
         )
         assert found is not None, "tokens that were given have outputs"
         return found
@@ -173,7 +175,9 @@ class RankMember:
     async def idle_round(self, number: int, chunk: Chunk) -> None:
         """Compute what others need in a round for which this rank has no tokens. chunk: stands for them in the trace."""
         for layer in self._parts.catalog.routed_layers:
-            await self._exchanges[number].run(self._the_turns, number, chunk, layer, None)
+            await self._exchanges[number].run(
+                self._the_turns, number, chunk, layer, None, self._block_bytes[number]
+            )
 
     async def results(self, mine: bytes, expected: Sequence[int]) -> tuple[NDArray[np.uint8], ...]:
         """End a step: leaders give rank 0 their results. expected: on rank 0 the bytes of each replica, else nothing.
@@ -229,6 +233,8 @@ class RankMember:
         num_layers = len(self._parts.catalog.routed_layers)
         self._turns = StepTurns(self._next_turn, len(header.rounds), num_layers, num_exchanges)
         self._next_turn = self._turns.end
+        assert self._traffic is not None, "join first"
+        self._block_bytes = tuple(map(self._traffic.block_bytes, header.most_tokens))
         self._round_of = {
             chunk.id: number
             for number, chunks in enumerate(header.rounds)
@@ -267,6 +273,9 @@ class RankMember:
         )
         num_owned = int(owned_counts(self._experts, place).max(initial=0))
         traffic = plan.traffic(mesh, num_owned, parts.hidden, ITEM_BYTES[parts.payload])
+        # The largest share: blocks have one length for all ranks.
+        most = max(int(owned_counts(self._experts, at).max()) for at in range(mesh.size))
+        self._traffic = replace(traffic, num_owned=most)
         self._arenas = tuple(
             _arena(traffic, self._experts.owner.shape[1]) for _ in range(MAX_ROUNDS)
         )

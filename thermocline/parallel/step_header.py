@@ -48,6 +48,8 @@ class StepHeader:
 
     kind: HeaderKind
     rounds: tuple[tuple[Chunk | None, ...], ...] = ()
+    most_tokens: tuple[int, ...] = ()
+    """Tokens of the largest chunk of each round, whoever reads it."""
 
     @property
     def has_answers(self) -> bool:
@@ -56,20 +58,30 @@ class StepHeader:
         return any(chunk is not None and not chunk.is_prompt for chunk in chunks)
 
 
+def step_of(rounds: Sequence[tuple[Chunk | None, ...]]) -> StepHeader:
+    """Return the header of a step."""
+    most = (max(0 if chunk is None else chunk.num_tokens for chunk in each) for each in rounds)
+    return StepHeader(HeaderKind.STEP, tuple(rounds), tuple(most))
+
+
 def encode_header(header: StepHeader) -> bytes:
     """Return a header's bytes."""
     chunks = [b"" if chunk is None else _encode(chunk) for each in header.rounds for chunk in each]
     num_replicas = len(header.rounds[0]) if header.rounds else 0
     lengths = np.array([len(chunk) for chunk in chunks], _INT).tobytes()
-    return _HEAD.pack(header.kind, len(header.rounds), num_replicas, 0) + lengths + b"".join(chunks)
+    most = np.array(header.most_tokens, _INT).tobytes()
+    head = _HEAD.pack(header.kind, len(header.rounds), num_replicas, 0)
+    return head + most + lengths + b"".join(chunks)
 
 
 def decode_header(data: bytes, replica: int) -> StepHeader:
     """Read a header, of its chunks those of `replica` alone; the others are None. Raises MeshError."""
     try:
         kind, num_rounds, num_replicas, _ = _HEAD.unpack_from(data)
-        lengths = np.frombuffer(data, _INT, num_rounds * num_replicas, _HEAD.size)
-        ends = np.cumsum(lengths) + _HEAD.size + lengths.nbytes
+        most = np.frombuffer(data, _INT, num_rounds, _HEAD.size)
+        start = _HEAD.size + most.nbytes
+        lengths = np.frombuffer(data, _INT, num_rounds * num_replicas, start)
+        ends = np.cumsum(lengths) + start + lengths.nbytes
         rounds = []
         for number in range(num_rounds):
             chunks: list[Chunk | None] = [None] * num_replicas
@@ -77,7 +89,7 @@ def decode_header(data: bytes, replica: int) -> StepHeader:
             if lengths[index]:
                 chunks[replica] = _decode(data[ends[index] - lengths[index] : ends[index]])
             rounds.append(tuple(chunks))
-        return StepHeader(HeaderKind(kind), tuple(rounds))
+        return StepHeader(HeaderKind(kind), tuple(rounds), tuple(most.tolist()))
     except (ValueError, TypeError, struct.error, LookupError, OverflowError) as error:
         raise MeshError(
             f"rank 0 sent a step that can not be read ({error}): start all ranks with the same version"

@@ -18,7 +18,13 @@ from thermocline.messages import (
     StateUse,
 )
 from thermocline.parallel.mesh import make_mesh
-from thermocline.parallel.step_header import HeaderKind, StepHeader, decode_header, encode_header
+from thermocline.parallel.step_header import (
+    HeaderKind,
+    StepHeader,
+    decode_header,
+    encode_header,
+    step_of,
+)
 
 
 def ints(*values: int) -> np.ndarray:
@@ -52,11 +58,13 @@ def test_a_rank_reads_its_own_replicas_chunks() -> None:
     """Every field comes back; other replicas' chunks are not read."""
     chunk = full_chunk()
     small = Chunk(ChunkId(1), chunk.segments[1:], ints(4), ints(9), ints(12), ints(0))
-    header = StepHeader(HeaderKind.STEP, ((chunk, None), (small, chunk)))
+    header = step_of([(chunk, None), (small, chunk)])
+    assert header.most_tokens == (4, 4)
     data = encode_header(header)
     here = decode_header(data, 0)
     assert plain(here.rounds) == plain(((chunk, None), (small, None)))
     there = decode_header(data, 1)
+    assert there.most_tokens == here.most_tokens == header.most_tokens
     assert plain(there.rounds) == plain(((None, None), (None, chunk)))
     for kind in (HeaderKind.ALIVE, HeaderKind.END):
         assert decode_header(encode_header(StepHeader(kind)), 1) == StepHeader(kind)
@@ -64,7 +72,7 @@ def test_a_rank_reads_its_own_replicas_chunks() -> None:
 
 def test_bytes_that_are_no_step_are_refused() -> None:
     """Cut or changed bytes raise MeshError."""
-    data = encode_header(StepHeader(HeaderKind.STEP, ((full_chunk(),),)))
+    data = encode_header(step_of([(full_chunk(),)]))
     for broken in (b"", data[:10], data[:60], b"\xff" * 40):
         with pytest.raises(MeshError):
             decode_header(broken, 0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import GroupLostError, StageError
 from thermocline.parallel.rank import MAX_ROUNDS
-from thermocline.parallel.step_header import HeaderKind, StepHeader
+from thermocline.parallel.step_header import HeaderKind, StepHeader, step_of
 from thermocline.pipeline.execution.queues import ChannelClosed
 from thermocline.pipeline.execution.rank_steps import result_bytes, unpacked_result
 from thermocline.pipeline.execution.runner import ChunkFailed
@@ -163,7 +163,7 @@ class Conductor:
                 rounds.append(chunks)
         if not rounds:
             return StepHeader(HeaderKind.ALIVE)
-        return StepHeader(HeaderKind.STEP, tuple(rounds))
+        return step_of(rounds)
 
     async def _step(self, header: StepHeader) -> None:
         try:
