@@ -10,6 +10,8 @@ from thermocline.environment import torchrun_ranks
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from thermocline.config import EngineConfig
 
 
@@ -33,16 +35,27 @@ def as_rank(config: EngineConfig) -> EngineConfig:
     return config
 
 
-def has_followed(path: str, config: EngineConfig) -> bool:
+def has_followed(path: str, config: EngineConfig, trace: Path | None = None) -> bool:
     """Follow rank 0 to its end and return True; False at once on rank 0, or for the only process.
 
-    Raises what opening raises, and MeshEndedError.
+    trace: rank 0's file for its timeline; this rank's lies beside it (`rank_file`). Raises what opening raises, and MeshEndedError.
     """
     if not config.parallel.rank:
         return False
+    from thermocline.config import TraceConfig
     from thermocline.engine.follower import follow
 
     # Ctrl-C reaches every rank of a terminal. Rank 0 ends the service, and with it the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    follow(path, config)
+    if trace is None:
+        follow(path, config)
+    else:
+        config = replace(config, trace=TraceConfig(enabled=True))
+        follow(path, config, rank_file(trace, config.parallel.rank))
     return True
+
+
+def rank_file(trace: Path, rank: int) -> Path:
+    """Return where a rank writes its timeline: run.json.gz becomes run.rank1.json.gz."""
+    stem, dot, suffixes = trace.name.partition(".")
+    return trace.with_name(f"{stem}.rank{rank}{dot}{suffixes}")

@@ -100,7 +100,7 @@ def run(  # noqa: PLR0913 - one per flag
     --temperature is above 0 and there is no --seed. Everything but the answer goes to stderr.
     """
     path, timeline, config = model_path(model), trace_file(trace), as_rank(config)
-    if has_followed(path, config):
+    if has_followed(path, config, None if timeline is None else timeline.path):
         return
     order = _Order(path, prompt, params, config, timeline, routing, as_json, is_verbose)
     run_until_done(_run(order))
