@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -90,14 +90,11 @@ class Ranks:
         for rank, process in enumerate(self.processes):
             if process.poll() is None:
                 process.kill()
+                file = self.folder / f"rank{rank}"
+                with suppress(ProcessLookupError, FileNotFoundError):
+                    os.kill(int(file.read_text()), signal.SIGKILL)
             if not process.stdout.closed:
                 process.communicate()
-            file = self.folder / f"rank{rank}"
-            if file.exists():
-                try:
-                    os.kill(int(file.read_text()), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
 
 
 @contextmanager

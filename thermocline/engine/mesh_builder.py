@@ -28,11 +28,14 @@ from thermocline.remote.payload import PayloadType
 if TYPE_CHECKING:
     from thermocline.config import EngineConfig
     from thermocline.engine.build_context import BuildContext
+    from thermocline.engine.expert_stages import ExpertBackends
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.execution.runner import Runner
+    from thermocline.pipeline.replica_loops import AnyStepLoop
+    from thermocline.speculation.speculator import Speculator
     from thermocline.workers.lane import LaneThread
 
 
@@ -103,7 +106,7 @@ def open_member(
     return context.owned.enter_context(closing(member))
 
 
-def join_ranks(context: BuildContext, member: RankMember) -> None:
+def _join_ranks(context: BuildContext, member: RankMember) -> None:
     """Wait for the other ranks, which have opened the same model in the same way. Raises MeshError."""
     config, file, model, cache = context.config, context.file, context.model, context.devices.cache
     tensors = [info for layer in model.expert_layers if layer is not None for info in layer.tensors]
@@ -118,7 +121,26 @@ def join_ranks(context: BuildContext, member: RankMember) -> None:
     member.join(facts, config.parallel.open_timeout_s)
 
 
-def build_replica_loops(
+def build_loops(
+    context: BuildContext,
+    experts: ExpertBackends,
+    runner: Runner,
+    cpu: LaneThread,
+    routing_log: RoutingLog,
+    speculator: Speculator,
+) -> AnyStepLoop:
+    """Return what drives the runner: one step loop, or of several ranks those of all replicas, once all have joined."""
+    member = experts.member
+    if member is None:
+        room = None if experts.hot_device is None else experts.hot_device.room
+        limits = context.limits
+        return build_step_loop(context, limits, runner, cpu, routing_log, speculator, room)
+    loops = _replica_loops(context, member, runner, cpu, routing_log)
+    _join_ranks(context, member)
+    return loops
+
+
+def _replica_loops(
     context: BuildContext,
     member: RankMember,
     runner: Runner,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from thermocline.errors import EngineError
 from thermocline.pipeline.scheduling.request_blocks import CacheSnapshot
@@ -112,6 +112,9 @@ class ReplicaLoops:
             home = self._emptiest() if is_gone else replica
             self._home[each[0].request] = home
             self._loops[home].adopt([each])
+
+
+AnyStepLoop: TypeAlias = "StepLoop | ReplicaLoops"
 
 
 def merged(snapshots: Sequence[SchedulerSnapshot]) -> SchedulerSnapshot:
