@@ -1,6 +1,6 @@
 """A rank as a process of its own, for tests that end some of them: `python -m tests.support.rank_program FOLDER`.
 
-Writes its process id, and on rank 0 that it has begun, into the folder; rank 0 prints its answers as JSON.
+Writes its process id into the folder, on rank 0 that it has begun and its answers as JSON, and at its end why it ended.
 """
 
 from __future__ import annotations
@@ -61,22 +61,24 @@ async def all_answers(config: EngineConfig, on_open=lambda: None) -> list[list[i
 
 
 def main(folder: Path) -> int:
-    """Be a rank to the end; the exit code is 3 for an error, which is printed."""
+    """Be a rank to the end; the exit code is 3 for an error."""
     tp = int(os.environ.get("TEST_TP", "1"))
     config = as_rank(config_of(tp=tp))
     config = replace(config, cpu=CpuConfig(threads=1))
     rank = config.parallel.rank or 0
     (folder / f"rank{rank}").write_text(str(os.getpid()))
+    error_text = ""
     try:
         if rank:
             follow(DEMO_MODEL_PATH, config)
         else:
             begun = folder / "begun"
-            sys.stdout.write(json.dumps(asyncio.run(all_answers(config, begun.touch))) + "\n")
+            answers = asyncio.run(all_answers(config, begun.touch))
+            (folder / "answers").write_text(json.dumps(answers))
     except ThermoclineError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return 3
-    return 0
+        error_text = f"{type(error).__name__}: {error}"
+    (folder / f"end{rank}").write_text(error_text)
+    return 3 if error_text else 0
 
 
 if __name__ == "__main__":
