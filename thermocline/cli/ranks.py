@@ -40,7 +40,8 @@ def has_followed(path: str, config: EngineConfig, trace: Path | None = None) -> 
 
     trace: rank 0's file for its timeline; this rank's lies beside it (`rank_file`). Raises what opening raises, and MeshEndedError.
     """
-    if not config.parallel.rank:
+    rank = config.parallel.rank
+    if not rank:
         return False
     from thermocline.config import TraceConfig
     from thermocline.engine.follower import follow
@@ -51,7 +52,7 @@ def has_followed(path: str, config: EngineConfig, trace: Path | None = None) -> 
         follow(path, config)
     else:
         config = replace(config, trace=TraceConfig(enabled=True))
-        follow(path, config, rank_file(trace, config.parallel.rank))
+        follow(path, config, rank_file(trace, rank))
     return True
 
 
