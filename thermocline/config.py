@@ -423,10 +423,9 @@ class ParallelConfig(ShowsChanges):
         "--rank-timeout",
         "Seconds that ranks wait for each other within a layer; the others go on without one that is later.",
     )
-    open_timeout_s: float = 600.0
-    """How long ranks wait for each other to open the model."""
+    open_timeout_s: float = 600.0  # until all ranks have opened the model
     rank: int | None = None
-    """This process among `num_ranks`, as torchrun started them; None for a model on one process."""
+    """This process among `num_ranks`; None where it is the only one."""
     num_ranks: int = 1
 
     def __post_init__(self) -> None:

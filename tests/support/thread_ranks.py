@@ -82,12 +82,33 @@ class ThreadWorld:
 
 
 class Hub:
-    """Where the ranks of one group meet."""
+    """Where the ranks of one group meet: what each gave in its n-th exchange."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.barrier = threading.Barrier(size)
-        self.given: list[Any] = [None] * size
+        self._changed = threading.Condition()
+        self._given: dict[int, dict[int, Any]] = {}
+        self._is_broken = False
+
+    def swap(self, number: int, place: int, given: Any, timeout_s: float) -> list[Any]:
+        """Return what all gave in their exchange of this number, once they have. Raises GroupLostError."""
+        with self._changed:
+            mine = self._given.setdefault(number, {})
+            mine[place] = given
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(mine) == self.size or self._is_broken, timeout_s)
+            if len(mine) < self.size:
+                self._is_broken = True
+                self._changed.notify_all()
+                raise GroupLostError("a rank was lost")
+            self._given.pop(number - 1, None)
+            return [mine[each] for each in range(self.size)]
+
+    def leave(self) -> None:
+        """Let exchanges fail for which somebody is missing."""
+        with self._changed:
+            self._is_broken = True
+            self._changed.notify_all()
 
 
 class ThreadGroup:
@@ -96,6 +117,7 @@ class ThreadGroup:
     def __init__(self, world: ThreadWorld, hub: Hub, rank: int, place: int) -> None:
         self.place, self.size = place, hub.size
         self._world, self._hub, self._rank = world, hub, rank
+        self._number = 0
 
     def exchange_sizes(self, sizes: np.ndarray) -> np.ndarray:
         """See `Group`."""
@@ -120,25 +142,19 @@ class ThreadGroup:
 
     def close(self) -> None:
         """See `Group`."""
-        self._hub.barrier.abort()
+        self._hub.leave()
 
     def _swap(self, given: Any) -> list[Any]:
-        world, hub = self._world, self._hub
+        world = self._world
         left = world.deaths.get(self._rank)
         if left == 0:
             world.dead.add(self._rank)
-            hub.barrier.abort()
+            self._hub.leave()
             raise GroupLostError("killed")
         if left is not None:
             world.deaths[self._rank] = left - 1
-        hub.given[self.place] = given
-        try:
-            hub.barrier.wait(world.timeout_s)
-            found = list(hub.given)
-            hub.barrier.wait(world.timeout_s)
-        except threading.BrokenBarrierError as error:
-            raise GroupLostError("a rank was lost") from error
-        return found
+        self._number += 1
+        return self._hub.swap(self._number, self.place, given, world.timeout_s)
 
 
 @contextmanager

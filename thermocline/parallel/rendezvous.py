@@ -41,11 +41,15 @@ class KeyStore(Protocol):
 
 
 def open_store(timeout_s: float) -> KeyStore:
-    """Return the store of this run. Raises MeshError when it can not be reached in time."""
-    from torch.distributed import rendezvous  # type: ignore[attr-defined]
-
+    """Return the store of this run. Raises MeshError when it can not be reached in time, or there is no torch."""
     try:
+        from torch.distributed import rendezvous  # type: ignore[attr-defined]
+
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except ImportError as error:
+        raise MeshError(
+            f"ranks need torch ({error}): install it, or start one process without torchrun"
+        ) from error
     except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
         raise MeshError(
             f"the ranks' store can not be reached ({error}): start all ranks with torchrun"
