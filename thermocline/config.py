@@ -423,9 +423,9 @@ class ParallelConfig(ShowsChanges):
         "--rank-timeout",
         "Seconds that ranks wait for each other within a layer; the others go on without one that is later.",
     )
-    open_timeout_s: float = 600.0  # until all ranks have opened the model
-    rank: int | None = None
-    """This process among `num_ranks`; None where it is the only one."""
+    open_timeout_s: float = 600.0
+    may_compute_alone: bool = True  # steps without an exchange, where that is faster
+    rank: int | None = None  # None where this process is the only one
     num_ranks: int = 1
 
     def __post_init__(self) -> None:

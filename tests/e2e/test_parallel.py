@@ -23,6 +23,7 @@ from thermocline.config import (
 )
 from thermocline.engine.api import Engine
 from thermocline.errors import ConfigError, MeshError
+from thermocline.experts.dispatch.offload_selector import OffloadSelector
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,12 @@ def config_of(dp: int, tp: int, **parallel: object) -> EngineConfig:
         placement=PlacementConfig(hot_device="none", trunk_device="cpu"),
         heat=HeatConfig(enabled=False),
         scheduler=SchedulerConfig(prefill_chunk_tokens=16),
-        parallel=ParallelConfig(dp=dp, tp=tp, num_ranks=dp * tp, timeout_s=5.0, **parallel),
+        parallel=ParallelConfig(
+            dp=dp,
+            tp=tp,
+            num_ranks=dp * tp,
+            **({"timeout_s": 5.0, "may_compute_alone": False} | parallel),
+        ),
     )
 
 
@@ -133,12 +139,27 @@ def test_answers_are_the_same_after_ranks_were_lost(
     """Those that are left compute the lost experts, and a lost replica's requests from their tokens."""
     path, expected = model_of(name)
     world = ThreadWorld(5.0, deaths)
-    config = config_of(dp, tp)
-    parallel = ParallelConfig(dp=dp, tp=tp, num_ranks=dp * tp, timeout_s=1.0)
-    config = EngineConfig(**{**_fields(config), "parallel": parallel})
+    config = config_of(dp, tp, timeout_s=1.0)
     assert on_ranks(world, path, config, monkeypatch) == expected
     assert world.dead == set(deaths), "a rank was not killed"
     assert "was lost" in caplog.text
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("name", [CASES[0].name, RECURRENT])
+def test_steps_without_an_exchange_give_the_same_answers(name, always, model_of, monkeypatch):
+    """Whichever way measured times choose, and where all steps are computed apart: the other replica's, too."""
+    path, expected = model_of(name)
+    ways = []
+
+    def offloads(self, num_tokens: int) -> bool:
+        ways.append(not always and len(ways) % 3 != 2)
+        return ways[-1]
+
+    monkeypatch.setattr(OffloadSelector, "offloads", offloads)
+    config = config_of(2, 1, may_compute_alone=True)
+    assert on_ranks(ThreadWorld(5.0), path, config, monkeypatch) == expected
+    assert set(ways) == ({False} if always else {False, True})
 
 
 def test_a_rank_with_another_flag_is_refused_by_all(model_of, monkeypatch):

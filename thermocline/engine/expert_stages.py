@@ -10,8 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from thermocline.engine.expert_placement import place_experts
 from thermocline.engine.mesh_builder import open_member
 from thermocline.engine.warm_up import warm_up_devices
@@ -23,6 +21,7 @@ from thermocline.experts.dispatch.offload_selector import ChunkTimes, OffloadSel
 from thermocline.experts.layer_hits import LayerHits
 from thermocline.messages import BackendRole, LayerIndex
 from thermocline.parallel.backend import MeshExpertBackend
+from thermocline.parallel.dispatcher import RankDispatcher
 from thermocline.prefetch.governor_builder import build_governor
 from thermocline.remote.load_balancer import WorkerLoadBalancer
 from thermocline.remote.runtime import OpenedModel, open_remote
@@ -32,6 +31,7 @@ from thermocline.stages.prefetch import PrefetchStage
 if TYPE_CHECKING:
     from typing import Any
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from thermocline.engine.build_context import BuildContext
@@ -163,7 +163,7 @@ def _on_ranks(
         placed.initial,
         placed.devices,
         stages,
-        StaticDispatcher(placed.routed.placement, np.ones_like(placed.hot_mask)),
+        RankDispatcher(member, placed.routed.placement),
         placed.hot_mask,
         None,
         None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.engine.scheduler_builder import build_step_loop
 from thermocline.errors import ConfigError
+from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.machine import machine_facts
 from thermocline.parallel.exchange import RankParts
 from thermocline.parallel.expert_map import linear_map
@@ -20,8 +21,9 @@ from thermocline.parallel.rank import MAX_ROUNDS, MeshPlan, RankMember
 from thermocline.parallel.rendezvous import Rendezvous, open_store
 from thermocline.parallel.turns import TurnThread
 from thermocline.pipeline.execution.rank_steps import RankSteps
-from thermocline.pipeline.execution.replicas import Conductor
+from thermocline.pipeline.execution.replicas import Conductor, StepRules
 from thermocline.pipeline.replica_loops import ReplicaLoops
+from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.remote.holdings import model_digest
 from thermocline.remote.payload import PayloadType
 
@@ -118,7 +120,8 @@ def _join_ranks(context: BuildContext, member: RankMember) -> None:
         "flag": f"{same!r} {config.memory!r} {config.scheduler!r}",
         "size of the cache": f"{cache.num_blocks} blocks, {cache.num_states} states",
     }
-    member.join(facts, config.parallel.open_timeout_s)
+    holds_file = file.total_tensor_bytes <= page_cache_room_bytes()
+    member.join(facts, config.parallel.open_timeout_s, holds_file=holds_file)
 
 
 def build_loops(
@@ -135,9 +138,7 @@ def build_loops(
         room = None if experts.hot_device is None else experts.hot_device.room
         limits = context.limits
         return build_step_loop(context, limits, runner, cpu, routing_log, speculator, room)
-    loops = _replica_loops(context, member, runner, cpu, routing_log)
-    _join_ranks(context, member)
-    return loops
+    return _replica_loops(context, member, runner, cpu, routing_log)
 
 
 def _replica_loops(
@@ -149,15 +150,21 @@ def _replica_loops(
 ) -> ReplicaLoops:
     """Return rank 0's step loops, one for each replica."""
     config, spec = context.config, context.model.spec
+    _join_ranks(context, member)
+    may_compute_alone = config.parallel.may_compute_alone and member.all_hold_the_file
+    rules = StepRules(
+        config.scheduler.max_prompt_chunks + 1,
+        keeps_results=spec.state is None,
+        quiet_s=config.parallel.timeout_s / 4,
+        # A chunk that computes one stage at a time keeps the lane, which another round's would need.
+        max_rounds=MAX_ROUNDS if config.scheduler.overlap else 1,
+    )
     conductor = Conductor(
         member,
         RankSteps(member, runner, cpu),
         (spec.vocab_size, spec.hidden_size),
-        num_credits=config.scheduler.max_prompt_chunks + 1,
-        # A chunk that computes one stage at a time keeps the lane, which another round's would need.
-        max_rounds=MAX_ROUNDS if config.scheduler.overlap else 1,
-        keeps_results=spec.state is None,
-        quiet_s=config.parallel.timeout_s / 4,
+        rules,
+        OffloadSelector() if may_compute_alone else None,
     )
     loops = [
         build_step_loop(context, context.limits, each, None, routing_log, None)

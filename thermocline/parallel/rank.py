@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.kernels.dense_contract import Contributions
-    from thermocline.messages import Chunk, ExpertDispatch, FloatArray, LayerIndex, LayerWork
+    from thermocline.messages import (
+        Chunk,
+        ChunkId,
+        ExpertDispatch,
+        FloatArray,
+        LayerIndex,
+        LayerWork,
+    )
     from thermocline.parallel.expert_map import ExpertMap
     from thermocline.parallel.group import Group
     from thermocline.parallel.mesh import Mesh
@@ -101,6 +108,9 @@ class RankMember:
         self._next_turn = 0
         self._turns: StepTurns | None = None
         self._round_of: dict[int, int] = {}
+        self._alone: frozenset[int] = frozenset()
+        self.all_hold_the_file = False
+        """Whether the memory of every rank has room for the whole file."""
         self._block_bytes: tuple[int, ...] = ()
         self._traffic: Traffic | None = None
         self.clock_offset_ns = 0
@@ -137,16 +147,26 @@ class RankMember:
         """The most that was taken of each buffer of the first round."""
         return self._arenas[0].peak_bytes if self._arenas else {}
 
-    def join(self, facts: Mapping[str, str], patience_s: float) -> None:
-        """Wait for all ranks and form the first group; blocks. Raises MeshError."""
+    def join(self, facts: Mapping[str, str], patience_s: float, *, holds_file: bool) -> None:
+        """Wait for all ranks and form the first group; blocks. Raises MeshError.
+
+        holds_file: whether this rank's memory has room for the whole file.
+        """
         self._rendezvous.first(self.mesh.size, facts, patience_s)
         self._form()
         self.clock_offset_ns = self._measure_clock()
+        group = self._the_group
+        held = group.exchange_sizes(np.full(group.size, holds_file, np.int64))
+        self.all_hold_the_file = bool(held.all())
 
     async def regroup(self) -> tuple[int, ...]:
         """Form a group of the ranks that are left; return those that were lost. Raises MeshEndedError."""
         self._parts.thread.fail(GroupLostError("a rank was lost: its group is given up"))
         return await asyncio.to_thread(self._regroup)
+
+    def computes_alone(self, chunk: ChunkId) -> bool:
+        """Whether this rank computes every expert of a chunk. From any thread."""
+        return chunk in self._alone
 
     def give_up(self, why: str) -> None:
         """Let every exchange that waits fail: this rank can not take part in the step."""
@@ -235,7 +255,7 @@ class RankMember:
         assert self._role is not None, "join first"
         # A replica of one rank has nothing to share, but takes part where another one has.
         num_exchanges = 3 if self._shares else 2
-        num_layers = len(self._parts.catalog.routed_layers)
+        num_layers = 0 if header.is_alone else len(self._parts.catalog.routed_layers)
         self._turns = StepTurns(self._next_turn, len(header.rounds), num_layers, num_exchanges)
         self._next_turn = self._turns.end
         assert self._traffic is not None, "join first"
@@ -245,6 +265,7 @@ class RankMember:
             for number, chunks in enumerate(header.rounds)
             if (chunk := chunks[self.replica]) is not None
         }
+        self._alone = frozenset(self._round_of if header.is_alone else ())
 
     def _measure_clock(self) -> int:
         """Compare clocks right after exchanges, which all ranks leave at about the same time."""

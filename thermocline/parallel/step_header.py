@@ -50,6 +50,8 @@ class StepHeader:
     rounds: tuple[tuple[Chunk | None, ...], ...] = ()
     most_tokens: tuple[int, ...] = ()
     """Tokens of the largest chunk of each round, whoever reads it."""
+    is_alone: bool = False
+    """Whether each rank computes every expert of its own tokens: nothing is exchanged but the results."""
 
     @property
     def has_answers(self) -> bool:
@@ -58,10 +60,10 @@ class StepHeader:
         return any(chunk is not None and not chunk.is_prompt for chunk in chunks)
 
 
-def step_of(rounds: Sequence[tuple[Chunk | None, ...]]) -> StepHeader:
+def step_of(rounds: Sequence[tuple[Chunk | None, ...]], *, is_alone: bool = False) -> StepHeader:
     """Return the header of a step."""
     most = (max(0 if chunk is None else chunk.num_tokens for chunk in each) for each in rounds)
-    return StepHeader(HeaderKind.STEP, tuple(rounds), tuple(most))
+    return StepHeader(HeaderKind.STEP, tuple(rounds), tuple(most), is_alone)
 
 
 def encode_header(header: StepHeader) -> bytes:
@@ -70,14 +72,14 @@ def encode_header(header: StepHeader) -> bytes:
     num_replicas = len(header.rounds[0]) if header.rounds else 0
     lengths = np.array([len(chunk) for chunk in chunks], _INT).tobytes()
     most = np.array(header.most_tokens, _INT).tobytes()
-    head = _HEAD.pack(header.kind, len(header.rounds), num_replicas, 0)
+    head = _HEAD.pack(header.kind, len(header.rounds), num_replicas, header.is_alone)
     return head + most + lengths + b"".join(chunks)
 
 
 def decode_header(data: bytes, replica: int) -> StepHeader:
     """Read a header, of its chunks those of `replica` alone; the others are None. Raises MeshError."""
     try:
-        kind, num_rounds, num_replicas, _ = _HEAD.unpack_from(data)
+        kind, num_rounds, num_replicas, is_alone = _HEAD.unpack_from(data)
         most = np.frombuffer(data, _INT, num_rounds, _HEAD.size)
         start = _HEAD.size + most.nbytes
         lengths = np.frombuffer(data, _INT, num_rounds * num_replicas, start)
@@ -89,7 +91,7 @@ def decode_header(data: bytes, replica: int) -> StepHeader:
             if lengths[index]:
                 chunks[replica] = _decode(data[ends[index] - lengths[index] : ends[index]])
             rounds.append(tuple(chunks))
-        return StepHeader(HeaderKind(kind), tuple(rounds), tuple(most.tolist()))
+        return StepHeader(HeaderKind(kind), tuple(rounds), tuple(most.tolist()), bool(is_alone))
     except (ValueError, TypeError, struct.error, LookupError, OverflowError) as error:
         raise MeshError(
             f"rank 0 sent a step that can not be read ({error}): start all ranks with the same version"

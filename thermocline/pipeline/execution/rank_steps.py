@@ -51,7 +51,7 @@ class RankSteps:
         idle = [
             asyncio.ensure_future(self._idle(number, is_prompt=is_prompt))
             for number, chunk in enumerate(mine)
-            if chunk is None
+            if chunk is None and not header.is_alone
         ]
         failures: list[BaseException] = []
         results: dict[ChunkId, StepResult] = {}

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import GroupLostError, StageError
@@ -21,6 +23,7 @@ from thermocline.pipeline.execution.runner import ChunkFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from thermocline.experts.dispatch.offload_selector import OffloadSelector
     from thermocline.messages import Chunk, ChunkId, RequestId, StepResult
     from thermocline.parallel.rank import RankMember
     from thermocline.pipeline.execution.rank_steps import RankSteps
@@ -96,12 +99,25 @@ class ReplicaRunner:
         assert self._num_in_flight >= len(self.pending), "a chunk waits that nobody injected"
 
 
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """How steps are made.
+
+    keeps_results: whether what a lost step has written is written again to the same bits, so that a chunk may be repeated;
+    not where states move on. quiet_s: how long rank 0 says nothing when there is nothing to do.
+    """
+
+    num_credits: int
+    keeps_results: bool
+    quiet_s: float
+    max_rounds: int = MAX_ROUNDS
+
+
 class Conductor:
     """Makes steps until every runner is closed.
 
-    sizes: the width of logits, and of hidden states. keeps_results: whether what a lost step has written is written again
-    to the same bits, so that a chunk may be repeated; not where states move on. on_lost: told of chunks that are computed
-    again from their requests' tokens: (replica, chunks, whether the replica is gone).
+    sizes: the width of logits, and of hidden states. on_lost: told of chunks that are computed again from their requests'
+    tokens: (replica, chunks, whether the replica is gone).
     """
 
     def __init__(
@@ -109,20 +125,15 @@ class Conductor:
         member: RankMember,
         steps: RankSteps,
         sizes: tuple[int, int],
-        *,
-        num_credits: int,
-        max_rounds: int = MAX_ROUNDS,
-        keeps_results: bool,
-        quiet_s: float,
+        rules: StepRules,
+        ways: OffloadSelector | None = None,
     ) -> None:
-        """quiet_s: how long rank 0 says nothing when there is nothing to do."""
+        """ways: decides by measured times whether a step's experts are exchanged; None where they always are."""
         self._member, self._steps, self._sizes = member, steps, sizes
-        self._max_rounds = max_rounds
-        self._keeps_results = keeps_results
-        self._quiet_s = quiet_s
+        self._rules, self._ways = rules, ways
         self._news = asyncio.Event()
         self.runners = tuple(
-            ReplicaRunner(num_credits, self._news.set) for _ in member.mesh.replicas
+            ReplicaRunner(rules.num_credits, self._news.set) for _ in member.mesh.replicas
         )
         self.on_lost: Callable[[int, list[Chunk], bool], None] = _nobody_moves
         self._tries: dict[tuple[int, ChunkId], int] = {}
@@ -146,7 +157,7 @@ class Conductor:
     async def _is_quiet(self) -> bool:
         """Wait for news; whether there were none for so long that the others want to hear from rank 0."""
         try:
-            await asyncio.wait_for(self._news.wait(), self._quiet_s)
+            await asyncio.wait_for(self._news.wait(), self._rules.quiet_s)
         except TimeoutError:
             return True
         return False
@@ -154,7 +165,7 @@ class Conductor:
     def _next(self) -> StepHeader:
         """Return the next step of the chunks that wait, or ALIVE where there are none."""
         rounds = []
-        for number in range(self._max_rounds):
+        for number in range(self._rules.max_rounds):
             chunks = tuple(
                 runner.pending[number] if number < len(runner.pending) else None
                 for runner in self.runners
@@ -163,9 +174,12 @@ class Conductor:
                 rounds.append(chunks)
         if not rounds:
             return StepHeader(HeaderKind.ALIVE)
-        return step_of(rounds)
+        header = step_of(rounds)
+        exchanges = self._ways is None or self._ways.offloads(max(header.most_tokens))
+        return header if exchanges else step_of(rounds, is_alone=True)
 
     async def _step(self, header: StepHeader) -> None:
+        begin_s = time.perf_counter()
         try:
             await self._member.tell(header)
             if header.kind is not HeaderKind.STEP:
@@ -175,6 +189,9 @@ class Conductor:
         except GroupLostError as error:
             await self._recover(header, error)
             return
+        if self._ways is not None:
+            seconds, most = time.perf_counter() - begin_s, max(header.most_tokens)
+            self._ways.observe(most, seconds, offloaded=not header.is_alone)
         for replica, runner in enumerate(self.runners):
             start = 0
             for number, chunks in enumerate(header.rounds):
@@ -228,7 +245,7 @@ class Conductor:
                 runner.pending.remove(chunk)
                 runner.deliver(ChunkFailed(chunk, _stage_error(chunk, error)))
             repeated = [chunk for chunk in active if chunk not in failed]
-            if repeated and not self._keeps_results:
+            if repeated and not self._rules.keeps_results:
                 # Later chunks of these requests go on from states that are lost.
                 chunks = list(runner.pending)
                 runner.forget(chunks)
