@@ -207,8 +207,10 @@ class RankMember:
     async def results(self, mine: bytes, expected: Sequence[int]) -> tuple[NDArray[np.uint8], ...]:
         """End a step: leaders give rank 0 their results. expected: on rank 0 the bytes of each replica, else nothing.
 
-        Returns them on rank 0, by replica; the own ones are not sent.
+        Returns them on rank 0, by replica; the own ones are not sent. Nothing happens where nobody has any.
         """
+        if not self._the_turns.has_results:
+            return (np.empty(0, np.uint8),) * len(self.mesh.replicas)
         group, mesh = self._the_group, self.mesh
         sent, back = [0] * group.size, [0] * group.size
         if self.is_leader and self.rank != 0:
@@ -256,7 +258,9 @@ class RankMember:
         # A replica of one rank has nothing to share, but takes part where another one has.
         num_exchanges = 3 if self._shares else 2
         num_layers = 0 if header.is_alone else len(self._parts.catalog.routed_layers)
-        self._turns = StepTurns(self._next_turn, len(header.rounds), num_layers, num_exchanges)
+        self._turns = StepTurns(
+            self._next_turn, len(header.rounds), num_layers, num_exchanges, header.has_results
+        )
         self._next_turn = self._turns.end
         assert self._traffic is not None, "join first"
         self._block_bytes = tuple(map(self._traffic.block_bytes, header.most_tokens))

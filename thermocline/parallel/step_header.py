@@ -52,6 +52,8 @@ class StepHeader:
     """Tokens of the largest chunk of each round, whoever reads it."""
     is_alone: bool = False
     """Whether each rank computes every expert of its own tokens: nothing is exchanged but the results."""
+    has_results: bool = True
+    """Whether replicas behind the first have results for rank 0, which is in the first."""
 
     @property
     def has_answers(self) -> bool:
@@ -63,7 +65,8 @@ class StepHeader:
 def step_of(rounds: Sequence[tuple[Chunk | None, ...]], *, is_alone: bool = False) -> StepHeader:
     """Return the header of a step."""
     most = (max(0 if chunk is None else chunk.num_tokens for chunk in each) for each in rounds)
-    return StepHeader(HeaderKind.STEP, tuple(rounds), tuple(most), is_alone)
+    has_results = any(chunk is not None for each in rounds for chunk in each[1:])
+    return StepHeader(HeaderKind.STEP, tuple(rounds), tuple(most), is_alone, has_results)
 
 
 def encode_header(header: StepHeader) -> bytes:
@@ -72,14 +75,16 @@ def encode_header(header: StepHeader) -> bytes:
     num_replicas = len(header.rounds[0]) if header.rounds else 0
     lengths = np.array([len(chunk) for chunk in chunks], _INT).tobytes()
     most = np.array(header.most_tokens, _INT).tobytes()
-    head = _HEAD.pack(header.kind, len(header.rounds), num_replicas, header.is_alone)
+    head = _HEAD.pack(
+        header.kind, len(header.rounds), num_replicas, header.is_alone + 2 * header.has_results
+    )
     return head + most + lengths + b"".join(chunks)
 
 
 def decode_header(data: bytes, replica: int) -> StepHeader:
     """Read a header, of its chunks those of `replica` alone; the others are None. Raises MeshError."""
     try:
-        kind, num_rounds, num_replicas, is_alone = _HEAD.unpack_from(data)
+        kind, num_rounds, num_replicas, flags = _HEAD.unpack_from(data)
         most = np.frombuffer(data, _INT, num_rounds, _HEAD.size)
         start = _HEAD.size + most.nbytes
         lengths = np.frombuffer(data, _INT, num_rounds * num_replicas, start)
@@ -91,7 +96,8 @@ def decode_header(data: bytes, replica: int) -> StepHeader:
             if lengths[index]:
                 chunks[replica] = _decode(data[ends[index] - lengths[index] : ends[index]])
             rounds.append(tuple(chunks))
-        return StepHeader(HeaderKind(kind), tuple(rounds), tuple(most.tolist()), bool(is_alone))
+        most_tokens, is_alone, has_results = tuple(most.tolist()), bool(flags & 1), bool(flags & 2)
+        return StepHeader(HeaderKind(kind), tuple(rounds), most_tokens, is_alone, has_results)
     except (ValueError, TypeError, struct.error, LookupError, OverflowError) as error:
         raise MeshError(
             f"rank 0 sent a step that can not be read ({error}): start all ranks with the same version"

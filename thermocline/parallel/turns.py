@@ -21,12 +21,16 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class StepTurns:
-    """Numbers of one step's exchanges. first: of the step; per_layer: exchanges of a layer and round."""
+    """Numbers of one step's exchanges. first: of the step; per_layer: exchanges of a layer and round.
+
+    has_results: whether others have results for rank 0.
+    """
 
     first: int
     num_rounds: int
     num_layers: int
     per_layer: int
+    has_results: bool = True
 
     def of(self, layer_index: int, exchange: int, round_index: int) -> int:
         """Return when an exchange of a layer is. layer_index: among the layers with routed experts."""
@@ -35,13 +39,13 @@ class StepTurns:
 
     @property
     def results(self) -> int:
-        """When the results go to rank 0: the last of the step."""
+        """When the results go to rank 0, if there are any: the last of the step."""
         return self.first + self.num_layers * self.per_layer * self.num_rounds
 
     @property
     def end(self) -> int:
         """The first turn behind the step."""
-        return self.results + 1
+        return self.results + self.has_results
 
 
 class TurnThread:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("thermocline.parallel")
 
+_MAX_ALONE_TOKENS: Final = 32
+"""Ranks hear nothing of each other in a step without an exchange, so it must be far shorter than their deadline."""
 _MAX_TRIES: Final = 3
 """How often a chunk may be lost while no rank is: then it is the chunk's own fault."""
 
@@ -175,8 +177,22 @@ class Conductor:
         if not rounds:
             return StepHeader(HeaderKind.ALIVE)
         header = step_of(rounds)
-        exchanges = self._ways is None or self._ways.offloads(max(header.most_tokens))
-        return header if exchanges else step_of(rounds, is_alone=True)
+        return step_of(rounds, is_alone=True) if self._may_be_alone(header) else header
+
+    def _may_be_alone(self, header: StepHeader) -> bool:
+        """Whether ranks compute all experts of their own tokens, as that was faster lately."""
+        most = max(header.most_tokens)
+        return (
+            self._ways is not None and most <= _MAX_ALONE_TOKENS and not self._ways.offloads(most)
+        )
+
+    def _measure(self, header: StepHeader, seconds: float) -> None:
+        if self._ways is None:
+            return
+        self._ways.observe(max(header.most_tokens), seconds, offloaded=not header.is_alone)
+        if header.is_alone and seconds > self._rules.quiet_s:
+            _LOG.info("a step without an exchange took %.1f s: from now on all have one", seconds)
+            self._ways = None
 
     async def _step(self, header: StepHeader) -> None:
         begin_s = time.perf_counter()
@@ -189,9 +205,7 @@ class Conductor:
         except GroupLostError as error:
             await self._recover(header, error)
             return
-        if self._ways is not None:
-            seconds, most = time.perf_counter() - begin_s, max(header.most_tokens)
-            self._ways.observe(most, seconds, offloaded=not header.is_alone)
+        self._measure(header, time.perf_counter() - begin_s)
         for replica, runner in enumerate(self.runners):
             start = 0
             for number, chunks in enumerate(header.rounds):
