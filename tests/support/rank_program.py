@@ -63,7 +63,8 @@ async def all_answers(config: EngineConfig, on_open=lambda: None) -> list[list[i
 def main(folder: Path) -> int:
     """Be a rank to the end; the exit code is 3 for an error."""
     tp = int(os.environ.get("TEST_TP", "1"))
-    config = as_rank(config_of(tp=tp))
+    may_compute_alone = "TEST_ALONE" in os.environ
+    config = as_rank(config_of(tp=tp, may_compute_alone=may_compute_alone))
     config = replace(config, cpu=CpuConfig(threads=1))
     rank = config.parallel.rank or 0
     (folder / f"rank{rank}").write_text(str(os.getpid()))
