@@ -162,6 +162,30 @@ def test_steps_without_an_exchange_give_the_same_answers(name, always, model_of,
     assert set(ways) == ({False} if always else {False, True})
 
 
+def test_an_engine_explains_its_ranks_and_is_consistent(model_of, monkeypatch):
+    """Its choices name ranks and workspace; its totals are those of all replicas; nothing is left in flight."""
+    path, expected = model_of(CASES[0].name)
+
+    async def ask(mine: EngineConfig) -> tuple[dict[str, str], int]:
+        async with Engine.open(path, mine) as engine:
+            asked = [engine.generate(prompt, max_tokens=9, ignore_eos=True) for prompt in PROMPTS]
+
+            async def tokens(events) -> list[int]:
+                return [token async for event in events for token in event.token_ids]
+
+            assert await asyncio.gather(*map(tokens, asked)) == expected
+            await engine.check_integrity()
+            snapshot = await engine._thread.call(lambda loop: loop.snapshot())
+            choices = {choice.name: str(choice) for choice in engine.choices()}
+            return choices, snapshot.total_output_tokens
+
+    with followed(ThreadWorld(5.0), path, config_of(2, 1), monkeypatch) as mine:
+        choices, num_tokens = asyncio.run(ask(mine))
+    assert "2 in 2 replicas" in choices["ranks"]
+    assert "workspace of this rank" in choices
+    assert num_tokens == sum(map(len, expected))
+
+
 def test_a_rank_with_another_flag_is_refused_by_all(model_of, monkeypatch):
     """The message names the rank and what differs; nobody hangs."""
     path, _ = model_of(CASES[0].name)

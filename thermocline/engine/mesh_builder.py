@@ -21,7 +21,7 @@ from thermocline.parallel.rank import MAX_ROUNDS, MeshPlan, RankMember
 from thermocline.parallel.rendezvous import Rendezvous, open_store
 from thermocline.parallel.turns import TurnThread
 from thermocline.pipeline.execution.rank_steps import RankSteps
-from thermocline.pipeline.execution.replicas import Conductor, StepRules
+from thermocline.pipeline.execution.replicas import Conductor, ConductorRules
 from thermocline.pipeline.replica_loops import ReplicaLoops
 from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.remote.holdings import model_digest
@@ -152,7 +152,7 @@ def _replica_loops(
     config, spec = context.config, context.model.spec
     _join_ranks(context, member)
     may_compute_alone = config.parallel.may_compute_alone and member.all_hold_the_file
-    rules = StepRules(
+    rules = ConductorRules(
         config.scheduler.max_prompt_chunks + 1,
         keeps_results=spec.state is None,
         quiet_s=config.parallel.timeout_s / 4,

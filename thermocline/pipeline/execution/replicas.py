@@ -102,7 +102,7 @@ class ReplicaRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRules:
+class ConductorRules:
     """How steps are made.
 
     keeps_results: whether what a lost step has written is written again to the same bits, so that a chunk may be repeated;
@@ -127,7 +127,7 @@ class Conductor:
         member: RankMember,
         steps: RankSteps,
         sizes: tuple[int, int],
-        rules: StepRules,
+        rules: ConductorRules,
         ways: OffloadSelector | None = None,
     ) -> None:
         """ways: decides by measured times whether a step's experts are exchanged; None where they always are."""
