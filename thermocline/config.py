@@ -6,9 +6,22 @@ Help texts live in the field metadata, from which the command line makes its fla
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal
 
-from thermocline.errors import ConfigError
+from thermocline.config_checks import (
+    require,
+    require_at_least,
+    require_choice,
+    require_within,
+    setting,
+)
+from thermocline.config_remote import ExpertExchange as ExpertExchange
+from thermocline.config_remote import OnWorkerFailure as OnWorkerFailure
+from thermocline.config_remote import ParallelConfig as ParallelConfig
+from thermocline.config_remote import RemoteConfig as RemoteConfig
+from thermocline.config_remote import WorkerMode as WorkerMode
+from thermocline.config_remote import WorkerPayload as WorkerPayload
+from thermocline.config_remote import WorkerTransport as WorkerTransport
 from thermocline.wording import ShowsChanges
 
 HotDevice = Literal["auto", "none", "cpu", "simulated", "cuda", "torch-cpu"]
@@ -23,35 +36,6 @@ ALL_LAYERS: Final = 1 << 30
 """More layers than any model has."""
 HALF_LIFE_TOKENS: Final = 65536
 MAX_SAVE_INTERVAL_S: Final = 86400.0
-WorkerPayload = Literal["f32", "f16", "bf16"]
-WorkerMode = Literal["auto", "batched", "stream"]
-WorkerTransport = Literal["auto", "shared", "stream"]
-OnWorkerFailure = Literal["cpu", "error"]
-
-
-def setting(default: Any, flag: str, help_text: str) -> Any:  # noqa: ANN401 - dataclasses.field is Any
-    """Return a dataclass field that carries its command-line flag and help text."""
-    return field(default=default, metadata={"flag": flag, "help": help_text})
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
-
-def _require_choice(name: str, value: object, choices: object) -> None:
-    """choices: a Literal."""
-    allowed = get_args(choices)
-    _require(value in allowed, f"{name} is {value!r}; choose one of {', '.join(allowed)}")
-
-
-def _require_at_least(name: str, value: float | None, least: int) -> None:
-    need = f"be at least {least}" if least else "not be negative"
-    _require(value is None or value >= least, f"{name} is {value}; it must {need}")
-
-
-def _require_within(name: str, value: float | None, low: int, high: int) -> None:
-    _require(value is None or low <= value <= high, f"{name} is {value}; choose {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,14 +66,14 @@ class MemoryConfig(ShowsChanges):
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
-        _require_at_least("--ctx", self.max_context_tokens, 1)
-        _require_choice("--kv-type", self.kv_type, CacheChoice)
+        require_at_least("--ctx", self.max_context_tokens, 1)
+        require_choice("--kv-type", self.kv_type, CacheChoice)
         if self.max_full_contexts is not None:
-            _require_at_least("max_full_contexts", self.max_full_contexts, 1)
-        _require_within("block_tokens", self.block_tokens, 1, 1024)
-        _require_at_least("max_windows", self.max_windows, 1)
-        _require_at_least("max_snapshots", self.max_snapshots, 0)
-        _require_at_least("snapshot_distance_tokens", self.snapshot_distance_tokens, 1)
+            require_at_least("max_full_contexts", self.max_full_contexts, 1)
+        require_within("block_tokens", self.block_tokens, 1, 1024)
+        require_at_least("max_windows", self.max_windows, 1)
+        require_at_least("max_snapshots", self.max_snapshots, 0)
+        require_at_least("snapshot_distance_tokens", self.snapshot_distance_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -193,24 +177,24 @@ class PlacementConfig(ShowsChanges):
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
-        _require_choice("--hot-device", self.hot_device, HotDevice)
-        _require_choice("--trunk-device", self.trunk_device, TrunkDevice)
-        _require_within("--hot-fraction", self.hot_fraction, 0, 1)
-        _require_choice("--expert-cache", self.expert_cache, ExpertCacheMode)
-        _require_at_least("--expert-budget", self.expert_budget_bytes, 0)
-        _require_at_least("--device-memory", self.device_memory_bytes, 1)
-        _require_choice("--hot-choice", self.hot_choice, HotChoice)
-        _require(
+        require_choice("--hot-device", self.hot_device, HotDevice)
+        require_choice("--trunk-device", self.trunk_device, TrunkDevice)
+        require_within("--hot-fraction", self.hot_fraction, 0, 1)
+        require_choice("--expert-cache", self.expert_cache, ExpertCacheMode)
+        require_at_least("--expert-budget", self.expert_budget_bytes, 0)
+        require_at_least("--device-memory", self.device_memory_bytes, 1)
+        require_choice("--hot-choice", self.hot_choice, HotChoice)
+        require(
             self.hot_device != "none" or not self.hot,
             "--hot needs a device for hot experts: give --hot-device",
         )
-        _require_at_least("--n-cpu-moe", self.n_cpu_moe, 0)
-        _require_at_least("--gpu-layers", self.gpu_layers, 0)
-        _require(
+        require_at_least("--n-cpu-moe", self.n_cpu_moe, 0)
+        require_at_least("--gpu-layers", self.gpu_layers, 0)
+        require(
             self.simulated_memory_bytes >= 0 and self.simulated_copy_bytes_per_s > 0,
             "simulated_memory_bytes must not be negative, simulated_copy_bytes_per_s must be above 0",
         )
-        _require_at_least("simulated_slowdown", self.simulated_slowdown, 1)
+        require_at_least("simulated_slowdown", self.simulated_slowdown, 1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -237,16 +221,16 @@ class HeatConfig(ShowsChanges):
 
     def __post_init__(self) -> None:
         """Check ranges, and that the flags agree. Raises ConfigError."""
-        _require(
+        require(
             self.enabled or self.file is None,
             "--heat-file and --no-heat exclude each other: leave one out",
         )
-        _require(self.file != "", "--heat-file is empty: name a file")
-        _require(
+        require(self.file != "", "--heat-file is empty: name a file")
+        require(
             0.0 <= self.save_interval_s <= MAX_SAVE_INTERVAL_S,
             f"--heat-save-interval is {self.save_interval_s}; choose 0 (off) to {MAX_SAVE_INTERVAL_S:.0f} seconds",
         )
-        _require_at_least("half_life_tokens", self.half_life_tokens, 1)
+        require_at_least("half_life_tokens", self.half_life_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -293,15 +277,15 @@ class SchedulerConfig(ShowsChanges):
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
-        _require(
+        require(
             self.prefill_chunk_tokens >= 0,
             f"--prefill-chunk is {self.prefill_chunk_tokens}; it must be at least 1, or 0 to choose",
         )
-        _require_at_least("--prompt-chunks", self.max_prompt_chunks, 1)
-        _require_at_least("--decode-slowdown", self.decode_slowdown, 1)
-        _require_at_least("--max-requests", self.max_requests, 1)
-        _require_at_least("--max-queue", self.max_queue, 1)
-        _require_at_least("expected_answer_tokens", self.expected_answer_tokens, 0)
+        require_at_least("--prompt-chunks", self.max_prompt_chunks, 1)
+        require_at_least("--decode-slowdown", self.decode_slowdown, 1)
+        require_at_least("--max-requests", self.max_requests, 1)
+        require_at_least("--max-queue", self.max_queue, 1)
+        require_at_least("expected_answer_tokens", self.expected_answer_tokens, 0)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -327,8 +311,8 @@ class SpeculationConfig(ShowsChanges):
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError; what drafters there are is seen at open."""
-        _require_at_least("fixed_tokens", self.fixed_tokens, 1)
-        _require_at_least("max_draft_states", self.max_draft_states, 0)
+        require_at_least("fixed_tokens", self.fixed_tokens, 1)
+        require_at_least("max_draft_states", self.max_draft_states, 0)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -344,86 +328,7 @@ class PrefetchConfig(ShowsChanges):
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
-        _require_choice("--prefetch", self.mode, PrefetchMode)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RemoteConfig(ShowsChanges):
-    """Workers that compute some of the experts, in other processes or machines."""
-
-    workers: tuple[str, ...] = setting(
-        (),
-        "--expert-worker",
-        "A worker that computes experts: local (started here; local:N with N threads), unix:PATH or "
-        "tcp:HOST:PORT (see thermocline worker). May be given several times.",
-    )
-    share: float | None = setting(
-        None,
-        "--worker-share",
-        "Share of each layer's experts that workers compute, of those that are not hot, 0 to 1 (default: half; with "
-        "--worker-mode auto workers have all, and are given as much as pays).",
-    )
-    mode: WorkerMode = setting(
-        "auto",
-        "--worker-mode",
-        "How work is given to workers: batched (all of a chunk's layer in one request), stream (small requests), "
-        "or auto (batched, and of it so much that worker and this process finish together).",
-    )
-    payload: WorkerPayload = setting(
-        "f32",
-        "--worker-payload",
-        "Numbers on their way to and from workers: f32, or f16 or bf16 (half the bytes, less exact).",
-    )
-    transport: WorkerTransport = setting(
-        "auto",
-        "--worker-transport",
-        "How they travel: shared (memory of both), stream (the socket), or auto (shared where it can be).",
-    )
-    batch_capacity: int = setting(
-        4096,
-        "--worker-batch-capacity",
-        "Most (token, expert) pairs of one request to a worker; a chunk's layer with more takes several.",
-    )
-    on_failure: OnWorkerFailure = setting(
-        "cpu",
-        "--on-worker-failure",
-        "What a worker does not answer is computed here (cpu), or fails its request (error).",
-    )
-    timeout_s: float = setting(
-        10.0,
-        "--worker-timeout",
-        "Seconds that a request to a worker may take; one that is later is given up and connected anew.",
-    )
-    secret_file: str | None = setting(
-        None, "--worker-secret-file", "File with the secret that workers on tcp ask for."
-    )
-
-    @property
-    def held_share(self) -> float:
-        """The share that workers hold, where nobody said it."""
-        if self.share is not None:
-            return self.share
-        return 1.0 if self.mode == "auto" else 0.5
-
-    def __post_init__(self) -> None:
-        """Check ranges. Raises ConfigError; whether workers are there is seen at open."""
-        _require(
-            len(self.workers) <= 64,
-            f"--expert-worker is given {len(self.workers)} times: at most 64",
-        )
-        _require_within("--worker-share", self.share, 0, 1)
-        for value, choices, flag in (
-            (self.payload, WorkerPayload, "--worker-payload"),
-            (self.mode, WorkerMode, "--worker-mode"),
-            (self.transport, WorkerTransport, "--worker-transport"),
-            (self.on_failure, OnWorkerFailure, "--on-worker-failure"),
-        ):
-            _require_choice(flag, value, choices)
-        _require_within("--worker-batch-capacity", self.batch_capacity, 1, 65536)
-        _require(
-            0.0 < self.timeout_s <= 3600.0,
-            f"--worker-timeout is {self.timeout_s}; choose above 0, up to 3600 seconds",
-        )
+        require_choice("--prefetch", self.mode, PrefetchMode)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -444,7 +349,7 @@ class CpuConfig(ShowsChanges):
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError; whether the machine has the set is seen at open."""
-        _require_within("--threads", self.threads, 1, 1024)
+        require_within("--threads", self.threads, 1, 1024)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -467,6 +372,7 @@ class EngineConfig(ShowsChanges):
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     cpu: CpuConfig = field(default_factory=CpuConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     kernels: KernelChoice = setting(
@@ -481,8 +387,8 @@ class EngineConfig(ShowsChanges):
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
-        _require_choice("--kernels", self.kernels, KernelChoice)
-        _require(
+        require_choice("--kernels", self.kernels, KernelChoice)
+        require(
             self.kernels == "native" or not self.remote.workers,
             "--expert-worker goes with --kernels native: workers compute with those",
         )

@@ -41,6 +41,19 @@ def user_state_folder() -> Path | None:
     return _user_folder("XDG_STATE_HOME", ".local/state")
 
 
+def torchrun_ranks() -> tuple[int, int, int] | None:
+    """Return this process's rank, how many ranks there are, and how many on this machine; None without torchrun.
+
+    RANK, WORLD_SIZE and LOCAL_WORLD_SIZE count where MASTER_ADDR and MASTER_PORT say where the ranks meet.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    rank, size, address, port = (os.environ.get(name, "") for name in names)
+    if not (rank.isdigit() and size.isdigit() and address and port):
+        return None
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(rank), int(size), int(local) if local.isdigit() else 1
+
+
 def _user_folder(variable: str, below_home: str) -> Path | None:
     base = Path(os.environ.get(variable, ""))
     try:

@@ -19,6 +19,9 @@
        |- EngineClosedError    it was closed, or is closing
        |- ModelChangedError    the model's file was truncated or overwritten: put a whole one there, open it again
        |- DeviceMemoryError    a device has no room for what a request needs; smaller ones may have
+       |- MeshError            the ranks of one model can not work together: see what each one says
+       |  |- GroupLostError    a rank was lost within a step: those that are left form a new group
+       |  '- MeshEndedError    this rank can not go on: rank 0 has ended, or went on without it
        |- DeviceFaultError     a device computes wrongly, or not any more: restart, or compute on the CPU
        '- StageError           a stage failed (stage, layer, chunk, requests)
 
@@ -218,6 +221,18 @@ class DeviceFaultError(EngineError):
 
     The latter ends the engine.
     """
+
+
+class MeshError(EngineError):
+    """The ranks that run one model together can not do so; the message names the rank and the fix."""
+
+
+class GroupLostError(MeshError):
+    """A rank did not take part in a step: it was killed, stopped, or is late. What is left forms a new group."""
+
+
+class MeshEndedError(MeshError):
+    """This rank can not go on: rank 0 has ended, or the others went on without this rank."""
 
 
 class StepLostError(EngineError):

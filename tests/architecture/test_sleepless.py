@@ -15,6 +15,10 @@ SLEEPS = {
         3,
         "polls another process, with a pause that leaves it the processor",
     ),
+    "reliability/test_ranks.py": (
+        4,
+        "polls other processes, with a pause that leaves them the processor, and hits them at a drawn moment",
+    ),
     "reliability/test_stopped_worker.py": (
         2,
         "polls counters, with a pause that leaves a worker the processor",

@@ -266,3 +266,28 @@ def test_what_drafts_is_counted(tmp_path, invoke):
     refused = invoke("plan", path, *flags, "--draft-model", path)
     assert refused.exit_code != 0
     assert "a draft model is dense" in " ".join(refused.stderr.split())
+
+
+def test_ranks_are_planned_term_by_term(toy, invoke):
+    """The workspace is the formula's, and its terms are printed; what is no mesh is refused."""
+    found = planned(invoke, toy, "--ep", "2x2", "--prefill-chunk", "64", "--max-requests", "16")
+    ranks, traffic = found["ranks"], found["ranks"]["traffic"]
+    assert (traffic["dispatchers"], traffic["tokens_each"], traffic["num_ranks"]) == (2, 64 + 16, 4)
+    assert ranks["token_capacity"] == 2 * 80, "each replica's largest chunk, once"
+    owned = min(traffic["num_experts_used"], traffic["num_owned"])
+    assert ranks["pair_capacity"] == 160 * owned
+    answer = ranks["pair_capacity"] * traffic["hidden"] * 4
+    assert ranks["buffers"]["answer"] == answer
+    assert ranks["workspace_bytes"] == 2 * sum(ranks["buffers"].values())
+    naive = planned(
+        *(invoke, toy, "--ep", "2x2", "--prefill-chunk", "64", "--max-requests", "16"),
+        *("--expert-exchange", "naive", "--expert-payload", "bf16"),
+    )["ranks"]
+    assert naive["token_capacity"] == 2 * ranks["token_capacity"]
+    assert naive["buffers"]["answer"] == answer, "twice the outputs, of half the bytes"
+    text = invoke("plan", toy, "--ep", "2", "--no-measure").stdout
+    assert "workspace of a rank" in text
+    assert "tokens that can arrive at a rank: 2 that dispatch" in " ".join(text.split())
+    refused = invoke("plan", toy, "--ep", "2by2")
+    assert refused.exit_code == 1
+    assert "write DP or DPxTP" in refused.stderr

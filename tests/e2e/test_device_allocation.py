@@ -134,7 +134,10 @@ def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, mon
         taken, own = account.total_bytes, taken_for_experts(devices.allocation)
         assert (devices.non_expert is not None) == (plan.trunk_layers_on_gpu > 0)
         assert taken - own == pytest.approx(plan.non_expert_bytes + plan.kv_bytes, rel=1e-3)
-        context_ = BuildContext(config, devices, file, model, kernels, recorder, owned, kept)
+        limits = prompt_limits(config, spec, file.total_tensor_bytes, ROOM)
+        context_ = BuildContext(
+            config, devices, file, model, kernels, recorder, limits, owned, kept
+        )
         placed = place_experts(context_, ExpertCatalog(model.expert_layers))
         experts = account.total_bytes - taken + own
         assert placed.devices.placement.hot_device == "cuda", placed.devices.reasons

@@ -261,7 +261,7 @@ async def test_chunks_of_a_model_that_does_not_fit_are_larger(
 ):
     """Each chunk reads such a file once; a size that was asked for is kept."""
     monkeypatch.setattr(
-        "thermocline.engine.scheduler_builder.page_cache_room_bytes", lambda: room_bytes
+        "thermocline.engine.cache_builder.page_cache_room_bytes", lambda: room_bytes
     )
     config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=wanted))
     async with Engine.open(toy, config) as engine:

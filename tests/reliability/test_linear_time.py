@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import statistics
+import threading
 import time
 
 import llguidance
@@ -19,7 +20,7 @@ import pytest
 from tests.support.toy_model import byte_vocabulary
 from thermocline.sampling.constraint import Constraint, ConstraintKind
 from thermocline.sampling.grammar import grammar_text
-from thermocline.sampling.matcher import Grammars
+from thermocline.sampling.matcher import Grammars, start_deep
 from thermocline.server.anthropic.schema import MessagesRequest
 from thermocline.server.core.answer_fields import read_tools
 from thermocline.server.core.bodies import decode_body, unknown_fields
@@ -338,10 +339,22 @@ def test_compiled_grammars(kind):
     """What the compiler does with them, up to its own limits. Properties of an object are not among them."""
     grammars = Grammars(tokenizer_of())
     table = grammars.prepare().result()
+    failures = []
+
+    def compare():
+        try:
+            assert_linear(
+                lambda n: lambda: llguidance.LLMatcher(table, lark(COMPILED[kind](n)), log_level=0),
+                most=1 << 12,
+            )
+        except AssertionError as error:
+            failures.append(error)
+
     try:
-        assert_linear(
-            lambda n: lambda: llguidance.LLMatcher(table, lark(COMPILED[kind](n)), log_level=0),
-            most=1 << 12,
-        )
+        # As grammars are compiled here: rules that name each other overflow a usual stack.
+        thread = threading.Thread(target=compare)
+        start_deep(thread)
+        thread.join()
+        assert not failures, failures[0]
     finally:
         grammars.close()

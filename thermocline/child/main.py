@@ -80,10 +80,15 @@ def _write_frame(answer: dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
+# Deep input overflows the stack here first: threads that do the same work later must have more (`DEEP_STACK_BYTES`).
+_STACK_BYTES = 4 << 20
+
+
 def _set_limits(memory_bytes: int) -> None:
-    """Memory and files; macOS may refuse the first, the deadlines still hold there."""
+    """Memory, stack and files; macOS may refuse the first, the deadlines still hold there."""
     for kind, value in (
         (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_STACK, _STACK_BYTES),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
     ):

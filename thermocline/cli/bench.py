@@ -10,7 +10,15 @@ import click
 
 from thermocline.cli.console import Progress, echo_json, show
 from thermocline.cli.model_name import hub_model
-from thermocline.cli.options import engine_options, json_option, model_argument, quiet_option
+from thermocline.cli.options import (
+    ONE_REQUEST_FLAGS,
+    RANK_FLAGS,
+    engine_options,
+    json_option,
+    model_argument,
+    quiet_option,
+)
+from thermocline.cli.ranks import as_rank, has_followed
 from thermocline.cli.session import model_path, open_engine, run_until_done
 from thermocline.errors import ConfigError
 
@@ -115,7 +123,7 @@ class Speed:
 )
 @json_option
 @quiet_option
-@engine_options()
+@engine_options(*ONE_REQUEST_FLAGS, *RANK_FLAGS)
 def bench(
     model: str | None,
     num_prompt: int | None,
@@ -140,8 +148,10 @@ def bench(
     # Each repetition has the same prompt, and must compute it.
     config = replace(config, scheduler=replace(config.scheduler, prefix_cache=False))
     # Random tokens choose experts that no text would.
-    config = replace(config, heat=replace(config.heat, saved=False))
-    run_until_done(_run(model_path(model), plan, config, as_json))
+    config = as_rank(replace(config, heat=replace(config.heat, saved=False)))
+    path = model_path(model)
+    if not has_followed(path, config):
+        run_until_done(_run(path, plan, config, as_json))
 
 
 async def _run(path: str, plan: _Plan, config: EngineConfig, as_json: bool) -> None:

@@ -127,7 +127,7 @@ def engine_options(*flags: str) -> Callable[[Command], Command]:
 
     Without names, all that make sense for a command that serves one request.
     """
-    wanted = flags or _ONE_REQUEST_FLAGS
+    wanted = flags or ONE_REQUEST_FLAGS
     known = {setting.flag: setting for setting in engine_settings()}
     settings = [known[flag] for flag in wanted]
     options = [_option(setting) for setting in settings]
@@ -190,7 +190,10 @@ PLACE_FLAGS: Final = (
 )
 """What computes where, and by which kernels: the same for one request and for a server."""
 
-_ONE_REQUEST_FLAGS: Final = (
+RANK_FLAGS: Final = ("--dp", "--tp", "--expert-exchange", "--expert-payload", "--rank-timeout")
+"""How several ranks share the model, of commands that torchrun may start."""
+
+ONE_REQUEST_FLAGS: Final = (
     "--ctx",
     "--kv-type",
     "--prefill-chunk",

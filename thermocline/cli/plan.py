@@ -21,23 +21,29 @@ from thermocline.cli.options import (
     json_option,
     model_argument,
 )
+from thermocline.cli.rank_plan import plan_ranks
 from thermocline.cli.session import model_path
 from thermocline.cli.sources import SettingOption
 from thermocline.config import (
     CacheChoice,
     EngineConfig,
+    ExpertExchange,
     HotDevice,
     MemoryConfig,
+    ParallelConfig,
     PlacementConfig,
     SchedulerConfig,
     SpeculationConfig,
     TrunkDevice,
+    WorkerPayload,
 )
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from thermocline.cli.estimates import Estimates
+    from thermocline.cli.rank_plan import RankPlan
     from thermocline.cli.simulation import Simulation
     from thermocline.experts.placement.planner import Plan
     from thermocline.models.sizes import ModelSizes
@@ -175,6 +181,14 @@ _MAX_SPREAD = 4
     help="What becomes of what a worker does not answer.",
 )
 @click.option(
+    "--ep",
+    "ranks",
+    metavar="DP|DPxTP",
+    help="Show what each rank would have under torchrun, with its workspace term by term.",
+)
+@engine_option("--expert-exchange")
+@engine_option("--expert-payload")
+@click.option(
     "--heat",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -233,6 +247,9 @@ def plan(  # noqa: PLR0913 - one per flag
     workers: tuple[str, ...],
     worker_share: float | None,
     on_failure: str,
+    ranks: str | None,
+    parallel_exchange: ExpertExchange,
+    parallel_payload: WorkerPayload,
     heat: Path | None,
     heat_file: str | None,
     no_heat: bool,
@@ -288,6 +305,7 @@ def plan(  # noqa: PLR0913 - one per flag
         speculation=SpeculationConfig(
             drafters=speculation_drafters, draft_model=speculation_draft_model
         ),
+        parallel=ParallelConfig(exchange=parallel_exchange, payload=parallel_payload),
     )
     with open_model_file(path) as file:
         spec = read_spec(file)
@@ -303,6 +321,7 @@ def plan(  # noqa: PLR0913 - one per flag
     device = planned_device(config.placement, vram)
     found = plan_device(config.placement, needs, device, known, is_auto=is_auto)
     held = _held_by_workers(sizes, found, workers, worker_share)
+    shared = None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits)
     speeds = speeds_for(path, files, kv_type, may_measure=may_measure and _has_weights(routing))
     speed = (
         None
@@ -315,24 +334,33 @@ def plan(  # noqa: PLR0913 - one per flag
     if routing is not None:
         if speeds is None:
             raise ConfigError("--simulate needs this machine's speeds: leave out --no-measure")
-        described = DescribedSpeeds(pcie, vram_speed, ram_speed)
         simulation = simulate(
-            routing, sizes, found, speeds, described, chunk_tokens=limits.chunk_tokens, heat=known
+            *(routing, sizes, found, speeds, DescribedSpeeds(pcie, vram_speed, ram_speed)),
+            chunk_tokens=limits.chunk_tokens,
+            heat=known,
         )
     if as_json:
         fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes) | {
             "estimates": None if speed is None else speed.as_dict(),
             "workers": held and {**asdict(held), "on_failure": on_failure},
             **drafting.described(),
+            "ranks": shared and shared.as_dict(),
         }
         if simulation is not None:
             fields["simulation"] = simulation.as_dict()
         echo_json(fields)
         return
-    lines = (*_in_words(held, on_failure), *(() if speed is None else speed.lines()))
-    _show(spec, sizes, found, ram_bytes, drafting, lines)
+    notes = (*_in_words(held, on_failure), *_all_lines(shared, speed))
+    _show(spec, sizes, found, ram_bytes, drafting, notes)
     if simulation is not None:
         _show_simulation(simulation)
+
+
+def _all_lines(ranks: RankPlan | None, speed: Estimates | None) -> Iterator[str]:
+    """Yield the lines of what was planned of them."""
+    for each in (ranks, speed):
+        if each is not None:
+            yield from each.lines()
 
 
 def _has_weights(routing: str | None) -> bool:
@@ -384,10 +412,6 @@ def _held_by_workers(
 
     for text in workers:
         parse_worker(text)
-    if not sizes.num_experts:
-        raise ConfigError(
-            "the model has no routed experts, which are what workers compute: leave out --expert-worker"
-        )
     layers = range(len(sizes.layers))
     hot_mask = np.array([plan.placement.hot_mask(LayerIndex(n)) for n in layers])
     found = assign_experts(

@@ -15,6 +15,8 @@ from thermocline.cli.console import AnswerWriter, echo_json, hint, note
 from thermocline.cli.llama_flags import names
 from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import (
+    ONE_REQUEST_FLAGS,
+    RANK_FLAGS,
     engine_options,
     json_option,
     model_argument,
@@ -25,6 +27,7 @@ from thermocline.cli.options import (
     verbose_option,
 )
 from thermocline.cli.prompt import prompt_options
+from thermocline.cli.ranks import as_rank, has_followed
 from thermocline.cli.session import (
     CollectedAnswer,
     TraceFile,
@@ -85,7 +88,7 @@ class _Order:
     metavar="FILE",
     help="Write every token's experts there, for thermocline plan --simulate.",
 )
-@engine_options()
+@engine_options(*ONE_REQUEST_FLAGS, *RANK_FLAGS)
 def run(  # noqa: PLR0913 - one per flag
     model: str | None,
     prompt: PromptForm | BatchFiles,
@@ -113,13 +116,20 @@ def run(  # noqa: PLR0913 - one per flag
     --temperature is above 0 and there is no --seed. Everything but the answer goes to stderr.
     """
     path, timeline = model_path(model), trace_file(trace)
+    config = as_rank(config)
     if isinstance(prompt, BatchFiles):
         _check_batch(schema, as_json, trace, routing)
+        if config.parallel.num_ranks > 1:
+            raise click.UsageError(
+                "--batch is for one process: run it without torchrun, or use serve"
+            )
         from thermocline.cli.batch import run_batch
 
         run_until_done(run_batch(prompt, path, config, explains=is_verbose))
         return
     fields = None if schema is None else schema_fields(schema)
+    if has_followed(path, config, None if timeline is None else timeline.path):
+        return
     order = _Order(path, prompt, params, config, fields, timeline, routing, as_json, is_verbose)
     run_until_done(_run(order))
 

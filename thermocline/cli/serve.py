@@ -15,11 +15,13 @@ from thermocline.cli.logs import log_options, logging_to_stderr
 from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import (
     PLACE_FLAGS,
+    RANK_FLAGS,
     engine_options,
     model_argument,
     quiet_option,
     verbose_option,
 )
+from thermocline.cli.ranks import as_rank, has_followed
 from thermocline.cli.server_options import server_options
 from thermocline.cli.session import explain as print_choices
 from thermocline.cli.session import model_path
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     "--draft-model",
     "--chat-template-file",
     *PLACE_FLAGS,
+    *RANK_FLAGS,
 )
 def serve(
     model: str | None,
@@ -90,10 +93,15 @@ def serve(
     import asyncio
 
     server_config = listen()
+    config = as_rank(config)
     if server_config.models or server_config.allows_model_changes:
+        if config.parallel.num_ranks > 1:
+            raise click.UsageError("--models is for one process: serve one MODEL on ranks")
         work, what = _serve_several(model, alias, config, server_config)
         is_opening = False
     else:
+        if has_followed(model_path(model), config):
+            return
         work, what = _serve_one(model, alias, config, server_config)
         is_opening = server_config.keep_alive_s is None
 

@@ -88,6 +88,40 @@ def html(file: Path, output: Path | None) -> None:
 
 
 @trace.command()
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Where to write the one timeline.",
+)
+def merge(files: tuple[Path, ...], output: Path) -> None:
+    """Put the timelines of all ranks of one run into one, by rank 0's clock.
+
+    \b
+    Example:
+      thermocline trace merge run.json.gz run.rank1.json.gz -o all.json.gz
+
+    Tracks of rank 1 begin at 100, of rank 2 at 200. `trace summary` of a rank's own file says how much of its
+    exchange was hidden behind its compute.
+    """
+    from thermocline.traces.chrome import write_chrome
+    from thermocline.traces.chrome_reader import read_chrome
+    from thermocline.traces.ranks import merge_ranks
+
+    try:
+        one = merge_ranks([read_chrome(file) for file in files])
+    except ValueError as error:
+        raise ConfigError(f"{error}: name the files of one run under torchrun") from error
+    write_chrome(output, one.events, metadata=one.metadata, expert_use=one.expert_use)
+    note(f"timeline: {output}")
+
+
+@trace.command()
 @_FILE
 @click.option(
     "--port",

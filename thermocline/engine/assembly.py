@@ -11,12 +11,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from thermocline.engine.build_context import BuildContext
-from thermocline.engine.cache_builder import KeptCache, cpu_cache, device_needs_of
+from thermocline.engine.cache_builder import KeptCache, choose_limits, cpu_cache, device_needs_of
 from thermocline.engine.cpu import cpu_lane, make_kernels, with_threads
 from thermocline.engine.devices import open_devices
 from thermocline.engine.drafter_builder import build_speculator, hidden_readers
 from thermocline.engine.expert_stages import ExpertBackends, open_expert_backends
-from thermocline.engine.scheduler_builder import build_step_loop, choose_limits
+from thermocline.engine.mesh_builder import build_loops, for_ranks
 from thermocline.engine.stage_builder import build_runner
 from thermocline.engine.text_builder import TextParts, open_text
 from thermocline.experts.routing_log import RoutingLog
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from thermocline.models.footprint import Footprint
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.pipeline.execution.runner import Runner
-    from thermocline.pipeline.step_loop import StepLoop
+    from thermocline.pipeline.replica_loops import AnyStepLoop
     from thermocline.workers.lane import LaneThread
 
 
@@ -60,7 +60,7 @@ class EngineParts:
     recorder: MemoryRecorder
     lanes: tuple[LaneThread, ...]
     runner: Runner
-    step_loop: StepLoop
+    step_loop: AnyStepLoop
     limits: PromptLimits
     footprint: Footprint
     resources: ExitStack
@@ -82,7 +82,7 @@ def load_parts(
     """
     with ExitStack() as owned:
         on_step(LoadStep.FILE)
-        config = with_threads(config)
+        config = with_threads(for_ranks(config))
         file = owned.enter_context(open_guarded_model(path))
         recorder = MemoryRecorder(config.trace.max_records, enabled=config.trace.enabled)
         kernels = make_kernels(config)
@@ -97,14 +97,13 @@ def load_parts(
         on_step(LoadStep.EXPERTS)
         kept = owned.enter_context(ExitStack())
         cpu = owned.enter_context(cpu_lane(config, kernels, recorder))
-        context = BuildContext(config, devices, file, model, kernels, recorder, owned, kept)
+        context = BuildContext(config, devices, file, model, kernels, recorder, limits, owned, kept)
         experts = open_expert_backends(context, cpu)
         routing_log = RoutingLog()
         speculator = build_speculator(context)
         readers = hidden_readers(speculator)
         runner = build_runner(context, experts, cache, cpu, routing_log, readers)
-        room = None if experts.hot_device is None else experts.hot_device.room
-        step_loop = build_step_loop(context, limits, runner, cpu, routing_log, speculator, room)
+        step_loop = build_loops(context, experts, runner, cpu, routing_log, speculator)
         if (change := file.find_change()) is not None:
             raise change
         gpu_lanes = () if devices.gpu is None else (devices.gpu.lane,)

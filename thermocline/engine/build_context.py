@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
+    from thermocline.models.prompt_limits import PromptLimits
     from thermocline.traces.recorder import Recorder
 
 
@@ -29,5 +30,6 @@ class BuildContext:
     model: Model
     kernels: Kernels
     recorder: Recorder
+    limits: PromptLimits
     owned: ExitStack
     kept: ExitStack

@@ -1,4 +1,4 @@
-"""Sizes the cache of keys, values and recurrent states, and makes it on the CPU. A part of the assembly."""
+"""Chooses the limits of prompts, sizes the cache of keys, values and recurrent states, and makes it on the CPU. A part of the assembly."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
 from thermocline.models.cache_size import cache_spec
+from thermocline.models.prompt_limits import prompt_limits
+from thermocline.prefetch.memory import page_cache_room_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,6 +31,11 @@ class KeptCache:
 
     file: ModelFile
     cache: SequenceCache
+
+
+def choose_limits(config: EngineConfig, spec: ModelSpec, file: ModelFile) -> PromptLimits:
+    """Return the config's limits, or the defaults for this file. Raises ConfigError for too long a context."""
+    return prompt_limits(config, spec, file.total_tensor_bytes, page_cache_room_bytes())
 
 
 def device_needs_of(

@@ -48,6 +48,7 @@ def read_choices(parts: EngineParts, config: EngineConfig) -> tuple[Choice, ...]
         *_about_non_expert(parts, config),
         *_about_experts(parts, config),
         *_about_prompts(parts),
+        *_about_ranks(parts),
         *_about_drafts(parts),
         *_about_execution(parts),
     )
@@ -154,6 +155,23 @@ def _about_hot_device(experts: ExpertBackends) -> Iterator[Choice]:
 def _about_prompts(parts: EngineParts) -> Iterator[Choice]:
     limits = parts.limits
     yield Choice("prompt chunk", f"{limits.chunk_tokens} tokens", limits.why_chunk)
+
+
+def _about_ranks(parts: EngineParts) -> Iterator[Choice]:
+    """Yield how several ranks share the model, as they are now."""
+    member = parts.experts.member
+    if member is None:
+        return
+    mesh, num_groups = member.mesh, member.total_regroups
+    number = f"{mesh.size} in {len(mesh.live_replicas)} replicas"
+    why = f"torchrun's; {num_groups} times some were lost" if num_groups else "started by torchrun"
+    yield Choice("ranks", number, why)
+    why = "what can arrive at most, for every chunk in flight"
+    yield Choice("workspace of this rank", "", why, member.workspace_bytes)
+    if member.all_hold_the_file:
+        yield Choice("exchange", "where it is faster", "every rank's memory has room for the file")
+    else:
+        yield Choice("exchange", "in every step", "the memory of a rank has no room for the file")
 
 
 def _about_drafts(parts: EngineParts) -> Iterator[Choice]:

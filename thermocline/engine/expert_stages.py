@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from thermocline.engine.expert_placement import place_experts
+from thermocline.engine.mesh_builder import open_member
 from thermocline.engine.warm_up import warm_up_devices
 from thermocline.errors import ConfigError
 from thermocline.experts.backends.cpu import CpuExpertBackend
@@ -19,6 +20,8 @@ from thermocline.experts.dispatch.dispatcher import StaticDispatcher
 from thermocline.experts.dispatch.offload_selector import ChunkTimes, OffloadSelector
 from thermocline.experts.layer_hits import LayerHits
 from thermocline.messages import BackendRole, LayerIndex
+from thermocline.parallel.backend import MeshExpertBackend
+from thermocline.parallel.dispatcher import RankDispatcher
 from thermocline.prefetch.governor_builder import build_governor
 from thermocline.remote.load_balancer import WorkerLoadBalancer
 from thermocline.remote.runtime import OpenedModel, open_remote
@@ -33,11 +36,13 @@ if TYPE_CHECKING:
 
     from thermocline.engine.build_context import BuildContext
     from thermocline.engine.devices import Devices
+    from thermocline.engine.expert_placement import PlacedExperts
     from thermocline.experts.backends.contract import ExpertBackend
     from thermocline.experts.backends.hot_device import HotDevice
     from thermocline.experts.dispatch.dispatcher import ExpertDispatcher
     from thermocline.experts.placement.initial import InitialPlacement
     from thermocline.experts.placement.placement import Placement
+    from thermocline.parallel.rank import RankMember
     from thermocline.prefetch.governor import PrefetchGovernor
     from thermocline.remote.compute import RemoteExpertBackend
     from thermocline.stages.contract import Stage
@@ -50,7 +55,7 @@ class ExpertBackends:
 
     devices: after fallbacks. stages: cold, and as wanted hot, remote and prefetch. hot_mask: bool [layers, experts],
     the initial hot experts. hot_device: where hot experts compute, None on the CPU. balancer: decides how much
-    workers get; None where the config decides.
+    workers get; None where the config decides. member: this process as a rank, where several share the model.
     """
 
     initial_placement: InitialPlacement
@@ -62,6 +67,7 @@ class ExpertBackends:
     remote: RemoteExpertBackend | None
     balancer: WorkerLoadBalancer | None
     governor: PrefetchGovernor | None
+    member: RankMember | None = None
     layer_hits: LayerHits = field(default_factory=LayerHits)
 
     @property
@@ -80,6 +86,9 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
         )
     catalog = ExpertCatalog(context.model.expert_layers)
     placed = place_experts(context, catalog)
+    member = open_member(context, catalog, cpu)
+    if member is not None:
+        return _on_ranks(context, catalog, placed, member, cpu)
     wanted, experts, device = placed.devices.placement, placed.routed, placed.hot_device
     workers, assignment = config.remote.workers, placed.assignment
     balancer = (
@@ -130,6 +139,37 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
         remote,
         balancer,
         governor,
+    )
+
+
+def _on_ranks(
+    context: BuildContext,
+    catalog: ExpertCatalog,
+    placed: PlacedExperts,
+    member: RankMember,
+    cpu: LaneThread,
+) -> ExpertBackends:
+    """Return the backends of one rank of several: every pair goes through the exchange, also those computed here."""
+    backend = CpuExpertBackend(BackendRole.COLD, catalog, context.kernels, cpu)
+    stages: dict[str, Stage[Any, Any]] = {
+        BackendRole.COLD: ExpertStage(BackendRole.COLD, backend),
+        BackendRole.REMOTE: ExpertStage(BackendRole.REMOTE, MeshExpertBackend(member)),
+    }
+    governor = _governor(context, catalog, ~member.owned_mask)
+    if governor is not None:
+        roles = (BackendRole.COLD, BackendRole.REMOTE)
+        stages["prefetch"] = PrefetchStage(governor, context.model.spec.router, roles)
+    return ExpertBackends(
+        placed.initial,
+        placed.devices,
+        stages,
+        RankDispatcher(member, placed.routed.placement),
+        placed.hot_mask,
+        None,
+        None,
+        None,
+        governor,
+        member,
     )
 
 

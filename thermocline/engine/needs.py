@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thermocline.engine.cache_builder import choose_limits
 from thermocline.engine.devices import uses_gpu
-from thermocline.engine.scheduler_builder import choose_limits
 from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.messages import LayerIndex
 from thermocline.models.cache_size import cache_spec

@@ -1,4 +1,4 @@
-"""Builds the scheduler, with its limits, and the step loop that drives it. A part of the assembly."""
+"""Builds the scheduler, and the step loop that drives it. A part of the assembly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from thermocline.engine.drafter_builder import why_undraftable
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.state_slots import StateSlots
 from thermocline.modelfile.watch import ModelWatch
-from thermocline.models.prompt_limits import prompt_limits
 from thermocline.pipeline.drafting import Drafting
 from thermocline.pipeline.scheduling.chunk_size import ChunkSizer
 from thermocline.pipeline.scheduling.chunk_size_feedback import ChunkSizeFeedback
@@ -17,7 +16,6 @@ from thermocline.pipeline.scheduling.request_states import RequestStates
 from thermocline.pipeline.scheduling.request_windows import RequestWindows
 from thermocline.pipeline.scheduling.scheduler import Scheduler
 from thermocline.pipeline.step_loop import StepLoop
-from thermocline.prefetch.memory import page_cache_room_bytes
 
 if TYPE_CHECKING:
     from thermocline.config import EngineConfig
@@ -25,31 +23,28 @@ if TYPE_CHECKING:
     from thermocline.experts.cache.lent_room import LentRoom
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.kv.cache import KVCacheSpec
-    from thermocline.modelfile.reader import ModelFile
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
-    from thermocline.pipeline.execution.runner import Runner
+    from thermocline.pipeline.step_loop import ChunkRunner
     from thermocline.speculation.speculator import Speculator
     from thermocline.workers.lane import LaneThread
-
-
-def choose_limits(config: EngineConfig, spec: ModelSpec, file: ModelFile) -> PromptLimits:
-    """Return the config's limits, or the defaults for this file. Raises ConfigError for too long a context."""
-    return prompt_limits(config, spec, file.total_tensor_bytes, page_cache_room_bytes())
 
 
 def build_step_loop(
     context: BuildContext,
     limits: PromptLimits,
-    runner: Runner,
-    cpu: LaneThread,
+    runner: ChunkRunner,
+    cpu: LaneThread | None,
     routing_log: RoutingLog,
-    speculator: Speculator,
+    speculator: Speculator | None,
     room: LentRoom | None = None,
 ) -> StepLoop:
-    """Return the step loop. room: what the cache shares with experts."""
+    """Return the step loop. room: what the cache shares with experts. cpu: whose times size prompt chunks; None leaves
+    them as configured. speculator: None drafts nothing.
+    """
     config, spec, cache = context.config, context.model.spec, context.devices.cache
-    num_drafts = 0 if why_undraftable(context.devices) else cache.num_draft_states
+    is_drafting = speculator is not None and not why_undraftable(context.devices)
+    num_drafts = cache.num_draft_states if is_drafting else 0
     scheduler = Scheduler(
         replace(config.scheduler, prefill_chunk_tokens=limits.chunk_tokens),
         BlockAllocator(cache.num_blocks, cache.block_tokens),
@@ -60,9 +55,11 @@ def build_step_loop(
         windows=_request_windows(config, spec, cache.window_blocks),
     )
     sizer = ChunkSizer(limits.chunk_tokens, config.scheduler.decode_slowdown)
-    feedback = ChunkSizeFeedback(sizer, cpu.take_times)
+    feedback = None if cpu is None else ChunkSizeFeedback(sizer, cpu.take_times)
     watch = ModelWatch(context.file)
-    drafting = Drafting(speculator, scheduler, context.recorder, cpu)
+    drafting = None
+    if cpu is not None and speculator is not None:
+        drafting = Drafting(speculator, scheduler, context.recorder, cpu)
     return StepLoop(
         scheduler, runner, context.recorder, feedback, routing_log, room, watch, drafting
     )

@@ -16,6 +16,7 @@ from thermocline import __version__
 from thermocline.errors import BusyError, ConfigError, EngineError, RequestError
 from thermocline.kv.prefix_file import CacheForm, LayerForm, open_prefix, read_prefix, write_prefix
 from thermocline.messages import LayerIndex
+from thermocline.pipeline.step_loop import StepLoop
 from thermocline.remote.holdings import model_digest
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from thermocline.engine.assembly import EngineParts
     from thermocline.engine.thread import EngineThread
     from thermocline.kv.kept_prefix import HeldPrefix
+    from thermocline.pipeline.replica_loops import AnyStepLoop
     from thermocline.pipeline.scheduling.slots import Slots
-    from thermocline.pipeline.step_loop import StepLoop
 
 R = TypeVar("R")
 
@@ -69,7 +70,7 @@ class EngineSlots:
         """Forget a slot's tokens and free their blocks; return how many tokens it had."""
         self._check(slot)
 
-        def erase(loop: StepLoop) -> int:
+        def erase(loop: AnyStepLoop) -> int:
             return _slots(loop).erase(slot, owner)
 
         return await self._thread.call(erase)
@@ -138,18 +139,18 @@ class EngineSlots:
             if not is_read:
                 await self._give_back(held)
 
-        def end(loop: StepLoop) -> None:
+        def end(loop: AnyStepLoop) -> None:
             _slots(loop).end_restore(slot, owner, held)
-            loop.resume_planning()
+            _one(loop).resume_planning()
 
         await self._thread.call(end)
         num_tokens = len(saved.tokens.token_ids)
         return SlotReport(num_tokens, saved.num_bytes, time.perf_counter() - start_s)
 
     async def _give_back(self, held: HeldPrefix) -> None:
-        def give_back(loop: StepLoop) -> None:
+        def give_back(loop: AnyStepLoop) -> None:
             _slots(loop).give_back(held)
-            loop.resume_planning()
+            _one(loop).resume_planning()
 
         with suppress(EngineError):  # an engine that has ended has no blocks
             await self._thread.call(give_back)
@@ -160,7 +161,17 @@ class EngineSlots:
         return self._form
 
 
-def _slots(loop: StepLoop) -> Slots:
+def _one(loop: AnyStepLoop) -> StepLoop:
+    """Return the only loop. Raises ConfigError for those of several ranks."""
+    if isinstance(loop, StepLoop):
+        return loop
+    raise ConfigError(
+        "slots are of one process: under torchrun every replica has a cache of its own"
+    )
+
+
+def _slots(any_loop: AnyStepLoop) -> Slots:
+    loop = _one(any_loop)
     if loop.slots is None:
         raise ConfigError("slots are not kept: open the engine with scheduler.keeps_slots")
     return loop.slots

@@ -141,19 +141,21 @@ def _load(
     # Workers that were asked for compute their experts, always; --hot-device cpu computes its own apart.
     is_remote = experts.remote is not None and experts.balancer is None
     is_fusable = not is_remote and ("hot" not in experts.stages or device is not None)
+    member = experts.member
     may_offload = device is not None or experts.remote is not None
     takes_steps = shared is not None and experts.remote is None
 
     def load(chunk: Chunk) -> Load:
         offloads = may_offload and not dispatcher.is_left_to_cpu(chunk.num_tokens)
+        is_shared = member is not None and not member.computes_alone(chunk.id)
         return Load(
             device_has_model=full is not None and full.is_full,
             device_takes_step=takes_steps
             and offloads
             and shared is not None
             and shared.takes(chunk),
-            layers_are_fusable=fused.layer is not None and is_fusable,
-            other_lanes_have_work=offloads or is_remote or not attends_here,
+            layers_are_fusable=fused.layer is not None and is_fusable and not is_shared,
+            other_lanes_have_work=offloads or is_remote or is_shared or not attends_here,
             hints_are_wanted=governor is not None
             and (has_experts or chunk.is_prompt)
             and not governor.is_quiet,

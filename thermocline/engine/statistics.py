@@ -11,6 +11,7 @@ from thermocline.experts.layer_hits import LayerHitStatistics
 from thermocline.machine import bytes_read_from_storage, machine_facts
 from thermocline.traces.events import ExpertUse, Trace
 from thermocline.traces.lanes import Lane, Track
+from thermocline.traces.ranks import CLOCK_OFFSET, RANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -149,5 +150,7 @@ def make_trace(
     if read_bytes_per_s is not None:
         metadata["read_bytes_per_s"] = read_bytes_per_s
     experts = parts.experts
+    if experts.member is not None:
+        metadata |= {RANK: experts.member.rank, CLOCK_OFFSET: experts.member.clock_offset_ns}
     counts = tuple(tuple(row) for row in experts.initial_placement.heat.counts().tolist())
     return Trace(tuple(events), metadata, ExpertUse(counts, experts.placement.hot))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from thermocline.config import EngineConfig
     from thermocline.engine.assembly import EngineParts, LoadStep
-    from thermocline.pipeline.step_loop import StepLoop
+    from thermocline.pipeline.replica_loops import AnyStepLoop
 
 R = TypeVar("R")
 _Opened = tuple["EngineParts", asyncio.AbstractEventLoop]
@@ -93,11 +93,11 @@ class EngineThread:
         """Block until the thread has ended."""
         self._thread.join()
 
-    async def call(self, action: Callable[[StepLoop], R]) -> R:
+    async def call(self, action: Callable[[AnyStepLoop], R]) -> R:
         """Run `action` on the engine's thread and return its result. Raises `why_ended` after the end."""
         done: Future[R] = Future()
 
-        def run(loop: StepLoop) -> None:
+        def run(loop: AnyStepLoop) -> None:
             # A caller that was cancelled meanwhile wants no action; one cancelled later gets its result
             # nowhere, and undoes what it must by itself.
             if not done.set_running_or_notify_cancel():
@@ -116,7 +116,7 @@ class EngineThread:
         done.add_done_callback(self._pending.discard)
         return await asyncio.wrap_future(done)
 
-    def post(self, action: Callable[[StepLoop], object]) -> bool:
+    def post(self, action: Callable[[AnyStepLoop], object]) -> bool:
         """Run `action` on the engine's thread some time soon; False when it has ended."""
         parts, loop = self._opened()
         try:

@@ -1,1 +1,1 @@
-"""One model on the ranks of a process group: which rank computes which experts, and what it sends where."""
+"""One model over several ranks: experts have owners, and tokens travel to them. Over torch.distributed."""

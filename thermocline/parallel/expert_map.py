@@ -1,4 +1,4 @@
-"""Which ranks hold each routed expert. Pure data; knows no load and no process group."""
+"""Which ranks own which experts. Pure: a table and how it is made; knows no process and no traffic."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.units import ceil_div
-
 if TYPE_CHECKING:
     from thermocline.messages import IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertMap:
-    """owner: int32 [num_layers, num_experts, max_replicas], the ranks that hold an expert, -1 behind the last one."""
+    """owner: int32 [layers, experts, replicas], the ranks that hold each expert; -1 pads."""
 
     owner: IntArray
 
 
 def linear_map(num_layers: int, num_experts: int, num_ranks: int) -> ExpertMap:
-    """Return the map in which each rank has equally many neighbouring experts; the last ranks may have fewer."""
-    per_rank = ceil_div(num_experts, num_ranks)
-    ranks = (np.arange(num_experts) // per_rank).astype(np.int32)
-    return ExpertMap(np.tile(ranks[None, :, None], (num_layers, 1, 1)))
+    """Return the map that gives each rank a run of neighbouring experts, the same in every layer."""
+    ranks = np.arange(num_experts, dtype=np.int64) * num_ranks // max(num_experts, 1)
+    owner = np.broadcast_to(ranks.astype(np.int32)[None, :, None], (num_layers, num_experts, 1))
+    return ExpertMap(np.ascontiguousarray(owner))

@@ -23,13 +23,15 @@ from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.kv.lending import SegmentLending, SegmentMoves
     from thermocline.messages import Chunk, FloatArray, RequestId, StepResult
     from thermocline.pipeline.drafting import Drafting
-    from thermocline.pipeline.execution.runner import Runner
     from thermocline.pipeline.generation import Generation
     from thermocline.pipeline.scheduling.chunk_size_feedback import ChunkSizeFeedback
+    from thermocline.pipeline.scheduling.request import Request
     from thermocline.pipeline.scheduling.scheduler import Scheduler, SchedulerSnapshot
     from thermocline.pipeline.scheduling.slots import Slots
     from thermocline.traces.recorder import Recorder
@@ -56,13 +58,51 @@ class Watch(Protocol):
         ...
 
 
+class ChunkRunner(Protocol):
+    """What computes chunks: see `Runner`, which does so in this process."""
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether one more chunk may start."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int:
+        """Chunks that were injected and not received yet."""
+        ...
+
+    def share_done(self, chunk: Chunk) -> float:
+        """Return how much of a chunk's layers is behind it, 0 to 1; 0 where that is not known."""
+        ...
+
+    def inject(self, chunk: Chunk, *, is_beside_answers: bool = False) -> None:
+        """Start a chunk; the caller has seen `has_credit`."""
+        ...
+
+    async def receive(self) -> StepResult | ChunkFailed:
+        """Return the next chunk's end, and its credit. Raises ChannelClosed after `close`."""
+        ...
+
+    def abandon(self, request: RequestId) -> None:
+        """Note that nobody waits for a request any more."""
+        ...
+
+    def close(self) -> None:
+        """Take no more chunks."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Assert that nothing is left of chunks that ended."""
+        ...
+
+
 class StepLoop:
     """Drives a runner with what the scheduler plans."""
 
     def __init__(  # noqa: PLR0913 - what a step has to do with, by name
         self,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: ChunkRunner,
         recorder: Recorder,
         chunk_size: ChunkSizeFeedback | None = None,
         routing_log: RoutingLog | None = None,
@@ -98,6 +138,11 @@ class StepLoop:
     def num_requests(self) -> int:
         """Requests accepted and not ended."""
         return len(self._generations)
+
+    @property
+    def requests(self) -> tuple[RequestId, ...]:
+        """The requests accepted and not ended."""
+        return tuple(self._generations)
 
     def busy_ns(self) -> int:
         """Return how long this thread has been busy with steps. May be called from any thread; never waits."""
@@ -182,6 +227,32 @@ class StepLoop:
         self._closed = True
         self._fail_all(EngineClosedError("the engine was closed while the request was running"))
         self._end_when_idle()
+
+    def give_up(
+        self, chunks: Sequence[Chunk], *, everything: bool
+    ) -> list[tuple[Generation, Request]]:
+        """Give up the requests of chunks that will have no result, or all requests; return those that still run.
+
+        Nothing of these chunks is shared with anybody. What is returned goes to `adopt`, of this or of another loop.
+        """
+        wanted = set(self._generations)
+        if not everything:
+            wanted &= {request for chunk in chunks for request in chunk.requests}
+        known = [
+            (self._generations.pop(each), self._scheduler.requests[each]) for each in sorted(wanted)
+        ]
+        for chunk in chunks:
+            self._scheduler.fail(chunk)
+        for generation, _ in known:
+            self._scheduler.finish(generation.request)
+        return known
+
+    def adopt(self, moved: Sequence[tuple[Generation, Request]]) -> None:
+        """Go on with requests that were given up, from their tokens."""
+        for generation, request in moved:
+            self._generations[generation.request] = generation
+            self._scheduler.adopt(request)
+        self._fill()
 
     def check_integrity(self) -> None:
         """Assert that the scheduler and the runner are consistent."""

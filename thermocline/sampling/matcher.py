@@ -30,6 +30,9 @@ _MAX_CACHED: Final = 32
 # Of the texts of cached grammars. One of 64 KiB takes 40 to 80 MB when it is compiled.
 _MAX_CACHED_CHARS: Final = 1 << 17
 _NUM_THREADS: Final = 2
+DEEP_STACK_BYTES: Final = 64 << 20
+"""Of a thread that compiles, only used where it is needed. The compiler calls itself for each level of a grammar; what a
+child with a sixteenth of it has compiled can not overflow it."""
 # `close` waits this long for a compilation.
 _JOIN_S: Final = 1.0
 _MAX_MESSAGE_CHARS: Final = 300
@@ -217,7 +220,7 @@ class Grammars:
                 thread = threading.Thread(
                     target=self._work, name="thermocline grammar", daemon=True
                 )
-                thread.start()
+                start_deep(thread)
                 self._threads.append(thread)
         self._jobs.put(run)
         return wanted
@@ -292,6 +295,15 @@ class _Wrapper:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
         return self._tokenizer.encode_more(text)
+
+
+def start_deep(thread: threading.Thread) -> None:
+    """Start a thread with a stack of DEEP_STACK_BYTES."""
+    usual = threading.stack_size(DEEP_STACK_BYTES)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(usual)
 
 
 def open_trials(tokenizer: GrammarTokenizer, limits: ChildLimits | None = None) -> GrammarTrials:

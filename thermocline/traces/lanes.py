@@ -28,6 +28,7 @@ class Lane(StrEnum):
     CPU = "cpu"  # the threads of the CPU pool: one track each
     PAGECACHE = "pagecache"
     REMOTE = "remote"
+    EXCHANGE = "exchange"  # what ranks of one model give each other
 
 
 class Track(NamedTuple):
@@ -76,6 +77,7 @@ class Name(StrEnum):
     HEAD = "head"
     REMOTE = "remote"
     HEDGE = "hedge"
+    EXCHANGE = "exchange"
 
     DRAFT = "draft"
     VERIFY = "verify"
@@ -111,5 +113,6 @@ WORK_LANES: frozenset[Lane] = frozenset(
         Lane.CPU,
         Lane.PAGECACHE,
         Lane.REMOTE,
+        Lane.EXCHANGE,
     }
 )

@@ -62,7 +62,7 @@ def context(tmp_path):
         gpu = OpenGpu(None, None)
         devices = Devices(chosen, None, gpu, needs, cache, allocation, ())
         kept = owned.enter_context(ExitStack())
-        yield BuildContext(config, devices, file, model, kernels, recorder, owned, kept)
+        yield BuildContext(config, devices, file, model, kernels, recorder, limits, owned, kept)
 
 
 def opens(log, monkeypatch, error=None):

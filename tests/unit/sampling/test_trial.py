@@ -99,3 +99,16 @@ def test_nothing_is_compiled_here_that_the_child_could_not(tokenizer, monkeypatc
     assert time.thread_time() - begin_s < 0.2, "it was compiled here as well"
     grammars.close()
     assert child_pids() <= before
+
+
+@pytest.mark.parametrize("depth", [500, 1000, 2000, 4000, 8000, 16000])
+def test_no_depth_of_rules_ends_the_process(tokenizer, depth):
+    """Each rule names the next one. What overflows the compiler's stack ends a child; what does not is compiled here."""
+    rules = [f'r{n}: "a" r{n + 1} | "b"' for n in range(depth)]
+    text = "\n".join(["start: r0", *rules, f'r{depth}: "c"'])
+    grammars = Grammars(tokenizer)
+    try:
+        failure = grammars.submit(Constraint(ConstraintKind.GRAMMAR, text)).exception(30)
+    finally:
+        grammars.close()
+    assert failure is None or (depth > 500 and isinstance(failure, RequestError))

@@ -279,6 +279,29 @@ class Scheduler:
             request.in_flight.remove(chunk.id)
             self._returned(request)
 
+    def adopt(self, given: Request) -> None:
+        """Accept a request that a scheduler has given up, with the tokens that it had; it is computed from them again.
+
+        It comes behind those of its priority that are here. No limit refuses it: it was accepted once.
+        """
+        assert given.id not in self.requests, f"request {given.id} is here already"
+        arrival = next(self._numbers)
+        root = root_key(given.options.cache_salt)
+        entry = Request(
+            given.id,
+            given.num_prompt_tokens,
+            given.max_total_tokens,
+            rank=(given.rank[0], arrival),
+            options=given.options,
+            cache=RequestCache(root, num_expanded=given.cache.num_expanded),
+            known=list(given.known),
+            turn=arrival,
+            num_scored=given.num_scored,
+            held=given.held,
+        )
+        self.requests[given.id] = entry
+        self._admission.enqueue(entry)
+
     def append(self, request: RequestId, token_id: int) -> int:
         """Add a sampled token to a request that has caught up; return the row of its step that has computed it, as it was
         drafted, 0 for none.

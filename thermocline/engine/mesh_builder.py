@@ -1,0 +1,173 @@
+"""Opens one rank of a model on several: its member of the group, its part of steps, and on rank 0 the step loops.
+
+A part of the assembly; loads torch only where there are several ranks.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from thermocline.engine.scheduler_builder import build_step_loop
+from thermocline.errors import ConfigError
+from thermocline.experts.dispatch.offload_selector import OffloadSelector
+from thermocline.machine import machine_facts
+from thermocline.parallel.exchange import RankParts
+from thermocline.parallel.expert_map import linear_map
+from thermocline.parallel.group import connector
+from thermocline.parallel.mesh import make_mesh
+from thermocline.parallel.rank import MAX_ROUNDS, MeshPlan, RankMember
+from thermocline.parallel.rendezvous import Rendezvous, open_store
+from thermocline.parallel.turns import TurnThread
+from thermocline.pipeline.execution.rank_steps import RankSteps
+from thermocline.pipeline.execution.replicas import Conductor, ConductorRules
+from thermocline.pipeline.replica_loops import ReplicaLoops
+from thermocline.prefetch.memory import page_cache_room_bytes
+from thermocline.remote.holdings import model_digest
+from thermocline.remote.payload import PayloadType
+
+if TYPE_CHECKING:
+    from thermocline.config import EngineConfig
+    from thermocline.engine.build_context import BuildContext
+    from thermocline.engine.expert_stages import ExpertBackends
+    from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.experts.routing_log import RoutingLog
+    from thermocline.models.prompt_limits import PromptLimits
+    from thermocline.models.spec import ModelSpec
+    from thermocline.pipeline.execution.runner import Runner
+    from thermocline.pipeline.replica_loops import AnyStepLoop
+    from thermocline.speculation.speculator import Speculator
+    from thermocline.workers.lane import LaneThread
+
+
+_BACKEND: Final = "cpu:gloo"
+
+
+def for_ranks(config: EngineConfig) -> EngineConfig:
+    """Return the config as ranks use it; the config itself for one process. Raises ConfigError."""
+    if config.parallel.rank is None:
+        return config
+    placement = config.placement
+    if placement.hot_device not in ("auto", "none") or placement.trunk_device not in (
+        "auto",
+        "cpu",
+    ):
+        raise ConfigError(
+            "several ranks compute on their CPUs alone: leave out --hot-device and --trunk-device"
+        )
+    if config.remote.workers:
+        raise ConfigError("--expert-worker does not go with torchrun: ranks compute the experts")
+    placement = replace(placement, hot_device="none", trunk_device="cpu")
+    speculation = replace(config.speculation, drafters="off")
+    # Each rank counts the choices of its own tokens; ranks of one replica have the same ones.
+    mesh = make_mesh(config.parallel.num_ranks, config.parallel.dp, config.parallel.tp)
+    is_leader = mesh.replicas[mesh.replica_of(config.parallel.rank)][0] == config.parallel.rank
+    heat = config.heat if is_leader else replace(config.heat, saved=False)
+    return replace(config, placement=placement, speculation=speculation, heat=heat)
+
+
+def largest_chunk(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> int:
+    """Return the most tokens that a chunk can have: a prompt's, or a step of all answers and what they compute again."""
+    expanded = 0 if spec.latent is None else spec.latent.expanded_tokens
+    return limits.chunk_tokens + max(config.scheduler.max_requests, expanded)
+
+
+def open_member(
+    context: BuildContext, catalog: ExpertCatalog, cpu: LaneThread
+) -> RankMember | None:
+    """Return this process as a rank, None where it is the only one. Raises ConfigError and MeshError."""
+    parallel, spec = context.config.parallel, context.model.spec
+    if parallel.rank is None:
+        return None
+    if not spec.has_experts:
+        raise ConfigError(
+            "the model has no routed experts, which are what ranks share: start it without torchrun"
+        )
+    mesh = make_mesh(parallel.num_ranks, parallel.dp, parallel.tp)
+    plan = MeshPlan(
+        mesh,
+        linear_map(spec.num_layers, spec.router.num_experts, mesh.size),
+        parallel.exchange,
+        largest_chunk(context.config, spec, context.limits),
+        spec.router.num_experts_used,
+    )
+    parts = RankParts(
+        catalog,
+        context.kernels,
+        cpu,
+        context.recorder,
+        TurnThread(),
+        PayloadType[parallel.payload.upper()],
+        spec.expert_hidden_size,
+    )
+    store = open_store(parallel.open_timeout_s)
+    rendezvous = Rendezvous(store, parallel.rank, parallel.timeout_s)
+    connect = connector(store, parallel.timeout_s, _BACKEND)
+    member = RankMember(parallel.rank, plan, parts, connect, rendezvous)
+    return context.owned.enter_context(closing(member))
+
+
+def _join_ranks(context: BuildContext, member: RankMember) -> None:
+    """Wait for the other ranks, which have opened the same model in the same way. Raises MeshError."""
+    config, file, model, cache = context.config, context.file, context.model, context.devices.cache
+    tensors = [info for layer in model.expert_layers if layer is not None for info in layer.tensors]
+    same = replace(config.parallel, rank=None)
+    facts = {
+        "version": machine_facts().versions["thermocline"],
+        "model file": f"{file.total_tensor_bytes} bytes, {model_digest(file, tensors).hex()}",
+        "kernels (--cpu-isa, --kernels)": context.kernels.name.split(" x ")[0],
+        "flag": f"{same!r} {config.memory!r} {config.scheduler!r}",
+        "size of the cache": f"{cache.num_blocks} blocks, {cache.num_states} states",
+    }
+    holds_file = file.total_tensor_bytes <= page_cache_room_bytes()
+    member.join(facts, config.parallel.open_timeout_s, holds_file=holds_file)
+
+
+def build_loops(
+    context: BuildContext,
+    experts: ExpertBackends,
+    runner: Runner,
+    cpu: LaneThread,
+    routing_log: RoutingLog,
+    speculator: Speculator,
+) -> AnyStepLoop:
+    """Return what drives the runner: one step loop, or of several ranks those of all replicas, once all have joined."""
+    member = experts.member
+    if member is None:
+        room = None if experts.hot_device is None else experts.hot_device.room
+        limits = context.limits
+        return build_step_loop(context, limits, runner, cpu, routing_log, speculator, room)
+    return _replica_loops(context, member, runner, cpu, routing_log)
+
+
+def _replica_loops(
+    context: BuildContext,
+    member: RankMember,
+    runner: Runner,
+    cpu: LaneThread,
+    routing_log: RoutingLog,
+) -> ReplicaLoops:
+    """Return rank 0's step loops, one for each replica."""
+    config, spec = context.config, context.model.spec
+    _join_ranks(context, member)
+    may_compute_alone = config.parallel.may_compute_alone and member.all_hold_the_file
+    rules = ConductorRules(
+        config.scheduler.max_prompt_chunks + 1,
+        keeps_results=spec.state is None,
+        quiet_s=config.parallel.timeout_s / 4,
+        # A chunk that computes one stage at a time keeps the lane, which another round's would need.
+        max_rounds=MAX_ROUNDS if config.scheduler.overlap else 1,
+    )
+    conductor = Conductor(
+        member,
+        RankSteps(member, runner, cpu),
+        (spec.vocab_size, spec.hidden_size),
+        rules,
+        OffloadSelector() if may_compute_alone else None,
+    )
+    loops = [
+        build_step_loop(context, context.limits, each, None, routing_log, None)
+        for each in conductor.runners
+    ]
+    return ReplicaLoops(loops, conductor)

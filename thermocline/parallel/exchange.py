@@ -1,0 +1,426 @@
+"""One layer's experts on all ranks: tokens to their experts' ranks, outputs back, and shared in the replica.
+
+Every rank runs every layer of every round, also without tokens, since others may need its experts. Outputs come back one
+by one and are added in slot order, so the split between ranks does not change a bit of the result.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from thermocline.errors import MeshError
+from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.dense_contract import Contributions
+from thermocline.parallel.dispatch_plan import (
+    LENGTH_AT,
+    DispatchPlan,
+    Rows,
+    pack_part,
+    part_bytes,
+    plan_dispatch,
+    unpack_part,
+)
+from thermocline.parallel.workspace import HEAD_BYTES
+from thermocline.remote.payload import ITEM_BYTES, pack_floats, unpack_floats
+from thermocline.traces.lanes import Lane, Name
+from thermocline.workers.lane import result_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.kernels.contract import Kernels
+    from thermocline.messages import (
+        Chunk,
+        ExpertDispatch,
+        FloatArray,
+        IntArray,
+        LayerIndex,
+        LayerWork,
+    )
+    from thermocline.parallel.group import Group
+    from thermocline.parallel.turns import StepTurns, TurnThread
+    from thermocline.parallel.workspace import Arena
+    from thermocline.remote.payload import PayloadType
+    from thermocline.traces.recorder import Recorder
+    from thermocline.workers.lane import JobLane
+
+    Bytes = NDArray[np.uint8]
+
+R = TypeVar("R")
+
+ROWS, ANSWERS, SHARE = range(3)
+"""The exchanges of a layer, in order; the last where a replica has several ranks that share."""
+
+_OVERLAPPED_PAIRS: Final = 64
+"""From so many pairs on, a rank computes its own while the others' tokens travel; below, one call for all is faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankParts:
+    """What computes and exchanges on one rank."""
+
+    catalog: ExpertCatalog
+    kernels: Kernels
+    lane: JobLane
+    recorder: Recorder
+    thread: TurnThread
+    payload: PayloadType
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankRole:
+    """What one rank is in the present group.
+
+    target: int32 [layers, experts], where its tokens' experts are computed. peers: the places of its replica, the leader
+    first. kind: who dispatches. group: with its place. shares: whether ranks of some replica get sums from each other;
+    then all ranks take part in that.
+    """
+
+    group: Group
+    target: IntArray
+    peers: tuple[int, ...]
+    kind: str
+    shares: bool
+
+    def tokens(self, num_tokens: int) -> range:
+        """Return the rows of a chunk that this rank sends."""
+        return self.tokens_of(self.peers.index(self.group.place), num_tokens)
+
+    def tokens_of(self, peer: int, num_tokens: int) -> range:
+        """Return the rows that a rank of the replica sends. peer: its index among them."""
+        if self.kind == "sequence":
+            each = -(-num_tokens // len(self.peers))
+            return range(min(peer * each, num_tokens), min((peer + 1) * each, num_tokens))
+        return range(num_tokens if peer == 0 or self.kind == "naive" else 0)
+
+
+@dataclass(slots=True)
+class ExchangeFigures:
+    """What one rank has exchanged so far. Written by its exchange alone."""
+
+    total_rows_sent: int = 0
+    """Tokens sent, to itself too: one for each rank that a token hits."""
+    total_rows_received: int = 0
+    total_sent_bytes: int = 0
+    """To other ranks, with heads, ids and weights."""
+    total_wait_ns: int = 0
+    """Inside exchanges: moving bytes, and waiting for later ranks."""
+    total_exchanges: int = 0
+    peak_layer_rows: int = 0
+    """Most tokens that arrived for one layer of one round, those from itself included."""
+
+
+class _Received(NamedTuple):
+    data: Bytes
+    sizes: list[int]
+
+
+class LayerExchange:
+    """One round's exchanges: at most one layer is under way in it."""
+
+    def __init__(
+        self, parts: RankParts, role: RankRole, arena: Arena, figures: ExchangeFigures
+    ) -> None:
+        """arena: has buffers "send", "receive", "answer" and "returned", for this round alone."""
+        self._parts, self._role, self._arena = parts, role, arena
+        self._figures = figures
+
+    async def run(
+        self,
+        turns: StepTurns,
+        round_index: int,
+        chunk: Chunk,
+        layer: LayerIndex,
+        given: tuple[LayerWork, ExpertDispatch] | None,
+        block_bytes: int = 0,
+    ) -> Contributions | FloatArray | None:
+        """Take part in a layer. given: this rank's tokens; None where its replica has none.
+
+        block_bytes: what every rank sends every other one, the same for all ranks; 0 for lengths of their own.
+
+        Returns its tokens' outputs, or where the replica shares, the layer's sum, float32 [T, D].
+        """
+        index = self._parts.catalog.routed_layers.index(layer)
+        turn = partial(turns.of, index, round_index=round_index)
+        plan = self._plan(layer, given)
+        mine, others = await self._rows(
+            turn(exchange=ROWS), chunk, layer, given, plan, block_bytes=block_bytes
+        )
+        values = await self._answers(turn(exchange=ANSWERS), chunk, layer, plan, mine, others)
+        found = None
+        if given is not None:
+            dispatch, pairs = given[1], _pairs(plan)
+            found = Contributions(dispatch.rows[pairs], dispatch.slots[pairs], values)
+        if not self._role.shares:
+            return found
+        return await self._share(turn(exchange=SHARE), chunk, layer, given, found)
+
+    def _plan(
+        self, layer: LayerIndex, given: tuple[LayerWork, ExpertDispatch] | None
+    ) -> DispatchPlan:
+        role = self._role
+        if given is None:
+            return DispatchPlan({}, role.group.size)
+        work, dispatch = given
+        tokens = role.tokens(len(work.x))
+        if not len(tokens):
+            return DispatchPlan({}, role.group.size)
+        every = None if len(tokens) == len(work.x) else tokens
+        return plan_dispatch(dispatch, role.target[layer], role.group.size, every)
+
+    async def _rows(
+        self,
+        turn: int,
+        chunk: Chunk,
+        layer: LayerIndex,
+        given: tuple[LayerWork, ExpertDispatch] | None,
+        plan: DispatchPlan,
+        *,
+        block_bytes: int,
+    ) -> tuple[FloatArray | None, tuple[list[Rows | None], list[FloatArray]]]:
+        """Send rows, and compute those that arrive. Returns outputs of the own part, and those for each rank."""
+        parts, place = self._parts, self._role.group.place
+        sizes = [
+            0 if rank == place else part_bytes(plan.parts.get(rank), parts.hidden, parts.payload)
+            for rank in range(plan.num_ranks)
+        ]
+        send, received_blocks = self._send_buffers(sum(sizes), block_bytes)
+        own = None
+        start = 0
+        for rank, part in plan.parts.items():
+            assert given is not None, "a plan has tokens"
+            x, is_prompt = given[0].x, chunk.is_prompt
+            if rank == place:
+                at = part.tokens
+                own_x = x if len(at) == len(x) else x[at]
+                own = Rows(own_x, part.experts, part.counts, part.places, part.weights, is_prompt)
+            else:
+                start = rank * block_bytes if block_bytes else start
+                end = start + sizes[rank]
+                pack_part(part, x, parts.payload, send[start:end], is_prompt=is_prompt)
+                start = end
+        self._figures.total_rows_sent += int(plan.rows_to.sum())
+        job = partial(self._exchange_rows, send, np.array(sizes, np.int64))
+        if block_bytes:
+            job = partial(self._exchange_blocks, send, received_blocks, sizes)
+        coming = parts.thread.submit(turn, self._shown(job, chunk, layer, len(send)))
+        mine = None
+        if own is not None and own.num_pairs >= _OVERLAPPED_PAIRS:
+            (mine,) = await self._compute(chunk, layer, [own])
+            own = None
+        received = await result_of(coming)
+        rows: list[Rows | None] = [None] * plan.num_ranks
+        num_experts, start = parts.catalog.num_experts, 0
+        for rank, size in enumerate(received.sizes):
+            if size:
+                start = rank * block_bytes if block_bytes else start
+                packed = received.data[start : start + size]
+                rows[rank] = unpack_part(packed, parts.hidden, num_experts)
+                start += size
+        self._count(rows, plan)
+        wanted = [*(each for each in rows if each is not None), *([] if own is None else [own])]
+        outputs = await self._compute(chunk, layer, wanted)
+        if own is not None:
+            mine = outputs.pop()
+        return mine, (rows, outputs)
+
+    def _count(self, rows: Sequence[Rows | None], plan: DispatchPlan) -> None:
+        own = plan.parts.get(self._role.group.place)
+        number = sum(len(each.x) for each in rows if each is not None)
+        self._figures.total_rows_received += number
+        number += 0 if own is None else len(own.tokens)
+        self._figures.peak_layer_rows = max(self._figures.peak_layer_rows, number)
+
+    async def _answers(
+        self,
+        turn: int,
+        chunk: Chunk,
+        layer: LayerIndex,
+        plan: DispatchPlan,
+        mine: FloatArray | None,
+        others: tuple[list[Rows | None], list[FloatArray]],
+    ) -> FloatArray:
+        """Send outputs back, and return those of the own tokens in the plan's order: float32 [pairs, D]."""
+        parts, place, (rows, outputs) = self._parts, self._role.group.place, others
+        row_bytes = parts.hidden * ITEM_BYTES[parts.payload]
+        sent = [0 if each is None else each.num_pairs * row_bytes for each in rows]
+        back = [
+            0 if rank == place or part is None else len(part.places) * row_bytes
+            for rank, part in ((n, plan.parts.get(n)) for n in range(plan.num_ranks))
+        ]
+        answer = self._arena.take("answer", sum(sent), "outputs of a layer")
+        start = 0
+        for values in outputs:
+            packed = np.ascontiguousarray(pack_floats(values, parts.payload))
+            answer[start : start + packed.nbytes] = packed.view(np.uint8).reshape(-1)
+            start += packed.nbytes
+        returned = self._arena.take("returned", sum(back), "outputs of this rank's tokens")
+        job = partial(self._role.group.exchange, answer, sent, returned, back)
+        await result_of(parts.thread.submit(turn, self._shown(job, chunk, layer, sum(sent))))
+        found, start = [], 0
+        for rank in sorted(plan.parts):
+            if rank == place:
+                assert mine is not None, "the own part was computed"
+                found.append(mine)
+                continue
+            packed = returned[start : start + back[rank]].view(parts.payload.storage)
+            found.append(unpack_floats(packed.reshape(-1, parts.hidden), parts.payload))
+            start += back[rank]
+        if not found:
+            return np.empty((0, parts.hidden), np.float32)
+        # A copy: the buffer is taken again for the next layer, and the sum may be made later.
+        return np.concatenate(found)
+
+    async def _share(
+        self,
+        turn: int,
+        chunk: Chunk,
+        layer: LayerIndex,
+        given: tuple[LayerWork, ExpertDispatch] | None,
+        found: Contributions | None,
+    ) -> FloatArray | None:
+        """Add up this rank's tokens, give the sums to its replica, and return those of all tokens."""
+        role, parts, size = self._role, self._parts, self._role.group.size
+        place = role.group.place
+        if given is None:
+            none = np.empty(0, np.uint8)
+            job = partial(role.group.exchange, none, [0] * size, none, [0] * size)
+            await result_of(parts.thread.submit(turn, self._shown(job, chunk, layer, 0)))
+            return None
+        work, tokens = given[0], role.tokens(len(given[0].x))
+        assert found is not None, "tokens that were given have outputs"
+        residual = work.residual
+        row_bytes = residual.shape[1] * residual.itemsize
+        sums = np.empty((0, residual.shape[1]), np.float32)
+        if len(tokens):
+            mine = np.ascontiguousarray(residual[tokens.start : tokens.stop])
+            own = Contributions(found.rows - np.int32(tokens.start), found.slots, found.values)
+            num_slots = work.routing.expert_ids.shape[1]
+            combine = partial(parts.kernels.dense.combine, mine, [own], num_slots)
+            sums = await parts.lane.run(Name.COMBINE, combine, chunk, layer)
+        peers = [rank for rank in role.peers if rank != place]
+        sent = [sums.nbytes if rank in peers else 0 for rank in range(size)]
+        back = [0] * size
+        for peer, rank in enumerate(role.peers):
+            back[rank] = len(role.tokens_of(peer, len(work.x))) * row_bytes if rank != place else 0
+        send = np.tile(sums.view(np.uint8).reshape(-1), len(peers))
+        received = np.empty(sum(back), np.uint8)
+        job = partial(role.group.exchange, send, sent, received, back)
+        await result_of(parts.thread.submit(turn, self._shown(job, chunk, layer, sum(sent))))
+        whole, start = [], 0
+        for rank in role.peers:  # ascending places, so their rows are in order
+            end = start + back[rank]
+            flat = sums if rank == place else received[start:end].view(np.float32)
+            whole.append(flat.reshape(-1, residual.shape[1]))
+            start = end
+        return np.concatenate(whole)
+
+    def _send_buffers(self, nbytes: int, block_bytes: int) -> tuple[Bytes, Bytes]:
+        """Return what rows are packed into, and where blocks arrive, which is empty without blocks."""
+        if not block_bytes:
+            return self._arena.take("send", nbytes, "rows of a layer"), np.empty(0, np.uint8)
+        size = self._role.group.size * block_bytes
+        blocks = self._arena.take("blocks", 2 * size, "blocks of a layer")
+        return blocks[:size], blocks[size:]
+
+    def _exchange_blocks(self, send: Bytes, received: Bytes, sizes: list[int]) -> _Received:
+        """Exchange a block with every rank; its first number says how much of it counts."""
+        group = self._role.group
+        block_bytes = len(send) // group.size
+        lengths = [block_bytes] * group.size
+        heads = send.reshape(group.size, block_bytes)[:, :HEAD_BYTES].view(np.uint32)
+        heads[:, LENGTH_AT] = sizes
+        group.exchange(send, lengths, received, lengths)
+        coming = received.reshape(group.size, block_bytes)[:, :HEAD_BYTES].view(np.uint32)
+        found = coming[:, LENGTH_AT].tolist()
+        if max(found) > block_bytes:
+            raise MeshError("a rank sends more than it says: start all ranks with the same version")
+        return _Received(received, found)
+
+    def _exchange_rows(self, send: Bytes, sizes: NDArray[np.int64]) -> _Received:
+        group = self._role.group
+        coming = group.exchange_sizes(sizes)
+        total = int(coming.sum())
+        if total < 0 or (coming < 0).any():
+            raise MeshError("a rank sends less than nothing: start all ranks with the same version")
+        receive = self._arena.take("receive", total, "rows that arrive")
+        received = coming.tolist()
+        group.exchange(send, sizes.tolist(), receive, received)
+        return _Received(receive, received)
+
+    def _shown(
+        self, job: Callable[[], R], chunk: Chunk, layer: LayerIndex, nbytes: int
+    ) -> Callable[[], R]:
+        """Return the job with its time counted and drawn."""
+        figures, recorder = self._figures, self._parts.recorder
+
+        def run() -> R:
+            start_ns = time.perf_counter_ns()
+            result = job()
+            end_ns = time.perf_counter_ns()
+            figures.total_wait_ns += end_ns - start_ns
+            figures.total_sent_bytes += nbytes
+            figures.total_exchanges += 1
+            if recorder.enabled:
+                args = {"chunk": chunk.id, "layer": layer, "bytes": nbytes}
+                recorder.span(Lane.EXCHANGE, Name.EXCHANGE, start_ns, end_ns, args)
+            return result
+
+        return run
+
+    async def _compute(
+        self, chunk: Chunk, layer: LayerIndex, wanted: Sequence[Rows]
+    ) -> list[FloatArray]:
+        """Return the outputs of each, float32 [pairs, D], computed together where that changes no bit."""
+        outputs: list[FloatArray | None] = [None] * len(wanted)
+        for is_prompt in (False, True):
+            chosen = [n for n, rows in enumerate(wanted) if rows.is_prompt is is_prompt]
+            if not chosen:
+                continue
+            job = partial(self._outputs, layer, [wanted[n] for n in chosen], is_prompt=is_prompt)
+            num_experts = sum(len(wanted[n].experts) for n in chosen)
+            found = await self._parts.lane.run(Name.COLD, job, chunk, layer, experts=num_experts)
+            for n, values in zip(chosen, found, strict=True):
+                outputs[n] = values
+        return [values for values in outputs if values is not None]
+
+    def _outputs(
+        self, layer: LayerIndex, wanted: Sequence[Rows], *, is_prompt: bool
+    ) -> list[FloatArray]:
+        stack = self._parts.catalog.stack(layer)
+        kernels = self._parts.kernels
+        if len(wanted) == 1:
+            (one,) = wanted
+            work = ExpertWork(stack, one.experts, one.counts, one.x, one.places, one.weights)
+            return [kernels.expert_outputs(work, prompt=is_prompt)]
+        chosen = np.concatenate([np.repeat(each.experts, each.counts) for each in wanted])
+        order = np.argsort(chosen, kind="stable")
+        starts = np.cumsum([0, *(len(each.x) for each in wanted[:-1])])
+        rows = np.concatenate(
+            [each.places + np.int32(start) for each, start in zip(wanted, starts, strict=True)]
+        ).astype(np.int32)
+        weights = np.concatenate([each.weights for each in wanted])
+        experts, counts = np.unique(chosen, return_counts=True)
+        x = np.concatenate([each.x for each in wanted])
+        work = ExpertWork(
+            stack, experts.astype(np.int32), counts.astype(np.int32), x, rows[order], weights[order]
+        )
+        values = np.empty((len(order), x.shape[1]), np.float32)
+        values[order] = kernels.expert_outputs(work, prompt=is_prompt)
+        ends = np.cumsum([each.num_pairs for each in wanted])
+        return np.split(values, ends[:-1])
+
+
+def _pairs(plan: DispatchPlan) -> IntArray:
+    """Return the dispatch's pairs in the order of the outputs: int32 [pairs]."""
+    pairs = [plan.parts[rank].pairs for rank in sorted(plan.parts)]
+    return np.concatenate(pairs) if pairs else np.empty(0, np.int32)

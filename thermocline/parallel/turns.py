@@ -1,0 +1,131 @@
+"""The order of a step's exchanges, the same on every rank, and the one thread that makes them. Knows no bytes.
+
+Two rounds take turns layer by layer: while one's tokens travel, the other computes. An exchange runs when its turn comes,
+however early its rank has handed it in, so every rank makes the same ones in the same order.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from thermocline.errors import GroupLostError, MeshError
+from thermocline.workers.completion import HeldFuture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTurns:
+    """Numbers of one step's exchanges. first: of the step; per_layer: exchanges of a layer and round.
+
+    has_results: whether others have results for rank 0.
+    """
+
+    first: int
+    num_rounds: int
+    num_layers: int
+    per_layer: int
+    has_results: bool = True
+
+    def of(self, layer_index: int, exchange: int, round_index: int) -> int:
+        """Return when an exchange of a layer is. layer_index: among the layers with routed experts."""
+        in_layer = exchange * self.num_rounds + round_index
+        return self.first + layer_index * self.per_layer * self.num_rounds + in_layer
+
+    @property
+    def results(self) -> int:
+        """When the results go to rank 0, if there are any: the last of the step."""
+        return self.first + self.num_layers * self.per_layer * self.num_rounds
+
+    @property
+    def end(self) -> int:
+        """The first turn behind the step."""
+        return self.results + self.has_results
+
+
+class TurnThread:
+    """Runs jobs by their turns, one at a time. Any thread may submit; `close` it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._jobs: dict[int, tuple[Callable[[], Any], HeldFuture[Any]]] = {}
+        self._next = 0
+        self._error: MeshError | None = None
+        self._is_closed = self._is_busy = False
+        self._thread = threading.Thread(target=self._work, name="lane exchange", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"TurnThread(turn {self._next}, {len(self._jobs)} waiting)"
+
+    def submit(self, turn: int, job: Callable[[], R]) -> HeldFuture[R]:
+        """Have `job` run at its turn; return its result to come, which is GroupLostError once one job has failed."""
+        future: HeldFuture[R] = HeldFuture()
+        with self._lock:
+            error = self._error
+            if error is None:
+                assert turn >= self._next, "a turn is over"
+                assert turn not in self._jobs, f"turn {turn} was given twice"
+                self._jobs[turn] = job, future
+                if turn == self._next:
+                    self._lock.notify_all()
+        if error is not None:
+            future.set_exception(_copy(error))
+        return future
+
+    def restart(self) -> None:
+        """Begin again with turn 0, after a failure or at the start. Blocks until the present job has ended."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._is_busy)
+            assert not self._jobs, "jobs of the old order are left"
+            self._next, self._error = 0, None
+
+    def fail(self, error: MeshError) -> None:
+        """Let every job that waits or comes fail, until `restart`."""
+        with self._lock:
+            self._error = self._error or error
+            jobs, self._jobs = self._jobs, {}
+        for _, future in jobs.values():
+            future.set_exception(_copy(error))
+
+    def close(self) -> None:
+        """End the thread once its present job ends."""
+        self.fail(MeshError("the engine is closed: open a new one"))
+        with self._lock:
+            self._is_closed = True
+            self._lock.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while self._next not in self._jobs and not self._is_closed:
+                    self._lock.wait()
+                if self._is_closed:
+                    return
+                job, future = self._jobs.pop(self._next)
+                self._next += 1
+                self._is_busy = True
+            try:
+                result = job()
+            except MeshError as error:
+                future.set_exception(error)
+                self.fail(error)
+            except BaseException as error:  # noqa: BLE001 - handed to who waits
+                future.set_exception(error)
+                self.fail(GroupLostError(f"an exchange failed here: {error!r}"))
+            else:
+                future.set_result(result)
+            del job, future
+            with self._lock:
+                self._is_busy = False
+                self._lock.notify_all()
+
+
+def _copy(error: MeshError) -> MeshError:
+    return type(error)(str(error))
