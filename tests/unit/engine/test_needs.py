@@ -7,9 +7,8 @@ import pytest
 from tests.support.arch_cases import ARCH_CASES
 from tests.support.toy_archs import write_toy_arch
 from thermocline import EngineConfig, PlacementConfig
-from thermocline.engine.cache_builder import cpu_cache
+from thermocline.engine.cache_builder import choose_limits, cpu_cache
 from thermocline.engine.needs import model_needs
-from thermocline.engine.scheduler_builder import choose_limits
 from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.models.cache_size import cache_spec
 from thermocline.models.registry import read_spec
