@@ -16,7 +16,7 @@ from tests.support.settled import settled
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import Engine, EngineConfig, PlacementConfig, SamplingParams, SchedulerConfig
-from thermocline.config import TraceConfig
+from thermocline.config import SpeculationConfig, TraceConfig
 from thermocline.errors import StageError, StepLostError
 from thermocline.experts.backends import hot_device
 from thermocline.experts.cache.policy import Move, StaticCache
@@ -40,7 +40,7 @@ SHAPE = ToyShape(
     context=96,
 )
 PROMPTS = [[(13 * n + n * n + seed) % 200 for n in range(5 + seed)] for seed in range(8)]
-NUM_TOKENS = 10
+NUM_TOKENS = 24  # so many that the first answer goes on when the last one begins
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,7 @@ def settings(*, trace: bool = False, overlap: bool = True, **placement) -> Engin
     return EngineConfig(
         placement=PlacementConfig(**placement),
         scheduler=SchedulerConfig(prefix_cache=False, overlap=overlap),
+        speculation=SpeculationConfig(drafters="off"),  # rows are counted
         trace=TraceConfig(enabled=trace),
     )
 

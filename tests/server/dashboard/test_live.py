@@ -94,6 +94,7 @@ def test_tiers_cache_and_experts_are_told():
         "choices": 8,
         "hot_share": 1.0,
         "memory": None,
+        "workers": [],
     }
     assert body["kv"] == {
         "blocks": 16,

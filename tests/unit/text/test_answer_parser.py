@@ -108,6 +108,17 @@ def test_calls_that_end_are_json(answer, thinking):
             assert isinstance(json.loads(piece[2]), dict), (text, piece)
 
 
+def test_what_only_begins_behind_a_call_is_text():
+    """A section that opens once more without all of its words ends no answer with an error, and is no call."""
+    row = next(row for row in FORMATS if len(row.section_begin.split()) > 1)
+    whole = row.json.replace("{name}", '"f"').replace("{arguments}", '{"a": 1}')
+    words = row.section_begin.split()
+    text = f"{' '.join(words)}{whole}{row.section_end} {words[0]} nothing"
+    pieces = parse(shape(row, ThinkingMode.NEVER), text)
+    assert [piece[0] for piece in pieces] == ["call", "text"], pieces
+    assert pieces[-1][1].endswith("nothing")
+
+
 @settings(deadline=None)
 @given(ANSWERS.filter(lambda text: "<think>" not in text))
 def test_without_calls_nothing_is_lost(text):

@@ -104,6 +104,7 @@ class CallReader:
 
     def _in_section(self, words: list[str]) -> Reading[None]:
         num_calls = 0
+        self._call.has_begun = False  # of an earlier section
         try:
             for word in words[1:]:
                 yield from self._call.expect(word)

@@ -4,7 +4,7 @@
 // Far enough apart to be told at a glance, light on dark and dark on light; tests/unit/traces judges the distances.
 const PALETTE = {
   embed: "#6b3fa0", layer: "#4f74a8", attend: "#3f7fe0", router: "#b48ae8", hot: "#e8572f", cold: "#14a098", combine: "#dba01c",
-  head: "#e56bb0", remote: "#8f5a28", hedge: "#c98f6a", prefetch: "#7fae2e", copy: "#1fb2d6", load: "#1fb2d6", step: "#a01f4f",
+  head: "#e56bb0", remote: "#8f5a28", hedge: "#c98f6a", exchange: "#2525f4", prefetch: "#7fae2e", copy: "#1fb2d6", load: "#1fb2d6", step: "#a01f4f",
   draft: "#2f6b3c", verify: "#8fc9a0",
 };
 const CHUNK_COLORS = ["#3f7fe0", "#e8872f", "#14a098", "#b45ad4", "#c9a512", "#d8486b", "#5f9e2f", "#5a6fd6"];
