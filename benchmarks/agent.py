@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.engine_side import random_prompt
-from benchmarks.measure import ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.measure import ForeignLoad, Row, conclude, describe_machine
 from benchmarks.model_options import model_parser, parse, run_on_model
 from thermocline import Engine, EngineConfig, SamplingParams
 from thermocline.config import CpuConfig, MemoryConfig
@@ -157,13 +157,7 @@ def run(options: argparse.Namespace, model: Path) -> int:
         print(
             f"{row.case}: {row.metric:22} {row.median:8.3f} ({min(row.values):.3f} to {max(row.values):.3f}) {row.unit}"
         )
-    verdicts = checks(rows)
-    for text, holds in verdicts:
-        print(f"{verdict(holds)}  {text}")
-    print(load)
-    facts["foreign_cores"] = f"{load.cores:.2f}"
-    write_rows(options.out, rows, facts)
-    return 0 if all(holds for _, holds in verdicts) else 1
+    return conclude(options.out, rows, facts, load, checks(rows))
 
 
 def main(arguments: list[str] | None = None) -> int:

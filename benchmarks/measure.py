@@ -125,6 +125,21 @@ def cpu_flags() -> tuple[str, ...]:
     return ()
 
 
+def conclude(
+    out: Path,
+    rows: Sequence[Row],
+    facts: dict[str, str],
+    load: ForeignLoad,
+    verdicts: Sequence[tuple[str, bool]],
+) -> int:
+    """Print each requirement's verdict, write the rows; return 1 if a requirement does not hold."""
+    for text, holds in verdicts:
+        print(f"{verdict(holds)}  {text}")
+    print(load)
+    write_rows(out, rows, facts | {"foreign_cores": f"{load.cores:.2f}"})
+    return 0 if all(holds for _, holds in verdicts) else 1
+
+
 def write_rows(path: Path, rows: Sequence[Row], facts: dict[str, str]) -> None:
     """Append `rows` to the CSV at `path`. Columns that it did not have are empty in its earlier rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
