@@ -14,10 +14,17 @@ import resource
 import sys
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from thermocline import Engine, EngineConfig, SamplingParams
-from thermocline.config import CpuConfig, MemoryConfig, PlacementConfig, SchedulerConfig
+from thermocline.config import (
+    CpuConfig,
+    MemoryConfig,
+    PlacementConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.footprint import measure_footprint
 from thermocline.models.registry import read_spec
@@ -107,6 +114,8 @@ def _main() -> None:
     parser.add_argument("--isa", default="auto", help="instruction set")
     options = parser.parse_args()
     config = engine_config(options.context, options.threads, isa=options.isa)
+    # Random weights repeat themselves: drafts of a text that comes again would be measured instead of kernels.
+    config = replace(config, speculation=SpeculationConfig(drafters="off"))
     asyncio.run(_serve(options.model, config))
 
 

@@ -1,7 +1,8 @@
 """Runs the tests that docs/reliability.md names, and writes their results. Usage `python -m scripts.reliability [--quick]`.
 
 Without --quick at the full sizes, which the tests read from the environment. A test may note what it measured with
-pytest's `record_property`. Tests in tests/reliability run also if the page does not name them.
+pytest's `record_property`. Tests in tests/reliability run also if the page does not name them. With --only, the results of
+other points stay as they were: each row says when and on which commit it was made.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import os
 import re
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -84,26 +87,59 @@ class Collector:
         return OTHERS
 
 
-def table(about: dict[str, str], outcomes: dict[str, Outcome], facts: dict[str, Any]) -> str:
-    """Return the page of results."""
-    lines = ["# Results of the reliability tests", ""]
-    lines += [
-        "Written by `make reliability`; the points are in [reliability.md](../reliability.md).",
-        "",
-    ]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += [
-        "",
-        "| point | what happens | verdict | tests | seconds | measured |",
-        "|---|---|---|---|---|---|",
-    ]
+HEADS = (
+    "point",
+    "what happens",
+    "verdict",
+    "tests",
+    "seconds",
+    "sizes",
+    "when",
+    "commit",
+    "measured",
+)
+
+
+def rows_of(page: str) -> dict[str, tuple[str, ...]]:
+    """Return the rows of a page of results by point; of a page with other columns none."""
+    lines = (
+        line.strip().strip("|").split("|") for line in page.splitlines() if line.startswith("|")
+    )
+    rows = [tuple(cell.strip() for cell in line) for line in lines]
+    if not rows or rows[0] != HEADS:
+        return {}
+    return {row[0]: row for row in rows[2:] if len(row) == len(HEADS)}
+
+
+def new_rows(
+    about: dict[str, str], outcomes: dict[str, Outcome], facts: dict[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """Return a row for each point that was asked for. facts: sizes, when and commit of all of them."""
+    found = {}
     for name, outcome in outcomes.items():
         if name == OTHERS and not outcome.counts:
             continue
         counts = ", ".join(f"{count} {what}" for what, count in outcome.counts.items())
         measured = "; ".join(outcome.measured).replace("|", "/")
-        row = (name, about.get(name, "tests that the page does not name"), outcome.verdict())
-        lines.append(f"| {' | '.join((*row, counts, f'{outcome.seconds:.0f}', measured))} |")
+        what = about.get(name, "tests that the page does not name")
+        made = (facts["sizes"], facts["when"], facts["commit"])
+        found[name] = (
+            *(name, what, outcome.verdict(), counts, f"{outcome.seconds:.0f}"), *made, measured
+        )  # fmt: skip
+    return found
+
+
+def table(names: Iterable[str], rows: dict[str, tuple[str, ...]], machine: str) -> str:
+    """Return the page of results: the rows in the order of `names`."""
+    lines = ["# Results of the reliability tests", ""]
+    lines += [
+        "Written by `make reliability`; the points are in [reliability.md](../reliability.md).",
+        *("", f"Machine of the last run: {machine}.", ""),
+    ]
+    shown = [HEADS, ("---",) * len(HEADS), *(rows[name] for name in names if name in rows)]
+    lines += [
+        f"| {' | '.join(row)} |" if row[0] != "---" else f"|{'|'.join(row)}|" for row in shown
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -147,22 +183,21 @@ def main(arguments: list[str] | None = None) -> int:
     paths = [*dict.fromkeys(test for tests in chosen.values() for test in tests)]
     if not options.only:
         paths.append("tests/reliability")
-    collector, start_s = Collector(chosen), time.monotonic()
+    collector = Collector(chosen)
     status = pytest.main(
         ["-q", "--timeout", "7200", "--rootdir", str(ROOT), *paths], plugins=[collector]
     )
     facts = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit(),
-        "machine": machine(),
-        "load at the end": f"{os.getloadavg()[0]:.1f}",
-        "sizes": "those of make test" if options.quick else "full",
-        "points": ", ".join(chosen) if options.only else "all",
-        "minutes": f"{(time.monotonic() - start_s) / 60:.1f}",
+        "sizes": "make test" if options.quick else "full",
     }
     about = {name: what for name, (what, _) in found.items()}
+    old = rows_of(options.out.read_text()) if options.only and options.out.exists() else {}
+    rows = old | new_rows(about, collector.outcomes, facts)
+    load = f"{machine()}; load {os.getloadavg()[0]:.1f} at its end"
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(table(about, collector.outcomes, facts))
+    options.out.write_text(table((*found, OTHERS), rows, load))
     return int(status)
 
 

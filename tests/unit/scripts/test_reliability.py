@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from scripts.reliability import OTHERS, PAGE, Collector, points, table
+from scripts.reliability import (
+    OTHERS,
+    PAGE,
+    Collector,
+    Outcome,
+    new_rows,
+    points,
+    rows_of,
+    table,
+)
 
 
 def report(nodeid, outcome="passed", when="call", **measured):
@@ -36,6 +45,18 @@ def test_outcomes_go_to_their_points():
         collector.pytest_runtest_logreport(phase)
     verdicts = {name: outcome.verdict() for name, outcome in collector.outcomes.items()}
     assert verdicts == {"R1": "pass", "R2": "FAIL", "R3": "not run", OTHERS: "pass"}
-    page = table({"R1": "x"}, collector.outcomes, {"date": "today"})
-    assert "| R1 | x | pass | 1 passed | 1 | gap: 0.25 |" in page
-    assert "- date: today" in page
+
+
+def test_other_points_stay_as_they_were():
+    """A run of some points writes their rows and no others; a page with other columns is written anew."""
+    facts = {"when": "yesterday", "commit": "abc", "sizes": "full"}
+    passed = Outcome(counts={"passed": 2}, seconds=1.2, measured=["gap: 0.25"])
+    names, about = ("R1", "R2", OTHERS), {"R1": "x", "R2": "y"}
+    page = table(names, new_rows(about, {"R1": passed, "R2": passed}, facts), "a machine")
+    assert "| R1 | x | pass | 2 passed | 1 | full | yesterday | abc | gap: 0.25 |" in page
+    failed = Outcome(counts={"failed": 1})
+    now = new_rows(about, {"R2": failed}, facts | {"when": "today", "sizes": "make test"})
+    page = table(names, rows_of(page) | now, "a machine")
+    assert "| R1 | x | pass | 2 passed | 1 | full | yesterday | abc | gap: 0.25 |" in page
+    assert "| R2 | y | FAIL | 1 failed | 0 | make test | today | abc |  |" in page
+    assert rows_of("| point | verdict |\n|---|---|\n| R1 | pass |") == {}
