@@ -230,7 +230,7 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Panels that one item takes, so that there are some 16 items per thread, and long enough runs to stream.
 int64_t panels_per_item(const Compute& compute, int64_t panels) {
-    return std::clamp<int64_t>(panels / (16 * compute.pool.threads()), 1, 8);
+    return std::clamp<int64_t>(panels / (16 * compute.pool.threads()), 1, 32);
 }
 
 }  // namespace
