@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldByWorkers:
     """What workers hold."""
 
     workers: tuple[str, ...]
@@ -21,7 +21,7 @@ class Held:
     nbytes: int
 
 
-def in_words(held: Held | None, on_failure: str) -> tuple[str, ...]:
+def in_words(held: HeldByWorkers | None, on_failure: str) -> tuple[str, ...]:
     """Return the line for people; on_failure: cpu or error."""
     from thermocline.units import format_bytes
 
@@ -38,7 +38,7 @@ def in_words(held: Held | None, on_failure: str) -> tuple[str, ...]:
 
 def held_by_workers(
     sizes: ModelSizes, plan: Plan, workers: tuple[str, ...], share: float | None
-) -> Held | None:
+) -> HeldByWorkers | None:
     """Return what workers would hold, None without any. Raises ConfigError for what is no worker, or has nothing to do."""
     if not workers:
         return None
@@ -62,4 +62,4 @@ def held_by_workers(
     )
     counts = found.mask.sum(axis=1).tolist()
     nbytes = sum(n * layer.expert for n, layer in zip(counts, sizes.layers, strict=True))
-    return Held(workers, sum(counts), nbytes)
+    return HeldByWorkers(workers, sum(counts), nbytes)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _HEAD: Final = struct.Struct("<QQQ")
 """The number of the exchange, the bytes of the run, and where it begins in the sender's outbox."""
+_CREDENTIALS: Final = struct.Struct("iII")  # process, user, group
 _MAX_INLINE: Final = 4096
 """Runs of so many bytes go through the socket: less than its buffer has room for, so that nobody waits to send."""
 _MIN_HALF_BYTES: Final = 1 << 20
@@ -136,6 +137,9 @@ class LocalGroup:
             while len(self._peers) < self.size - 1:
                 listener.settimeout(_left(end_s))
                 link, _ = listener.accept()
+                if _user_of(link) != os.getuid():
+                    link.close()  # before anything is waited for
+                    continue
                 link.settimeout(_left(end_s))
                 hello = bytearray(_TOKEN_BYTES + 4)
                 rank = -1
@@ -254,6 +258,14 @@ class LocalGroup:
         _receive(link, memoryview(whole)[len(head) :])
         number, length, start = _HEAD.unpack(whole)
         return number, length, start
+
+
+def _user_of(link: socket.socket) -> int:
+    """Return the user whose process is at the other end."""
+    _, user, _ = _CREDENTIALS.unpack(
+        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return int(user)
 
 
 def _receive(link: socket.socket, into: memoryview) -> None:

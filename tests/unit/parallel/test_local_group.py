@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -189,6 +190,24 @@ def test_a_stranger_is_not_taken_for_a_rank():
         groups = [first.result(), second]
     found = on_all(groups, lambda group: group.exchange_sizes(np.array([5, 6])).tolist())
     assert found == [[5, 5], [6, 6]]
+    for group in groups:
+        group.close()
+
+
+def test_another_user_is_refused_before_anything_is_read(monkeypatch):
+    """Else one that connects and says nothing could keep ranks from meeting."""
+    users = iter([os.getuid() + 1, os.getuid()])
+    monkeypatch.setattr(local_group, "_user_of", lambda link: next(users))
+    store = DictStore()
+    with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX) as stranger:
+        first = pool.submit(LocalGroup, store, 0, 2, TIMEOUT_S)
+        stranger.connect(bytes.fromhex(store.get("link/0").decode().split()[0]))
+        assert stranger.recv(1) == b""
+        groups = [LocalGroup(store, 1, 2, TIMEOUT_S), first.result()]
+    monkeypatch.undo()
+    mine, other = socket.socketpair()
+    with mine, other:
+        assert local_group._user_of(mine) == os.getuid()
     for group in groups:
         group.close()
 
