@@ -16,8 +16,10 @@ from thermocline.config_checks import (
     setting,
 )
 from thermocline.config_remote import ExpertExchange as ExpertExchange
+from thermocline.config_remote import ExpertMapKind as ExpertMapKind
 from thermocline.config_remote import OnWorkerFailure as OnWorkerFailure
 from thermocline.config_remote import ParallelConfig as ParallelConfig
+from thermocline.config_remote import RankTransport as RankTransport
 from thermocline.config_remote import RemoteConfig as RemoteConfig
 from thermocline.config_remote import WorkerMode as WorkerMode
 from thermocline.config_remote import WorkerPayload as WorkerPayload

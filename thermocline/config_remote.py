@@ -19,6 +19,8 @@ WorkerMode = Literal["auto", "batched", "stream"]
 WorkerTransport = Literal["auto", "shared", "stream"]
 OnWorkerFailure = Literal["cpu", "error"]
 ExpertExchange = Literal["leader", "sequence", "naive"]
+ExpertMapKind = Literal["linear", "balanced"]
+RankTransport = Literal["auto", "torch"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -119,6 +121,18 @@ class ParallelConfig(ShowsChanges):
     payload: WorkerPayload = setting(
         "f32", "--expert-payload", "Numbers on their way between ranks: f32, f16 or bf16."
     )
+    expert_map: ExpertMapKind = setting(
+        "linear",
+        "--expert-map",
+        "Which experts each rank owns: linear (neighbours), or balanced (as rank 0 knows their use, with one copy more "
+        "on each rank).",
+    )
+    transport: RankTransport = setting(
+        "auto",
+        "--rank-transport",
+        "How ranks exchange: auto (by memory that they share where all are on one machine, else as torch), or torch "
+        "(its collectives).",
+    )
     timeout_s: float = setting(
         10.0,
         "--rank-timeout",
@@ -135,4 +149,6 @@ class ParallelConfig(ShowsChanges):
         require_at_least("--tp", self.tp, 1)
         require_choice("--expert-exchange", self.exchange, ExpertExchange)
         require_choice("--expert-payload", self.payload, WorkerPayload)
+        require_choice("--expert-map", self.expert_map, ExpertMapKind)
+        require_choice("--rank-transport", self.transport, RankTransport)
         require_within("--rank-timeout", self.timeout_s, 1, 3600)

@@ -288,6 +288,7 @@ def test_ranks_are_planned_term_by_term(toy, invoke):
     text = invoke("plan", toy, "--ep", "2", "--no-measure").stdout
     assert "workspace of a rank" in text
     assert "tokens that can arrive at a rank: 2 that dispatch" in " ".join(text.split())
+    assert "experts: neighbouring experts on each rank" in " ".join(text.split())
     refused = invoke("plan", toy, "--ep", "2by2")
     assert refused.exit_code == 1
     assert "write DP or DPxTP" in refused.stderr

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.support.arch_cases import ARCH_CASES
@@ -21,9 +23,14 @@ from thermocline.config import (
     PlacementConfig,
     SchedulerConfig,
 )
+from thermocline.engine import mesh_builder
 from thermocline.engine.api import Engine
 from thermocline.errors import ConfigError, MeshError
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
+from thermocline.experts.heat import HeatRecord
+from thermocline.experts.heat_file import identify, write_heat
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import read_spec
 
 pytestmark = pytest.mark.slow
 
@@ -162,6 +169,71 @@ def test_steps_without_an_exchange_give_the_same_answers(name, always, model_of,
     assert set(ways) == ({False} if always else {False, True})
 
 
+SKEW = np.random.default_rng(5).pareto(0.8, 64)
+
+
+@pytest.fixture
+def heat_of(tmp_path):
+    """Return what writes a heat file of a model, some of whose experts are used far more than others."""
+
+    def write(path: object) -> str:
+        place = tmp_path / "use.json"
+        with open_model_file(str(path)) as file:
+            spec = read_spec(file)
+            identity = identify(file, spec)
+        warmth = np.tile(SKEW[: spec.router.num_experts], (spec.num_layers, 1))
+        write_heat(place, identity, HeatRecord(warmth, 1000))
+        return str(place)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "deaths"), [(2, 1, {}), (1, 2, {}), (3, 1, {}), (2, 1, {1: 40}), (3, 1, {1: 30})]
+)
+@pytest.mark.parametrize("name", [CASES[0].name, RECURRENT])
+def test_balanced_experts_give_the_same_answers(
+    dp, tp, deaths, name, model_of, heat_of, monkeypatch
+):
+    """By rank 0's heat alone, with copies on several ranks, and after ranks were lost. The others know no use, and
+    have rank 0's map all the same: else exchanges would not fit together."""
+    path, expected = model_of(name)
+    world = ThreadWorld(5.0, deaths)
+    config = config_of(dp, tp, timeout_s=1.0 if deaths else 5.0, expert_map="balanced")
+    maps = []
+    original = mesh_builder.choose_map
+
+    def choose_map(*given: object):
+        maps.append(original(*given))
+        return maps[-1]
+
+    monkeypatch.setattr(mesh_builder, "choose_map", choose_map)
+    with followed(world, path, config, monkeypatch) as mine:
+        heat = HeatConfig(file=heat_of(path), saved=False)
+        found = asyncio.run(answers(path, replace(mine, heat=heat)))
+    assert found == expected
+    (chosen,) = maps  # rank 0's
+    assert chosen.experts.owner.shape[2] > 1, "some experts have copies"
+    assert "balanced by the use" in chosen.reason
+    assert world.dead == set(deaths)
+
+
+def test_a_rank_with_another_model_is_refused_by_all(model_of, monkeypatch):
+    """Although rank 0's map does not fit its model, all are told what differs, and nobody waits for it."""
+    first, second = (model_of(name)[0] for name in (CASES[0].name, RECURRENT))
+    config = config_of(2, 1)
+
+    async def open_it(mine: EngineConfig) -> None:
+        async with Engine.open(first, mine):
+            pass
+
+    with (
+        pytest.raises(MeshError, match="rank 1 has another model file"),
+        followed(ThreadWorld(5.0), second, config, monkeypatch) as mine,
+    ):
+        asyncio.run(open_it(mine))
+
+
 def test_an_engine_explains_its_ranks_and_is_consistent(model_of, monkeypatch):
     """Its choices name ranks and workspace; its totals are those of all replicas; nothing is left in flight."""
     path, expected = model_of(CASES[0].name)
@@ -183,6 +255,7 @@ def test_an_engine_explains_its_ranks_and_is_consistent(model_of, monkeypatch):
         choices, num_tokens = asyncio.run(ask(mine))
     assert "2 in 2 replicas" in choices["ranks"]
     assert "workspace of this rank" in choices
+    assert "neighbouring" in choices["experts of this rank"]
     assert num_tokens == sum(map(len, expected))
 
 

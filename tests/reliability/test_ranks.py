@@ -39,7 +39,7 @@ class Ranks:
     """Processes of ranks. agents: each behind an agent of torchrun of its own."""
 
     def __init__(
-        self, folder: Path, number: int, *, agents: bool, tp: int, may_compute_alone: bool
+        self, folder: Path, number: int, *, agents: bool, tp: int, env: dict[str, str]
     ) -> None:
         self.folder, self.number = folder, number
         with socket.socket() as free:
@@ -48,8 +48,7 @@ class Ranks:
         program = ["-m", "tests.support.rank_program", os.fspath(folder)]
         self.processes = []
         for rank in range(number):
-            env = {**os.environ, "TEST_TP": str(tp), "OMP_NUM_THREADS": "1"}
-            env |= {"TEST_ALONE": "1"} if may_compute_alone else {}
+            mine = {**os.environ, "TEST_TP": str(tp), "OMP_NUM_THREADS": "1", **env}
             command = [sys.executable, *program]
             if agents:
                 command = [sys.executable, "-m", "torch.distributed.run"]
@@ -57,13 +56,13 @@ class Ranks:
                 command += ["--node-rank", str(rank), "--master-addr", "127.0.0.1"]
                 command += ["--master-port", str(port), *program]
             else:
-                env |= {"RANK": str(rank), "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": "1"}
-                env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                mine |= {"RANK": str(rank), "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": "1"}
+                mine |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             self.processes.append(
                 subprocess.Popen(
                     command,
                     cwd=ROOT,
-                    env=env,
+                    env=mine,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
@@ -120,10 +119,12 @@ def running(
     agents: bool = False,
     tp: int = 1,
     may_compute_alone: bool = False,
+    transport: str = "auto",
 ):
     """Run ranks until the block ends."""
     folder.mkdir(exist_ok=True)
-    ranks = Ranks(folder, number, agents=agents, tp=tp, may_compute_alone=may_compute_alone)
+    env = {"TEST_TRANSPORT": transport} | ({"TEST_ALONE": "1"} if may_compute_alone else {})
+    ranks = Ranks(folder, number, agents=agents, tp=tp, env=env)
     try:
         ranks.wait_begun()
         yield ranks
@@ -158,9 +159,12 @@ def lose_one(
     return took_s, of_victim
 
 
-def test_ranks_answer_as_one_process_and_outlive_a_killed_one(tmp_path, expected) -> None:
-    """Two ranks over gloo; one is killed under load, and the other computes its experts and requests."""
-    with running(tmp_path, 2) as ranks:
+@pytest.mark.parametrize("transport", ["auto", "torch"])
+def test_ranks_answer_as_one_process_and_outlive_a_killed_one(
+    transport, tmp_path, expected
+) -> None:
+    """Two ranks, by shared memory or gloo; one is killed under load, the other computes its experts and requests."""
+    with running(tmp_path, 2, transport=transport) as ranks:
         lose_one(ranks, random.Random(1), signal.SIGKILL, expected)
 
 
@@ -175,8 +179,13 @@ def test_losses_under_load(how, agents, tmp_path, expected, record_property, cap
         size = 2 + number % 2
         tp = size if number % 4 == 3 else 1
         alone = number % 3 == 2
+        transport = "torch" if number % 5 > 2 else "auto"
         with running(
-            tmp_path / f"{number}", size, agents=agents, tp=tp, may_compute_alone=alone
+            *(tmp_path / f"{number}", size),
+            agents=agents,
+            tp=tp,
+            may_compute_alone=alone,
+            transport=transport,
         ) as ranks:
             took_s, error = lose_one(ranks, draw, how, expected)
         times.append(took_s)

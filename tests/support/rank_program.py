@@ -64,7 +64,9 @@ def main(folder: Path) -> int:
     """Be a rank to the end; the exit code is 3 for an error."""
     tp = int(os.environ.get("TEST_TP", "1"))
     may_compute_alone = "TEST_ALONE" in os.environ
-    config = as_rank(config_of(tp=tp, may_compute_alone=may_compute_alone))
+    transport = os.environ.get("TEST_TRANSPORT", "auto")
+    found = config_of(tp=tp, may_compute_alone=may_compute_alone, transport=transport)
+    config = as_rank(found)
     config = replace(config, cpu=CpuConfig(threads=1))
     rank = config.parallel.rank or 0
     (folder / f"rank{rank}").write_text(str(os.getpid()))

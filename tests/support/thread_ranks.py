@@ -115,7 +115,7 @@ class ThreadGroup:
     """A `Group` whose ranks are threads."""
 
     def __init__(self, world: ThreadWorld, hub: Hub, rank: int, place: int) -> None:
-        self.place, self.size = place, hub.size
+        self.place, self.size, self.way = place, hub.size, "in one process"
         self._world, self._hub, self._rank = world, hub, rank
         self._number = 0
 

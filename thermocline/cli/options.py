@@ -190,7 +190,15 @@ PLACE_FLAGS: Final = (
 )
 """What computes where, and by which kernels: the same for one request and for a server."""
 
-RANK_FLAGS: Final = ("--dp", "--tp", "--expert-exchange", "--expert-payload", "--rank-timeout")
+RANK_FLAGS: Final = (
+    "--dp",
+    "--tp",
+    "--expert-exchange",
+    "--expert-payload",
+    "--expert-map",
+    "--rank-transport",
+    "--rank-timeout",
+)
 """How several ranks share the model, of commands that torchrun may start."""
 
 ONE_REQUEST_FLAGS: Final = (

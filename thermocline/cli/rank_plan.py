@@ -10,6 +10,8 @@ from thermocline.errors import ConfigError
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.config import EngineConfig
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.sizes import ModelSizes
@@ -28,6 +30,8 @@ class RankPlan:
     traffic: Traffic
     buffers: dict[str, int]
     expert_bytes: int
+    expert_map: str
+    """Which experts each rank owns, in words."""
 
     @property
     def workspace_bytes(self) -> int:
@@ -51,6 +55,7 @@ class RankPlan:
         return (
             f"{self.dp} x {self.tp} ranks: each owns up to {traffic.num_owned} experts of a layer, "
             f"{format_bytes(self.expert_bytes)} of the file",
+            f"experts: {self.expert_map}",
             f"tokens that can arrive at a rank: {traffic.dispatchers} that dispatch x {traffic.tokens_each} tokens = "
             f"{traffic.token_capacity()}",
             f"outputs: {traffic.token_capacity()} tokens x {experts_per_token} experts = {traffic.pair_capacity()}, "
@@ -61,11 +66,18 @@ class RankPlan:
 
 
 def plan_ranks(
-    ranks: str, config: EngineConfig, spec: ModelSpec, sizes: ModelSizes, limits: PromptLimits
+    ranks: str,
+    config: EngineConfig,
+    spec: ModelSpec,
+    sizes: ModelSizes,
+    limits: PromptLimits,
+    heat: Sequence[Sequence[float]] | None,
 ) -> RankPlan:
-    """Return the plan of as many ranks. ranks: DP or DPxTP. Raises ConfigError."""
+    """Return the plan of as many ranks. ranks: DP or DPxTP; heat: the known use, [layers][experts]. Raises ConfigError."""
+    import numpy as np
+
     from thermocline.engine.mesh_builder import largest_chunk
-    from thermocline.parallel.expert_map import linear_map
+    from thermocline.parallel.map_choice import choose_map
     from thermocline.parallel.mesh import make_mesh
     from thermocline.parallel.rank import MeshPlan
     from thermocline.parallel.takeover import owned_counts
@@ -81,8 +93,11 @@ def plan_ranks(
         )
     dp, tp = int(match[1]), int(match[2] or 1)
     mesh, num_experts = make_mesh(dp * tp, dp, tp), spec.router.num_experts
-    experts = linear_map(spec.num_layers, num_experts, mesh.size)
     parallel = config.parallel
+    warmth = None if heat is None else np.array(heat, np.float64)
+    experts, reason = choose_map(
+        parallel.expert_map, (spec.num_layers, num_experts), mesh.size, warmth
+    )
     plan = MeshPlan(
         mesh,
         experts,
@@ -94,4 +109,4 @@ def plan_ranks(
     item_bytes = ITEM_BYTES[PayloadType[parallel.payload.upper()]]
     traffic = plan.traffic(mesh, num_owned, spec.expert_hidden_size, item_bytes)
     expert_bytes = sum(layer.expert * num_owned for layer in sizes.layers)
-    return RankPlan(dp, tp, traffic, arena_sizes(traffic, num_experts), expert_bytes)
+    return RankPlan(dp, tp, traffic, arena_sizes(traffic, num_experts), expert_bytes, reason)

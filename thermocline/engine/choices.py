@@ -166,6 +166,9 @@ def _about_ranks(parts: EngineParts) -> Iterator[Choice]:
     number = f"{mesh.size} in {len(mesh.live_replicas)} replicas"
     why = f"torchrun's; {num_groups} times some were lost" if num_groups else "started by torchrun"
     yield Choice("ranks", number, why)
+    yield Choice("ranks exchange", member.way, "--rank-transport, and where the ranks are")
+    num_owned = int(member.owned_mask.sum())
+    yield Choice("experts of this rank", str(num_owned), member.map_reason)
     why = "what can arrive at most, for every chunk in flight"
     yield Choice("workspace of this rank", "", why, member.workspace_bytes)
     if member.all_hold_the_file:

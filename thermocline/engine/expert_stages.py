@@ -86,7 +86,7 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
         )
     catalog = ExpertCatalog(context.model.expert_layers)
     placed = place_experts(context, catalog)
-    member = open_member(context, catalog, cpu)
+    member = open_member(context, catalog, cpu, placed.initial.known)
     if member is not None:
         return _on_ranks(context, catalog, placed, member, cpu)
     wanted, experts, device = placed.devices.placement, placed.routed, placed.hot_device

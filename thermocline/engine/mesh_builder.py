@@ -8,14 +8,15 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from thermocline.engine.scheduler_builder import build_step_loop
-from thermocline.errors import ConfigError
+from thermocline.errors import ConfigError, MeshError
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.machine import machine_facts
 from thermocline.parallel.exchange import RankParts
-from thermocline.parallel.expert_map import linear_map
 from thermocline.parallel.group import connector
+from thermocline.parallel.map_choice import ChosenMap, choose_map, map_text, read_map
 from thermocline.parallel.mesh import make_mesh
 from thermocline.parallel.rank import MAX_ROUNDS, MeshPlan, RankMember
 from thermocline.parallel.rendezvous import Rendezvous, open_store
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from thermocline.engine.build_context import BuildContext
     from thermocline.engine.expert_stages import ExpertBackends
     from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.experts.heat import HeatRecord
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
@@ -42,6 +44,11 @@ if TYPE_CHECKING:
 
 
 _BACKEND: Final = "cpu:gloo"
+_FIRST_RETRY: Final = 16
+"""Steps until the slower way is tried again. When a rank first computes alone it touches pages of experts that it does not
+own, so that way's first trial is slower than it will be: two ranks had half the speed for 256 steps."""
+_MAP: Final = "experts"
+"""Under which rank 0 tells its map."""
 
 
 def for_ranks(config: EngineConfig) -> EngineConfig:
@@ -74,9 +81,12 @@ def largest_chunk(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -
 
 
 def open_member(
-    context: BuildContext, catalog: ExpertCatalog, cpu: LaneThread
+    context: BuildContext, catalog: ExpertCatalog, cpu: LaneThread, known: HeatRecord | None
 ) -> RankMember | None:
-    """Return this process as a rank, None where it is the only one. Raises ConfigError and MeshError."""
+    """Return this process as a rank, None where it is the only one. Raises ConfigError and MeshError.
+
+    known: the use of experts so far, which rank 0 balances them by.
+    """
     parallel, spec = context.config.parallel, context.model.spec
     if parallel.rank is None:
         return None
@@ -85,12 +95,17 @@ def open_member(
             "the model has no routed experts, which are what ranks share: start it without torchrun"
         )
     mesh = make_mesh(parallel.num_ranks, parallel.dp, parallel.tp)
+    store = open_store(parallel.open_timeout_s)
+    rendezvous = Rendezvous(store, parallel.rank, parallel.timeout_s)
+    context.owned.callback(rendezvous.close)
+    experts, reason = _agreed_map(context, mesh.size, rendezvous, known)
     plan = MeshPlan(
         mesh,
-        linear_map(spec.num_layers, spec.router.num_experts, mesh.size),
+        experts,
         parallel.exchange,
         largest_chunk(context.config, spec, context.limits),
         spec.router.num_experts_used,
+        reason,
     )
     parts = RankParts(
         catalog,
@@ -101,11 +116,30 @@ def open_member(
         PayloadType[parallel.payload.upper()],
         spec.expert_hidden_size,
     )
-    store = open_store(parallel.open_timeout_s)
-    rendezvous = Rendezvous(store, parallel.rank, parallel.timeout_s)
-    connect = connector(store, parallel.timeout_s, _BACKEND)
+    connect = connector(store, parallel.timeout_s, _BACKEND, parallel.transport)
     member = RankMember(parallel.rank, plan, parts, connect, rendezvous)
     return context.owned.enter_context(closing(member))
+
+
+def _agreed_map(
+    context: BuildContext, num_ranks: int, rendezvous: Rendezvous, known: HeatRecord | None
+) -> ChosenMap:
+    """Return rank 0's map, which it alone decides: what others know of the use may differ. Raises MeshEndedError.
+
+    One that does not fit this rank's model is not an error yet: when the ranks meet, all are told what differs.
+    """
+    parallel, spec = context.config.parallel, context.model.spec
+    shape = spec.num_layers, spec.router.num_experts
+    if parallel.rank == 0:
+        warmth = None if known is None else known.warmth
+        chosen = choose_map(parallel.expert_map, shape, num_ranks, warmth)
+        rendezvous.tell(_MAP, map_text(chosen.experts))
+        return chosen
+    text = rendezvous.hear(_MAP, parallel.open_timeout_s)
+    try:
+        return ChosenMap(read_map(text, shape, num_ranks), "as rank 0 decided")
+    except MeshError:
+        return choose_map("linear", shape, num_ranks, None)
 
 
 def _join_ranks(context: BuildContext, member: RankMember) -> None:
@@ -118,6 +152,7 @@ def _join_ranks(context: BuildContext, member: RankMember) -> None:
         "model file": f"{file.total_tensor_bytes} bytes, {model_digest(file, tensors).hex()}",
         "kernels (--cpu-isa, --kernels)": context.kernels.name.split(" x ")[0],
         "flag": f"{same!r} {config.memory!r} {config.scheduler!r}",
+        "map of experts": f"{crc32(map_text(member.experts).encode()):x}",
         "size of the cache": f"{cache.num_blocks} blocks, {cache.num_states} states",
     }
     holds_file = file.total_tensor_bytes <= page_cache_room_bytes()
@@ -164,7 +199,7 @@ def _replica_loops(
         RankSteps(member, runner, cpu),
         (spec.vocab_size, spec.hidden_size),
         rules,
-        OffloadSelector() if may_compute_alone else None,
+        OffloadSelector(first_retry=_FIRST_RETRY) if may_compute_alone else None,
     )
     loops = [
         build_step_loop(context, context.limits, each, None, routing_log, None)

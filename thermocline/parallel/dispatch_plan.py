@@ -95,17 +95,21 @@ def plan_dispatch(
     for rank in range(num_ranks):
         pairs = order[ends[rank] : ends[rank + 1]]
         if len(pairs):
-            wanted, places = np.unique(dispatch.rows[pairs], return_inverse=True)
-            chosen, counts = np.unique(experts[pairs], return_counts=True)
+            wanted, places = _numbered(dispatch.rows[pairs])
+            per_expert = np.bincount(experts[pairs], minlength=len(target)).astype(np.int32)
+            chosen = per_expert.nonzero()[0].astype(np.int32)
             parts[rank] = Part(
-                wanted.astype(np.int32),
-                chosen.astype(np.int32),
-                counts.astype(np.int32),
-                places.astype(np.int32),
-                dispatch.weights[pairs],
-                pairs,
+                wanted, chosen, per_expert[chosen], places, dispatch.weights[pairs], pairs
             )
     return DispatchPlan(parts, num_ranks)
+
+
+def _numbered(rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the different rows, ascending, and each row's index among them: what np.unique returns, without sorting."""
+    is_wanted = np.zeros(int(rows.max()) + 1, np.bool_)
+    is_wanted[rows] = True
+    number = is_wanted.cumsum(dtype=np.int32) - np.int32(1)
+    return is_wanted.nonzero()[0].astype(np.int32), number[rows]
 
 
 def part_bytes(part: Part | None, hidden: int, kind: PayloadType) -> int:

@@ -7,6 +7,7 @@ by one and are added in slot order, so the split between ranks does not change a
 from __future__ import annotations
 
 import time
+from asyncio import _get_running_loop as running_loop  # get_running_loop costs an exception here
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
@@ -133,6 +134,7 @@ class LayerExchange:
         """arena: has buffers "send", "receive", "answer" and "returned", for this round alone."""
         self._parts, self._role, self._arena = parts, role, arena
         self._figures = figures
+        self._is_only = False  # whether the step has no other round
 
     async def run(
         self,
@@ -149,6 +151,7 @@ class LayerExchange:
 
         Returns its tokens' outputs, or where the replica shares, the layer's sum, float32 [T, D].
         """
+        self._is_only = turns.num_rounds == 1
         index = self._parts.catalog.routed_layers.index(layer)
         turn = partial(turns.of, index, round_index=round_index)
         plan = self._plan(layer, given)
@@ -212,26 +215,35 @@ class LayerExchange:
         job = partial(self._exchange_rows, send, np.array(sizes, np.int64))
         if block_bytes:
             job = partial(self._exchange_blocks, send, received_blocks, sizes)
-        coming = parts.thread.submit(turn, self._shown(job, chunk, layer, len(send)))
+        shown = self._shown(job, chunk, layer, len(send))
         mine = None
         if own is not None and own.num_pairs >= _OVERLAPPED_PAIRS:
+            coming = parts.thread.submit(turn, shown)
             (mine,) = await self._compute(chunk, layer, [own])
             own = None
-        received = await result_of(coming)
-        rows: list[Rows | None] = [None] * plan.num_ranks
-        num_experts, start = parts.catalog.num_experts, 0
-        for rank, size in enumerate(received.sizes):
-            if size:
-                start = rank * block_bytes if block_bytes else start
-                packed = received.data[start : start + size]
-                rows[rank] = unpack_part(packed, parts.hidden, num_experts)
-                start += size
+            received = await result_of(coming)
+        else:
+            received = await self._exchanged(turn, shown)
+        rows = self._unpacked(received, block_bytes)
         self._count(rows, plan)
         wanted = [*(each for each in rows if each is not None), *([] if own is None else [own])]
         outputs = await self._compute(chunk, layer, wanted)
         if own is not None:
             mine = outputs.pop()
         return mine, (rows, outputs)
+
+    def _unpacked(self, received: _Received, block_bytes: int) -> list[Rows | None]:
+        """Return what came of each rank, None where nothing did."""
+        parts, start = self._parts, 0
+        rows: list[Rows | None] = []
+        for rank, size in enumerate(received.sizes):
+            start = rank * block_bytes if block_bytes else start
+            packed = received.data[start : start + size]
+            rows.append(
+                unpack_part(packed, parts.hidden, parts.catalog.num_experts) if size else None
+            )
+            start += size
+        return rows
 
     def _count(self, rows: Sequence[Rows | None], plan: DispatchPlan) -> None:
         own = plan.parts.get(self._role.group.place)
@@ -265,7 +277,7 @@ class LayerExchange:
             start += packed.nbytes
         returned = self._arena.take("returned", sum(back), "outputs of this rank's tokens")
         job = partial(self._role.group.exchange, answer, sent, returned, back)
-        await result_of(parts.thread.submit(turn, self._shown(job, chunk, layer, sum(sent))))
+        await self._exchanged(turn, self._shown(job, chunk, layer, sum(sent)))
         found, start = [], 0
         for rank in sorted(plan.parts):
             if rank == place:
@@ -294,7 +306,7 @@ class LayerExchange:
         if given is None:
             none = np.empty(0, np.uint8)
             job = partial(role.group.exchange, none, [0] * size, none, [0] * size)
-            await result_of(parts.thread.submit(turn, self._shown(job, chunk, layer, 0)))
+            await self._exchanged(turn, self._shown(job, chunk, layer, 0))
             return None
         work, tokens = given[0], role.tokens(len(given[0].x))
         assert found is not None, "tokens that were given have outputs"
@@ -315,7 +327,7 @@ class LayerExchange:
         send = np.tile(sums.view(np.uint8).reshape(-1), len(peers))
         received = np.empty(sum(back), np.uint8)
         job = partial(role.group.exchange, send, sent, received, back)
-        await result_of(parts.thread.submit(turn, self._shown(job, chunk, layer, sum(sent))))
+        await self._exchanged(turn, self._shown(job, chunk, layer, sum(sent)))
         whole, start = [], 0
         for rank in role.peers:  # ascending places, so their rows are in order
             end = start + back[rank]
@@ -323,6 +335,12 @@ class LayerExchange:
             whole.append(flat.reshape(-1, residual.shape[1]))
             start = end
         return np.concatenate(whole)
+
+    async def _exchanged(self, turn: int, job: Callable[[], R]) -> R:
+        """Return the job's result: made by this thread where its lane has nothing else to do meanwhile."""
+        if self._is_only and running_loop() is None:
+            return self._parts.thread.run(turn, job)
+        return await result_of(self._parts.thread.submit(turn, job))
 
     def _send_buffers(self, nbytes: int, block_bytes: int) -> tuple[Bytes, Bytes]:
         """Return what rows are packed into, and where blocks arrive, which is empty without blocks."""

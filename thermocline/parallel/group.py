@@ -1,4 +1,4 @@
-"""The process group: exchanges of bytes between all ranks, over torch.distributed. Used by one thread alone.
+"""The process group: exchanges of bytes between all ranks, over torch.distributed. Used by one thread at a time.
 
 Every failure of it is GroupLostError: a rank was killed, or took longer than the deadline. After that the group is dead.
 """
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from thermocline.errors import GroupLostError
+from thermocline.parallel.local_group import LocalGroup, are_on_one_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from thermocline.config import RankTransport
     from thermocline.parallel.rendezvous import KeyStore
 
     Bytes = NDArray[np.uint8]
@@ -28,6 +30,8 @@ class Group(Protocol):
 
     place: int
     size: int
+    way: str
+    """By what it exchanges, in words."""
 
     def exchange_sizes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Give each rank its entry; return what each rank gave: int64 [ranks] both. Raises GroupLostError."""
@@ -64,6 +68,7 @@ class TorchGroup:
         import torch.distributed as dist
 
         self.place, self.size = place, size
+        self.way = "by torch.distributed"
         self._dist = dist
         timeout = timedelta(seconds=timeout_s)
         try:
@@ -128,7 +133,9 @@ class TorchGroup:
                 self._dist.destroy_process_group()
 
 
-def connector(store: KeyStore, timeout_s: float, backend: str) -> Callable[[int, int, int], Group]:
+def connector(
+    store: KeyStore, timeout_s: float, backend: str, transport: RankTransport = "torch"
+) -> Callable[[int, int, int], Group]:
     """Return what connects this rank to the group of an epoch: see `RankMember`. backend: of torch.distributed."""
 
     def connect(epoch: int, place: int, size: int) -> Group:
@@ -137,6 +144,9 @@ def connector(store: KeyStore, timeout_s: float, backend: str) -> Callable[[int,
         if size == 1:
             return LoneGroup()
         prefixed = PrefixStore(f"group {epoch}", store)  # type: ignore[arg-type]
+        prefixed.set_timeout(timedelta(seconds=timeout_s))
+        if transport == "auto" and are_on_one_machine(prefixed, place, size):
+            return LocalGroup(prefixed, place, size, timeout_s)
         return TorchGroup(prefixed, place, size, timeout_s, backend)
 
     return connect
@@ -147,6 +157,7 @@ class LoneGroup:
 
     def __init__(self) -> None:
         self.place, self.size = 0, 1
+        self.way = "with nobody"
 
     def exchange_sizes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         return sizes.copy()

@@ -60,6 +60,8 @@ class MeshPlan:
     kind: str
     max_tokens: int
     num_experts_used: int
+    reason: str = ""
+    """Why the experts are where they are, for the user."""
 
     def traffic(self, mesh: Mesh, num_owned: int, hidden: int, item_bytes: int) -> Traffic:
         """Return what can arrive at a rank of `mesh` in one layer."""
@@ -130,6 +132,21 @@ class RankMember:
     def is_leader(self) -> bool:
         """Whether this rank gives its replica's results to rank 0."""
         return self.mesh.replicas[self.replica][0] == self.rank
+
+    @property
+    def experts(self) -> ExpertMap:
+        """Which ranks own which experts now."""
+        return self._experts
+
+    @property
+    def way(self) -> str:
+        """By what the present group exchanges, in words."""
+        return self._the_group.way
+
+    @property
+    def map_reason(self) -> str:
+        """Which experts each rank owned at the start, in words."""
+        return self._plan.reason
 
     @property
     def owned_mask(self) -> NDArray[np.bool_]:

@@ -94,6 +94,14 @@ class Rendezvous:
         if text.startswith("!"):
             raise MeshError(text[1:])
 
+    def tell(self, name: str, text: str) -> None:
+        """Give all ranks a text, before they meet; rank 0 alone. Raises MeshEndedError."""
+        self._write(f"0/told/{name}", text)
+
+    def hear(self, name: str, patience_s: float) -> str:
+        """Return what rank 0 tells under a name. Raises MeshEndedError when it has ended, or says nothing for so long."""
+        return self._wait_members(f"0/told/{name}", patience_s)
+
     def again(self, epoch: int, members: Collection[int]) -> tuple[int, ...]:
         """Return the ranks that go on, after a loss. members: of the epoch before.
 

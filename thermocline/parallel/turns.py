@@ -1,4 +1,4 @@
-"""The order of a step's exchanges, the same on every rank, and the one thread that makes them. Knows no bytes.
+"""The order of a step's exchanges, the same on every rank, and the thread that makes most of them. Knows no bytes.
 
 Two rounds take turns layer by layer: while one's tokens travel, the other computes. An exchange runs when its turn comes,
 however early its rank has handed it in, so every rank makes the same ones in the same order.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from thermocline.errors import GroupLostError, MeshError
-from thermocline.workers.completion import HeldFuture
+from thermocline.workers.completion import HeldFuture, wait_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ class StepTurns:
 
 
 class TurnThread:
-    """Runs jobs by their turns, one at a time. Any thread may submit; `close` it."""
+    """Runs jobs by their turns, one at a time, most of them on a thread of its own. Any thread may submit; `close` it."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -78,6 +78,34 @@ class TurnThread:
             future.set_exception(_copy(error))
         return future
 
+    def run(self, turn: int, job: Callable[[], R]) -> R:
+        """Run `job` at its turn and return its result: on the calling thread where the turn is now. Blocks.
+
+        Waking the exchange thread, and being woken, take longer than a small exchange. Raises what the job raises.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: not self._is_busy)
+            is_now = self._error is None and turn == self._next and turn not in self._jobs
+            if is_now:
+                self._next += 1
+                self._is_busy = True
+        if not is_now:
+            future = self.submit(turn, job)
+            wait_for_all((future,))
+            return future.result()
+        try:
+            return job()
+        except MeshError as error:
+            self.fail(error)
+            raise
+        except BaseException as error:
+            self.fail(GroupLostError(f"an exchange failed here: {error!r}"))
+            raise
+        finally:
+            with self._lock:
+                self._is_busy = False
+                self._lock.notify_all()
+
     def restart(self) -> None:
         """Begin again with turn 0, after a failure or at the start. Blocks until the present job has ended."""
         with self._lock:
@@ -104,7 +132,7 @@ class TurnThread:
     def _work(self) -> None:
         while True:
             with self._lock:
-                while self._next not in self._jobs and not self._is_closed:
+                while (self._next not in self._jobs or self._is_busy) and not self._is_closed:
                     self._lock.wait()
                 if self._is_closed:
                     return

@@ -21,6 +21,18 @@ _SLOT: Final = struct.Struct("<QQ")
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
+def sealed_memory(name: str, num_bytes: int) -> int:
+    """Return an anonymous file that keeps its size, for the caller to close; pages are allocated on first use. Raises OSError."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, num_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 class SharedSlots:
     """`num_slots` slots of `slot_bytes`, the fixed part of 64 bytes included."""
 
@@ -36,10 +48,8 @@ class SharedSlots:
     def create(cls, num_slots: int, slot_bytes: int) -> Self:
         """Return new memory; pages are allocated on first use. Raises RemoteError."""
         try:
-            fd = os.memfd_create("thermocline-slots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            fd = sealed_memory("thermocline-slots", num_slots * slot_bytes)
             try:
-                os.ftruncate(fd, num_slots * slot_bytes)
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
                 return cls(fd, num_slots, slot_bytes)
             except BaseException:
                 os.close(fd)

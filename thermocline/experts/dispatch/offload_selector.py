@@ -44,11 +44,14 @@ class _SizeClass:
     num_chunks: int = 0
     retry_after: int = _RETRY_AFTER
     is_trial: bool = True
+    first_retry: int = _RETRY_AFTER
 
     @classmethod
-    def begun(cls, *, offloads: bool) -> _SizeClass:
-        """Return one that begins with offloading, or that tries it only after `_RETRY_AFTER` chunks."""
-        return cls(offloads=offloads, is_trial=offloads)
+    def begun(cls, *, offloads: bool, first_retry: int) -> _SizeClass:
+        """Return one that begins with offloading, or that tries it only after `first_retry` chunks."""
+        return cls(
+            offloads=offloads, is_trial=offloads, retry_after=first_retry, first_retry=first_retry
+        )
 
     def add(self, seconds_per_token: float, *, offloaded: bool) -> None:
         """Take in one chunk's time, and choose the way of the next ones."""
@@ -69,7 +72,9 @@ class _SizeClass:
         faster = statistics.median(self.offloaded) <= statistics.median(self.on_cpu)
         if self.is_trial:
             lost = faster is not self.offloads
-            self.retry_after = min(2 * self.retry_after, _MAX_RETRY_AFTER) if lost else _RETRY_AFTER
+            self.retry_after = (
+                min(2 * self.retry_after, _MAX_RETRY_AFTER) if lost else self.first_retry
+            )
             self.is_trial, self.offloads, self.num_chunks = False, faster, 0
         elif self.num_chunks >= self.retry_after or faster is not self.offloads:
             self.is_trial, self.offloads = True, not self.offloads
@@ -79,8 +84,17 @@ class _SizeClass:
 class OffloadSelector:
     """Chooses the faster way by size class: 1 token, 2 to 3, 4 to 7, ..."""
 
-    def __init__(self, promises: Callable[[int], bool] = lambda num_tokens: True) -> None:
-        """promises: whether estimates say that offloading chunks of so many tokens pays. Asked once per class."""
+    def __init__(
+        self,
+        promises: Callable[[int], bool] = lambda num_tokens: True,
+        *,
+        first_retry: int = _RETRY_AFTER,
+    ) -> None:
+        """promises: whether estimates say that offloading chunks of so many tokens pays. Asked once per class.
+
+        first_retry: chunks until the slower way is tried again for the first time.
+        """
+        self._first_retry = first_retry
         self._classes: dict[int, _SizeClass] = {}
         self._promises = promises
 
@@ -95,7 +109,9 @@ class OffloadSelector:
     def _class_of(self, num_tokens: int) -> _SizeClass:
         found = self._classes.get(num_tokens.bit_length())
         if found is None:
-            found = _SizeClass.begun(offloads=self._promises(num_tokens))
+            found = _SizeClass.begun(
+                offloads=self._promises(num_tokens), first_retry=self._first_retry
+            )
             found = self._classes.setdefault(num_tokens.bit_length(), found)
         return found
 
