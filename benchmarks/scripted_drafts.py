@@ -86,7 +86,9 @@ class ScriptedDrafter:
             for rank in (0, 1)
         )[: wish.max_tokens]
         chain: dict[int, int] = {-1: -1}
-        tokens, parents, confidence = [], [], []
+        tokens: list[int] = []
+        parents: list[int] = []
+        confidence: list[float] = []
         for _, depth, rank in nodes:
             if depth - 1 not in chain:
                 continue  # of equally unlikely ones, what it stands behind was cut off

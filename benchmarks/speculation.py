@@ -358,6 +358,8 @@ def run(options: argparse.Namespace, model: Path) -> int:
         return run_in_group(options, model)
     weights = [1.0] * len(options.acceptances) + [_TEXT_WEIGHT] * (2 * bool(options.text_tokens))
     clock = Clock(options.seconds, [*weights, _LLAMA_WEIGHT, _GROUP_WEIGHT])
+    cases: dict[str, Found] = {}
+    failures: list[str] = []
     whole = QuietRounds(1, warm_ups=0, patience=0.0)  # what ran beside all of it
     for one in whole:
         with one:
