@@ -261,16 +261,13 @@ async def compare_texts(
 
 
 def compare_llama(
+    python: str,
     model: Path,
     options: argparse.Namespace,
     asked: Sequence[dict[str, Any]],
     seconds: float,
 ) -> dict[str, Found]:
     """Return what llama.cpp takes for the same tokens, with and without prompt lookup; nothing where it can not."""
-    python = llama_python(options.llama_python)
-    if python is None:
-        print("llama.cpp is left out: no interpreter with llama_cpp (--llama-python names one)")
-        return {}
     command = [python, "-m", "benchmarks.llama_lookup", str(model.absolute())]
     cases: dict[str, Found] = {}
     end = time.perf_counter() + seconds
@@ -358,6 +355,10 @@ def run(options: argparse.Namespace, model: Path) -> int:
         return run_in_group(options, model)
     weights = [1.0] * len(options.acceptances) + [_TEXT_WEIGHT] * (2 * bool(options.text_tokens))
     clock = Clock(options.seconds, [*weights, _LLAMA_WEIGHT, _GROUP_WEIGHT])
+    given = options.llama_python
+    python = llama_python(None if given is None else str(Path(given).absolute()))
+    if python is None:
+        print("llama.cpp is left out: no interpreter with llama_cpp (--llama-python names one)")
     cases: dict[str, Found] = {}
     failures: list[str] = []
     whole = QuietRounds(1, warm_ups=0, patience=0.0)  # what ran beside all of it
@@ -365,8 +366,8 @@ def run(options: argparse.Namespace, model: Path) -> int:
         with one:
             cases, failures, asked = asyncio.run(measure(model, options, clock))
             part = clock.next_part()
-            if asked:
-                cases |= compare_llama(model, options, asked, part)
+            if asked and python is not None:
+                cases |= compare_llama(python, model, options, asked, part)
             part = clock.next_part()
             if options.group_acceptances:
                 limited = larger_than_memory(model, options, part)
