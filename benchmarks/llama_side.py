@@ -111,8 +111,15 @@ class LlamaSide:
             ids = (llama_cpp.llama_token * len(tokens))(*tokens)
             llama_cpp.llama_state_seq_save_file(context, state.encode(), 0, ids, len(tokens))
 
-    def _decode(self, context: Any, tokens: list[int], start: int) -> float:  # noqa: ANN401
-        """Compute `tokens` behind `start` others, with the logits of the last; return the seconds."""
+    def _decode(
+        self,
+        context: Any,  # noqa: ANN401
+        tokens: list[int],
+        start: int,
+        *,
+        all_logits: bool = False,
+    ) -> float:
+        """Compute `tokens` behind `start` others, with the logits of the last or of all; return the seconds."""
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         try:
             batch.n_tokens = len(tokens)
@@ -121,7 +128,7 @@ class LlamaSide:
                 batch.pos[index] = start + index
                 batch.n_seq_id[index] = 1
                 batch.seq_id[index][0] = 0
-                batch.logits[index] = index == len(tokens) - 1
+                batch.logits[index] = all_logits or index == len(tokens) - 1
             begin = time.perf_counter()
             code = llama_cpp.llama_decode(context, batch)
             llama_cpp.llama_synchronize(context)

@@ -384,7 +384,8 @@ def test_speculation_is_measured(tmp_path):
     assert speculation.main(["--quick", "--out", str(out)]) == 0
     rows = rows_of(out)
     sides = [(row["case"], row["side"]) for row in rows if row["metric"] == "decode"]
-    scripted = [("acceptance 0.5", side) for side in ("off", "auto", "2 drafted")]
+    names = ("off", "auto", "auto, trees", "2 drafted", "tree of 3")
+    scripted = [("acceptance 0.5", side) for side in names]
     texts = [(case, side) for case in ("code edit", "prose") for side in ("off", "lookup")]
     assert list(dict.fromkeys(sides)) == scripted + texts
 

@@ -5,13 +5,14 @@ Owns the drafters, and what is known of acceptance and prices. Pure but for the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import RequestError
-from thermocline.speculation.acceptance import Acceptance, expected_gains
-from thermocline.speculation.lengths import choose_lengths
+from thermocline.speculation.acceptance import Acceptance, Calibration, expected_gains
+from thermocline.speculation.lengths import choose_lengths, expected_rate
 from thermocline.speculation.prices import StepPrices
+from thermocline.speculation.trials import TrialBudget, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
 
 _MAX_DECODING: Final = 8
 """With more answers at a time a step is full without drafts: each of its experts serves several rows already."""
-_FIRST_WAIT: Final = 32
-_MAX_WAIT: Final = 1024
-"""Drafts that are left out before one is tried again, at first and at most. A trial costs a third of a step, about."""
 _TRIAL_TOKENS: Final = 2
+_MAX_FIRST_COST: Final = 1.0
+"""Of steps: what a request's first draft may cost if all of it is wrong. Other requests' drafts may have been better."""
 _PLAIN_DISTANCE: Final = 64
 _NEW_PLAIN_DISTANCE, _FEW_PLAIN = 8, 4
 """After so many steps with drafts comes one without; sooner as long as there were few of these."""
@@ -39,15 +39,21 @@ class _Served:
 
     drafters: tuple[Drafter, ...]
     acceptance: dict[str, Acceptance]
+    calibration: dict[str, Calibration]
     why_off: str | None
-    wait: int = _FIRST_WAIT
-    waited: int = 0
+    waiting: Waiting = field(default_factory=Waiting)
     offered: str = ""
     """Whose draft its next step verifies, or its present one."""
     depth: int = 0
     """The longest way down that draft."""
+    claimed: Sequence[float] = ()
+    """What its drafter said of each token, if it is a chain."""
+    num_verified: int = 0
+    """Drafts, so far."""
     is_trial: bool = False
     """Whether that draft is only to find out whether drafts pay by now."""
+    num_due: int = 0
+    """Tokens since a drafter that computes was last asked: it computes these first."""
 
 
 class _Mean:
@@ -92,6 +98,9 @@ class Speculator:
         self._overall = {name: Acceptance(_PRIOR) for name in self._drafters}
         self._draft_seconds = {name: _Mean() for name in self._drafters}
         """What a token of a draft takes, or a whole draft of a drafter that makes it at once."""
+        self._due_seconds = {name: _Mean() for name in self._drafters}
+        """What a known token takes that a drafter has to compute first, where it was not asked for long."""
+        self._trials = TrialBudget()
         self._served: dict[RequestId, _Served] = {}
         self._totals = dict.fromkeys(self._drafters, (0, 0))
         self.why_off_now = why_none
@@ -137,7 +146,8 @@ class Speculator:
             why_off = "it was turned off" if is_off else self.why_none
         names_of = [each.facts.name for each in drafters]
         acceptance = {name: Acceptance(_PRIOR, self._overall[name]) for name in names_of}
-        self._served[request] = _Served(drafters, acceptance, why_off)
+        calibration = {name: Calibration() for name in names_of}
+        self._served[request] = _Served(drafters, acceptance, calibration, why_off)
         for drafter in drafters:
             drafter.begin(request, prompt)
 
@@ -187,28 +197,31 @@ class Speculator:
         """Return what to ask of drafters that take their time, where they are expected to pay, and to be better than `drafts`."""
         if self._plain_is_due:
             return []
-        found = {draft.request: self._chances(self._offered(draft), draft)[0] for draft in drafts}
+        found = {
+            draft.request: self._chances(self._offered(draft), draft)
+            for draft in drafts
+            if self.fixed_tokens is None
+        }
         tasks = []
         asked: set[RequestId] = set()
         for name, drafter in self._drafters.items():
             if not drafter.facts.computes:
                 continue
+            seconds, at_once = self._draft_seconds[name].value, drafter.facts.at_once
+            cost = (0.0, seconds) if at_once else (seconds, 0.0)
             mine = [
                 wish
                 for wish in wishes
                 if wish.request not in asked
                 and drafter in self._served[wish.request].drafters
-                and self._guess(name, wish) > found.get(wish.request, 0.0)
+                and self._is_better(drafter, wish, cost, found.get(wish.request, ()), num_rows)
             ]
             limits = [min(wish.max_tokens, drafter.facts.max_tokens) for wish in mine]
             chances = [
                 [self._guess(name, wish)] * limit for wish, limit in zip(mine, limits, strict=True)
             ]
             requests = [wish.request for wish in mine]
-            seconds = self._draft_seconds[name].value
-            at_once = drafter.facts.at_once
-            cost = (0.0, seconds) if at_once else (seconds, 0.0)
-            lengths = self._lengths(requests, chances, num_rows, cost)
+            lengths = self._lengths(requests, chances, num_rows, cost, name)
             chosen = [
                 # What costs nothing more is wanted whole: how far it is verified is decided when it is there.
                 replace(wish, max_tokens=limit if at_once else length)
@@ -228,13 +241,23 @@ class Speculator:
         """Learn what a drafter takes, and that it may have no draft: that is as good as a wrong one."""
         name, lengths = drafter.facts.name, {each.request: len(each.tokens) for each in drafts}
         num_tokens = sum(max(lengths.get(wish.request, 0), 1) for wish in asked)
-        self._draft_seconds[name].observe(
-            seconds / (len(asked) if drafter.facts.at_once else num_tokens)
-        )
+        num_drafts = len(asked) if drafter.facts.at_once else num_tokens
+        num_due = 0
         for wish in asked:
             served = self._served.get(wish.request)
-            if served is not None and wish.request not in lengths:
+            if served is None:
+                continue
+            num_due += served.num_due
+            served.num_due = 0
+            served.waiting.draft_seconds = seconds / len(asked)
+            if wish.request not in lengths:
                 served.acceptance[name].observe(1, 0)
+        price, known = self._draft_seconds[name], self._draft_seconds[name].value
+        # A drafter that is asked for each step has no more to catch up with than such a step's tokens.
+        if num_due <= len(asked) + num_tokens or not known:
+            price.observe(seconds / num_drafts)
+        else:
+            self._due_seconds[name].observe(max(seconds - known * num_drafts, 0.0) / num_due)
 
     def choose(self, drafts: Sequence[Draft], num_rows: int) -> list[Draft]:
         """Return the beginnings of drafts that the next step verifies. num_rows: of the step without them."""
@@ -243,13 +266,18 @@ class Speculator:
             return []
         chances = [self._chances(self._offered(draft), draft) for draft in drafts]
         lengths = self._lengths([draft.request for draft in drafts], chances, num_rows)
-        chosen = [
-            draft.kept(range(length))
-            for draft, length in zip(drafts, lengths, strict=True)
-            if length
-        ]
-        for draft in chosen:
-            self._served[draft.request].depth = max(draft.depths)
+        chosen = []
+        for draft, length in zip(drafts, lengths, strict=True):
+            served, name = self._served[draft.request], self._offered(draft)
+            if not length:
+                # It was made in vain, as if it had been wrong: who asks again and again for such drafts loses.
+                if self._drafters[name].facts.computes:
+                    served.acceptance[name].observe(1, 0)
+                continue
+            kept = draft.kept(range(length))
+            served.depth = max(kept.depths)
+            served.claimed = kept.confidence if kept.is_chain else ()
+            chosen.append(kept)
         return chosen
 
     def count(self, request: RequestId, num_drafted: int, num_accepted: int) -> None:
@@ -262,11 +290,21 @@ class Speculator:
         """Take what a step made known of a request."""
         served = self._served[verified.request]
         name = served.offered if verified.num_drafted else ""
-        served.offered, served.is_trial = "", False
         verified = replace(verified, drafter=name)
+        depth = min(served.depth or verified.num_drafted, verified.num_drafted)
         if name:
-            depth = min(served.depth or verified.num_drafted, verified.num_drafted)
             served.acceptance[name].observe(depth, verified.num_accepted)
+            served.num_verified += 1
+            if served.claimed:
+                served.calibration[name].observe(served.claimed[:depth], verified.num_accepted)
+        if served.is_trial:
+            plain = self._prices.seconds(1) or 0.0
+            self._trials.spend(served.waiting.seconds - verified.num_accepted * plain)
+            served.waiting.ended(was_right=0 < depth == verified.num_accepted)
+        elif not name:
+            served.waiting.left_out()
+        served.offered, served.is_trial, served.claimed = "", False, ()
+        served.num_due += len(verified.tokens)
         for drafter in served.drafters:
             drafter.observe(verified)
 
@@ -276,6 +314,7 @@ class Speculator:
         is_plain: none was drafted.
         """
         self._prices.observe(num_rows, seconds)
+        self._trials.earn(seconds)
         self._since_plain = 0 if is_plain else self._since_plain + 1
         self._num_plain += is_plain
 
@@ -288,10 +327,13 @@ class Speculator:
 
     def _chances(self, name: str, draft: Draft) -> Sequence[float]:
         """Return how likely each token is right, if those before it are; of a tree the chances of a chain that gains as much."""
-        chances = draft.confidence
+        chances: Sequence[float] = draft.confidence
         if not chances:
             chance = self._served[draft.request].acceptance[name].probability
             chances = (chance,) * len(draft.tokens)
+        elif draft.is_chain:
+            factor = self._served[draft.request].calibration[name].factor
+            chances = [min(each * factor, 0.999) for each in chances]
         if draft.is_chain:
             return chances
         reached: list[float] = []
@@ -309,16 +351,36 @@ class Speculator:
     def _guess(self, name: str, wish: DraftWish) -> float:
         return self._served[wish.request].acceptance[name].probability
 
+    def _is_better(
+        self,
+        drafter: Drafter,
+        wish: DraftWish,
+        cost: tuple[float, float],
+        instant: Sequence[float],
+        num_rows: int,
+    ) -> bool:
+        """Whether a drafter that takes its time is expected to be better than a draft that is there.
+
+        cost: as `expected_rate` takes it. instant: how likely the tokens of the draft are; () for none.
+        """
+        if not instant:
+            return True
+        guess = self._guess(drafter.facts.name, wish)
+        chances = [guess] * min(wish.max_tokens, drafter.facts.max_tokens)
+        own = expected_rate(chances, num_rows, self._prices, cost)
+        return own > expected_rate(instant, num_rows, self._prices)
+
     def _lengths(
         self,
         requests: Sequence[RequestId],
         chances: Sequence[Sequence[float]],
         num_rows: int,
         cost: tuple[float, float] = (0.0, 0.0),
+        drafter: str = "",
     ) -> list[int]:
         """Return how many tokens of each draft pay; where none do, now and then those of a trial.
 
-        cost: seconds of a drafted token, and of a draft.
+        cost: seconds of a token that `drafter` must draft first, and of a draft.
         """
         if self.fixed_tokens is not None:
             return [min(len(each), self.fixed_tokens) for each in chances]
@@ -327,16 +389,49 @@ class Speculator:
             served = self._served[request]
             if lengths[index]:
                 self._note(served, None)
-                served.wait, served.waited, served.is_trial = _FIRST_WAIT, 0, False
+                served.waiting.paid_off()
+                served.is_trial = False
+                if not served.num_verified:
+                    lengths[index] = self._first_length(lengths[index], num_rows, cost[0])
                 continue
             self._note(served, self._why_not(each[0], num_rows))
-            served.waited += 1
-            if served.waited >= served.wait:
-                served.wait, served.waited = min(2 * served.wait, _MAX_WAIT), 0
-                served.is_trial = True
-            if served.is_trial:
+            if served.is_trial:  # and its draft is there
                 lengths[index] = min(len(each), _TRIAL_TOKENS)
+            else:
+                lengths[index] = self._trial_length(served, len(each), num_rows, cost, drafter)
         return lengths
+
+    def _first_length(self, length: int, num_rows: int, token_seconds: float) -> int:
+        """Return how much of a request's first draft is made and verified, where so much is expected to pay."""
+        base = self._prices.seconds(num_rows) or 0.0
+        while length > 1:
+            seconds = self._prices.seconds(num_rows + length) or 0.0
+            if seconds - base + length * token_seconds <= _MAX_FIRST_COST * base:
+                break
+            length -= 1
+        return length
+
+    def _trial_length(
+        self,
+        served: _Served,
+        length: int,
+        num_rows: int,
+        cost: tuple[float, float],
+        drafter: str,
+    ) -> int:
+        """Return how many tokens of a draft that does not pay are tried nevertheless, and pay for it."""
+        base = self._prices.seconds(num_rows)
+        if base is None:
+            return 0
+        waiting = served.waiting
+        due = served.num_due * self._due_seconds[drafter].value if drafter else 0.0
+        for count in range(min(length, _TRIAL_TOKENS), 0, -1):
+            more = (self._prices.seconds(num_rows + count) or base) - base
+            drafting = count * cost[0] + cost[1] + due
+            if self._trials.allows(waiting, more + drafting):
+                served.is_trial, waiting.row_seconds, waiting.draft_seconds = True, more, drafting
+                return count
+        return 0
 
     def _note(self, served: _Served, why_off: str | None) -> None:
         served.why_off = self.why_off_now = why_off

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thermocline.speculation.acceptance import Acceptance, expected_gains
+from thermocline.speculation.acceptance import Acceptance, Calibration, expected_gains
 
 
 def test_it_begins_with_the_prior_and_forgets_it():
@@ -41,3 +41,38 @@ def test_a_request_begins_where_others_are():
         first.observe(2, 0)
     assert second.probability == pytest.approx(0.6)
     assert Acceptance(0.6, overall).probability == pytest.approx(first.probability, abs=0.02)
+
+
+def test_claims_are_compared_with_what_came_of_them():
+    """A drafter that says 0.9 and is right in half of its tokens counts for half, one that says 0.5 and is always right for more."""
+    calibration = Calibration()
+    assert calibration.factor == pytest.approx(1.0)
+    for _ in range(100):
+        calibration.observe([0.9] * 4, 1)
+    assert 0.9 * calibration.factor == pytest.approx(0.5, abs=0.1)
+    humble = Calibration()
+    for _ in range(100):
+        humble.observe([0.5] * 3, 3)
+    assert 0.5 * humble.factor > 0.85
+
+
+def test_a_text_that_changes_is_noticed_soon():
+    """After 100 right tokens six wrong drafts tell, and after wrong ones ten right tokens of another request."""
+    overall = Acceptance(0.6)
+    request = Acceptance(0.6, overall)
+    for _ in range(25):
+        request.observe(4, 4)
+    assert request.probability > 0.95
+    for _ in range(6):
+        request.observe(2, 0)
+    assert request.probability < 0.75
+    for _ in range(14):
+        request.observe(2, 0)
+    assert request.probability < 0.35
+    for _ in range(100):
+        request.observe(2, 0)
+    other = Acceptance(0.6, overall)
+    assert other.probability < 0.05
+    for _ in range(5):
+        other.observe(2, 2)
+    assert other.probability > 0.8

@@ -47,3 +47,30 @@ def test_one_slow_step_is_no_price():
     for _ in range(50):
         prices.observe(1, 0.020)
     assert prices.seconds(1) == pytest.approx(0.020, rel=0.01)
+
+
+def test_a_price_that_was_disturbed_once_does_not_last():
+    """Too high a price is not chosen, so no step corrects it: it is forgotten, and a step of more rows bounds it."""
+    prices = StepPrices()
+    for _ in range(3):
+        prices.observe(1, 0.010)
+    prices.observe(3, 0.090)
+    for _ in range(40):
+        prices.observe(1, 0.010)
+    found = prices.seconds(3)
+    assert found is not None
+    assert found < 0.020
+    for _ in range(3):
+        prices.observe(2, 0.030)
+        prices.observe(4, 0.016)
+    assert prices.seconds(2) == pytest.approx(0.016)
+
+
+def test_how_far_a_price_is_continued():
+    """Twice as many more rows as were measured, and one at least."""
+    prices = StepPrices()
+    assert prices.most_more_rows(1) == 1
+    prices.observe(1, 0.010)
+    assert prices.most_more_rows(1) == 1
+    prices.observe(4, 0.020)
+    assert [prices.most_more_rows(rows) for rows in (1, 3, 8)] == [6, 2, 1]
