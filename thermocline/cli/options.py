@@ -193,6 +193,9 @@ PLACE_FLAGS: Final = (
 RANK_FLAGS: Final = ("--dp", "--tp", "--expert-exchange", "--expert-payload", "--rank-timeout")
 """How several ranks share the model, of commands that torchrun may start."""
 
+SPILL_FLAGS: Final = ("--cache-spill", "--cache-spill-dir", "--cache-spill-disk")
+"""Where computed prompts go that the cache has no room for."""
+
 ONE_REQUEST_FLAGS: Final = (
     "--ctx",
     "--kv-type",
