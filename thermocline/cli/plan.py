@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -24,6 +24,7 @@ from thermocline.cli.options import (
 from thermocline.cli.rank_plan import plan_ranks
 from thermocline.cli.session import model_path
 from thermocline.cli.sources import SettingOption
+from thermocline.cli.worker_plan import held_by_workers, in_words
 from thermocline.config import (
     CacheChoice,
     EngineConfig,
@@ -114,6 +115,7 @@ _MAX_SPREAD = 4
     show_default=True,
     help="What a cached number is.",
 )
+@engine_option("--cache-spill")
 @click.option(
     *names("--prefill-chunk"),
     "prefill_chunk",
@@ -233,6 +235,7 @@ def plan(  # noqa: PLR0913 - one per flag
     ram: str | None,
     ctx: int | None,
     kv_type: CacheChoice,
+    memory_spill_bytes: int | None,
     prefill_chunk: int,
     is_auto: bool,
     speculation_drafters: str,
@@ -319,8 +322,10 @@ def plan(  # noqa: PLR0913 - one per flag
         drafting = drafting_cost(config, file, spec, cache)
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
     device = planned_device(config.placement, vram)
-    found = plan_device(config.placement, needs, device, known, is_auto=is_auto)
-    held = _held_by_workers(sizes, found, workers, worker_share)
+    found = _with_spill(
+        plan_device(config.placement, needs, device, known, is_auto=is_auto), memory_spill_bytes
+    )
+    held = held_by_workers(sizes, found, workers, worker_share)
     shared = None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits)
     speeds = speeds_for(path, files, kv_type, may_measure=may_measure and _has_weights(routing))
     speed = (
@@ -350,10 +355,28 @@ def plan(  # noqa: PLR0913 - one per flag
             fields["simulation"] = simulation.as_dict()
         echo_json(fields)
         return
-    notes = (*_in_words(held, on_failure), *_all_lines(shared, speed))
+    notes = (*in_words(held, on_failure), *_all_lines(shared, speed))
     _show(spec, sizes, found, ram_bytes, drafting, notes)
     if simulation is not None:
         _show_simulation(simulation)
+
+
+def _with_spill(plan: Plan, num_bytes: int | None) -> Plan:
+    """Return the plan of a cache whose second tier has so many bytes of memory. Raises ConfigError."""
+    from thermocline.units import format_bytes
+
+    MemoryConfig(spill_bytes=num_bytes)
+    if not num_bytes:
+        return plan
+    return replace(
+        plan,
+        host_bytes=plan.host_bytes + num_bytes,
+        host_kv_bytes=plan.host_kv_bytes + num_bytes,
+        reasons=(
+            *plan.reasons,
+            f"{format_bytes(num_bytes)} of the host's keys and values are for --cache-spill",
+        ),
+    )
 
 
 def _all_lines(ranks: RankPlan | None, speed: Estimates | None) -> Iterator[str]:
@@ -368,58 +391,6 @@ def _has_weights(routing: str | None) -> bool:
     if has_header_alone() and routing is not None:
         raise ConfigError("--simulate needs the model itself: thermocline pull downloads it")
     return not has_header_alone()
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What workers hold."""
-
-    workers: tuple[str, ...]
-    num_experts: int
-    nbytes: int
-
-
-def _in_words(held: _Held | None, on_failure: str) -> tuple[str, ...]:
-    from thermocline.units import format_bytes
-
-    if held is None:
-        return ()
-    number = len(held.workers)
-    who = "1 worker holds" if number == 1 else f"{number} workers hold"
-    missing = "is computed here" if on_failure == "cpu" else "is an error"
-    return (
-        f"{who} {held.num_experts} experts ({format_bytes(held.nbytes)}), each in its own view of the file; "
-        f"what is not answered {missing}",
-    )
-
-
-def _held_by_workers(
-    sizes: ModelSizes, plan: Plan, workers: tuple[str, ...], share: float | None
-) -> _Held | None:
-    """Return what workers would hold, None without any. Raises ConfigError for what is no worker, or has nothing to do."""
-    if not workers:
-        return None
-    if not sizes.num_experts:
-        raise ConfigError(
-            "the model has no routed experts, which are what workers compute: leave out --expert-worker"
-        )
-    import numpy as np
-
-    from thermocline.config import RemoteConfig
-    from thermocline.messages import LayerIndex
-    from thermocline.remote.address import parse_worker
-    from thermocline.remote.assignment import assign_experts
-
-    for text in workers:
-        parse_worker(text)
-    layers = range(len(sizes.layers))
-    hot_mask = np.array([plan.placement.hot_mask(LayerIndex(n)) for n in layers])
-    found = assign_experts(
-        hot_mask, len(workers), RemoteConfig(workers, share).held_share, sizes.dense_layers
-    )
-    counts = found.mask.sum(axis=1).tolist()
-    nbytes = sum(n * layer.expert for n, layer in zip(counts, sizes.layers, strict=True))
-    return _Held(workers, sum(counts), nbytes)
 
 
 def _size(text: str | None) -> int | None:
