@@ -142,24 +142,18 @@ def test_a_damaged_part_is_computed_again():
 
 
 def test_a_block_that_is_evicted_while_it_is_copied_is_not_kept():
-    """Its copy may be half of something else."""
-    run = Run()
-    run.ask(100)
-    run.submit(200)
-    run.model.plan()  # takes two of the three free blocks
-    run.tier.take()
-    while run.scheduler.cache.total_evicted_blocks < 2:
-        run.model.plan()
-        for chunk in run.model.next_to_compute():
-            run.model.compute(chunk)
-        for chunk in run.model.next_to_commit():
-            run.model.commit(chunk)
-    while run.tier.num_jobs:
-        run.tier.run()
-        run.tier.end()
-    assert run.spill.statistics(("memory",)).total_lost > 0
+    """What the copy has is another request's."""
+    run = Run(ahead=4)
+    run.submit(100)
     run.model.drain()
-    run.ask(100)  # the cache model compares every slot that is read
+    run.tier.take()  # the last of its five blocks, before the three free ones are used up
+    run.submit(200, 7)
+    run.model.drain()
+    assert run.scheduler.cache.total_evicted_blocks == 1
+    run.tier.run()
+    run.tier.end()
+    assert run.spill.statistics(("memory",)).total_lost == 1
+    assert run.ask(100) == 8  # and the cache model compares every slot that is read
 
 
 def test_a_large_prefix_waits_until_what_it_evicts_is_copied():
