@@ -1,9 +1,13 @@
 """Does a coding agent wait for its new tokens only? Usage `python -m benchmarks.agent MODEL.gguf`.
 
 Replays a session: a long first prompt, then turns that each add the answer, a tool's result and the next question, up to a
-context of 60,000 tokens. Other conversations come between every few turns. Each turn's time to the first token is divided
-by that of as many new tokens sent right behind the same beginning, when nothing came between; and the tokens that a turn
-computed by those that were new. The first ratio is a speed, the second does not depend on how busy the machine is.
+context of 60,000 tokens. Other conversations come between every few turns (`--between`, several numbers for several
+sessions). Each turn's time to the first token is divided by that of as many new tokens sent right behind the same
+beginning, when nothing came between; and the tokens that a turn computed by those that were new. The first ratio is a
+speed, the second does not depend on how busy the machine is.
+
+With `--spill memory`, `disk` or `nowhere` the cache has room for one context, so that the other conversations push the
+session out: to a second tier in memory or on a disk, or for nothing, which shows what the tier is worth.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
+import tempfile
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.engine_side import random_prompt
@@ -20,6 +25,7 @@ from benchmarks.measure import ForeignLoad, Row, conclude, describe_machine
 from benchmarks.model_options import model_parser, parse, run_on_model
 from thermocline import Engine, EngineConfig, SamplingParams
 from thermocline.config import CpuConfig, MemoryConfig
+from thermocline.units import parse_bytes
 
 if TYPE_CHECKING:
     import argparse
@@ -34,7 +40,10 @@ _CHECKED_EVERY: Final = 3  # turns: the same tokens right behind the same beginn
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """How long a session is, in tokens and turns. Other conversations come before every third turn."""
+    """How long a session is, in tokens and turns. Other conversations come before every third turn.
+
+    spill: where what is evicted goes; "off" is a cache of the default size, without a second tier.
+    """
 
     turns: int
     first: int
@@ -42,6 +51,8 @@ class Session:
     answer: int
     others: int
     other_tokens: int
+    spill: str = "off"
+    spill_bytes: int = 0
 
     @property
     def added(self) -> int:
@@ -51,10 +62,14 @@ class Session:
 
 @dataclass
 class Waits:
-    """One row of each per turn, but `alone_s`, which is of every third. Seconds are those to the first token."""
+    """One row of each per turn, but `alone_s`, which is of every third. Seconds are those to the first token.
+
+    returned: tokens that came back from the second tier.
+    """
 
     new: list[int] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
     turn_s: list[float] = field(default_factory=list)
     alone_s: list[tuple[int, float]] = field(default_factory=list)
 
@@ -80,6 +95,25 @@ def waited(timings: Timings) -> float:
     return timings.queue_s + timings.prompt_s
 
 
+def returned_tokens(engine: Engine) -> int:
+    """Tokens that came back from the second tier so far."""
+    spill = engine.statistics().spill
+    return 0 if spill is None else spill.total_returned_tokens
+
+
+def memory_of(session: Session, folder: str) -> MemoryConfig:
+    """Return a cache for a session, with the second tier that it asks for. folder: for a file."""
+    plain = MemoryConfig(max_context_tokens=session.last + 1024)
+    if session.spill == "off":
+        return plain
+    small = replace(plain, max_full_contexts=1)
+    if session.spill == "memory":
+        return replace(small, spill_bytes=session.spill_bytes)
+    if session.spill == "disk":
+        return replace(small, spill_dir=folder, spill_disk_bytes=session.spill_bytes)
+    return small
+
+
 async def replay(engine: Engine, session: Session) -> Waits:
     """Play a session, with other conversations before every third turn."""
     vocabulary = engine.tokenizer.vocab_size
@@ -97,10 +131,12 @@ async def replay(engine: Engine, session: Session) -> Waits:
                 others[index] = [*other, *said, *random_prompt(vocabulary, 16, next(seeds))]
         known = len(prompt) + len(answer)
         prompt = [*prompt, *answer, *random_prompt(vocabulary, session.added, next(seeds))]
+        before = returned_tokens(engine)
         answer, timings = await ask(engine, prompt, session.answer)
         # The answer's last token was never put in: its keys and values are new as well.
         found.new.append(len(prompt) - known + 1)
         found.computed.append(timings.num_prompt_tokens - timings.num_cached_tokens)
+        found.returned.append(returned_tokens(engine) - before)
         found.turn_s.append(waited(timings))
         if turn % _CHECKED_EVERY == 0:
             beside = [*prompt, *answer, *random_prompt(vocabulary, session.added, next(seeds))]
@@ -109,20 +145,25 @@ async def replay(engine: Engine, session: Session) -> Waits:
     return found
 
 
-async def measure(model: Path, session: Session, threads: int, isa: str) -> list[Row]:
-    """Return the rows of one session."""
+async def measure(model: Path, session: Session, threads: int, isa: str, folder: str) -> list[Row]:
+    """Return the rows of one session. folder: for the file of evicted prompts."""
     config = EngineConfig(
-        memory=MemoryConfig(max_context_tokens=session.last + 1024),
-        cpu=CpuConfig(threads=threads, isa=isa),
+        memory=memory_of(session, folder), cpu=CpuConfig(threads=threads, isa=isa)
     )
     async with Engine.open(model, config) as engine:
         await ask(engine, random_prompt(engine.tokenizer.vocab_size, 64, 0), 4)
         found = await replay(engine, session)
-        case = f"{engine.spec.architecture}, {session.turns} turns, {session.first} to {session.last} tokens"
+        case = (
+            f"{engine.spec.architecture}, {session.turns} turns, {session.first} to {session.last} tokens, "
+            f"{session.others} between"
+        )
+    if session.spill != "off":
+        case += f", spilt to {session.spill}" if session.spill != "nowhere" else ", not spilt"
     per_token = [s / n for s, n in zip(found.turn_s, found.new, strict=True)]
     return [
         Row(_NAME, case, "thermocline", "first token of a turn", "s", tuple(found.turn_s)),
         Row(_NAME, case, "thermocline", "a new token", "ms", tuple(1e3 * s for s in per_token)),
+        Row(_NAME, case, "thermocline", "came back", "tokens", tuple(map(float, found.returned))),
         Row(_NAME, case, "thermocline", "computed/new", "ratio",
             tuple(c / n for c, n in zip(found.computed, found.new, strict=True))),
         Row(_NAME, case, "thermocline", "turn/alone", "ratio", tuple(found.slower())),
@@ -130,29 +171,40 @@ async def measure(model: Path, session: Session, threads: int, isa: str) -> list
 
 
 def checks(rows: list[Row]) -> list[tuple[str, bool]]:
-    """Return each requirement in words, and whether it holds."""
-    by_metric = {row.metric: row for row in rows}
-    computed = max(by_metric["computed/new"].values)
-    slower = statistics.median(by_metric["turn/alone"].values)
-    return [
-        (f"a turn computes at most {computed:.2f} of its new tokens, limit {_MAX_RATIO}", computed <= _MAX_RATIO),
-        (f"and takes {slower:.2f} of them alone, limit {_MAX_RATIO}", slower <= _MAX_RATIO),
-    ]  # fmt: skip
+    """Return each requirement in words, and whether it holds, for each session that may keep what was evicted."""
+    found = []
+    for case in dict.fromkeys(row.case for row in rows if not row.case.endswith("not spilt")):
+        by_metric = {row.metric: row for row in rows if row.case == case}
+        computed = max(by_metric["computed/new"].values)
+        slower = statistics.median(by_metric["turn/alone"].values)
+        found += [
+            (f"{case}: a turn computes at most {computed:.2f} of its new tokens, limit {_MAX_RATIO}", computed <= _MAX_RATIO),
+            (f"{case}: and takes {slower:.2f} of them alone, limit {_MAX_RATIO}", slower <= _MAX_RATIO),
+        ]  # fmt: skip
+    return found
 
 
 def run(options: argparse.Namespace, model: Path) -> int:
     """Measure `model`; 1 if a requirement does not hold."""
-    session = Session(
-        options.turns,
-        options.first,
-        options.last,
-        options.answer,
-        options.others,
-        options.other_tokens,
-    )
+    sessions = [
+        Session(
+            options.turns,
+            options.first,
+            options.last,
+            options.answer,
+            between,
+            options.other_tokens,
+            spill,
+            parse_bytes(options.spill_size),
+        )
+        for spill in options.spill
+        for between in options.between
+    ]
     facts = describe_machine(options.threads)
-    with ForeignLoad() as load:
-        rows = asyncio.run(measure(model, session, options.threads, options.cpu_isa))
+    rows: list[Row] = []
+    with ForeignLoad() as load, tempfile.TemporaryDirectory(dir=options.spill_dir) as folder:
+        for session in sessions:
+            rows += asyncio.run(measure(model, session, options.threads, options.cpu_isa, folder))
     for row in rows:
         print(
             f"{row.case}: {row.metric:22} {row.median:8.3f} ({min(row.values):.3f} to {max(row.values):.3f}) {row.unit}"
@@ -171,12 +223,33 @@ def main(arguments: list[str] | None = None) -> int:
         "--last", type=int, default=60_000, metavar="TOKENS", help="of the last one"
     )
     parser.add_argument("--answer", type=int, default=60, metavar="TOKENS", help="of each answer")
-    parser.add_argument("--others", type=int, default=2, help="conversations that come between")
+    parser.add_argument(
+        "--between",
+        type=int,
+        nargs="+",
+        default=[2],
+        metavar="N",
+        help="conversations that come between; several numbers are several sessions",
+    )
+    parser.add_argument(
+        "--spill",
+        nargs="+",
+        choices=("off", "memory", "disk", "nowhere"),
+        default=["off"],
+        help="where the cache's evicted prompts go; all but off have a cache of one context",
+    )
+    parser.add_argument(
+        "--spill-size", default="16GiB", metavar="SIZE", help="of memory, or of the file"
+    )
+    parser.add_argument(
+        "--spill-dir", metavar="FOLDER", help="for the file of --spill disk (default: the system's)"
+    )
     parser.add_argument(
         "--other-tokens", type=int, default=4_000, metavar="TOKENS", help="of each of them"
     )
     parser.add_argument("--cpu-isa", default="auto", help="as `thermocline run` takes it")
-    quick = {"turns": 4, "first": 200, "last": 1000, "answer": 8, "others": 1, "other_tokens": 100}
+    quick = {"turns": 4, "first": 200, "last": 1000, "answer": 8, "between": [0, 2], "other_tokens": 900,
+             "spill": ["off", "memory", "disk"], "spill_size": "64MiB"}  # fmt: skip
     return run_on_model(parse(parser, arguments), quick, run)
 
 

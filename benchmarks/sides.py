@@ -168,6 +168,8 @@ def _speeds(work: Work, answer: dict[str, Any]) -> Speeds:
 
 def llama_python(given: str | None) -> str | None:
     """Return an interpreter that can import llama_cpp: the given one, the environment's, or ours."""
+    if given is not None and "/" in given:  # it is started in other folders
+        given = str(Path(given).absolute())
     for candidate in (given, os.environ.get("THERMOCLINE_LLAMA_PYTHON"), sys.executable):
         if candidate and _has_llama(candidate):
             return candidate

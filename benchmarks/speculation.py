@@ -355,8 +355,7 @@ def run(options: argparse.Namespace, model: Path) -> int:
         return run_in_group(options, model)
     weights = [1.0] * len(options.acceptances) + [_TEXT_WEIGHT] * (2 * bool(options.text_tokens))
     clock = Clock(options.seconds, [*weights, _LLAMA_WEIGHT, _GROUP_WEIGHT])
-    given = options.llama_python
-    python = llama_python(None if given is None else str(Path(given).absolute()))
+    python = llama_python(options.llama_python)
     if python is None:
         print("llama.cpp is left out: no interpreter with llama_cpp (--llama-python names one)")
     cases: dict[str, Found] = {}

@@ -65,6 +65,22 @@ class MemoryConfig(ShowsChanges):
     """Copies of recurrent state that are kept for prompts that begin alike; memory is used as they come."""
     snapshot_distance_tokens: int = 1024
     """How far apart copies of the state of a long prompt are, about."""
+    spill_bytes: int | None = setting(
+        None,
+        "--cache-spill",
+        "Memory for computed prompts that the cache has no room for any more, such as 8GiB; they come back when a "
+        "prompt begins with them, if that is faster than computing (default: none).",
+    )
+    spill_dir: str | None = setting(
+        None,
+        "--cache-spill-dir",
+        "Folder for a file with those that --cache-spill has no room for; the file ends with the process.",
+    )
+    spill_disk_bytes: int | None = setting(
+        None,
+        "--cache-spill-disk",
+        "The most that the file in --cache-spill-dir may take (default: 16GiB).",
+    )
 
     def __post_init__(self) -> None:
         """Check ranges. Raises ConfigError."""
@@ -76,6 +92,14 @@ class MemoryConfig(ShowsChanges):
         require_at_least("max_windows", self.max_windows, 1)
         require_at_least("max_snapshots", self.max_snapshots, 0)
         require_at_least("snapshot_distance_tokens", self.snapshot_distance_tokens, 1)
+        require_at_least("--cache-spill", self.spill_bytes, 0)
+        require_at_least("--cache-spill-disk", self.spill_disk_bytes, 1)
+        require(self.spill_dir != "", "--cache-spill-dir is empty: name a folder")
+
+    @property
+    def spills(self) -> bool:
+        """Whether evicted prompts go to a second tier."""
+        return bool(self.spill_bytes) or self.spill_dir is not None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

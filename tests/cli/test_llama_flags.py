@@ -65,6 +65,7 @@ REFUSED = [
     ("run -m MODEL -p hi -i", "thermocline chat MODEL"),
     ("run -m MODEL -p hi -r User:", "--stop TEXT"),
     ("run -m MODEL -p hi -nkvo", "--trunk-device cpu"),
+    ("serve -m MODEL --cache-ram 8192", "--cache-spill 8GiB"),
     ("run -m MODEL -p hi --mlock", "leave it out (--prefetch on"),
     ("run -m MODEL -p hi --no-mmap", "leave it out"),
     ("run -m MODEL -p hi -fa off", "leave -fa out, or type -fa on"),

@@ -292,3 +292,12 @@ def test_ranks_are_planned_term_by_term(toy, invoke):
     refused = invoke("plan", toy, "--ep", "2by2")
     assert refused.exit_code == 1
     assert "write DP or DPxTP" in refused.stderr
+
+
+def test_memory_for_evicted_prompts_counts(toy, invoke):
+    """It is the host's, beside the keys and values; a disk's is not memory."""
+    plain = planned(invoke, toy, "--vram", "0B")
+    spilt = planned(invoke, toy, "--vram", "0B", "--cache-spill", "3MiB")
+    for name in ("host_bytes", "host_kv_bytes"):
+        assert spilt[name] - plain[name] == 3 << 20
+    assert any("--cache-spill" in reason for reason in spilt["reasons"])

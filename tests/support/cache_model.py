@@ -14,7 +14,7 @@ from thermocline.pipeline.scheduling.request import RequestStatus
 from thermocline.speculation.contract import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from thermocline.messages import CachePlaces, Chunk, Segment
     from thermocline.pipeline.scheduling.request import Request
@@ -81,6 +81,8 @@ class CacheModel:
         self.window_slots: dict[int, object] = {}
         self.states: dict[int, object] = {}
         """Of each slot of recurrent state: the prefix that it stands for."""
+        self.between: Callable[[], None] = lambda: None
+        """Called between two steps of `drain`: what else has to go on."""
         self.num_finished = 0
         self.num_foreseen = 0
         """Drafted tokens that were right."""
@@ -315,12 +317,21 @@ class CacheModel:
         self.flying = [other for other in self.flying if other.id != chunk.id]
         self.computed.discard(chunk.id)
 
+    def _goes_on(self) -> bool:
+        """Whether something starts once a request has got what it waits for: copies first, then its prefix."""
+        for _ in range(3):
+            self.between()
+            if self.plan() is not None:
+                return True
+        return False
+
     def drain(self, max_steps: int = 4000) -> None:
         """Run to the end: no deadlock, no livelock, and nothing is left."""
         for request in self.requests:
             self.scheduler.resume(RequestId(request))
         for _ in range(max_steps):
-            if self.plan() is None and not self.flying:
+            self.between()
+            if self.plan() is None and not self.flying and not self._goes_on():
                 break
             for chunk in self.next_to_compute()[:1]:
                 self.compute(chunk)

@@ -30,6 +30,9 @@ async def settled(engine: Engine) -> None:
             lambda loop: loop.num_requests == 0 == runner.num_in_flight
         ):
             pass  # each call is a turn of the engine's loop
+        spilling = engine._parts.step_loop.spilling
+        while spilling is not None and not spilling.is_idle:
+            await turns(engine, 1)
         hot = engine._parts.experts.hot_device
         while hot is not None and hot.ring.num_taken:
             await turns(

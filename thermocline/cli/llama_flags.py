@@ -187,6 +187,13 @@ _FOREIGN: Final = (
         ),
         "positions are as the model file says: leave it out",
     ),
+    _Foreign(
+        ("-cram", "--cache-ram"),
+        "type --cache-spill with a unit, such as --cache-spill 8GiB, and --cache-spill-dir for more on a disk",
+        {
+            "run": "it is for several conversations: type it with `thermocline serve`, as --cache-spill 8GiB"
+        },
+    ),
     _Foreign(("--lora", "--lora-scaled"), "adapters are not run: merge it into the model file"),
     _Foreign(
         ("-mm", "--mmproj"), "pictures are not read: leave it out, the model answers about text"

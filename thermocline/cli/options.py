@@ -201,6 +201,9 @@ RANK_FLAGS: Final = (
 )
 """How several ranks share the model, of commands that torchrun may start."""
 
+SPILL_FLAGS: Final = ("--cache-spill", "--cache-spill-dir", "--cache-spill-disk")
+"""Where computed prompts go that the cache has no room for."""
+
 ONE_REQUEST_FLAGS: Final = (
     "--ctx",
     "--kv-type",

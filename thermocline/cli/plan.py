@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -116,6 +116,7 @@ _MAX_SPREAD = 4
     show_default=True,
     help="What a cached number is.",
 )
+@engine_option("--cache-spill")
 @click.option(
     *names("--prefill-chunk"),
     "prefill_chunk",
@@ -236,6 +237,7 @@ def plan(  # noqa: PLR0913 - one per flag
     ram: str | None,
     ctx: int | None,
     kv_type: CacheChoice,
+    memory_spill_bytes: int | None,
     prefill_chunk: int,
     is_auto: bool,
     speculation_drafters: str,
@@ -325,7 +327,9 @@ def plan(  # noqa: PLR0913 - one per flag
         drafting = drafting_cost(config, file, spec, cache)
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
     device = planned_device(config.placement, vram)
-    found = plan_device(config.placement, needs, device, known, is_auto=is_auto)
+    found = _with_spill(
+        plan_device(config.placement, needs, device, known, is_auto=is_auto), memory_spill_bytes
+    )
     held = held_by_workers(sizes, found, workers, worker_share)
     shared = None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits, known)
     speeds = speeds_for(path, files, kv_type, may_measure=may_measure and _has_weights(routing))
@@ -360,6 +364,24 @@ def plan(  # noqa: PLR0913 - one per flag
     _show(spec, sizes, found, ram_bytes, drafting, notes)
     if simulation is not None:
         _show_simulation(simulation)
+
+
+def _with_spill(plan: Plan, num_bytes: int | None) -> Plan:
+    """Return the plan of a cache whose second tier has so many bytes of memory. Raises ConfigError."""
+    from thermocline.units import format_bytes
+
+    MemoryConfig(spill_bytes=num_bytes)
+    if not num_bytes:
+        return plan
+    return replace(
+        plan,
+        host_bytes=plan.host_bytes + num_bytes,
+        host_kv_bytes=plan.host_kv_bytes + num_bytes,
+        reasons=(
+            *plan.reasons,
+            f"{format_bytes(num_bytes)} of the host's keys and values are for --cache-spill",
+        ),
+    )
 
 
 def _all_lines(ranks: RankPlan | None, speed: Estimates | None) -> Iterator[str]:

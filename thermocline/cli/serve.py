@@ -16,6 +16,7 @@ from thermocline.cli.model_name import hub_model
 from thermocline.cli.options import (
     PLACE_FLAGS,
     RANK_FLAGS,
+    SPILL_FLAGS,
     engine_options,
     model_argument,
     quiet_option,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     "--prompt-chunks",
     "--decode-slowdown",
     "--prefix-cache/--no-prefix-cache",
+    *SPILL_FLAGS,
     "--speculate",
     "--draft-model",
     "--chat-template-file",

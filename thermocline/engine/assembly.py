@@ -103,7 +103,7 @@ def load_parts(
         speculator = build_speculator(context)
         readers = hidden_readers(speculator)
         runner = build_runner(context, experts, cache, cpu, routing_log, readers)
-        step_loop = build_loops(context, experts, runner, cpu, routing_log, speculator)
+        step_loop = build_loops(context, experts, runner, cpu, routing_log, speculator, cache)
         if (change := file.find_change()) is not None:
             raise change
         gpu_lanes = () if devices.gpu is None else (devices.gpu.lane,)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from thermocline.engine.scheduler_builder import build_step_loop
+from thermocline.engine.spill_builder import open_spill
 from thermocline.errors import ConfigError, MeshError
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.machine import machine_facts
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from thermocline.experts.catalog import ExpertCatalog
     from thermocline.experts.heat import HeatRecord
     from thermocline.experts.routing_log import RoutingLog
+    from thermocline.kv.cache import SequenceCache
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.execution.runner import Runner
@@ -166,13 +168,16 @@ def build_loops(
     cpu: LaneThread,
     routing_log: RoutingLog,
     speculator: Speculator,
+    cache: SequenceCache,
 ) -> AnyStepLoop:
-    """Return what drives the runner: one step loop, or of several ranks those of all replicas, once all have joined."""
-    member = experts.member
+    """Return what drives the runner: one step loop, or of several ranks those of all replicas, once all have joined.
+
+    cache: the CPU's. Raises ConfigError and MeshError.
+    """
+    member, tier = experts.member, open_spill(context, cache)
     if member is None:
         room = None if experts.hot_device is None else experts.hot_device.room
-        limits = context.limits
-        return build_step_loop(context, limits, runner, cpu, routing_log, speculator, room)
+        return build_step_loop(context, runner, cpu, routing_log, speculator, room, tier)
     return _replica_loops(context, member, runner, cpu, routing_log)
 
 
@@ -201,8 +206,5 @@ def _replica_loops(
         rules,
         OffloadSelector(first_retry=_FIRST_RETRY) if may_compute_alone else None,
     )
-    loops = [
-        build_step_loop(context, context.limits, each, None, routing_log, None)
-        for each in conductor.runners
-    ]
+    loops = [build_step_loop(context, each, None, routing_log, None) for each in conductor.runners]
     return ReplicaLoops(loops, conductor)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ModelNeeds:
     """Memory of one model, in bytes, at most.
 
-    host_bytes: all tensors, which are mapped, and the cache when every block of it is in use. uses_device: whether a GPU
+    host_bytes: all tensors, which are mapped, and the cache and its second tier when every block of them is in use. uses_device: whether a GPU
     computes a part of it; device_bytes: what it may take there, None for all that is free.
     """
 
@@ -38,7 +38,9 @@ def model_needs(path: str | os.PathLike[str], config: EngineConfig) -> ModelNeed
     with open_guarded_model(path) as file:
         spec = read_spec(file)
         cache = cache_spec(config, spec, choose_limits(config, spec, file))
-        host_bytes = file.total_tensor_bytes + cache_bytes(spec, cache)
+        host_bytes = (
+            file.total_tensor_bytes + cache_bytes(spec, cache) + (config.memory.spill_bytes or 0)
+        )
     return ModelNeeds(host_bytes, uses_gpu(config), config.placement.device_memory_bytes)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.engine.drafter_builder import why_undraftable
+from thermocline.engine.spill_builder import start_spilling
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.state_slots import StateSlots
 from thermocline.modelfile.watch import ModelWatch
@@ -20,10 +21,10 @@ from thermocline.pipeline.step_loop import StepLoop
 if TYPE_CHECKING:
     from thermocline.config import EngineConfig
     from thermocline.engine.build_context import BuildContext
+    from thermocline.engine.spill_builder import SpillTier
     from thermocline.experts.cache.lent_room import LentRoom
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.kv.cache import KVCacheSpec
-    from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.spec import ModelSpec
     from thermocline.pipeline.step_loop import ChunkRunner
     from thermocline.speculation.speculator import Speculator
@@ -32,17 +33,18 @@ if TYPE_CHECKING:
 
 def build_step_loop(
     context: BuildContext,
-    limits: PromptLimits,
     runner: ChunkRunner,
     cpu: LaneThread | None,
     routing_log: RoutingLog,
     speculator: Speculator | None,
     room: LentRoom | None = None,
+    tier: SpillTier | None = None,
 ) -> StepLoop:
     """Return the step loop. room: what the cache shares with experts. cpu: whose times size prompt chunks; None leaves
-    them as configured. speculator: None drafts nothing.
+    them as configured. speculator: None drafts nothing. tier: where evicted prefixes go; None where they are lost.
     """
     config, spec, cache = context.config, context.model.spec, context.devices.cache
+    limits = context.limits
     is_drafting = speculator is not None and not why_undraftable(context.devices)
     num_drafts = cache.num_draft_states if is_drafting else 0
     scheduler = Scheduler(
@@ -53,6 +55,7 @@ def build_step_loop(
         expanded_tokens=0 if spec.latent is None else spec.latent.expanded_tokens,
         states=_request_states(config, spec, cache, num_drafts),
         windows=_request_windows(config, spec, cache.window_blocks),
+        spill=None if tier is None else tier.decides,
     )
     sizer = ChunkSizer(limits.chunk_tokens, config.scheduler.decode_slowdown)
     feedback = None if cpu is None else ChunkSizeFeedback(sizer, cpu.take_times)
@@ -60,8 +63,9 @@ def build_step_loop(
     drafting = None
     if cpu is not None and speculator is not None:
         drafting = Drafting(speculator, scheduler, context.recorder, cpu)
+    spilling = None if tier is None else start_spilling(context, tier, scheduler)
     return StepLoop(
-        scheduler, runner, context.recorder, feedback, routing_log, room, watch, drafting
+        scheduler, runner, context.recorder, feedback, routing_log, room, watch, drafting, spilling
     )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from thermocline.experts.placement.allocation import DeviceAllocation
     from thermocline.experts.placement.placement import Placement
     from thermocline.pipeline.execution.queues import ChannelStatistics
+    from thermocline.pipeline.scheduling.request_spill import SpillStatistics
     from thermocline.prefetch.governor import PrefetchStatistics
     from thermocline.remote.compute import RemoteStatistics
     from thermocline.traces.events import Event
@@ -57,6 +58,8 @@ class EngineStatistics:
     """By drafter: tokens that steps verified, and those of them that were right."""
     why_not_drafted: str | None = None
     """Why the latest draft was not verified, or there is none; None if it was."""
+    spill: SpillStatistics | None = None
+    """What the second tier of the prompt cache holds, and what came of it; None without one."""
 
     @property
     def num_choices(self) -> int:
@@ -83,7 +86,7 @@ def read_statistics(parts: EngineParts) -> EngineStatistics:
     """Return the counters so far."""
     experts = parts.experts
     governor, device, remote = experts.governor, experts.hot_device, experts.remote
-    drafting = parts.step_loop.drafting
+    drafting, spilling = parts.step_loop.drafting, parts.step_loop.spilling
     return EngineStatistics(
         parts.runner.statistics(),
         experts.initial_placement.heat.counts(),
@@ -98,6 +101,7 @@ def read_statistics(parts: EngineParts) -> EngineStatistics:
         0 if device is None or device.room is None else device.room.lent_bytes,
         {} if drafting is None else drafting.speculator.totals,
         None if drafting is None else drafting.speculator.why_off_now,
+        None if spilling is None else spilling.statistics(),
     )
 
 
@@ -130,6 +134,8 @@ def read_busy_ns(parts: EngineParts) -> dict[Track, int]:
         busy |= lane.busy_ns()
     if parts.experts.governor is not None:
         busy[Track(Lane.PAGECACHE)] = parts.experts.governor.busy_ns()
+    if parts.step_loop.spilling is not None:
+        busy[Track(Lane.SPILL)] = parts.step_loop.spilling.busy_ns()
     return busy
 
 

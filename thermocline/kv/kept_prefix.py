@@ -49,6 +49,14 @@ class HeldPrefix:
     new_windows: frozenset[int] = frozenset()
     new_states: frozenset[int] = frozenset()
 
+    def has(self, parts: PrefixParts) -> bool:
+        """Whether there is a place for each of these parts."""
+        return (
+            len(self.blocks) >= parts.num_blocks
+            and self.windows.keys() >= set(parts.windows)
+            and self.states.keys() >= set(parts.states)
+        )
+
     @property
     def parts(self) -> PrefixParts:
         """What there is of it."""

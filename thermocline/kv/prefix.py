@@ -9,10 +9,11 @@ from __future__ import annotations
 from array import array
 from collections import Counter, OrderedDict
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from thermocline.kv.blocks import BlockAllocator
 
@@ -54,6 +55,11 @@ class PrefixCache:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.total_evicted = 0
         """Blocks evicted so far."""
+        self.num_changes = 0
+        """How often what is evicted next has changed, in order or number."""
+        self.on_forget: Callable[[bytes, bool], None] | None = None
+        """Told the key of each block whose content is no longer what `find` gave, before it is written again; and whether
+        it was evicted."""
 
     def __repr__(self) -> str:
         return f"PrefixCache({len(self._blocks)} findable blocks, {len(self._idle)} of them idle)"
@@ -68,6 +74,11 @@ class PrefixCache:
         """Blocks that `allocate` can give: free and idle ones."""
         return self._allocator.num_free + len(self._idle)
 
+    def next_evicted(self, count: int) -> list[tuple[bytes, int]]:
+        """Return keys and blocks of those findable ones that so many calls of `allocate` would evict, the first one first."""
+        wanted = max(0, count - self._allocator.num_free)
+        return [(self._links[block][0], block) for block in islice(self._idle, wanted)]
+
     def find(self, key: bytes) -> int | None:
         """Return the block with this content, without holding it."""
         return self._blocks.get(key)
@@ -80,12 +91,14 @@ class PrefixCache:
         """Hold a block that `find` returned. It is never written again."""
         assert block in self._links, f"block {block} is not findable"
         self._allocator.share(block)
+        self.num_changes += 1
         self._idle.pop(block, None)
 
     def allocate(self) -> int | None:
         """Return a block for one holder alone, evicting an idle one if need be; None if all are held."""
         if not self._allocator.num_free and self._idle:
             self.evict(next(iter(self._idle)))
+        self.num_changes += 1
         return self._allocator.allocate()
 
     def publish(self, block: int, key: bytes, parent: bytes | None = None) -> None:
@@ -100,6 +113,7 @@ class PrefixCache:
 
     def release(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
         """Stop holding the blocks of one sequence, in its order. keys: those of its published blocks."""
+        self.num_changes += 1
         for index in range(len(blocks) - 1, -1, -1):
             block = blocks[index]
             if self._allocator.release(block):
@@ -120,7 +134,7 @@ class PrefixCache:
     def evict(self, block: int) -> None:
         """Free an idle block, wherever it is in line. Blocks behind it are not found until its content is computed again."""
         del self._idle[block]
-        self._forget(block)
+        self._forget(block, is_evicted=True)
         self.total_evicted += 1
 
     def check_integrity(self) -> None:
@@ -155,9 +169,12 @@ class PrefixCache:
             assert held[block] == self._allocator.num_holders(block), f"block {block}: wrong count"
         assert all(held[block] == 1 for block in writable), "a block is shared and written"
 
-    def _forget(self, block: int) -> None:
+    def _forget(self, block: int, *, is_evicted: bool = False) -> None:
         """Free a block that nobody holds, findable or not."""
         if block in self._links:
             key, _ = self._links.pop(block)
             del self._blocks[key]
+            self.num_changes += 1
+            if self.on_forget is not None:
+                self.on_forget(key, is_evicted)
         self._allocator.free(block)

@@ -35,6 +35,11 @@ class StatePool:
     def __repr__(self) -> str:
         return f"StatePool({len(self._layers)} layers, {self.num_slots} slots)"
 
+    @property
+    def all_layers(self) -> tuple[RecurrentStates, ...]:
+        """The states of each layer, in order."""
+        return tuple(self._layers.values())
+
     def layer(self, layer: LayerIndex) -> RecurrentStates:
         """Return one layer's states; they are valid as long as they are referenced."""
         return self._layers[layer]

@@ -7,10 +7,11 @@ taken. Pure. Knows neither requests nor the states themselves.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class StateSlots:
@@ -36,6 +37,10 @@ class StateSlots:
         self._written: dict[bytes, int] = {}
         self._found: OrderedDict[bytes, int] = OrderedDict()
         self._pins = Counter[int]()
+        self.num_changes = 0
+        """How often what is evicted next has changed, in order or number."""
+        self.on_forget: Callable[[bytes, bool], None] | None = None
+        """Told the key of each snapshot that is evicted, before its slot is written again; and that it was."""
 
     def __repr__(self) -> str:
         num_live = self._num_live - self.num_free
@@ -79,10 +84,17 @@ class StateSlots:
         """Whether there is a snapshot with this key."""
         return key in self._found
 
+    def next_evicted(self, count: int) -> list[tuple[bytes, int]]:
+        """Return keys and slots of those snapshots that so many further ones would evict, the first one first."""
+        wanted = max(0, count - len(self._free_snapshots))
+        unpinned = (item for item in self._found.items() if not self._pins[item[1]])
+        return list(islice(unpinned, wanted))
+
     def pin(self, key: bytes) -> int:
         """Return a findable snapshot's slot, which is not written until `unpin`."""
         slot = self._found[key]
         self._found.move_to_end(key)
+        self.num_changes += 1
         self._pins[slot] += 1
         return slot
 
@@ -90,6 +102,7 @@ class StateSlots:
         """Undo one `pin`."""
         assert self._pins[slot], f"slot {slot} is not pinned"
         self._pins[slot] -= 1
+        self.num_changes += 1
 
     def begin(self, key: bytes) -> int | None:
         """Return a slot to write a snapshot into; None if there is one with this key, or no room."""
@@ -100,12 +113,16 @@ class StateSlots:
             if oldest is None:
                 return None
             self._free_snapshots.append(self._found.pop(oldest))
+            if self.on_forget is not None:
+                self.on_forget(oldest, True)
         slot = self._written[key] = self._free_snapshots.pop()
+        self.num_changes += 1
         return slot
 
     def publish(self, key: bytes) -> None:
         """Make the snapshot with this key findable: it is written."""
         self._found[key] = self._written.pop(key)
+        self.num_changes += 1
 
     def discard(self, key: bytes) -> None:
         """Free the slot of the snapshot with this key, which was never finished."""

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from thermocline.errors import EngineError
-from thermocline.pipeline.scheduling.request_blocks import CacheSnapshot
+from thermocline.pipeline.scheduling.cache_snapshot import CacheSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ class ReplicaLoops:
     """Step loops as one; see `StepLoop`, whose methods these are. The first replica is never lost: rank 0 is in it."""
 
     drafting = None
+    spilling = None
     """Nothing is drafted on several ranks."""
 
     def __init__(self, loops: Sequence[StepLoop], conductor: Conductor) -> None:

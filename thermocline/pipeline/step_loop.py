@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from thermocline.pipeline.scheduling.request import Request
     from thermocline.pipeline.scheduling.scheduler import Scheduler, SchedulerSnapshot
     from thermocline.pipeline.scheduling.slots import Slots
+    from thermocline.pipeline.spilling import Spilling
     from thermocline.traces.recorder import Recorder
 
 
@@ -109,12 +110,13 @@ class StepLoop:
         room: CacheRoom | None = None,
         watch: Watch | None = None,
         drafting: Drafting | None = None,
+        spilling: Spilling | None = None,
     ) -> None:
         """chunk_size: sets the size of prefill chunks beside decode steps; None leaves it as configured.
 
         routing_log: where the stages note the experts of requests that want to know them. room: what the cache shares
         with experts; None where each has its own. watch: asked before a chunk's results are given out. drafting: gets
-        drafts for decode steps; None for none, ever.
+        drafts for decode steps; None for none, ever. spilling: what copies the cache to its second tier; None without one.
         """
         self._scheduler = scheduler
         self._runner = runner
@@ -125,6 +127,8 @@ class StepLoop:
         self._watch = watch
         self.drafting = drafting
         """What gets drafts. Others only read its figures."""
+        self.spilling = spilling
+        """What copies the cache to its second tier. Others only read its figures."""
         self._generations: dict[RequestId, Generation] = {}
         self._ticks = PromptTicks(self._generations, runner.share_done)
         self._busy = BusyTime()
@@ -278,6 +282,12 @@ class StepLoop:
                 self._end_when_idle()
 
     def _fill(self) -> None:
+        """Start what can start: chunks, and copies between the cache and its second tier."""
+        self._start_chunks()
+        if self.spilling is not None:
+            self.spilling.start(self._fill)
+
+    def _start_chunks(self) -> None:
         """Plan and inject chunks until the runner has no credit, or nothing can start."""
         if self._chunk_size is not None:
             is_decoding = self._scheduler.num_decoding > 0
@@ -302,12 +312,10 @@ class StepLoop:
                 self.drafting.started(chunk, is_alone=not self._runner.num_in_flight)
             is_beside_answers = chunk.is_prompt and num_decoding > 0
             self._runner.inject(chunk, is_beside_answers=is_beside_answers)
-            self._ticks.begin(chunk)
+            self._note_started(chunk)
 
     def _take(self, result: StepResult | ChunkFailed) -> None:
-        self._ticks.end(result.chunk)
-        if self._chunk_size is not None:
-            self._chunk_size.chunk_ended(result.chunk)
+        self._note_ended(result.chunk)
         # First: a changed file explains every other failure, and nothing that was read from it counts.
         self.check_model()
         if isinstance(self._fault, ModelChangedError):
@@ -337,6 +345,18 @@ class StepLoop:
                 self._forget(request)
         if self.drafting is not None:
             self.drafting.taken(chunk)
+
+    def _note_started(self, chunk: Chunk) -> None:
+        self._ticks.begin(chunk)
+        if self.spilling is not None:
+            self.spilling.chunk_started(chunk)
+
+    def _note_ended(self, chunk: Chunk) -> None:
+        self._ticks.end(chunk)
+        if self.spilling is not None:
+            self.spilling.chunk_ended(chunk)
+        if self._chunk_size is not None:
+            self._chunk_size.chunk_ended(chunk)
 
     def _take_routing(self, chunk: Chunk) -> None:
         if self._routing_log is None or not chunk.wants_routing:

@@ -27,6 +27,7 @@ class Lane(StrEnum):
     HOT = "hot"  # the hot tier's device when that is neither a GPU nor the CPU pool
     CPU = "cpu"  # the threads of the CPU pool: one track each
     PAGECACHE = "pagecache"
+    SPILL = "spill"  # what copies parts of the prompt cache to its second tier, and back
     REMOTE = "remote"
     EXCHANGE = "exchange"  # what ranks of one model give each other
 
@@ -112,6 +113,7 @@ WORK_LANES: frozenset[Lane] = frozenset(
         Lane.HOT,
         Lane.CPU,
         Lane.PAGECACHE,
+        Lane.SPILL,
         Lane.REMOTE,
         Lane.EXCHANGE,
     }

@@ -7,7 +7,7 @@ import numpy as np
 from thermocline.engine.statistics import EngineStatistics
 from thermocline.experts.placement.placement import uniform_placement
 from thermocline.messages import RequestId
-from thermocline.pipeline.scheduling.request_blocks import CacheSnapshot
+from thermocline.pipeline.scheduling.cache_snapshot import CacheSnapshot
 from thermocline.pipeline.scheduling.scheduler import RequestSnapshot, SchedulerSnapshot
 from thermocline.server.dashboard.live import EngineReading, Window
 from thermocline.traces.lanes import Lane, Track

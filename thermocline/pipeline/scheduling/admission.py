@@ -71,11 +71,13 @@ class Admission:
             return ()
         admitted = []
         for request in tuple(self._waiting):
-            if request.held:
+            if request.held or request.cache.is_returning:
                 continue
             prefix = self._make_it_fit(request)
             if prefix is None:
                 break
+            if self._blocks.bring_back(request, len(prefix)):
+                continue
             self._waiting.remove(request)
             self._blocks.acquire(request, prefix)
             request.status = RequestStatus.RUNNING
@@ -134,10 +136,12 @@ class Admission:
 
     def _make_it_fit(self, request: Request) -> list[int] | None:
         """Return the prefix to share if the request fits, if need be after preempting others."""
-        above = [other for other in self._running if other.rank < request.rank]
+        # One that waits for its prefix to come back has its place kept.
+        returning = (other for other in self._waiting if other.cache.is_returning)
+        above = [other for other in (*self._running, *returning) if other.rank < request.rank]
         block_tokens = self._blocks.block_tokens
         peak = peak_blocks(map(self._expected, (*above, request)), block_tokens)
-        further = peak - sum(len(other.cache.blocks) for other in above)
+        further = peak - sum(map(self._blocks.num_held, above))
         can_fit = (
             peak <= self._blocks.num_blocks
             and self._blocks.windows_fit((*above, request))

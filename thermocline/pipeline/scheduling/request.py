@@ -31,6 +31,19 @@ class RequestStatus(Enum):
 _RUNNING = RequestStatus.RUNNING
 
 
+class Returning(Enum):
+    """Whether what was evicted of a waiting request's prefix comes back from the second tier."""
+
+    NOT_ASKED = auto()
+    PREPARING = auto()
+    """It waits until what its places hold now is copied."""
+    PREPARED = auto()
+    READING = auto()
+    """It waits for its parts."""
+    TRIED = auto()
+    """It is not asked again before the request was admitted."""
+
+
 @dataclass(slots=True)
 class RequestCache:
     """What one request holds in the layers that keep all tokens; but for the keys, nothing while it waits."""
@@ -46,8 +59,15 @@ class RequestCache:
     """Leading blocks whose tokens are all computed. They are findable, if prefixes are shared."""
     num_matched: int = 0
     """Leading blocks that these layers had for it when it last looked for a prefix."""
+    returning: Returning = Returning.NOT_ASKED
+    """Where it is with parts of its prefix that only the second tier has. Written by request_spill."""
     num_expanded: int = 0
     """First tokens of its prompt, whose rows are computed with the expanded form of latent attention."""
+
+    @property
+    def is_returning(self) -> bool:
+        """Whether the request waits for the second tier."""
+        return self.returning is Returning.PREPARING or self.returning is Returning.READING
 
 
 @dataclass(slots=True, eq=False)

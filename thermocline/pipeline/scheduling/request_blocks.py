@@ -5,45 +5,29 @@ Owns the prefix cache, its counters and the record of what each request holds. K
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.kv.kept_prefix import HeldPrefix
+from thermocline.kv.kept_prefix import HeldPrefix, PrefixParts, SequenceTokens
 from thermocline.kv.prefix import PrefixCache, block_key
+from thermocline.kv.spill_index import PartKind
+from thermocline.pipeline.scheduling.cache_snapshot import CacheSnapshot
 from thermocline.pipeline.scheduling.forks import Fork, forked_table
-from thermocline.pipeline.scheduling.request import RequestCache
+from thermocline.pipeline.scheduling.request import RequestCache, Returning
+from thermocline.pipeline.scheduling.request_spill import missing_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from thermocline.kv.blocks import BlockAllocator
-    from thermocline.kv.kept_prefix import PrefixParts, SequenceTokens
     from thermocline.kv.lending import SegmentLending, SegmentMoves
+    from thermocline.kv.spill_index import PartCopy
     from thermocline.messages import RequestId, StateUse
     from thermocline.pipeline.scheduling.request import Request
+    from thermocline.pipeline.scheduling.request_spill import RequestSpill, SpillRead
     from thermocline.pipeline.scheduling.request_states import RequestStates
     from thermocline.pipeline.scheduling.request_windows import RequestWindows, WindowBlocks
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSnapshot:
-    """What the cache's blocks are used for, and what prefix sharing saved."""
-
-    num_blocks: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    """Blocks of computed prefixes that no request holds."""
-    num_held_blocks: int
-    total_evicted_blocks: int
-    total_queried_tokens: int
-    """Known tokens of the requests that looked for a computed prefix."""
-    total_hit_tokens: int
-    """Those of them that were found computed."""
-    num_window_blocks: int = 0
-    """Of layers with a sliding window, where they have blocks of their own."""
-    num_held_window_blocks: int = 0
 
 
 class RequestBlocks:
@@ -57,9 +41,10 @@ class RequestBlocks:
         kinds_differ: bool,
         states: RequestStates | None = None,
         windows: RequestWindows | None = None,
+        spill: RequestSpill | None = None,
     ) -> None:
         """states: None where no layer is recurrent. windows: None where layers with a sliding window, if there
-        are any, keep all tokens.
+        are any, keep all tokens. spill: None where what is evicted is lost.
         """
         self.num_blocks = allocator.num_blocks
         self.block_tokens = allocator.block_tokens
@@ -72,6 +57,13 @@ class RequestBlocks:
         self._windows = windows
         self._parts = [part for part in (states, windows) if part is not None]
         """What layers hold that do not keep all tokens."""
+        self._spill = spill
+        if spill is not None:
+            spill.attach(PartKind.BLOCK, self._cache)
+            if windows is not None:
+                spill.attach(PartKind.WINDOW, windows.cache)
+            if states is not None:
+                spill.attach(PartKind.STATE, states.slots)
         self._forked: dict[RequestId, list[int]] = {}
         """Blocks of branches of drafted trees."""
         self._total_queried_tokens = 0
@@ -120,12 +112,53 @@ class RequestBlocks:
                 break
             found.append(block)
         request.cache.num_matched = len(found)
-        before = None
-        while before != len(found):
-            before = len(found)
-            for part in self._parts:
-                del found[part.num_usable(request.cache.keys, len(found)) :]
-        return found
+        return found[: self._num_usable(request.cache.keys, len(found))]
+
+    def bring_back(self, request: Request, num_found: int) -> bool:
+        """Order spilt parts of a prefix, if they go beyond so many blocks and that pays; whether the request waits."""
+        spill, cache = self._spill, request.cache
+        is_prepared = cache.returning is Returning.PREPARED
+        may_ask = self._shares_prefixes and request.may_share
+        if spill is None or not may_ask or not spill.begin(request):
+            return False
+        end = cache.num_matched
+        while end < (len(request.known) - 1) // self.block_tokens:
+            key = self._key(request, end)
+            if self._cache.find(key) is None and not spill.has(PartKind.BLOCK, key):
+                break
+            end += 1
+        end = self._num_usable(cache.keys, end, spill)
+        if end <= num_found:
+            return False
+        parts = PrefixParts(
+            end,
+            () if self._windows is None else tuple(self._windows.last_window(end)),
+            () if self._states is None else (end - 1,),
+        )
+        num_tokens = (end - num_found) * self.block_tokens
+        missing = missing_parts(cache.keys, parts, self._cache, self._windows, self._states)
+        if not spill.pays(missing, num_tokens):
+            return False
+        if not is_prepared and spill.prepare(request, missing, end):
+            return True
+        tokens = SequenceTokens((), cache.root, request.num_prompt_tokens, cache.num_expanded)
+        held = self._hold_places(tokens, tuple(cache.keys[:end]), parts)
+        if held is None or (held.has(parts) and spill.order_read(request, held, num_tokens)):
+            return held is not None
+        self.end_prefix(held, is_written=False)
+        return False
+
+    def return_ended(self, read: SpillRead, damaged: Sequence[PartCopy], seconds: float) -> None:
+        """Let requests find what was read, if nothing of it is damaged; else the request may ask once more."""
+        assert self._spill is not None, "nothing is spilt"
+        self._spill.read_ended(read, damaged, seconds)
+        self.end_prefix(read.held, is_written=not damaged)
+
+    def num_held(self, request: Request) -> int:
+        """Return how many blocks are a request's, or are being filled for it."""
+        returning = () if self._spill is None else self._spill.reading
+        filled = (len(read.held.blocks) for read in returning if read.request is request)
+        return len(request.cache.blocks) + sum(filled)
 
     def num_missing(self, num_blocks: int, prefix: Sequence[int]) -> int:
         """Return how many more blocks must become free before there are so many, this prefix's included."""
@@ -326,36 +359,34 @@ class RequestBlocks:
 
         Of windows and snapshots those are left out that have no room.
         """
-        keys = self._keys_of(tokens)[: parts.num_blocks]
-        blocks: list[int] = []
-        new = set()
-        for index, key in enumerate(keys):
-            block = self._cache.find(key)
-            if block is None:
-                block = self._cache.allocate()
-                new.add(index)
-            else:
-                self._cache.share(block)
-            if block is None:
-                self._cache.release(blocks, ())
-                return None
-            blocks.append(block)
+        return self._hold_places(tokens, self._keys_of(tokens)[: parts.num_blocks], parts)
+
+    def _hold_places(
+        self, tokens: SequenceTokens, keys: tuple[bytes, ...], parts: PrefixParts
+    ) -> HeldPrefix | None:
+        found = [self._cache.find(key) for key in keys]
+        # First: then nothing of the sequence is evicted for another part of it.
+        shared = [block for block in found if block is not None]
+        for block in shared:
+            self._cache.share(block)
+        if len(found) - len(shared) > self._cache.num_available:
+            self._cache.release(shared, ())
+            return None
+        every = (self._cache.allocate() if block is None else block for block in found)
+        blocks = tuple(block for block in every if block is not None)
+        assert len(blocks) == len(found), "there was room"
         windows, new_windows = (
             ({}, frozenset[int]())
             if self._windows is None
             else self._windows.begin_hold(keys, parts.windows)
         )
-        states = {} if self._states is None else self._states.begin_hold(keys, parts.states)
-        return HeldPrefix(
-            tokens,
-            keys,
-            tuple(blocks),
-            windows,
-            states,
-            frozenset(new),
-            new_windows,
-            frozenset(states),
+        states, new_states = (
+            ({}, frozenset[int]())
+            if self._states is None
+            else self._states.begin_hold(keys, parts.states)
         )
+        new = frozenset(index for index, block in enumerate(found) if block is None)
+        return HeldPrefix(tokens, keys, blocks, windows, states, new, new_windows, new_states)
 
     def end_prefix(self, held: HeldPrefix, *, is_written: bool) -> None:
         """Give a held prefix back. is_written: requests may find its new parts; otherwise they are dropped."""
@@ -370,18 +401,22 @@ class RequestBlocks:
             self._states.end_hold(held, is_written=is_written)
 
     def evict_prefix(self, tokens: SequenceTokens, first: int) -> None:
-        """Free the blocks of a sequence from index `first` on that nobody holds."""
-        for key in reversed(self._keys_of(tokens)[first:]):
+        """Free the blocks of a sequence from index `first` on that nobody holds, and forget their spilt copies."""
+        keys = self._keys_of(tokens)[first:]
+        for key in reversed(keys):
             block = self._cache.find(key)
             if block is not None and self._cache.is_idle(block):
                 self._cache.evict(block)
+        if self._spill is not None:
+            self._spill.drop(keys)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that these requests are the holders of every block that is held, and no others."""
         self._cache.check_integrity()
         requests = tuple(requests)
+        held = [] if self._spill is None else [read.held for read in self._spill.reading]
         for part in self._parts:
-            part.check_integrity(requests)
+            part.check_integrity(requests, held)
         for request in requests:
             blocks = request.cache.blocks
             assert request.cache.table[: len(blocks)].tolist() == blocks
@@ -389,7 +424,21 @@ class RequestBlocks:
             assert has_slots or not request.is_admitted, "tokens without a slot"
         assert self._forked.keys() <= {request.id for request in requests}, "branches of nobody"
         holders = [(request.cache.blocks, request.cache.num_full) for request in requests]
+        holders += [(list(each.blocks), len(each.blocks)) for each in held]
+        if self._spill is not None:
+            self._spill.check_integrity()
         self._cache.check_holders([*holders, *((blocks, 0) for blocks in self._forked.values())])
+
+    def _num_usable(
+        self, keys: Sequence[bytes], num_blocks: int, spill: RequestSpill | None = None
+    ) -> int:
+        """Return the longest prefix, of at most `num_blocks` blocks, with what windows and recurrent layers need."""
+        before = None
+        while before != num_blocks:
+            before = num_blocks
+            for part in self._parts:
+                num_blocks = part.num_usable(keys, num_blocks, spill)
+        return num_blocks
 
     def _key(self, request: Request, index: int) -> bytes:
         """Return the key of full block `index` of the known tokens.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from thermocline.kv.spill_index import PartKind
 from thermocline.messages import StateUse
 from thermocline.units import ceil_div
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from thermocline.kv.state_slots import StateSlots
     from thermocline.messages import RequestId
     from thermocline.pipeline.scheduling.request import Request
+    from thermocline.pipeline.scheduling.request_spill import RequestSpill
 
 
 @dataclass(slots=True)
@@ -57,9 +59,21 @@ class RequestStates:
         """Requests that may run at the same time."""
         return self._slots.num_live
 
-    def num_usable(self, keys: Sequence[bytes], num_blocks: int) -> int:
-        """Return the longest prefix, of at most `num_blocks` blocks, with a snapshot at its end."""
-        while num_blocks and not self._slots.is_findable(keys[num_blocks - 1]):
+    @property
+    def slots(self) -> StateSlots:
+        """What evicts snapshots."""
+        return self._slots
+
+    def num_usable(
+        self, keys: Sequence[bytes], num_blocks: int, spill: RequestSpill | None = None
+    ) -> int:
+        """Return the longest prefix, of at most `num_blocks` blocks, with a snapshot at its end, here or spilt."""
+        while num_blocks:
+            key = keys[num_blocks - 1]
+            if self._slots.is_findable(key) or (
+                spill is not None and spill.has(PartKind.STATE, key)
+            ):
+                break
             num_blocks -= 1
         return num_blocks
 
@@ -141,13 +155,23 @@ class RequestStates:
             if self._slots.is_findable(key)
         }
 
-    def begin_hold(self, keys: Sequence[bytes], indices: Iterable[int]) -> dict[int, int]:
-        """Return slots for snapshots that are to be written, by index; those that exist or have no room are left out.
+    def begin_hold(
+        self, keys: Sequence[bytes], indices: Iterable[int]
+    ) -> tuple[dict[int, int], frozenset[int]]:
+        """Hold slots of snapshots, by index, and say which are to be written. Those without room are left out.
 
         The last ones count most: they come first.
         """
-        found = {index: self._slots.begin(keys[index]) for index in sorted(indices, reverse=True)}
-        return {index: slot for index, slot in found.items() if slot is not None}
+        held = {}
+        missing = []
+        for index in sorted(indices, reverse=True):
+            if self._slots.is_findable(keys[index]):
+                held[index] = self._slots.pin(keys[index])
+            else:
+                missing.append((index, keys[index]))
+        begun = {index: self._slots.begin(key) for index, key in missing}
+        new = {index: slot for index, slot in begun.items() if slot is not None}
+        return held | new, frozenset(new)
 
     def end_hold(self, held: HeldPrefix, *, is_written: bool) -> None:
         """Unpin snapshots, or publish those that are written."""
@@ -159,11 +183,18 @@ class RequestStates:
             else:
                 self._slots.discard(held.keys[index])
 
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Assert that exactly the admitted ones among these requests have states, and that no slot is lost."""
+    def check_integrity(
+        self, requests: Iterable[Request], others: Iterable[HeldPrefix] = ()
+    ) -> None:
+        """Assert that exactly the admitted ones among these requests have states, and that no slot is lost.
+
+        others: what is held besides.
+        """
         admitted = {request.id for request in requests if request.is_admitted}
         assert self._held.keys() == admitted, "a state is missing or was not released"
         pinned = [held.pinned for held in self._held.values() if held.pinned is not None]
+        for other in others:
+            pinned += [slot for at, slot in other.states.items() if at not in other.new_states]
         used = [slot for held in self._held.values() for slot in (held.slot, *held.draft_slots)]
         self._slots.check_integrity(used, pinned)
 

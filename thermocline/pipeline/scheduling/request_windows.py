@@ -13,6 +13,7 @@ import numpy as np
 
 from thermocline.kv.blocks import window_blocks
 from thermocline.kv.prefix import PrefixCache
+from thermocline.kv.spill_index import PartKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from thermocline.kv.kept_prefix import HeldPrefix
     from thermocline.messages import IntArray, RequestId
     from thermocline.pipeline.scheduling.request import Request
+    from thermocline.pipeline.scheduling.request_spill import RequestSpill
 
 # Of a long prompt one window in four stays findable: a quarter of its bytes.
 _WINDOWS_APART = 4
@@ -86,11 +88,24 @@ class RequestWindows:
         needed = sum(min(num_blocks, self._max_blocks) for num_blocks in footprints)
         return needed <= self._max_needed
 
-    def num_usable(self, keys: Sequence[bytes], num_blocks: int) -> int:
-        """Return the longest prefix, of at most `num_blocks` blocks, whose last window is in the cache."""
+    @property
+    def cache(self) -> PrefixCache:
+        """What evicts blocks."""
+        return self._cache
+
+    def last_window(self, num_blocks: int) -> range:
+        """Return the indices of the blocks that the token after so many full blocks attends to."""
+        return range(self._first_seen(num_blocks), num_blocks)
+
+    def num_usable(
+        self, keys: Sequence[bytes], num_blocks: int, spill: RequestSpill | None = None
+    ) -> int:
+        """Return the longest prefix, of at most `num_blocks` blocks, whose last window is in the cache, or spilt."""
         index = num_blocks - 1
         while index >= self._first_seen(num_blocks):
-            if self._cache.find(keys[index]) is None:
+            if self._cache.find(keys[index]) is None and not (
+                spill is not None and spill.has(PartKind.WINDOW, keys[index])
+            ):
                 num_blocks = index
             index -= 1
         return num_blocks
@@ -174,16 +189,20 @@ class RequestWindows:
         self, keys: Sequence[bytes], indices: Iterable[int]
     ) -> tuple[dict[int, int], frozenset[int]]:
         """Hold places for some of a sequence's blocks, by index, and say which are new. Those without room are left out."""
-        held, new = {}, set()
+        held, missing = {}, []
         for index in indices:
             block = self._cache.find(keys[index])
-            if block is not None:
-                self._cache.share(block)
+            if block is None:
+                missing.append(index)
             else:
-                block = self._cache.allocate()
-                if block is None:
-                    break
-                new.add(index)
+                self._cache.share(block)
+                held[index] = block
+        new = set()
+        for index in missing:  # now nothing of the sequence is evicted for another part of it
+            block = self._cache.allocate()
+            if block is None:
+                break
+            new.add(index)
             held[index] = block
         return held, frozenset(new)
 
@@ -194,8 +213,13 @@ class RequestWindows:
                 self._cache.publish(block, held.keys[index])
             self._cache.release([block], held.keys[index : index + 1])
 
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Assert that exactly the admitted ones among these requests hold what their next tokens attend to."""
+    def check_integrity(
+        self, requests: Iterable[Request], others: Iterable[HeldPrefix] = ()
+    ) -> None:
+        """Assert that exactly the admitted ones among these requests hold what their next tokens attend to.
+
+        others: what is held besides.
+        """
         self._cache.check_integrity()
         admitted = {request.id: request for request in requests if request.is_admitted}
         assert self.held.keys() == admitted.keys(), "a window is missing or was not released"
@@ -210,6 +234,7 @@ class RequestWindows:
             (held.window_blocks, max(admitted[number].cache.num_full - held.num_passed, 0))
             for number, held in self.held.items()
         ]
+        holders += [(list(other.windows.values()), len(other.windows)) for other in others]
         self._cache.check_holders([*holders, *((blocks, 0) for blocks in self._forked.values())])
 
     def _first_seen(self, num_blocks: int) -> int:

@@ -19,7 +19,7 @@ from thermocline.pipeline.scheduling.admission import Admission
 from thermocline.pipeline.scheduling.batching import Run, build_chunk
 from thermocline.pipeline.scheduling.expanded_form import num_expanded, prefill_end
 from thermocline.pipeline.scheduling.request import Request, RequestCache, RequestStatus
-from thermocline.pipeline.scheduling.request_blocks import CacheSnapshot, RequestBlocks
+from thermocline.pipeline.scheduling.request_blocks import RequestBlocks
 from thermocline.pipeline.scheduling.request_drafts import RequestDrafts
 from thermocline.pipeline.scheduling.slots import Slots
 from thermocline.speculation.contract import MAX_DRAFT_TOKENS, DraftWish
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from thermocline.config import SchedulerConfig
     from thermocline.kv.blocks import BlockAllocator
     from thermocline.kv.lending import SegmentLending, SegmentMoves
+    from thermocline.kv.spill_index import PartCopy
     from thermocline.messages import Chunk
+    from thermocline.pipeline.scheduling.cache_snapshot import CacheSnapshot
+    from thermocline.pipeline.scheduling.request_spill import RequestSpill, SpillRead
     from thermocline.pipeline.scheduling.request_states import RequestStates
     from thermocline.pipeline.scheduling.request_windows import RequestWindows
     from thermocline.speculation.contract import Draft
@@ -89,7 +92,7 @@ class Scheduler:
     A request without room preempts the least important one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a request may hold, by name
         self,
         config: SchedulerConfig,
         allocator: BlockAllocator,
@@ -99,10 +102,12 @@ class Scheduler:
         expanded_tokens: int = 0,
         states: RequestStates | None = None,
         windows: RequestWindows | None = None,
+        spill: RequestSpill | None = None,
     ) -> None:
         """kinds_differ: prompt and decoded tokens differ in arithmetic, so no prefix of one stands for the other.
         expanded_tokens: so many tokens of a prompt, from a multiple of this on, take the expanded form of latent
         attention; 0 is never. states: for recurrent layers, if there are any. windows: for layers with a sliding window.
+        spill: where evicted prefixes go; None where they are lost.
         """
         assert config.prefill_chunk_tokens >= 1, "the caller resolves 0, which means automatic"
         self.prompt_tokens_limit = config.prefill_chunk_tokens
@@ -116,6 +121,7 @@ class Scheduler:
             kinds_differ=kinds_differ,
             states=states,
             windows=windows,
+            spill=spill,
         )
         self._drafts = RequestDrafts(self._blocks)
         self.slots = Slots(self._blocks, config.max_requests) if config.keeps_slots else None
@@ -171,6 +177,10 @@ class Scheduler:
                 if request.status is not _FINISHED
             ),
         )
+
+    def return_ended(self, read: SpillRead, damaged: Sequence[PartCopy], seconds: float) -> None:
+        """Go on with a request whose prefix was read back; if parts are damaged, with what else there is."""
+        self._blocks.return_ended(read, damaged, seconds)
 
     def submit(
         self,

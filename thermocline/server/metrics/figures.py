@@ -68,6 +68,30 @@ def scheduler_families(snapshot: SchedulerSnapshot) -> list[Family]:
     ]
 
 
+def spill_families(statistics: EngineStatistics) -> list[Family]:
+    """Return what the second tier of the prompt cache holds, and what came of it; nothing without one."""
+    spill = statistics.spill
+    if spill is None:
+        return []
+    used = dict(zip(spill.levels, spill.used_bytes, strict=True))
+    capacity = dict(zip(spill.levels, spill.capacity_bytes, strict=True))
+    texts = (
+        ("written_bytes", "Bytes copied to it.", spill.total_written_bytes),
+        ("read_bytes", "Bytes read back.", spill.total_read_bytes),
+        ("hits", "Times that parts came back for a request.", spill.total_returns),
+        ("hit_tokens", "Tokens not computed again for that.", spill.total_returned_tokens),
+        ("lost", "Parts that were evicted before they were copied.", spill.total_lost),
+        ("dropped", "Parts that it had no room for any more.", spill.total_dropped),
+        ("refused", "Times that computing was expected to be faster.", spill.total_refused),
+        ("damaged", "Parts that the disk did not give back as they were.", spill.total_damaged),
+    )  # fmt: skip
+    return [
+        labelled("kv_spill_bytes", "gauge", "What the prompt cache's second tier holds.", "level", used),
+        labelled("kv_spill_capacity_bytes", "gauge", "What it has room for.", "level", capacity),
+        *(counter(f"kv_spill_{name}_total", text, value) for name, text, value in texts),
+    ]  # fmt: skip
+
+
 def draft_families(statistics: EngineStatistics) -> list[Family]:
     """Return what speculation drafted, and what of it was right."""
     drafts = statistics.drafts

@@ -26,6 +26,7 @@ from thermocline.server.metrics.figures import (
     expert_families,
     process_families,
     scheduler_families,
+    spill_families,
 )
 from thermocline.server.metrics.loop_lag import LoopLag
 from thermocline.server.metrics.meter import AnswerMeter
@@ -133,5 +134,6 @@ async def _engine_families(engine: Engine | None) -> list[Family]:
         gauge("is_ready", "Whether the model can answer.", 1),
         *scheduler_families(snapshot),
         *draft_families(statistics),
+        *spill_families(statistics),
         *expert_families(statistics),
     ]

@@ -35,7 +35,8 @@ WRITERS = {
     },
     RequestCache: dict.fromkeys(
         ("keys", "blocks", "table", "num_full", "num_matched"), "request_blocks"
-    ),
+    )
+    | {"returning": "request_spill"},
     WindowBlocks: dict.fromkeys(("window_table", "num_passed", "window_blocks"), "request_windows"),
     HeldState: dict.fromkeys(
         ("slot", "pinned", "restore", "saves", "draft_slots"), "request_states"

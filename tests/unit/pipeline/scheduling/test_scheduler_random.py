@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.cache_model import CacheModel, ModelRequest
+from tests.support.spill_model import SpillModel
 from thermocline.config import SchedulerConfig
 from thermocline.kv.blocks import BlockAllocator, window_blocks
+from thermocline.kv.spill_index import PartKind, SpillIndex
 from thermocline.kv.state_slots import StateSlots
 from thermocline.messages import RequestId
+from thermocline.pipeline.scheduling.request_spill import RequestSpill
 from thermocline.pipeline.scheduling.request_states import RequestStates
 from thermocline.pipeline.scheduling.request_windows import RequestWindows
 from thermocline.pipeline.scheduling.scheduler import Scheduler
+from thermocline.pipeline.scheduling.spill_costs import SpillCosts
 
 # The longer target sets more.
 TIMES = int(os.environ.get("THERMOCLINE_SCHEDULES", "1"))
@@ -40,6 +44,8 @@ class AnySchedule(RuleBasedStateMachine):
         spare_blocks=st.integers(0, 3),
         expected=st.sampled_from([0, 0, 1, 4, 512]),
         num_drafts=st.integers(0, 6),
+        tier=st.sampled_from([None, None, (14,), (40,), (400,), (30, 60), (0, 200), (200, 400)]),
+        ahead=st.integers(1, 12),
     )
     def start(
         self,
@@ -57,8 +63,10 @@ class AnySchedule(RuleBasedStateMachine):
         spare_blocks,
         expected,
         num_drafts,
+        tier,
+        ahead,
     ):
-        """A cache of few blocks, with or without recurrent states and windows, and some chunks in flight."""
+        """A cache of few blocks, with or without recurrent states, windows and a second tier, and some chunks in flight."""
         config = SchedulerConfig(
             prefill_chunk_tokens=8,
             max_prompt_chunks=max_prompt_chunks,
@@ -74,8 +82,20 @@ class AnySchedule(RuleBasedStateMachine):
             most = max_windows * window_blocks(window, block_tokens) + spare_blocks
             allocated = BlockAllocator(min(num_blocks, most), block_tokens)
             windows = RequestWindows(allocated, window, max_windows)
+        spill = None
+        if tier is not None:
+            sizes = {PartKind.BLOCK: 6, PartKind.WINDOW: 4, PartKind.STATE: 10}
+            spill = RequestSpill(
+                SpillIndex(tier), SpillCosts(len(tier)), sizes, dict.fromkeys(sizes, ahead)
+            )
         scheduler = Scheduler(
-            config, allocator, 24, kinds_differ=kinds_differ, states=states, windows=windows
+            config,
+            allocator,
+            24,
+            kinds_differ=kinds_differ,
+            states=states,
+            windows=windows,
+            spill=spill,
         )
         self.max_tokens = min(24, num_blocks * block_tokens)
         self.max_prompt_chunks = max_prompt_chunks
@@ -83,6 +103,9 @@ class AnySchedule(RuleBasedStateMachine):
         self.model = CacheModel(
             scheduler, block_tokens, kinds_differ=kinds_differ, window=window, windows=windows
         )
+        self.spill = None if spill is None else SpillModel(spill, self.model)
+        if self.spill is not None:
+            self.model.between = self.spill.finish
 
     @precondition(lambda self: len(self.model.scheduler.requests) < 8)
     @rule(
@@ -148,6 +171,18 @@ class AnySchedule(RuleBasedStateMachine):
         ready = self.model.next_to_compute()
         if fails:
             self.model.fail(ready[choice % len(ready)])
+
+    @precondition(lambda self: self.spill is not None)
+    @rule(
+        action=st.sampled_from(["take", "run", "end", "finish", "finish"]),
+        fails=st.sampled_from([False, False, False, True]),
+    )
+    def spill_moves(self, action, fails):
+        """The second tier's thread begins, does or ends a job, or catches up."""
+        if action == "run":
+            self.spill.run(fails=fails)
+        else:
+            getattr(self.spill, action)()
 
     @rule(choice=st.integers(0, 20), action=st.sampled_from(["hold", "resume", "resume", "finish"]))
     def client(self, choice, action):
