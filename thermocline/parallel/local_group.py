@@ -2,7 +2,7 @@
 
 An exchange copies what is sent into the rank's own outbox, tells each peer where by its socket, and copies out of the
 peers' outboxes. Small runs go through the sockets themselves. An outbox has two halves: an exchange ends when every peer
-has told of it, which each does after it has read all of the one before, so the half of that one is free again.
+has told of it, which each does after it has read all of the one before, so the half of that one is free again. Nobody answers a broadcast, so it frees nothing.
 
 A socket that ends says that its rank was lost, within milliseconds where it was killed. Used by one thread at a time.
 """
@@ -108,6 +108,8 @@ class LocalGroup:
         self._peers: dict[int, _Peer] = {}
         self._outbox = _Outbox(_MIN_HALF_BYTES)
         self._number = 0
+        """Of exchanges and broadcasts: ranks that are not at the same one have lost each other."""
+        self._half = 0
         self._is_closed = False
         try:
             self._connect(store)
@@ -209,6 +211,7 @@ class LocalGroup:
 
     def _put(self, send: Bytes, sent: Sequence[int]) -> int:
         """Copy what does not go through sockets into this exchange's half; return where the half begins."""
+        self._half = 1 - self._half
         if max(sent) <= _MAX_INLINE:
             return 0
         if len(send) > self._outbox.half_bytes:
@@ -217,7 +220,7 @@ class LocalGroup:
             self._outbox = _Outbox(1 << (len(send) - 1).bit_length())
             for peer in self._peers.values():
                 peer.has_ours = False
-        base = self._number % 2 * self._outbox.half_bytes
+        base = self._half * self._outbox.half_bytes
         self._outbox.data[base : base + len(send)] = send
         return base
 

@@ -118,6 +118,36 @@ def test_a_rank_that_is_ahead_overwrites_nothing(groups_of):
         done.result(TIMEOUT_S)
 
 
+def test_a_message_between_two_exchanges_frees_nothing(groups_of):
+    """Nobody answers a broadcast: behind it, what the exchange before gave may still be read."""
+    first, second = groups_of(2)
+    length = 8192
+    original = second._take
+
+    def fast() -> None:
+        for number in range(6):
+            run = np.full(length, number, np.uint8)
+            first.exchange(run, [0, length], np.empty(length, np.uint8), [0, length])
+            first.broadcast(b"next")
+
+    def late(peer, run) -> None:
+        time.sleep(0.02)
+        original(peer, run)
+
+    def slow() -> None:
+        second._take = late
+        for number in range(6):
+            received = np.empty(length, np.uint8)
+            run = np.zeros(length, np.uint8)
+            second.exchange(run, [length, 0], received, [length, 0])
+            assert set(received.tolist()) == {number}
+            assert second.broadcast(None) == b"next"
+
+    with ThreadPoolExecutor(2) as pool:
+        for each in [pool.submit(fast), pool.submit(slow)]:
+            each.result()
+
+
 @pytest.mark.parametrize("length", [0, 10, 300_000])
 def test_a_broadcast_arrives_whole(length, groups_of):
     """Also when it is larger than a socket's buffer, and when another follows."""
