@@ -185,7 +185,8 @@ def main(arguments: list[str] | None = None) -> int:
         paths.append("tests/reliability")
     collector = Collector(chosen)
     status = pytest.main(
-        ["-q", "--timeout", "7200", "--rootdir", str(ROOT), *paths], plugins=[collector]
+        ["-q", "--timeout", "7200", "-o", "faulthandler_timeout=0", "--rootdir", str(ROOT), *paths],
+        plugins=[collector],
     )
     facts = {
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
