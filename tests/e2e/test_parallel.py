@@ -133,7 +133,7 @@ RECURRENT = next(case.name for case in CASES if case.toy.arch in {"qwen3next", "
 @pytest.mark.parametrize(
     ("dp", "tp", "deaths"),
     [
-        *((2, 1, {1: after}) for after in ((3, 40, 77, 150) if IS_WHOLE else (40,))),
+        *((2, 1, {1: after}) for after in ((25, 40, 77, 110) if IS_WHOLE else (40,))),
         (3, 1, {1: 30, 2: 90}),
         (2, 2, {1: 35}),
         (2, 2, {2: 30, 3: 31}),
