@@ -306,7 +306,7 @@ HEAVY = {
         | {"max_tokens": 1500},
     ),
     "embeddings": ("/v1/embeddings", {"input": ["a cat"] * 512}),
-    "ids": ("/detokenize", {"tokens": [7] * 500_000}),
+    "ids": ("/detokenize", {"tokens": [7] * 400_000}),
 }
 
 
