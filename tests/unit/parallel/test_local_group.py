@@ -122,7 +122,7 @@ def test_a_message_between_two_exchanges_frees_nothing(groups_of):
     """Nobody answers a broadcast: behind it, what the exchange before gave may still be read."""
     first, second = groups_of(2)
     length = 8192
-    original = second._take
+    original, never = second._take, threading.Event()
 
     def fast() -> None:
         for number in range(6):
@@ -131,7 +131,7 @@ def test_a_message_between_two_exchanges_frees_nothing(groups_of):
             first.broadcast(b"next")
 
     def late(peer, run) -> None:
-        time.sleep(0.02)
+        never.wait(0.02)  # time enough for who does not wait for this rank
         original(peer, run)
 
     def slow() -> None:
