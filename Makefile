@@ -8,7 +8,7 @@ export VENV HASHES
 # Where Python may not keep bytecode, every process of hundreds compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-BENCHMARKS := quick llama llama-qwen35moe llama-olmoe layer types lag memory published requests agent overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings speculation ranks
+BENCHMARKS := quick llama llama-qwen35moe llama-olmoe layer types lag memory published requests agent overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings speculation ranks rank-speed
 
 .PHONY: demo test lint check install docs wheels image fuzz fuzz-api fuzz-wire reliability soak audit hashes schedules speculation parallel prompts allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
 	sample-trace load results picture proof-cpu gpu-proof clean bench $(BENCHMARKS:%=bench-%)
@@ -88,11 +88,11 @@ schedules: $(VENV)/.installed-dev
 # Ten times as many random requests with drafts: each answer as without, to the bit.
 speculation: $(VENV)/.installed-dev
 	THERMOCLINE_SPECULATION=10 scripts/test.sh tests/e2e/test_speculation.py tests/e2e/test_file_drafters.py \
-		tests/e2e/test_next_token_drafts.py --timeout 3000
+		tests/e2e/test_next_token_drafts.py tests/e2e/test_device_drafts.py --timeout 3000
 
 # Ranks of torchrun: every mesh and architecture, and 100 kills and 100 stops under load, with and without agents; an hour.
 parallel: $(VENV)/.installed-dev
-	THERMOCLINE_PARALLEL=1 scripts/test.sh tests/e2e/test_parallel.py tests/unit/parallel --timeout 3000
+	THERMOCLINE_PARALLEL=1 scripts/test.sh tests/e2e/test_parallel.py tests/e2e/test_divided_ranks.py tests/unit/parallel --timeout 3000
 	THERMOCLINE_RANK_LOSSES=$${THERMOCLINE_RANK_LOSSES:-100} $(BIN)/python -m pytest tests/reliability/test_ranks.py
 
 # 10,000 prompts through LLM.generate_each, in order and with flat memory; the test suite has 300.

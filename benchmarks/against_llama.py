@@ -177,8 +177,9 @@ def measure_pairs(
     ]
 
 
-def report(measured: list[Pairs], token_bytes: int) -> tuple[str, list[Row]]:
-    """Return the tables for a reader and the rows for the CSV."""
+def report(measured: list[Pairs], token_bytes: int, isa: str = "auto") -> tuple[str, list[Row]]:
+    """Return the tables for a reader and the rows for the CSV. isa: what thermocline was told."""
+    ours = "" if isa == "auto" else f"--cpu-isa {isa}"
     lines, rows = [], []
     for pairs in measured:
         ratios = paired_ratios(pairs.ours, pairs.theirs)
@@ -201,7 +202,7 @@ def report(measured: list[Pairs], token_bytes: int) -> tuple[str, list[Row]]:
             )
         )
         rows += [
-            Row(_NAME, phase, "thermocline", "speed", "tokens/s", pairs.ours),
+            Row(_NAME, phase, "thermocline", "speed", "tokens/s", pairs.ours, ours),
             Row(_NAME, phase, "llama.cpp", "speed", "tokens/s", pairs.theirs, note),
             Row(_NAME, phase, "ratio", "speed", "x", ratios, note),
             Row(_NAME, phase, "memory", "read bandwidth", "GB/s", pairs.bandwidth),
@@ -280,10 +281,11 @@ def run(options: argparse.Namespace, model: Path, python: str | None) -> int:
         rows = show_tuning(tuned, best)
         if not options.tune_only:
             context = max(phase.work.num_prompt + phase.work.num_decode for phase in phases) + 1
-            engine = stack.enter_context(EngineChild(model, context, options.threads))
+            child = EngineChild(model, context, options.threads, options.cpu_isa)
+            engine = stack.enter_context(child)
             engine.run(Work(min(16, context // 2), 2))
             measured = measure_pairs(engine, fleet, best, phases, options)
-            text, more = report(measured, token_bytes)
+            text, more = report(measured, token_bytes, options.cpu_isa)
             print("", text, *loss_lines(measured), sep="\n")
             rows += more
     print(f"\n{load}")
@@ -296,6 +298,7 @@ def run(options: argparse.Namespace, model: Path, python: str | None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = model_parser("against_llama", __doc__, "against-llama.csv")
     parser.add_argument("--llama-python", metavar="PYTHON", help="an interpreter with llama_cpp (or $THERMOCLINE_LLAMA_PYTHON)")  # fmt: skip
+    parser.add_argument("--cpu-isa", default="auto", help="thermocline's instruction set; compare with a llama.cpp built for the same (scripts/oracle_env.sh --avx2 DIR)")  # fmt: skip
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048], metavar="TOKENS")
     parser.add_argument("--decode", type=int, default=32, metavar="TOKENS")
     parser.add_argument("--contexts", type=int, nargs="*", default=[0, 8192], metavar="TOKENS", help="decode behind so many tokens (0 stands for the one that must be there)")  # fmt: skip

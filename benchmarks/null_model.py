@@ -65,6 +65,10 @@ class NullModel:
         """Return x."""
         return x
 
+    def begin_attend(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:  # noqa: ANN401
+        """Return what returns x."""
+        return lambda: x
+
     def route(self, layer: LayerIndex, x: Any, *, prompt: bool, embedded: None = None) -> Any:  # noqa: ANN401
         """Return x twice, and a routing that differs by row and layer; made once, since it is no overhead's part."""
         key = (len(x), layer % self.num_experts)

@@ -2,7 +2,8 @@
 
 Sides, each opened once and asked in turns: one process with one core, one with all cores, and ranks with a core each
 (as under torchrun, but started here). Cases: prompts of 512 tokens, one for each core; the answers of 8 requests at a
-time; one answer. `--before FOLDER` adds the ranks of another checkout.
+time; one answer; with `--prompt N`, one prompt of so many tokens. `--tp M` has M ranks in each replica. `--before FOLDER` adds
+the ranks of another checkout.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _WARM_UP: Final = {"kind": "answers", "requests": 2, "prompt": 16, "tokens": 4}
 def config_of(options: argparse.Namespace) -> EngineConfig:
     """Return the settings of a side; a prompt that comes again is computed again."""
     parallel: dict[str, Any] = {"may_compute_alone": not options.always_exchange}
+    if options.tp is not None:
+        parallel["tp"] = options.tp
     if options.expert_map is not None:
         parallel["expert_map"] = options.expert_map
     return EngineConfig(
@@ -165,7 +168,11 @@ class OpenSide:
 def cases_of(options: argparse.Namespace, num_cores: int) -> dict[str, dict[str, Any]]:
     """Return what is asked, by name."""
     prompts = {"kind": "prompts", "requests": num_cores, "prompt": 512, "tokens": 1}
-    return {
+    some = {
+        f"prompt {count}": {"kind": "prompts", "requests": 1, "prompt": count, "tokens": 1}
+        for count in options.prompt
+    }
+    return some | {
         name: case
         for name, case in {
             "prompts": prompts,
@@ -185,7 +192,8 @@ def run(options: argparse.Namespace) -> int:
     """Open all sides, ask them in turns and print medians and ratios to the first."""
     here, cores = Path(__file__).parents[1], sorted(os.sched_getaffinity(0))
     ranks = tuple((core,) for core in cores)
-    flags = ("--always-exchange",) if options.always_exchange else ()
+    flags: tuple[str, ...] = ("--always-exchange",) if options.always_exchange else ()
+    flags += () if options.tp is None else ("--tp", str(options.tp))
     sides = [Side("1 core", here, (ranks[0],)), Side("all cores", here, (tuple(cores),))]
     mapped: tuple[str, ...] = ("--expert-map", options.expert_map) if options.expert_map else ()
     mapped += ("--heat-file", options.heat_file) if options.heat_file else ()
@@ -232,6 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-turns", type=int, default=2)
     parser.add_argument("--cases", nargs="*", default=["prompts", "8", "1"])
     parser.add_argument("--sides", nargs="*")
+    parser.add_argument("--prompt", type=int, nargs="*", default=[])
+    parser.add_argument("--tp", type=int)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--always-exchange", action="store_true")
     parser.add_argument("--expert-map")

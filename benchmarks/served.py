@@ -57,11 +57,15 @@ def parse_figures(text: str) -> Figures:
 
 
 @asynccontextmanager
-async def served(model: Path, *flags: str, may_say: str = "(?!)") -> AsyncIterator[Served]:
-    """Run the command while the context is open; it has to end well, and each line that it said to match `may_say`."""
+async def served(model: Path | None, *flags: str, may_say: str = "(?!)") -> AsyncIterator[Served]:
+    """Run the command while the context is open; it has to end well, and each line that it said to match `may_say`.
+
+    model: None where the flags name the models.
+    """
+    models = () if model is None else (str(model),)
     with TemporaryFile() as said:  # a pipe that nobody reads would stop the server when it is full
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "thermocline", "serve", str(model), "--port", "0", *flags),
+            *(sys.executable, "-m", "thermocline", "serve", *models, "--port", "0", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=said,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
 # usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | layer | types | lag | memory | published | requests | agent | overlap | overhead | http | http-large
-#                         | larger | predictions | experts | foresight | link | streaming | round-trip | workers | gpu | settings | speculation | ranks [ARGUMENTS of the benchmark...]
+#                         | larger | predictions | experts | foresight | link | streaming | round-trip | workers | gpu | settings | speculation | ranks | rank-speed [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 13 GB more for predictions
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
@@ -104,6 +104,10 @@ case $what in
     ;;
   ranks) # a simulation: the same figures on any machine
     exec "$python" -m benchmarks.ranks "$@"
+    ;;
+  rank-speed) # ranks with a core each, started here
+    "$python" -m benchmarks.rank_speed "$(model 8)" "$@"
+    "$python" -m benchmarks.rank_speed "$(model 8)" --tp 2 --prompt 512 --cases --sides "1 core" ranks "$@"
     ;;
   settings) # as root for the memory limits, which need a memory group
     "$python" -m benchmarks.settings "$(model 8)" "$(model 8 qwen3.6-35b-a3b)" "$(model 16 olmoe-1b-7b)" "$@"

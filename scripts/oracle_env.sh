@@ -1,16 +1,27 @@
 #!/bin/bash
 # Makes the environment of the numeric oracles (transformers, llama.cpp) and prints its python.
 #
-# usage: scripts/oracle_env.sh          an existing environment that has everything is used as it is
+# usage: scripts/oracle_env.sh              an existing environment that has everything is used as it is
+#        scripts/oracle_env.sh --avx2 DIR   only llama.cpp, compiled for AVX2 and nothing above it, in DIR: what
+#                                           `benchmarks.against_llama --cpu-isa avx2` is compared with
 # THERMOCLINE_ORACLE_VENV               where it is, or shall be (default: .venv-oracle here)
 # PYTHON                                the python that makes it (default: python3)
 #
 # llama.cpp is compiled for the instructions that /proc/cpuinfo names, and no others: a binary package
-# would be either slow or killed by an unknown instruction. AMX is always off, because its code path
-# crashes on small models.
+# would be either slow or killed by an unknown instruction. AMX is always off.
 set -euo pipefail
+only=
+if [ $# -gt 0 ]; then
+  { [ $# = 2 ] && [ "$1" = --avx2 ]; } || { echo "usage: scripts/oracle_env.sh [--avx2 DIR]" >&2; exit 2; }
+  mkdir -p "$2"
+  only=$(cd "$2" && pwd)
+fi
 cd "$(dirname "$0")/.."
 root=$PWD
+constraints=()
+[ -f constraints.txt ] && constraints=(-c "$root/constraints.txt")
+# Its code path crashes on small models.
+AMX_OFF="-DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF"
 venv=${THERMOCLINE_ORACLE_VENV:-$root/.venv-oracle}
 case $venv in /*) ;; *) venv=$root/$venv ;; esac
 
@@ -38,20 +49,35 @@ llama_flags() {
     done
     printf -- ' -DGGML_%s=%s' "${pair%%:*}" "$state"
   done
-  printf -- ' -DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF\n'
+  printf -- ' %s\n' "$AMX_OFF"
 }
 
+avx2_flags() {
+  local name
+  printf -- '-DGGML_NATIVE=OFF'
+  for name in SSE42 AVX AVX2 FMA F16C BMI2; do printf -- ' -DGGML_%s=ON' "$name"; done
+  for name in AVX_VNNI AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16; do printf -- ' -DGGML_%s=OFF' "$name"; done
+  printf -- ' %s\n' "$AMX_OFF"
+}
+
+# Compiles llama.cpp into the environment $1 with the flags $2. Alone: the flags must not reach other packages' builds.
+# No cache: it may hold a build for another machine.
+install_llama() {
+  [ -x "$1/bin/python" ] || "${PYTHON:-python3}" -m venv "$1"
+  "$1/bin/python" -c 'import llama_cpp' 2>/dev/null ||
+    CMAKE_ARGS=$2 "$1/bin/python" -m pip install -q --no-cache-dir \
+      --no-binary llama-cpp-python "${constraints[@]}" "llama-cpp-python>=0.3.16"
+}
+
+if [ -n "$only" ]; then
+  install_llama "$only" "$(avx2_flags)" >&2
+  echo "$only/bin/python"
+  exit
+fi
+
 if ! complete; then
-  constraints=()
-  [ -f constraints.txt ] && constraints=(-c "$root/constraints.txt")
   {
-    [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-    # First and alone: the flags must not reach other packages' builds. No cache: it may hold a build
-    # for another machine.
-    if ! "$venv/bin/python" -c 'import llama_cpp' 2>/dev/null; then
-      CMAKE_ARGS=$(llama_flags) "$venv/bin/python" -m pip install -q --no-cache-dir \
-        --no-binary llama-cpp-python "${constraints[@]}" "llama-cpp-python>=0.3.16"
-    fi
+    install_llama "$venv" "$(llama_flags)"
     # From before the distribution was renamed: the same files under the old name.
     if "$venv/bin/python" -m pip show -q thermocline 2>/dev/null; then
       "$venv/bin/python" -m pip uninstall -q -y thermocline

@@ -45,9 +45,14 @@ def mxfp4_type(name: str, shape: tuple[int, ...]) -> str:
 def q4_k_m_types(tensors: Sequence[Part], num_blocks: int) -> dict[str, str]:
     """Return the types in a file that llama.cpp's quantiser made as Q4_K_M, without an importance matrix."""
     shapes = dict(tensors)
-    # Value projections are counted among each other: some layers have none.
-    with_values = [n for n in range(num_blocks) if f"blk.{n}.attn_v.weight" in shapes]
-    ranks = {f"blk.{n}.attn_v.weight": rank for rank, n in enumerate(with_values)}
+    # Value projections are counted among each other, fused ones too: some layers have none.
+    values = [
+        name
+        for n in range(num_blocks)
+        for name in (f"blk.{n}.attn_v.weight", f"blk.{n}.attn_qkv.weight")
+        if name in shapes
+    ]
+    ranks = {name: rank for rank, name in enumerate(values)}
     is_tied = "output.weight" not in shapes
     found = {}
     for name, shape in tensors:

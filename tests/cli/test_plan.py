@@ -255,14 +255,18 @@ def test_what_drafts_is_counted(tmp_path, invoke):
     weights = sum(values.nbytes for values in toy_drafter_weights(toy).values())
     token_bytes = 2 * 4 * toy.layers * toy.kv_heads * toy.head_dim
     assert found["draft_model"] == {"weight_bytes": weights, "cache_bytes": 512 * token_bytes}
-    assert found["draft_states_bytes"] > 0
+    here = ("--trunk-device", "cpu")
+    on_host = planned(invoke, path, *flags, *here, "--draft-model", drafter)["draft_states_bytes"]
+    assert on_host > 0
+    assert found["draft_states_bytes"] == 0
     own = planned(invoke, path, *flags, "--draft-model", small)["draft_model"]
     assert own["cache_bytes"] == 512 * 2 * 4 * 2 * 2 * 16
-    page = " ".join(invoke("plan", path, *flags, "--draft-model", drafter).stdout.split())
+    page = " ".join(invoke("plan", path, *flags, *here, "--draft-model", drafter).stdout.split())
     assert "the draft model takes" in page
     assert "keep up to 32 copies of recurrent state" in page
     off = planned(invoke, path, *flags, "--draft-model", drafter, "--speculate", "off")
     assert (off["draft_model"], off["draft_states_bytes"]) == (None, 0)
+    assert found["kv_bytes"] - off["kv_bytes"] == on_host, "where states are, copies of them are"
     refused = invoke("plan", path, *flags, "--draft-model", path)
     assert refused.exit_code != 0
     assert "a draft model is dense" in " ".join(refused.stderr.split())
@@ -279,11 +283,16 @@ def test_ranks_are_planned_term_by_term(toy, invoke):
     answer = ranks["pair_capacity"] * traffic["hidden"] * 4
     assert ranks["buffers"]["answer"] == answer
     assert ranks["workspace_bytes"] == 2 * sum(ranks["buffers"].values())
+    divided = traffic["divided"]
+    assert (divided["senders"], divided["width"], divided["chunk_tokens"]) == (4, 2, 80)
+    assert ranks["buffers"]["mix"] == ranks["buffers"]["mixed"] == 40 * divided["row_bytes"] > 0
     naive = planned(
         *(invoke, toy, "--ep", "2x2", "--prefill-chunk", "64", "--max-requests", "16"),
         *("--expert-exchange", "naive", "--expert-payload", "bf16"),
     )["ranks"]
     assert naive["token_capacity"] == 2 * ranks["token_capacity"]
+    assert naive["traffic"]["divided"] is None
+    assert "mix" not in naive["buffers"]
     assert naive["buffers"]["answer"] == answer, "twice the outputs, of half the bytes"
     text = invoke("plan", toy, "--ep", "2", "--no-measure").stdout
     assert "workspace of a rank" in text

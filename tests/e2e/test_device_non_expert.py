@@ -23,6 +23,7 @@ from thermocline import (
     PrefetchConfig,
     SamplingParams,
     SchedulerConfig,
+    SpeculationConfig,
     TraceConfig,
 )
 from thermocline.config import MemoryConfig
@@ -193,6 +194,7 @@ async def test_replayed_steps_answer_alike(tmp_path, monkeypatch, arch):
             config("torch-cpu", blocks=8),
             kernels="native",
             scheduler=SchedulerConfig(prefill_chunk_tokens=64, max_requests=3),
+            speculation=SpeculationConfig(drafters="off"),
         )
         async with Engine.open(path, settings) as engine:
             at_opening.append(len(recorded))
@@ -223,6 +225,7 @@ async def test_a_whole_model_on_the_device_is_captured_before_requests(
             "torch-cpu", blocks=8, hot_device="torch-cpu", hot_fraction=1.0, expert_cache="static"
         ),
         scheduler=SchedulerConfig(prefill_chunk_tokens=16, max_requests=3),
+        speculation=SpeculationConfig(drafters="off"),
     )
     prompts = [PROMPT[:20], PROMPT[:37], [9, *PROMPT[:11]]]
     recorded, at_opening, reasons = [], [], []
@@ -251,7 +254,11 @@ async def test_a_whole_model_on_the_device_is_captured_before_requests(
 async def test_a_capture_without_memory_fails_no_request(tmp_path, monkeypatch, caplog):
     """Decode steps go on without a graph; each size of a batch is tried once and logged, when the engine opens."""
     path = write_toy_model(tmp_path / "toy.gguf")
-    settings = replace(config("torch-cpu"), scheduler=SchedulerConfig(max_requests=2))
+    settings = replace(
+        config("torch-cpu"),
+        scheduler=SchedulerConfig(max_requests=2),
+        speculation=SpeculationConfig(drafters="off"),
+    )
 
     async def answers() -> list[list[int]]:
         async with Engine.open(path, settings) as engine:

@@ -30,7 +30,8 @@ from thermocline.demo import DEMO_MODEL_PATH, DEMO_QUESTIONS
 from thermocline.errors import ConfigError, RequestError, UnsupportedModelError
 from thermocline.messages import RequestOptions
 from thermocline.modelfile.reader import ModelFile
-from thermocline.speculation import next_token
+from thermocline.models import next_token_block
+from thermocline.speculation import head_rows, next_token
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.lanes import Lane, Name
 
@@ -99,6 +100,22 @@ async def test_a_trained_block_is_mostly_right():
     assert num_drafted > 60
     assert num_accepted > 0.75 * num_drafted
     assert not any(timings.drafts.num_drafted for _, timings in plain)
+
+
+@pytest.mark.slow
+async def test_drafts_from_a_part_of_the_vocabulary_change_no_answer(monkeypatch):
+    """The demo model's, whose head is cut for the test: fewer tokens can be drafted, and some of them are right."""
+    questions = DEMO_QUESTIONS[:4]
+    plain = await demo_answers(demo_config("off"), questions)
+    whole = await demo_answers(demo_config("mtp", 3), questions)
+    monkeypatch.setattr(next_token_block, "_LEAST_CUT_TOKENS", 0)
+    monkeypatch.setattr(head_rows, "_LEAST_SHARES", (0.1, 0.1))
+    part = await demo_answers(demo_config("mtp", 3), questions)
+    assert [tokens for tokens, _ in part] == [tokens for tokens, _ in plain]
+    in_all, in_part = (
+        sum(each.drafts.num_accepted for _, each in found) for found in (whole, part)
+    )
+    assert 0 < in_part < in_all
 
 
 @pytest.mark.slow

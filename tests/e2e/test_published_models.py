@@ -149,7 +149,8 @@ def test_a_published_model_has_a_plan_for_every_device(files, name):
     assert plans == sorted(plans)
     assert plans[0] > 0
     num_experts = len(list(filter(None, needs.on_device.experts))) * spec.router.num_experts
-    assert (plans[-1] == num_experts) == (files[name].stat().st_size < 25e9)
+    # Of a file of 24.5 GB with large recurrent states (Nemotron-3-Nano), 24 GiB holds all but 25 of 2,944 experts.
+    assert (plans[-1] == num_experts) == (files[name].stat().st_size < 24e9)
 
 
 @pytest.mark.slow

@@ -18,7 +18,14 @@ from tests.support.engine_runs import greedy_tokens
 from tests.support.settled import settled
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
-from thermocline import Engine, EngineConfig, PlacementConfig, PrefetchConfig, SchedulerConfig
+from thermocline import (
+    Engine,
+    EngineConfig,
+    PlacementConfig,
+    PrefetchConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from thermocline.engine.shared_step_check import LayerByLayer
 from thermocline.errors import StageError, StepLostError
 from thermocline.experts.backends import hot_device
@@ -54,6 +61,7 @@ def settings(device: str = "torch-cpu", fraction: float = 0.51) -> EngineConfig:
         ),
         scheduler=SchedulerConfig(prefix_cache=False),
         prefetch=PrefetchConfig(mode="off"),  # its hints come from single layers
+        speculation=SpeculationConfig(drafters="off"),  # one row for each token
     )
 
 

@@ -157,9 +157,12 @@ def random_config(chance: random.Random) -> EngineConfig:
     )
 
 
-async def answers_without(path, requests: list[Request]) -> list[Answer]:
-    """Return each answer alone, one row a step."""
+async def answers_without(
+    path, requests: list[Request], placement: PlacementConfig | None = None
+) -> list[Answer]:
+    """Return each answer alone, one row a step. placement: None for the CPU alone."""
     config = EngineConfig(
+        placement=placement or PlacementConfig(),
         memory=MemoryConfig(max_context_tokens=CONTEXT),
         scheduler=SchedulerConfig(max_prompt_chunks=1, prefix_cache=False, overlap=False),
         prefetch=PrefetchConfig(mode="off"),

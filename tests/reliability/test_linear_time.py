@@ -74,7 +74,7 @@ def seconds(work, size):
         gc.enable()
 
 
-def assert_linear(work, least=FIRST_SIZE, most=1 << 22, max_ratio=MAX_RATIO):
+def assert_linear(work, least=FIRST_SIZE, most=1 << 22):
     """Find a size from `least` on that takes long enough to be measured, at most `most`, and compare it with the double.
 
     A machine that others use measures wrongly now and then: what is far from the limit is clear at once, else the median
@@ -90,7 +90,7 @@ def assert_linear(work, least=FIRST_SIZE, most=1 << 22, max_ratio=MAX_RATIO):
     for _ in range(NUM_TRIES):
         once_s = min(seconds(work, size) for _ in range(3))
         ratios.append(min(seconds(work, 2 * size) for _ in range(3)) / once_s)
-    assert statistics.median(ratios) < max_ratio, (size, ratios)
+    assert statistics.median(ratios) < MAX_RATIO, (size, ratios)
 
 
 def test_what_takes_the_square_is_found():
@@ -119,7 +119,9 @@ RUNS = {
 
 DISTINCT = [*{(row.patterns, row.is_raw): name for name, row in PRE_TOKENIZERS.items()}.values()]
 QUICK_NAMES = ("qwen2", "llama3", "gpt-4o", "deepseek-v3")
-# Their words can be as long as the text. Then a slice is tried at four times the size, which is a step in the time.
+# Their words can be as long as the text. The first slice without a cut makes a step in the time, of up to 3.2: it is
+# encoded with the places of its tokens, which takes 2.5 times as long. tests/unit/text/tokenization/test_slices.py counts
+# what is encoded over all such steps, and here the time is compared beyond the first.
 WITH_LONG_WORDS = ("gpt3-finnish", "viking")
 QUICK_FORMATS = (HARMONY, HERMES, XML, KIMI_K2, GLM, MISTRAL, PLAIN)
 
@@ -148,8 +150,7 @@ def test_tokenizers(name, parts):
         return lambda: tokenizer.encode(text)
 
     # Texts of one slice are encoded without noting where their tokens are.
-    max_ratio = 4.0 if name in WITH_LONG_WORDS else MAX_RATIO
-    assert_linear(work, least=SLICE_CHARS * 5 // 4, max_ratio=max_ratio)
+    assert_linear(work, least=SLICE_CHARS * (20 if name in WITH_LONG_WORDS else 5) // 4)
 
 
 def tokenizer_of(name="qwen2"):

@@ -159,12 +159,15 @@ def lose_one(
     return took_s, of_victim
 
 
-@pytest.mark.parametrize("transport", ["auto", "torch"])
+@pytest.mark.parametrize(("transport", "tp"), [("auto", 1), ("torch", 1), ("auto", 2)])
 def test_ranks_answer_as_one_process_and_outlive_a_killed_one(
-    transport, tmp_path, expected
+    transport, tp, tmp_path, expected
 ) -> None:
-    """Two ranks, by shared memory or gloo; one is killed under load, the other computes its experts and requests."""
-    with running(tmp_path, 2, transport=transport) as ranks:
+    """Two ranks, by shared memory or gloo; one is killed under load, the other computes its experts and requests.
+
+    As replicas, and in one, whose ranks divide prompts.
+    """
+    with running(tmp_path, 2, transport=transport, tp=tp) as ranks:
         lose_one(ranks, random.Random(1), signal.SIGKILL, expected)
 
 

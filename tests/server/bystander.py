@@ -37,6 +37,7 @@ class Bystander:
     async def read(self) -> None:
         """Read until cancelled. Raises AssertionError for an answer that is no stream."""
         body = {"prompt": "the cat", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        body["model"] = "demo-moe"
         while True:
             async with self.served.client.post("/v1/completions", json=body) as response:
                 assert response.status == 200, await response.text()

@@ -39,9 +39,13 @@ SHORT: dict[str, Any] = {
 }
 # It takes msgspec a hundred times as long as others.
 LONG_NUMBER = 1.2345678901234567e-300
-TEXTS = ("messages", "prompt", "input", "content", "tokens")
+TEXTS = ("messages", "prompt", "input", "content", "tokens", "documents")
 LIMITS = ("max_tokens", "max_output_tokens", "options")
 SIMPLE = {"string": "text", "integer": "number", "number": "number", "boolean": "flag"}
+# Two names of one field: a body has either.
+OTHER_NAMES = {"texts": "documents"}
+# What stands in a path that has places to fill in.
+URLS = {"/slots/{id_slot}": "/slots/3?action=erase"}
 # It does most with what it takes, so that the fields that it shares with others are tried there.
 FIRST = "/v1/chat/completions"
 MAX_DEPTH = 5
@@ -64,6 +68,21 @@ class Hole:
 
     def __repr__(self) -> str:
         return f"{self.path} {self.where} ({self.kind})"
+
+    @property
+    def url(self) -> str:
+        """Where its bodies are sent."""
+        return URLS.get(self.path, self.path)
+
+    def body(self, small: dict[str, Any], size: int) -> dict[str, Any]:
+        """Return a short body with a value of this size in this place."""
+        body, value = small | {}, self.value(size)
+        body.pop(OTHER_NAMES.get(self.field, ""), None)
+        if not self.field:
+            return body | value
+        if isinstance(value, dict) and isinstance(body.get(self.field), dict):
+            value = body[self.field] | value
+        return body | {self.field: value}
 
     @property
     def likeness(self) -> tuple[Any, ...]:

@@ -20,8 +20,9 @@ import pytest
 
 from benchmarks.served import served
 from tests.server.bystander import bystander, forget_peak, resident_mib, waited_s
-from tests.server.greatest_values import Bodies
+from tests.server.greatest_values import URLS, Bodies
 from tests.server.live import HELLO
+from tests.support.reranker import write_reranker
 from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.server.core.settings import ServerConfig
 from thermocline.server.openai.tokens import MAX_TOKENIZED_CHARS
@@ -33,6 +34,7 @@ MAX_KEPT_MIB = 96
 MAX_STALL_S = 0.1
 MAX_GAP_S = 0.25
 NUM_TRIES = 3
+WORDS = "the cat saw a dog and went to the big house by the river " * 60
 # The ordinary suite tries each fourth kind of place: all of them take minutes on a machine with other work.
 QUICK_SHARE = 4
 
@@ -137,10 +139,17 @@ async def stalls(server):
 
 
 @asynccontextmanager
-async def watched(max_kept_mib=MAX_KEPT_MIB):
-    """A production server with a bystander; afterwards its memory must come back, but for max_kept_mib."""
-    async with served(DEMO_MODEL_PATH, "--max-queue", "128") as server:
-        await post(server, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 2})
+async def watched(*flags, model=DEMO_MODEL_PATH, first=(), max_kept_mib=MAX_KEPT_MIB):
+    """A production server with a bystander; afterwards its memory must come back, but for max_kept_mib.
+
+    first: (path, body) of what is asked before the memory is measured, beside a chat.
+    """
+    chat = {"model": "demo-moe", "messages": HELLO, "max_tokens": 2}
+    async with served(model, "--max-queue", "128", *flags) as server:
+        for path, body in (*first, ("/v1/chat/completions", chat)):
+            assert await status_of(server, path, body) == 200, path
+        if FULL:
+            await fill_cache(server)
         async with bystander(server) as reader:
             await reader.until_read(200)
             before = resident_mib(server.process.pid)
@@ -151,6 +160,24 @@ async def watched(max_kept_mib=MAX_KEPT_MIB):
             while (kept := resident_mib(server.process.pid) - before) > max_kept_mib:
                 assert time.monotonic() < deadline_s, kept
                 await asyncio.sleep(0.1)
+
+
+async def fill_cache(server):
+    """Have every block of the KV cache written once: its pages stay, by plan, and are no request's memory."""
+    body = {"model": "demo-moe", "max_tokens": 1}
+    for turn in range(20):
+        prompts = [f"{turn} {number} {WORDS}" for number in range(16)]
+        await post(server, "/v1/completions", body | {"prompt": prompts})
+        # A server of several models has the model's name in each figure.
+        blocks = {
+            state: value
+            for (name, *labels), value in (await server.figures()).items()
+            for state in {"free", "cached"} & {*labels}
+            if name == "kv_cache_blocks" and {*labels} <= {"demo-moe", state}
+        }
+        if blocks["free"] < blocks["cached"] / 100:
+            return
+    raise AssertionError("the cache is larger than all prompts")
 
 
 class Climb:
@@ -200,14 +227,7 @@ class Climb:
 
     async def _try(self, size):
         """Send a value; return what its refusal says, "" if it is accepted."""
-        body = self._small | {}
-        value = self._hole.value(size)
-        if not self._hole.field:
-            body |= value
-        elif isinstance(value, dict) and isinstance(body.get(self._hole.field), dict):
-            body[self._hole.field] = body[self._hole.field] | value
-        else:
-            body[self._hole.field] = value
+        body = self._hole.body(self._small, size)
         status, said = await self._send(json.dumps(body).encode())
         assert status < 500 or status == 501, (self._hole, size, status, said)
         if status == 200:
@@ -218,8 +238,13 @@ class Climb:
         return said or "refused"
 
 
-# Models are not to be changed here, and a slot's number is not filled in.
-REFUSED = {"/api/pull": 403, "/slots/{id_slot}": 404}
+# Models are not to be changed here. Each other route has to accept its short body, a new one as well.
+REFUSED = {"/api/pull": 403}
+
+
+def ranks(path):
+    """Whether the path needs a model that ranks."""
+    return "rerank" in path
 
 
 async def api_of(server):
@@ -230,32 +255,81 @@ async def api_of(server):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_no_field_of_any_route_holds_others_up():
+async def test_no_field_of_any_route_holds_others_up(tmp_path, record_property):
     """Each field of each route at its greatest accepted value and at the next one, without being named here."""
     # The latest grammars and prompts stay in their caches.
-    async with watched(max_kept_mib=192) as (server, watch):
+    async with watched("--slot-save-path", str(tmp_path), max_kept_mib=192) as (server, watch):
         bodies = await api_of(server)
         assert {"/tokenize", "/v1/chat/completions", "/api/embed", "/v1/messages"} <= {
             *bodies.paths
         }
-        done, kinds = set(), set()
-        num_limits = 0
-        for path in bodies.paths:
-            small = bodies.small(path)
-            # The demo model ranks nothing, and some routes need a flag: what is refused must cost as little.
-            status = await status_of(server, path, small)
-            refused = 400 if "rerank" in path else REFUSED.get(path, 200)
-            assert status == refused, (path, small)
-            for hole in bodies.holes(path):
-                if FULL or hole.likeness not in done:
-                    done.add(hole.likeness)
-                    if not FULL and len(done) % QUICK_SHARE:
-                        continue
-                    # The largest bodies take long to make and to send: one of each kind for each path.
-                    has_large = FULL or (path, hole.kind) not in kinds
-                    kinds.add((path, hole.kind))
-                    num_limits += await swept(server, watch, hole, small, has_large=has_large)
-        assert num_limits > (100 if FULL else 20), "few fields were accepted at all"
+        paths = [path for path in bodies.paths if not ranks(path)]
+        sweep = Sweep(server, watch, bodies, {})
+        for path in paths:
+            await sweep.path(path, REFUSED.get(path, 200))
+        assert sweep.num_limits > (100 if FULL else 20), "few fields were accepted at all"
+        if FULL:
+            record_property("places where every value was refused", len(sweep.only_refused))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_no_field_of_reranking_holds_others_up(tmp_path, record_property):
+    """The same of the routes that the demo model refuses: another model ranks beside the stream."""
+    (tmp_path / "demo-moe.gguf").symlink_to(DEMO_MODEL_PATH)
+    write_reranker(tmp_path / "ranker.gguf")
+    one = {"model": "ranker", "query": "a", "documents": ["b"]}
+    flags = ("--models", str(tmp_path), "--keep-alive", "-1")
+    async with watched(*flags, model=None, first=[("/v1/rerank", one)], max_kept_mib=192) as (
+        server,
+        watch,
+    ):
+        bodies = await api_of(server)
+        paths = [path for path in bodies.paths if ranks(path)]
+        assert paths
+        sweep = Sweep(server, watch, bodies, {"model": "ranker"})
+        for path in paths:
+            await sweep.path(path, 200)
+        assert sweep.num_limits >= 1
+        if FULL:
+            record_property("places where every value was refused", len(sweep.only_refused))
+
+
+class Sweep:
+    """Climbs the places of paths. fields: what each body has beside its own.
+
+    num_limits: places where a value was accepted; only_refused: the others.
+    """
+
+    def __init__(self, server, watch, bodies, fields):
+        self._server = server
+        self._watch = watch
+        self._bodies = bodies
+        self._fields = fields
+        self._done = set()
+        self._kinds = set()
+        self.num_limits = 0
+        self.only_refused = []
+
+    async def path(self, path, status):
+        """Climb the places of a path whose short body gets this status: what is refused must cost as little."""
+        small = self._bodies.small(path) | self._fields
+        found = await post(self._server, URLS.get(path, path), small)
+        assert found[0] == status, (path, small, found)
+        for hole in self._bodies.holes(path):
+            if not FULL:
+                if hole.likeness in self._done:
+                    continue
+                self._done.add(hole.likeness)
+                if len(self._done) % QUICK_SHARE:
+                    continue
+            # The largest bodies take long to make and to send: one of each kind for each path.
+            has_large = FULL or (path, hole.kind) not in self._kinds
+            self._kinds.add((path, hole.kind))
+            if await swept(self._server, self._watch, hole, small, has_large=has_large):
+                self.num_limits += 1
+            else:
+                self.only_refused.append(hole)
 
 
 async def swept(server, watch, hole, small, *, has_large):
@@ -264,25 +338,22 @@ async def swept(server, watch, hole, small, *, has_large):
 
     async def send(raw):
         sent.append(raw)
-        return await post(server, hole.path, raw)
+        return await post(server, hole.url, raw)
 
     climb = Climb(send, hole, small)
     async with watch.window(hole) as window:
         await climb.run(is_exact=FULL, has_large=has_large)
     if window.faults():
         for number, raw in enumerate(sent):
-            await watch.judge((hole, number, len(raw)), partial(post, server, hole.path, raw))
+            await watch.judge((hole, number, len(raw)), partial(post, server, hole.url, raw))
     if FULL and climb.accepted is not None:
-        await watch.judge((hole, climb.accepted, 16), partial(crowded, server, hole.path, sent[-1]))
+        await watch.judge((hole, climb.accepted, 16), partial(crowded, server, hole.url, sent[-1]))
     return climb.accepted is not None
 
 
 async def crowded(server, path, raw):
     """Send the same 16 times."""
     await asyncio.gather(*(post(server, path, raw) for _ in range(16)))
-
-
-WORDS = "the cat saw a dog and went to the big house by the river " * 60
 
 
 HEAVY = {

@@ -54,6 +54,8 @@ class ToyArch:
     key_heads: int = 2
     value_heads: int = 4
     state: int = 16
+    value_state: int = 0
+    """Of a value head, where it is not `state`, a key head's."""
     conv_width: int = 4
     interval: int = 4
     dense: int = 1
@@ -253,7 +255,7 @@ def _hybrid_keys(toy: ToyArch) -> dict[str, Any]:
         "ssm.state_size": toy.state,
         "ssm.group_count": toy.key_heads,
         "ssm.time_step_rank": toy.value_heads,
-        "ssm.inner_size": toy.value_heads * toy.state,
+        "ssm.inner_size": toy.value_heads * (toy.value_state or toy.state),
     }
 
 
@@ -282,7 +284,8 @@ def _hybrid_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 
 def _delta(toy: ToyArch, draw: Draw) -> Weights:
-    keys, values = toy.key_heads * toy.state, toy.value_heads * toy.state
+    value_state = toy.value_state or toy.state
+    keys, values = toy.key_heads * toy.state, toy.value_heads * value_state
     weights = {
         "attn_norm.weight": draw.gain(toy.hidden),
         "attn_qkv.weight": draw.matrix(2 * keys + values, toy.hidden),
@@ -290,7 +293,7 @@ def _delta(toy: ToyArch, draw: Draw) -> Weights:
         "ssm_conv1d.weight": draw.vector(2 * keys + values, toy.conv_width, spread=0.5),
         "ssm_dt.bias": draw.vector(toy.value_heads, spread=0.5, mean=-1.0),
         "ssm_a": -np.exp(draw.vector(toy.value_heads, spread=1.0, mean=-1.0)),
-        "ssm_norm.weight": draw.gain(toy.state),
+        "ssm_norm.weight": draw.gain(value_state),
         "ssm_out.weight": draw.matrix(toy.hidden, values),
     }
     if toy.arch == "qwen3next":

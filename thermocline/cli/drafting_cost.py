@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from thermocline.config import EngineConfig
     from thermocline.kv.cache import KVCacheSpec
+    from thermocline.messages import LayerIndex
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.spec import ModelSpec
 
@@ -32,13 +35,22 @@ class DraftingCost:
     """What drafting takes of the host.
 
     block: the block in the model's file; None without one. file: the draft model's; None without one. state_bytes: copies
-    of recurrent state that steps with drafts need, at most num_states.
+    of recurrent state that steps with drafts need, at most num_states, in the layers `recurrent`.
     """
 
     block: DrafterBytes | None = None
     file: DrafterBytes | None = None
     state_bytes: int = 0
     num_states: int = 0
+    recurrent: tuple[LayerIndex, ...] = ()
+
+    def beside(self, on_device: Collection[int]) -> DraftingCost:
+        """Return what is left for the host where these layers are on a device: its plan counts their states."""
+        here = tuple(layer for layer in self.recurrent if layer not in on_device)
+        if len(here) == len(self.recurrent):
+            return self
+        state_bytes = self.state_bytes * len(here) // len(self.recurrent)
+        return replace(self, state_bytes=state_bytes, recurrent=here)
 
     @property
     def total_bytes(self) -> int:
@@ -96,6 +108,7 @@ def drafting_cost(
         _of_file(config, file, spec, cache),
         num_states * state_bytes,
         num_states,
+        spec.recurrent_layers,
     )
 
 

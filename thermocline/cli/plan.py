@@ -320,16 +320,18 @@ def plan(  # noqa: PLR0913 - one per flag
         limits = prompt_limits(config, spec, file.total_tensor_bytes, ram_bytes)
         cache = cache_spec(config, spec, limits)
         needs = device_needs(
-            file.tensors.values(), spec, cache, limits, config.scheduler.max_prompt_chunks
+            file.tensors.values(),
+            *(spec, cache, limits, config.scheduler.max_prompt_chunks),
+            speculates=config.speculation.drafters != "off",
         )
-        files = file.paths
-        known = expert_use(file, spec, heat, heat_file, no_heat=no_heat)
+        files, known = file.paths, expert_use(file, spec, heat, heat_file, no_heat=no_heat)
         drafting = drafting_cost(config, file, spec, cache)
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
     device = planned_device(config.placement, vram)
     found = _with_spill(
         plan_device(config.placement, needs, device, known, is_auto=is_auto), memory_spill_bytes
     )
+    drafting = drafting.beside(found.device_layers)
     held = held_by_workers(sizes, found, workers, worker_share)
     shared = None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits, known)
     speeds = speeds_for(path, files, kv_type, may_measure=may_measure and _has_weights(routing))

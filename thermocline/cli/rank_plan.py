@@ -77,8 +77,10 @@ def plan_ranks(
     import numpy as np
 
     from thermocline.engine.mesh_builder import largest_chunk
+    from thermocline.kernels.cache_format import CacheType
     from thermocline.parallel.map_choice import choose_map
     from thermocline.parallel.mesh import make_mesh
+    from thermocline.parallel.parts import mixed_row_bytes
     from thermocline.parallel.rank import MeshPlan
     from thermocline.parallel.takeover import owned_counts
     from thermocline.parallel.workspace import arena_sizes
@@ -104,6 +106,7 @@ def plan_ranks(
         parallel.exchange,
         largest_chunk(config, spec, limits),
         spec.router.num_experts_used,
+        mixed_row_bytes=mixed_row_bytes(spec, CacheType[config.memory.kv_type.upper()]),
     )
     num_owned = max(int(owned_counts(experts, place).max()) for place in range(mesh.size))
     item_bytes = ITEM_BYTES[PayloadType[parallel.payload.upper()]]

@@ -43,7 +43,10 @@ def device_needs_of(
 ) -> DeviceNeeds:
     """Return what decides about a device's memory, the cache that the config asks for among it. Raises ConfigError."""
     cache, tensors = cache_spec(config, spec, limits), file.tensors.values()
-    return device_needs(tensors, spec, cache, limits, config.scheduler.max_prompt_chunks)
+    return device_needs(
+        *(tensors, spec, cache, limits, config.scheduler.max_prompt_chunks),
+        speculates=config.speculation.drafters != "off",
+    )
 
 
 def cpu_cache(
@@ -63,5 +66,4 @@ def cpu_cache(
     )
     if spec.state is None:
         return SequenceCache(pool)
-    num_slots = cache.num_states + cache.num_draft_states
-    return SequenceCache(pool, StatePool(recurrent, num_slots, spec.state))
+    return SequenceCache(pool, StatePool(recurrent, cache.num_state_slots, spec.state))

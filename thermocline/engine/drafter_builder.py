@@ -22,16 +22,16 @@ DRAFTERS: Final = ("lookup", "mtp", *FILE_DRAFTERS)
 """The names of all."""
 
 
-def why_undraftable(devices: Devices) -> str | None:
-    """Return why no step can verify drafts; None where steps can."""
+def why_unreadable(devices: Devices) -> str | None:
+    """Return why no drafter can read what single layers get; None where they can."""
     if devices.non_expert is None:
         return None
-    return "a device has non-expert weights, and its steps compute one row of an answer"
+    return "it reads what single layers get, and layers on a device keep that to themselves"
 
 
 def build_speculator(context: BuildContext) -> Speculator:
     """Return what asks the drafters of this model. Raises ConfigError for a drafter that there is not, and ModelError."""
-    config, why_none = context.config.speculation, why_undraftable(context.devices)
+    config = context.config.speculation
     there = ", ".join(("auto", "off", *DRAFTERS))
     try:
         names = drafter_names(config.drafters)
@@ -40,11 +40,16 @@ def build_speculator(context: BuildContext) -> Speculator:
     unknown = [name for name in names or () if name not in DRAFTERS]
     if unknown:
         raise ConfigError(f"--speculate names {unknown[0]!r}: choose of {there}")
+    drafters, why = open_drafters(context), why_unreadable(context.devices)
+    absent: dict[str, str] = {}
+    if why is not None:
+        absent = {each.facts.name: why for each in drafters if each.facts.reads_layers}
+    is_none = bool(names) and absent.keys() >= set(names or ())
     return Speculator(
-        [] if why_none else open_drafters(context),
+        [each for each in drafters if each.facts.name not in absent],
         enabled=names,
-        absent=DRAFTERS if why_none else (),
-        why_none=why_none,
+        absent=absent,
+        why_none=why if is_none else None,
         fixed_tokens=config.fixed_tokens,
     )
 

@@ -14,11 +14,13 @@ from thermocline.engine.scheduler_builder import build_step_loop
 from thermocline.engine.spill_builder import open_spill
 from thermocline.errors import ConfigError, MeshError
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
+from thermocline.kernels.cache_format import CacheType
 from thermocline.machine import machine_facts
 from thermocline.parallel.exchange import RankParts
 from thermocline.parallel.group import connector
 from thermocline.parallel.map_choice import ChosenMap, choose_map, map_text, read_map
 from thermocline.parallel.mesh import make_mesh
+from thermocline.parallel.parts import mixed_row_bytes, mixing_of
 from thermocline.parallel.rank import MAX_ROUNDS, MeshPlan, RankMember
 from thermocline.parallel.rendezvous import Rendezvous, open_store
 from thermocline.parallel.turns import TurnThread
@@ -69,7 +71,8 @@ def for_ranks(config: EngineConfig) -> EngineConfig:
         raise ConfigError("--expert-worker does not go with torchrun: ranks compute the experts")
     placement = replace(placement, hot_device="none", trunk_device="cpu")
     speculation = replace(config.speculation, drafters="off")
-    # Each rank counts the choices of its own tokens; ranks of one replica have the same ones.
+    # Each rank counts the choices of the tokens that it routes. Those of a replica route the same ones, and of a prompt
+    # each a part: the first one's is a sample of it.
     mesh = make_mesh(config.parallel.num_ranks, config.parallel.dp, config.parallel.tp)
     is_leader = mesh.replicas[mesh.replica_of(config.parallel.rank)][0] == config.parallel.rank
     heat = config.heat if is_leader else replace(config.heat, saved=False)
@@ -108,6 +111,7 @@ def open_member(
         largest_chunk(context.config, spec, context.limits),
         spec.router.num_experts_used,
         reason,
+        mixed_row_bytes(spec, CacheType[context.config.memory.kv_type.upper()]),
     )
     parts = RankParts(
         catalog,
@@ -117,6 +121,7 @@ def open_member(
         TurnThread(),
         PayloadType[parallel.payload.upper()],
         spec.expert_hidden_size,
+        mixing_of(spec),
     )
     connect = connector(store, parallel.timeout_s, _BACKEND, parallel.transport)
     member = RankMember(parallel.rank, plan, parts, connect, rendezvous)

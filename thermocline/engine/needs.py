@@ -56,5 +56,6 @@ def cache_bytes(spec: ModelSpec, cache: KVCacheSpec) -> int:
     )
     if spec.state is None:
         return keys_and_values
-    num_slots = cache.num_states + cache.num_draft_states
-    return keys_and_values + num_slots * spec.state.num_bytes * len(spec.recurrent_layers)
+    return keys_and_values + cache.num_state_slots * spec.state.num_bytes * len(
+        spec.recurrent_layers
+    )

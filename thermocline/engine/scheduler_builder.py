@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.engine.drafter_builder import why_undraftable
 from thermocline.engine.spill_builder import start_spilling
 from thermocline.kv.blocks import BlockAllocator
 from thermocline.kv.state_slots import StateSlots
@@ -45,8 +44,7 @@ def build_step_loop(
     """
     config, spec, cache = context.config, context.model.spec, context.devices.cache
     limits = context.limits
-    is_drafting = speculator is not None and not why_undraftable(context.devices)
-    num_drafts = cache.num_draft_states if is_drafting else 0
+    num_drafts = 0 if speculator is None else cache.num_draft_states
     scheduler = Scheduler(
         replace(config.scheduler, prefill_chunk_tokens=limits.chunk_tokens),
         BlockAllocator(cache.num_blocks, cache.block_tokens),

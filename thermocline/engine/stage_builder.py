@@ -15,7 +15,7 @@ from thermocline.pipeline.execution.graph import moe_graph
 from thermocline.pipeline.execution.policy import Load
 from thermocline.pipeline.execution.runner import FusedStages, Runner
 from thermocline.speculation.layer_tap import LayerTap
-from thermocline.stages.attend import AttendStage
+from thermocline.stages.attend import AttendStage, DividedAttendStage
 from thermocline.stages.combine import CombineStage
 from thermocline.stages.embed import EmbedStage
 from thermocline.stages.fused_layer import FusedLayerStage
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, ChunkId, Hidden
     from thermocline.models.routing import Routed
+    from thermocline.parallel.rank import RankMember
     from thermocline.speculation.contract import HiddenReader
     from thermocline.stages.contract import Stage
     from thermocline.stages.shared_model import SharedModelStage
@@ -74,10 +75,15 @@ def build_runner(
     stages: dict[str, Stage[Any, Any]] = {
         "embed": EmbedStage(model, cpu),
         "combine": CombineStage(context.kernels.dense, timed),
-        **_non_expert_stages(context, cache, router, (timed, non_expert_lane), (readers, tap)),
+        **_non_expert_stages(
+            context, cache, router, (timed, non_expert_lane), (readers, tap), experts.member
+        ),
         **experts.stages,
     }
-    shared = build_shared_step(context, device, cache, observer, cpu)
+    # A job of all layers gives nobody what single layers get.
+    shared = None
+    if tap is None:
+        shared = build_shared_step(context, device, cache, observer, cpu)
     fused = FusedStages(num_layers, shared=shared)
     if non_expert is not None and device_layers:
         if non_expert.part.is_whole and device is not None and device.full is not None:
@@ -181,9 +187,10 @@ def _non_expert_stages(
     router: Callable[..., RouterStage],
     lanes: tuple[JobLane, JobLane],
     reading: tuple[Sequence[HiddenReader], LayerTap | None],
+    member: RankMember | None,
 ) -> dict[str, Stage[Any, Any]]:
     """Return attention, routing and head of each side. lanes: the CPU's, and that of the device's part. reading: drafters
-    that read what layers give, and what keeps it for them.
+    that read what layers give, and what keeps it for them. member: this process as one of several ranks.
     """
     model, non_expert = context.model, context.devices.non_expert
     there, num_layers = context.devices.device_layers, model.spec.num_layers
@@ -193,12 +200,14 @@ def _non_expert_stages(
     }
     if len(there) < num_layers:
         attend: Stage[Hidden, Hidden] = AttendStage(model, cache, here)
+        if member is not None:
+            attend = DividedAttendStage(model, cache, here, member)
         stages["attend"] = attend if reading[1] is None else TappedStage(attend, reading[1])
         stages["router"] = router(routing_of(model), lane=here)
     if non_expert is None:
         return stages
     if non_expert.part.has_head:
-        stages["head"] = HeadStage(non_expert, device, model.final_norm, *reading)
+        stages["head"] = HeadStage(non_expert, device, model.final_norm, *reading, here)
     if there:
 
         def attend_and_route(hidden: Hidden) -> Routed:

@@ -29,5 +29,7 @@ def warm_up_devices(context: BuildContext, hot: HotDevice | None) -> tuple[str, 
         full = None if hot is None else hot.full
         is_whole = non_expert.part.is_whole and full is not None and full.is_full
         held = full.held if is_whole and full is not None else None
-        done.append(warm_up(non_expert, context.config.scheduler.max_requests, held))
+        drafts = context.config.speculation.drafters != "off"
+        max_requests = context.config.scheduler.max_requests
+        done.append(warm_up(non_expert, max_requests, held, drafts=drafts))
     return tuple(done)

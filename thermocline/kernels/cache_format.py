@@ -96,6 +96,11 @@ class CacheShape:
         return self.type.row_bytes(self.head_dim)
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return (1 if self.latent else 2) * self.kv_heads * self.row_bytes
+
+    @property
     def array_shape(self) -> tuple[int, int, int]:
         """Shape of a layer's keys, as bytes."""
         return (self.num_blocks, self.kv_heads, self.block_tokens * self.row_bytes)
@@ -173,6 +178,52 @@ def _copy_quantised(shape: CacheShape, keys: ByteArray, slots: IntArray) -> None
     for lanes, first, width in groups:
         mine = (to_places >= first) & (to_places < first + width)
         lanes[to_blocks[mine], :, to_places[mine] - first] = packed[mine]
+
+
+def take_cached(
+    shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray
+) -> ByteArray:
+    """Return the keys and values in `slots`, bit for bit: uint8 [slots, shape.token_bytes], for `put_cached`."""
+    blocks, places = np.divmod(slots, shape.block_tokens)
+    if shape.latent:
+        return _latent_rows(shape, keys)[blocks, places]
+    taken = np.empty((len(slots), 2, shape.kv_heads, shape.row_bytes), np.uint8)
+    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    taken[:, 1] = rows[blocks, :, places]
+    for part, first, width in _groups(shape, keys):
+        mine = ((places >= first) & (places < first + width)).nonzero()[0]
+        if not len(mine):
+            continue
+        if shape.type is CacheType.Q8_0:
+            taken[mine, 0] = _spread(shape, part, width)[blocks[mine], :, places[mine] - first]
+        else:
+            numbers = _lanes(shape, part, width)[blocks[mine], :, :, places[mine] - first]
+            taken[mine, 0] = np.ascontiguousarray(numbers).view(np.uint8)
+    return taken.reshape(len(slots), shape.token_bytes)
+
+
+def put_cached(
+    shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray, taken: ByteArray
+) -> None:
+    """Store what `take_cached` of a cache of the same type and heads returned in `slots` [slots]."""
+    blocks, places = np.divmod(slots, shape.block_tokens)
+    if shape.latent:
+        _latent_rows(shape, keys)[blocks, places] = taken
+        return
+    split = taken.reshape(len(slots), 2, shape.kv_heads, shape.row_bytes)
+    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    rows[blocks, :, places] = split[:, 1]
+    for part, first, width in _groups(shape, keys):
+        mine = ((places >= first) & (places < first + width)).nonzero()[0]
+        if not len(mine):
+            continue
+        if shape.type is CacheType.Q8_0:
+            lanes = _spread(shape, part, width)
+            lanes[blocks[mine], :, places[mine] - first] = split[mine, 0]
+        else:
+            numbers = _lanes(shape, part, width)
+            own = split[mine, 0].view(numbers.dtype)
+            numbers[blocks[mine], :, :, places[mine] - first] = own
 
 
 def _lanes(shape: CacheShape, group: ByteArray, width: int) -> NDArray[Any]:

@@ -17,8 +17,7 @@ class KVCacheSpec:
 
     num_blocks: of each layer that keeps all tokens; min_blocks: to how few that may shrink where memory is short.
     window_blocks: of each layer with a sliding window; 0 without such layers. num_states: slots of recurrent state, of
-    which the last `num_snapshots` are for snapshots. num_draft_states: slots behind these, for steps with drafted rows;
-    devices have none.
+    which the last `num_snapshots` are for snapshots. num_draft_states: slots behind these, for steps with drafted rows.
     """
 
     type: CacheType
@@ -34,6 +33,11 @@ class KVCacheSpec:
     def num_live_states(self) -> int:
         """Slots for sequences."""
         return self.num_states - self.num_snapshots
+
+    @property
+    def num_state_slots(self) -> int:
+        """All slots of recurrent state."""
+        return self.num_states + self.num_draft_states
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.models.blocks import read_attention, read_head_norm
+from thermocline.models.feed_forwards import shared_width
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
 
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
-    """See `Architecture.read_spec`. The width of a shared expert is that of a routed one where the file says none."""
+    """See `Architecture.read_spec`.
+
+    The width of a shared expert is that of a routed one where the file says none. Of two, the converter writes the
+    width of both together, and llama.cpp takes it for that of one: the tensors say which it is.
+    """
     read = SpecReader(file)
     spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm"))
     spec = replace(spec, own_rotary_dims=read.rotary_dims(spec.head_dim))
     width = read.count("expert_shared_feed_forward_length", default=0)
-    shared = read.size("expert_shared_count") * (width or spec.expert_intermediate_size)
+    stated = read.size("expert_shared_count") * (width or spec.expert_intermediate_size)
+    shared = shared_width(read, spec.num_layers, stated)
     return mixed_spec(read, spec, gating=read.gating(), shared=shared)
 
 

@@ -33,17 +33,33 @@ class BlockStrides:
 
     def chunk(self, chunk: Chunk) -> Chunk:
         """Return a chunk with its places as they lie in the cache."""
-        assert not chunk.has_branches, "branches are computed on the CPU"
-        slots, segments, _ = self._places(chunk, chunk.places(window=False), self.full)
-        window = chunk.window_places and self._places(chunk, chunk.window_places, self.window)
-        return replace(chunk, kv_slots=slots, segments=segments, window_places=window)
+        own = CachePlaces(chunk.kv_slots, chunk.segments)
+        slots, segments, _ = self._places(chunk, own, self.full)
+        window, branches = (
+            places and self._places(chunk, places, stride)
+            for places, stride in (
+                (chunk.window_places, self.window),
+                (chunk.branch_places, self.full),
+            )
+        )
+        return replace(
+            chunk,
+            kv_slots=slots,
+            segments=segments,
+            window_places=window,
+            branch_places=branches,
+        )
 
     def _places(self, chunk: Chunk, places: CachePlaces, stride: int) -> CachePlaces:
-        blocks, rows = divmod(places.slots, self.block_tokens)
-        slots: IntArray = blocks * (stride * self.block_tokens) + rows
         segments = []
         for segment in places.segments:
             last = int(chunk.positions[segment.start + segment.length - 1])
             table = segment.block_table[: last // self.block_tokens + 1]
             segments.append(segment._replace(block_table=table * stride))
-        return CachePlaces(slots, tuple(segments))
+        copies = None if places.copies is None else self._slots(places.copies, stride)
+        return CachePlaces(self._slots(places.slots, stride), tuple(segments), copies)
+
+    def _slots(self, slots: IntArray, stride: int) -> IntArray:
+        blocks, rows = divmod(slots, self.block_tokens)
+        found: IntArray = blocks * (stride * self.block_tokens) + rows
+        return found

@@ -51,6 +51,11 @@ class SharedStep:
 class StepDevice(Protocol):
     """A device that computes decode steps through all layers, and leaves the experts that it lacks to the CPU."""
 
+    @property
+    def takes_branches(self) -> bool:
+        """Whether its steps may have trees of drafted tokens."""
+        ...
+
     def launch(self, handoff: Handoff, step: SharedStep) -> None:
         """Begin a step, and return at once. What is given stays until `finish`."""
         ...
@@ -114,6 +119,16 @@ class Model(Head, Protocol):
         self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
     ) -> FloatArray:
         """Return the residual stream [T, D] after this layer's attention."""
+        ...
+
+    def begin_attend(
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
+    ) -> Callable[[], FloatArray]:
+        """Write the chunk's keys and values; return what attends, and gives what `attend` returns.
+
+        For layers whose tokens see others by the cache alone, not for recurrent ones. Keys and values that the chunk's
+        tokens see may come into the cache in between.
+        """
         ...
 
     def route(

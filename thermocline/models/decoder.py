@@ -29,8 +29,8 @@ from thermocline.models.layers import (
     RotaryTable,
     apply_delta_rule,
     apply_recurrent,
-    attend,
-    attend_latent,
+    begin_attention,
+    begin_latent_attention,
     begin_states,
     cut_runs,
     route,
@@ -129,17 +129,23 @@ class Decoder:
             case DeltaWeights():
                 states = _states(cache, layer)
                 return apply_delta_rule(self._kernels, weights, chunk, x, states)
-            case LatentWeights():
-                rope = self._rope(layer, chunk)
-                return attend_latent(self._kernels, weights, rope, chunk, x, cache.kv.layer(layer))
             case RecurrentWeights():
                 states = _states(cache, layer)
                 return apply_recurrent(self._kernels, weights, chunk, x, states)
-            case None:
-                return x
-            case AttentionWeights():
-                rope = self._rope(layer, chunk)
-                return attend(self._kernels, weights, rope, chunk, x, cache.kv.layer(layer))
+            case _:
+                return self.begin_attend(layer, chunk, x, cache)()
+
+    def begin_attend(
+        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
+    ) -> Callable[[], FloatArray]:
+        weights = self._layers[layer].mixer
+        if weights is None:
+            return lambda: x
+        rope, mine = self._rope(layer, chunk), cache.kv.layer(layer)
+        if isinstance(weights, LatentWeights):
+            return begin_latent_attention(self._kernels, weights, rope, chunk, x, mine)
+        assert isinstance(weights, AttentionWeights), "states have no keys and values"
+        return begin_attention(self._kernels, weights, rope, chunk, x, mine)
 
     def route(
         self,

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention, leading dense layers, ungated shared experts."""
+"""DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash, Youtu-LLM: latent attention, leading dense layers, ungated shared experts."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
     read = SpecReader(file, is_latent=True)
     read.refuse("attention.temperature_scale", "attention.temperature_length")
+    num_dense = read.count("leading_dense_block_count")
+    if not read.has("expert_count") and num_dense == read.size("block_count"):  # Youtu-LLM
+        return with_latent(read, read.dense_decoder())
     spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm", default=False))
     is_flash = spec.num_layers in _FLASH_LAYERS and spec.vocab_size == _FLASH_VOCABULARY
     gating = read.gating(default=Gating.SIGMOID if is_flash else Gating.SOFTMAX)

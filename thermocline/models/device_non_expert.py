@@ -94,7 +94,7 @@ class DeviceNonExpert:
             if part.has_head:
                 self._head = load.vector(parts.output_norm), load.matrix(parts.output)
             self._states = {
-                layer: DeviceStates(streams, cache.num_states + 1, spec.state)
+                layer: DeviceStates(streams, cache.num_state_slots + 1, spec.state)
                 for layer in spec.recurrent_layers
                 if spec.state is not None and layer in self._layers
             }
@@ -105,17 +105,18 @@ class DeviceNonExpert:
         windows = {mixer.window for mixer in mixers if isinstance(mixer, AttentionWeights)}
         windows |= {0 for mixer in mixers if isinstance(mixer, LatentWeights)}
         # The last of each is no request's.
-        self.spare = SparePlaces(cache.num_blocks, cache.window_blocks, cache.num_states)
+        self.spare = SparePlaces(cache.num_blocks, cache.window_blocks, cache.num_state_slots)
         self.num_blocks = cache.num_blocks
         """Blocks of the cache that requests may have."""
         self.block_tokens = cache.block_tokens
+        self.is_recurrent = bool(self._states)
         self.context_tokens = cache.min_blocks * cache.block_tokens
         self._strides = BlockStrides(cache.block_tokens, *(pool.stride for pool in pools))
         self._rules = StepRules(
             tuple(sorted(windows)),
             cache.block_tokens,
             cache.min_blocks,
-            bool(self._states),
+            self.is_recurrent,
             self._strides.spare(self.spare),
         )
         chosen = [layer.num_chosen for layer in self._layers.values()]

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class DeviceSharedStep:
     """Computes decode steps on the device's lane. See `StepDevice`."""
 
+    takes_branches = True
+
     def __init__(
         self,
         non_expert: DeviceNonExpert,

@@ -15,7 +15,7 @@ import numpy as np
 
 from thermocline.errors import DeviceFaultError
 from thermocline.messages import LayerIndex, SegmentKind
-from thermocline.models.device_steps import padded_rows
+from thermocline.models.device_rows import padded
 from thermocline.models.spare_chunk import spare_chunk
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from thermocline.models.device_non_expert import DeviceNonExpert
 
 _LOG: Final = logging.getLogger("thermocline.devices")
+# Most drafts that pay are no longer. Longer ones are captured when they come again.
+_DRAFTED_ROWS: Final = 8
 # One prompt for each size of a tile of products, and one token, whose attention is that of decoding.
 _PROMPT_TOKENS: Final = (1, 16, 32, 64)
 
@@ -35,9 +37,12 @@ def warm_up(
     device: DeviceNonExpert,
     max_requests: int,
     held: Callable[[], AbstractContextManager[ResidentExperts]] | None,
+    *,
+    drafts: bool = False,
 ) -> str:
     """Compute each shape of a step, decode steps of up to `max_requests` tokens twice: then they are captured.
 
+    drafts: so are those of one answer with some drafted tokens.
     Returns what was done, which is logged too.
     held: holds all experts in place where the device computes all layers at once, else None. No other thread may
     compute on the device meanwhile. Raises DeviceFaultError for a device that does not work any more.
@@ -45,10 +50,16 @@ def warm_up(
     start_s, failed = time.monotonic(), 0
     shapes = [(SegmentKind.PROMPT, tokens, 1) for tokens in _PROMPT_TOKENS]
     # The largest first: smaller ones fit into the memory that it leaves to them.
-    sizes = [1 << power for power in reversed(range(padded_rows(max_requests).bit_length()))]
+    sizes = _sizes(max_requests)
     shapes += [(SegmentKind.DECODE, rows, 2) for rows in sizes]
-    for number, (kind, tokens, turns) in enumerate(shapes):
-        chunk = _chunk(device, number, kind, tokens)
+    chunks = [(_chunk(device, number, *shape[:2]), shape[2]) for number, shape in enumerate(shapes)]
+    if drafts:
+        known = {} if device.is_recurrent else {*sizes}
+        for rows in _sizes(min(_DRAFTED_ROWS, device.context_tokens)):
+            if rows > 1 and rows not in known:
+                chunks.append((_drafted(device, len(chunks), rows), 2))
+    for chunk, turns in chunks:
+        tokens = chunk.num_tokens
         job = partial(_all_layers, device, chunk, held) if held else partial(_layers, device, chunk)
         try:
             for _ in range(turns):
@@ -69,9 +80,23 @@ def warm_up(
         f"kernels are compiled ({time.monotonic() - start_s:.1f} s)"
     )
     if failed:
-        done += f"; {failed} of {len(shapes)} shapes failed"
+        done += f"; {failed} of {len(chunks)} shapes failed"
     _LOG.info("%s", done)
     return done
+
+
+def _sizes(most: int) -> list[int]:
+    """Return the powers of two up to the rows of so many tokens, the largest first."""
+    return [1 << power for power in reversed(range(padded(most).bit_length()))]
+
+
+def _drafted(device: DeviceNonExpert, number: int, rows: int) -> Chunk:
+    """Return a step of one answer with drafted tokens."""
+    positions = np.arange(rows, dtype=np.int32)
+    return spare_chunk(
+        *(number, SegmentKind.DECODE, positions, device.spare, device.block_tokens),
+        is_drafted=True,
+    )
 
 
 def _chunk(device: DeviceNonExpert, number: int, kind: SegmentKind, tokens: int) -> Chunk:

@@ -46,6 +46,11 @@ class DraftModel:
         """Heads of keys and values by layer."""
         return self._model.spec.kv_shapes
 
+    @property
+    def head_cuts(self) -> tuple[int, ...]:
+        """For so many tokens `logits` can be asked: for all."""
+        return (self._vocab_size,)
+
     def states(self, chunk: Chunk, before: FloatArray, cache: KVPool) -> FloatArray:
         """Return float32 [T, D], the last layer's output; appends the chunk's keys and values to `cache`.
 
@@ -68,8 +73,9 @@ class DraftModel:
             x = model.route(layer, x, prompt=chunk.is_prompt, embedded=embedded).residual
         return x
 
-    def logits(self, states: FloatArray) -> FloatArray:
-        """Return float32 [rows, V]: what comes after the tokens of these rows of `states`."""
+    def logits(self, states: FloatArray, num_tokens: int | None = None) -> FloatArray:
+        """Return float32 [rows, V]: what comes after the tokens of these rows of `states`. num_tokens: V, or None for it."""
+        del num_tokens
         return self._model.head(np.ascontiguousarray(states), prompt=False)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
 from thermocline.models.blocks import plain_rope, read_attention
+from thermocline.models.feed_forwards import shared_width
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
 
@@ -18,21 +19,20 @@ if TYPE_CHECKING:
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
-    """See `Architecture.read_spec`. Files of published models route every layer behind the dense ones."""
+    """See `Architecture.read_spec`.
+
+    The converter writes a width of shared experts that is right for published models alone. It writes every how many
+    layers one is routed, and not the last of them: the tensors say both.
+    """
     read = SpecReader(file)
     read.refuse_expert_scale()
     read.size("interleave_moe_layer_step")
-    read.require_equal("interleave_moe_layer_step", 1)
     read.require_equal("expert_gating_func", int(Gating.SOFTMAX))
     spec = read.decoder(normalize_top_k=True)
     read.require_equal("rope.dimension_count", spec.head_dim)
-    return mixed_spec(
-        read,
-        spec,
-        gating=Gating.SOFTMAX,
-        shared=read.count("expert_shared_feed_forward_length", default=0),
-        scaled=False,
-    )
+    stated = read.count("expert_shared_feed_forward_length", default=0)
+    shared = shared_width(read, spec.num_layers, stated)
+    return mixed_spec(read, spec, gating=Gating.SOFTMAX, shared=shared, scaled=False)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:

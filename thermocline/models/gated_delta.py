@@ -49,11 +49,12 @@ def read_hybrid_spec(file: ModelFile, *, tiled: bool) -> ModelSpec:
     kinds = tuple(
         LayerKind.RECURRENT if is_recurrent else LayerKind.ATTENTION for is_recurrent in recurrent
     )
+    value_heads = read.size("ssm.time_step_rank")
     shape = DeltaShape(
         key_heads=read.size("ssm.group_count"),
-        value_heads=read.size("ssm.time_step_rank"),
+        value_heads=value_heads,
         key_dim=read.size("ssm.state_size"),
-        value_dim=read.size("ssm.state_size"),
+        value_dim=max(read.size("ssm.inner_size") // value_heads, 1),
         conv_width=read.size("ssm.conv_kernel"),
         tiled=tiled,
     )

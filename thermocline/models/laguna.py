@@ -9,6 +9,7 @@ from thermocline.kernels.dense_contract import Activation, Gating
 from thermocline.kernels.whole_layer import AttentionWeights, LayerParts, OutputGate, SharedExpert
 from thermocline.models.blocks import read_attention, read_head_norm, read_routed, read_shared
 from thermocline.models.decoder import DecoderLayer
+from thermocline.models.feed_forwards import with_dense_layers
 from thermocline.models.metadata import SpecReader
 from thermocline.models.rope import RopeRule
 from thermocline.models.spec import LayerKind, ModelSpec, WindowSpec
@@ -43,7 +44,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
         window_dims = read.rotary_dims(spec.head_dim, "rope.dimension_count_swa", default=dims)
         base = read.positive_float("rope.freq_base_swa", default=spec.rope_base)
         window = WindowSpec(size, RopeRule(window_dims, base))
-    return replace(
+    spec = replace(
         spec,
         router=rule,
         layer_heads=heads,
@@ -54,6 +55,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
         own_rotary_dims=dims,
         window=window,
     )
+    return with_dense_layers(read, spec)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
@@ -61,7 +63,7 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     prefix, hidden = f"blk.{index}.", spec.hidden_size
     attention, rope = _attention(weights, spec, index)
     norm = weights.vector(prefix + "ffn_norm.weight", hidden)
-    if index < spec.num_dense_layers:
+    if index in spec.dense_layers:
         dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
         return DecoderLayer(LayerParts(attention, norm, spec.rms_epsilon, None, dense), rope, None)
     bias = None

@@ -5,6 +5,7 @@ Knows no architecture. Files of old converters have one matrix, attn_kv_b, where
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -51,17 +52,37 @@ def with_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
         turned=turned,
     )
     shape = HeadShape(1, rank + turned, latent=rank)
-    yarn = spec.rope_scaling
-    score_scale = yarn.score_scale if isinstance(yarn, Yarn) else 1.0
+    scaling, score_scale = spec.rope_scaling, 1.0
+    if isinstance(scaling, Yarn):
+        scaling = _latent_yarn(read, scaling)
+        score_scale = scaling.score_scale
     return replace(
         spec,
         num_kv_heads=1,
         head_dim=rank + turned,
         latent=latent,
+        rope_scaling=scaling,
         own_attention_scale=key_dim**-0.5 * score_scale,
         own_rotary_dims=turned,
         own_kv_shapes=(shape,) * spec.num_layers,
     )
+
+
+def _latent_yarn(read: SpecReader, yarn: Yarn) -> Yarn:
+    """Return the scaling with its factor on scores, as transformers has it (docs/decisions/0100).
+
+    The multiplier moves the usual factor from cosines and sines to all scores. Without it the factor stays where other
+    models have it, and so does one of the file's own.
+    """
+    if read.positive_float("rope.scaling.attn_factor", default=1.0) != 1.0:
+        read.refuse("rope.scaling.attn_factor")
+    key = "rope.scaling.yarn_log_multiplier"
+    multiplier = read.positive_float(key, default=0.0, zero=0.0)
+    if not multiplier:
+        return yarn
+    scale = (1.0 + multiplier * math.log(max(yarn.factor, 1.0))) ** 2
+    magnitude = yarn.magnitude if read.has("rope.scaling.yarn_attn_factor") else 1.0
+    return replace(yarn, magnitude=magnitude, score_scale=scale)
 
 
 def latent_rope(spec: ModelSpec) -> RopeRule:

@@ -20,7 +20,7 @@ from thermocline.messages import LayerEnding, Routing
 from thermocline.models.routing import Routed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache, PostNorm
@@ -93,15 +93,18 @@ class RotaryTable:
         )
 
 
-def attend(
+def begin_attention(
     kernels: Kernels,
     weights: AttentionWeights,
     rope: RopeTable,
     chunk: Chunk,
     x: FloatArray,
     cache: LayerCache,
-) -> FloatArray:
-    """Return x [T, D] plus attention over it; appends the chunk's keys and values to `cache`."""
+) -> Callable[[], FloatArray]:
+    """Append the chunk's keys and values to `cache`; return what gives x [T, D] plus attention over it.
+
+    In between, others may write what this chunk's tokens see.
+    """
     dense, prompt = kernels.dense, chunk.is_prompt
     normed = dense.rms_norm(x, weights.norm, weights.head_norm.epsilon)
     q, *rest = kernels.multiply_all(_distinct(weights), normed, prompt=prompt)
@@ -113,28 +116,33 @@ def attend(
     places = chunk.places(window=weights.window > 0)
     dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, places.slots)
     _copy_for_branches(cache, places)
-    rule = Attending(weights.scale, window=weights.window, sinks=weights.sinks)
-    attended = dense.attention(q, chunk.positions, places.segments, cache, rule)
-    if weights.gate is not None and gates is not None:
-        rows = attended.reshape(-1, attended.shape[-1])
-        attended = dense.gate(rows, gates, weights.gate.activation)
-    attended = attended.reshape(len(x), -1)
-    add = x if weights.post_norm is None else None
-    out = kernels.matmul(weights.output, attended, add=add, prompt=prompt)
-    if weights.output_bias is not None:
-        out += weights.output_bias
-    return out if weights.post_norm is None else dense.add_normed(x, out, None, weights.post_norm)
+
+    def finish() -> FloatArray:
+        rule = Attending(weights.scale, window=weights.window, sinks=weights.sinks)
+        attended = dense.attention(q, chunk.positions, places.segments, cache, rule)
+        if weights.gate is not None and gates is not None:
+            rows = attended.reshape(-1, attended.shape[-1])
+            attended = dense.gate(rows, gates, weights.gate.activation)
+        attended = attended.reshape(len(x), -1)
+        add = x if weights.post_norm is None else None
+        out = kernels.matmul(weights.output, attended, add=add, prompt=prompt)
+        if weights.output_bias is not None:
+            out += weights.output_bias
+        norm = weights.post_norm
+        return out if norm is None else dense.add_normed(x, out, None, norm)
+
+    return finish
 
 
-def attend_latent(
+def begin_latent_attention(
     kernels: Kernels,
     weights: LatentWeights,
     rope: RopeTable,
     chunk: Chunk,
     x: FloatArray,
     cache: LayerCache,
-) -> FloatArray:
-    """Return x [T, D] plus latent attention over it; appends the chunk's rows to `cache`."""
+) -> Callable[[], FloatArray]:
+    """Append the chunk's rows to `cache`; return what gives x [T, D] plus latent attention over it."""
     dense, prompt, epsilon = kernels.dense, chunk.is_prompt, weights.kv_norm.epsilon
     normed = dense.rms_norm(x, weights.norm, epsilon)
     low = weights.low
@@ -146,22 +154,26 @@ def attend_latent(
     places = chunk.places(window=False)
     dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, places.slots)
     _copy_for_branches(cache, places)
-    values = np.empty((*q.shape[:2], up.values.raw.shape[1]), np.float32)
-    rows, runs = _rows_of_form(places.segments, expanded=True)
-    if runs:
-        positions = chunk.positions[rows]
-        values[rows] = kernels.expanded_attention(
-            up, q[rows], positions, runs, cache, weights.scale
-        )
-    rows, runs = _rows_of_form(places.segments, expanded=False)
-    if runs:
-        plain, turned = np.split(q[rows], [up.keys.cols], axis=-1)
-        absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
-        queries = np.concatenate((absorbed, turned), axis=-1)
-        rule = Attending(weights.scale)
-        read = dense.attention(queries, chunk.positions[rows], runs, cache, rule)
-        values[rows] = kernels.multiply_heads(up.values, read)
-    return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
+
+    def finish() -> FloatArray:
+        values = np.empty((*q.shape[:2], up.values.raw.shape[1]), np.float32)
+        rows, runs = _rows_of_form(places.segments, expanded=True)
+        if runs:
+            positions = chunk.positions[rows]
+            values[rows] = kernels.expanded_attention(
+                up, q[rows], positions, runs, cache, weights.scale
+            )
+        rows, runs = _rows_of_form(places.segments, expanded=False)
+        if runs:
+            plain, turned = np.split(q[rows], [up.keys.cols], axis=-1)
+            absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
+            queries = np.concatenate((absorbed, turned), axis=-1)
+            rule = Attending(weights.scale)
+            read = dense.attention(queries, chunk.positions[rows], runs, cache, rule)
+            values[rows] = kernels.multiply_heads(up.values, read)
+        return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
+
+    return finish
 
 
 def _copy_for_branches(cache: LayerCache, places: CachePlaces) -> None:

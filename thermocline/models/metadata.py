@@ -21,7 +21,10 @@ from thermocline.models.rope import LinearScaling, RopeScaling, Yarn
 from thermocline.models.spec import NO_EXPERTS, ModelSpec, RouterRule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.modelfile.layout import TensorInfo
     from thermocline.modelfile.reader import ModelFile
 
 RERANKING_HEAD: Final = "cls.output.weight"
@@ -159,20 +162,12 @@ class SpecReader:
     def _yarn(self, factor: float) -> Yarn:
         name = self._prefix + "rope.scaling.yarn_log_multiplier"
         multiplier = self._metadata.get_float(name, default=0.0)
+        if multiplier and not self._is_latent:  # which scales scores by it
+            raise self._unsupported(f"{name} = {multiplier}")
+        usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         # An explicit factor comes on top of the usual one.
         magnitude = self.positive_float("rope.scaling.attn_factor", default=1.0)
-        score_scale = 1.0
-        if self._is_latent:
-            # The multiplier moves the usual factor from cosines and sines to all scores. Without it, or with a factor
-            # of the file's own, implementations differ.
-            if multiplier <= 0 or magnitude != 1.0:
-                raise self._unsupported(f"yarn with {name} = {multiplier} and a factor {magnitude}")
-            score_scale = (1.0 + multiplier * math.log(max(factor, 1.0))) ** 2
-        elif multiplier:
-            raise self._unsupported(f"{name} = {multiplier}")
-        else:
-            usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-            magnitude *= self.positive_float("rope.scaling.yarn_attn_factor", default=usual)
+        magnitude *= self.positive_float("rope.scaling.yarn_attn_factor", default=usual)
         return Yarn(
             factor=factor,
             original_context=self.size(
@@ -181,7 +176,6 @@ class SpecReader:
             beta_fast=self.positive_float("rope.scaling.yarn_beta_fast", default=32.0),
             beta_slow=self.positive_float("rope.scaling.yarn_beta_slow", default=1.0),
             magnitude=magnitude,
-            score_scale=score_scale,
         )
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -244,7 +238,7 @@ class SpecReader:
             raise self._bad(f"{self._prefix}ssm.time_step_rank is no multiple of ssm.group_count")
         if shape.value_width != width:
             raise self._bad(
-                f"{self._prefix}ssm.inner_size is {width}, not ssm.time_step_rank times ssm.state_size"
+                f"{self._prefix}ssm.inner_size is {width}, no multiple of ssm.time_step_rank"
             )
         if shape.conv_width < 2:
             raise self._bad(
@@ -312,6 +306,11 @@ class SpecReader:
         for name in (self._prefix + key for key in keys):
             if name in self._metadata:
                 raise self._unsupported(name)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The file's tensors by name."""
+        return self._file.tensors
 
     def has(self, key: str) -> bool:
         """Whether the file states this key."""

@@ -18,6 +18,7 @@ from thermocline.kernels.whole_layer import (
 )
 from thermocline.models.blocks import plain_rope, read_routed, read_shared
 from thermocline.models.decoder import DecoderLayer
+from thermocline.models.feed_forwards import with_dense_layers
 
 if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import Gating
@@ -39,12 +40,12 @@ def mixed_spec(
     """Return `spec` with dense layers, a router's rule, and blocks at the end that are left out.
 
     shared: width of all shared experts together, 0 for none. scaled: the file says a factor on routing weights. num_dense:
-    dense layers where the file does not say how many.
+    dense layers where the file does not say how many; the tensors say which others there are.
     """
     num_layers, extra = read.decoder_layers(spec.num_layers)
     num_dense = read.leading_dense(num_layers, num_dense)
     scale = read.positive_float("expert_weights_scale", zero=1.0) if scaled else 1.0
-    return replace(
+    spec = replace(
         spec,
         num_layers=num_layers,
         num_predict_layers=extra,
@@ -53,6 +54,7 @@ def mixed_spec(
         dense_intermediate_size=read.size("feed_forward_length") if num_dense else 0,
         shared_intermediate_size=shared,
     )
+    return with_dense_layers(read, spec)
 
 
 def mixed_layer(
@@ -76,7 +78,7 @@ def mixed_layer(
     if isinstance(attention, AttentionWeights) and attention.output_bias is not None:
         added = attention.output_bias * np.float32(spec.residual_scale)
         attention = replace(attention, output_bias=added)
-    if index < spec.num_dense_layers:
+    if index in spec.dense_layers:
         dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
         parts = LayerParts(attention, gains, spec.rms_epsilon, None, _scaled(dense, spec))
         return DecoderLayer(parts, rope, None)

@@ -7,7 +7,7 @@ computed, but for the gains of norms.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,7 +15,12 @@ from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import RopeTable
 from thermocline.kernels.whole_layer import AttentionWeights, LatentWeights, LayerInput
 from thermocline.messages import LayerIndex
-from thermocline.models.layers import RotaryTable, attend, attend_latent, route
+from thermocline.models.layers import (
+    RotaryTable,
+    begin_attention,
+    begin_latent_attention,
+    route,
+)
 from thermocline.models.weights import WeightMap
 
 if TYPE_CHECKING:
@@ -31,6 +36,9 @@ if TYPE_CHECKING:
     from thermocline.models.decoder import DecoderLayer
     from thermocline.models.routing import Routed
     from thermocline.models.spec import ModelSpec
+
+_LEAST_CUT_TOKENS: Final = 32_768
+"""The head of a smaller vocabulary takes too little to be cut."""
 
 
 class NextTokenBlock:
@@ -65,7 +73,10 @@ class NextTokenBlock:
         if name not in weights:  # tied
             name = "token_embd.weight"
         head = weights.matrix(name, spec.vocab_size, hidden)
-        self._head = replace(head, scale=head.scale * spec.logit_scale)
+        head = replace(head, scale=head.scale * spec.logit_scale)
+        self._heads = {
+            num_tokens: replace(head, raw=head.raw[:num_tokens]) for num_tokens in self.head_cuts
+        }
         weights.finish(prefix)
         rope = self._layer.rope
         self._rotary = None if rope is None else RotaryTable(kernels.dense, rope)
@@ -82,6 +93,12 @@ class NextTokenBlock:
     def state_width(self) -> int:
         """D, the numbers of a state."""
         return self.spec.hidden_size
+
+    @property
+    def head_cuts(self) -> tuple[int, ...]:
+        """For so many first tokens `logits` can be asked, ascending; the last are all."""
+        size = self.spec.vocab_size
+        return (size,) if size < _LEAST_CUT_TOKENS else (size // 4, size // 2, size)
 
     def states(self, chunk: Chunk, before: FloatArray, cache: KVPool) -> FloatArray:
         """Return float32 [T, D], from which `logits` guesses; appends the chunk's keys and values to `cache`.
@@ -104,9 +121,13 @@ class NextTokenBlock:
             x = x - x.mean(axis=1, keepdims=True)
         return dense.rms_norm(x, self._norm, epsilon)
 
-    def logits(self, states: FloatArray) -> FloatArray:
-        """Return float32 [rows, V]: what comes after the tokens of these rows of `states`."""
-        return self._kernels.matmul(self._head, np.ascontiguousarray(states))
+    def logits(self, states: FloatArray, num_tokens: int | None = None) -> FloatArray:
+        """Return float32 [rows, num_tokens]: what comes after the tokens of these rows of `states`.
+
+        num_tokens: one of `head_cuts`; None for all.
+        """
+        head = self._heads[self.spec.vocab_size if num_tokens is None else num_tokens]
+        return self._kernels.matmul(head, np.ascontiguousarray(states))
 
     def _compute_layer(self, chunk: Chunk, x: FloatArray, cache: LayerCache) -> FloatArray:
         kernels, parts, prompt = self._kernels, self._layer.parts, chunk.is_prompt
@@ -117,10 +138,10 @@ class NextTokenBlock:
             )
             return kernels.whole_layer(parts, given)[0]
         if isinstance(parts.mixer, LatentWeights):
-            x = attend_latent(kernels, parts.mixer, rope, chunk, x, cache)
+            x = begin_latent_attention(kernels, parts.mixer, rope, chunk, x, cache)()
         else:
             assert isinstance(parts.mixer, AttentionWeights), "checked when it was opened"
-            x = attend(kernels, parts.mixer, rope, chunk, x, cache)
+            x = begin_attention(kernels, parts.mixer, rope, chunk, x, cache)()
         return self._add_experts(route(kernels, parts, x, prompt=prompt), prompt=prompt)
 
     def _add_experts(self, routed: Routed, *, prompt: bool) -> FloatArray:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.models.blocks import read_attention, read_shared, routed_layer
+from thermocline.models.feed_forwards import shared_width
 from thermocline.models.metadata import SpecReader
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
-    """See `Architecture.read_spec`."""
+    """See `Architecture.read_spec`. Files of old converters do not say how wide the shared expert is."""
     read = SpecReader(file)
     read.refuse_expert_scale()
     spec = read.decoder(normalize_top_k=False)
     read.require_equal("rope.dimension_count", spec.head_dim)
-    shared = read.size("expert_shared_feed_forward_length")
+    key = "expert_shared_feed_forward_length"
+    width = 0 if read.has(key) else shared_width(read, spec.num_layers, 0)
+    shared = width or read.size(key)
     return replace(spec, shared_intermediate_size=shared)
 
 

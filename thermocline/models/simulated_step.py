@@ -65,6 +65,8 @@ _NO_RUNS: Final = np.zeros((0, 4), np.int32)
 class SimulatedStep:
     """Computes decode steps on `lane` with `kernels`, as a device would. See `StepDevice`."""
 
+    takes_branches = False  # its list of nodes copies nothing in the cache
+
     def __init__(
         self,
         parts: NonExpertParts,

@@ -6,11 +6,9 @@ by one and are added in slot order, so the split between ranks does not change a
 
 from __future__ import annotations
 
-import time
-from asyncio import _get_running_loop as running_loop  # get_running_loop costs an exception here
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -26,9 +24,11 @@ from thermocline.parallel.dispatch_plan import (
     plan_dispatch,
     unpack_part,
 )
+from thermocline.parallel.parts import ChunkPart
+from thermocline.parallel.turns import ExchangeKind
 from thermocline.parallel.workspace import HEAD_BYTES
 from thermocline.remote.payload import ITEM_BYTES, pack_floats, unpack_floats
-from thermocline.traces.lanes import Lane, Name
+from thermocline.traces.lanes import Name
 from thermocline.workers.lane import result_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
         LayerIndex,
         LayerWork,
     )
+    from thermocline.parallel.exchange_jobs import ExchangeFigures, ExchangeJobs
     from thermocline.parallel.group import Group
+    from thermocline.parallel.parts import Mixing
     from thermocline.parallel.turns import StepTurns, TurnThread
     from thermocline.parallel.workspace import Arena
     from thermocline.remote.payload import PayloadType
@@ -55,13 +57,11 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
-R = TypeVar("R")
-
-ROWS, ANSWERS, SHARE = range(3)
-"""The exchanges of a layer, in order; the last where a replica has several ranks that share."""
-
 _OVERLAPPED_PAIRS: Final = 64
 """From so many pairs on, a rank computes its own while the others' tokens travel; below, one call for all is faster."""
+_OVERLAPPED_ROWS: Final = 32
+"""The same where ranks divide a chunk, by rows of each expert: others send as many there, and of fewer rows two calls would
+take nearly twice as long as one, as each unpacks the experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,9 @@ class RankParts:
     thread: TurnThread
     payload: PayloadType
     hidden: int
+    """Width of what experts take."""
+    mixing: tuple[Mixing, ...]
+    """By layer, what ranks of one replica give each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +85,13 @@ class RankRole:
     """What one rank is in the present group.
 
     target: int32 [layers, experts], where its tokens' experts are computed. peers: the places of its replica, the leader
-    first. kind: who dispatches. group: with its place. shares: whether ranks of some replica get sums from each other;
-    then all ranks take part in that.
+    first. kind: who dispatches. group: with its place.
     """
 
     group: Group
     target: IntArray
     peers: tuple[int, ...]
     kind: str
-    shares: bool
 
     def tokens(self, num_tokens: int) -> range:
         """Return the rows of a chunk that this rank sends."""
@@ -104,22 +105,6 @@ class RankRole:
         return range(num_tokens if peer == 0 or self.kind == "naive" else 0)
 
 
-@dataclass(slots=True)
-class ExchangeFigures:
-    """What one rank has exchanged so far. Written by its exchange alone."""
-
-    total_rows_sent: int = 0
-    """Tokens sent, to itself too: one for each rank that a token hits."""
-    total_rows_received: int = 0
-    total_sent_bytes: int = 0
-    """To other ranks, with heads, ids and weights."""
-    total_wait_ns: int = 0
-    """Inside exchanges: moving bytes, and waiting for later ranks."""
-    total_exchanges: int = 0
-    peak_layer_rows: int = 0
-    """Most tokens that arrived for one layer of one round, those from itself included."""
-
-
 class _Received(NamedTuple):
     data: Bytes
     sizes: list[int]
@@ -129,11 +114,17 @@ class LayerExchange:
     """One round's exchanges: at most one layer is under way in it."""
 
     def __init__(
-        self, parts: RankParts, role: RankRole, arena: Arena, figures: ExchangeFigures
+        self,
+        parts: RankParts,
+        role: RankRole,
+        arena: Arena,
+        jobs: ExchangeJobs,
+        figures: ExchangeFigures,
     ) -> None:
         """arena: has buffers "send", "receive", "answer" and "returned", for this round alone."""
         self._parts, self._role, self._arena = parts, role, arena
         self._figures = figures
+        self._jobs = jobs
         self._is_only = False  # whether the step has no other round
 
     async def run(
@@ -149,32 +140,41 @@ class LayerExchange:
 
         block_bytes: what every rank sends every other one, the same for all ranks; 0 for lengths of their own.
 
-        Returns its tokens' outputs, or where the replica shares, the layer's sum, float32 [T, D].
+        Returns its tokens' outputs, or where the replica shares, the layer's sum, float32 [T, D]. A rank sends all tokens of
+        a part, and shares nothing: nobody else computes them.
         """
         self._is_only = turns.num_rounds == 1
-        index = self._parts.catalog.routed_layers.index(layer)
-        turn = partial(turns.of, index, round_index=round_index)
-        plan = self._plan(layer, given)
+        turn = partial(turns.of, layer, round_index=round_index)
+        is_part = isinstance(chunk, ChunkPart)
+        plan = self._plan(layer, given, is_part=is_part)
         mine, others = await self._rows(
-            turn(exchange=ROWS), chunk, layer, given, plan, block_bytes=block_bytes
+            turn(exchange=ExchangeKind.ROWS), chunk, layer, given, plan, block_bytes=block_bytes
         )
-        values = await self._answers(turn(exchange=ANSWERS), chunk, layer, plan, mine, others)
+        values = await self._answers(
+            turn(exchange=ExchangeKind.ANSWERS), chunk, layer, plan, mine, others
+        )
         found = None
         if given is not None:
             dispatch, pairs = given[1], _pairs(plan)
             found = Contributions(dispatch.rows[pairs], dispatch.slots[pairs], values)
-        if not self._role.shares:
+        if not turns.rounds[round_index].shares:
             return found
-        return await self._share(turn(exchange=SHARE), chunk, layer, given, found)
+        shared = None if is_part else given
+        sums = await self._share(turn(exchange=ExchangeKind.SHARE), chunk, layer, shared, found)
+        return found if is_part else sums
 
     def _plan(
-        self, layer: LayerIndex, given: tuple[LayerWork, ExpertDispatch] | None
+        self,
+        layer: LayerIndex,
+        given: tuple[LayerWork, ExpertDispatch] | None,
+        *,
+        is_part: bool,
     ) -> DispatchPlan:
         role = self._role
         if given is None:
             return DispatchPlan({}, role.group.size)
         work, dispatch = given
-        tokens = role.tokens(len(work.x))
+        tokens = range(len(work.x)) if is_part else role.tokens(len(work.x))
         if not len(tokens):
             return DispatchPlan({}, role.group.size)
         every = None if len(tokens) == len(work.x) else tokens
@@ -215,15 +215,15 @@ class LayerExchange:
         job = partial(self._exchange_rows, send, np.array(sizes, np.int64))
         if block_bytes:
             job = partial(self._exchange_blocks, send, received_blocks, sizes)
-        shown = self._shown(job, chunk, layer, len(send))
+        shown = self._jobs.shown(job, chunk, layer, len(send))
         mine = None
-        if own is not None and own.num_pairs >= _OVERLAPPED_PAIRS:
-            coming = parts.thread.submit(turn, shown)
+        if own is not None and own.num_pairs >= _least_overlapped(chunk, own):
+            coming = self._jobs.thread.submit(turn, shown)
             (mine,) = await self._compute(chunk, layer, [own])
             own = None
             received = await result_of(coming)
         else:
-            received = await self._exchanged(turn, shown)
+            received = await self._jobs.run(turn, shown, is_only=self._is_only)
         rows = self._unpacked(received, block_bytes)
         self._count(rows, plan)
         wanted = [*(each for each in rows if each is not None), *([] if own is None else [own])]
@@ -277,7 +277,7 @@ class LayerExchange:
             start += packed.nbytes
         returned = self._arena.take("returned", sum(back), "outputs of this rank's tokens")
         job = partial(self._role.group.exchange, answer, sent, returned, back)
-        await self._exchanged(turn, self._shown(job, chunk, layer, sum(sent)))
+        await self._exchanged(turn, job, chunk, layer, sum(sent))
         found, start = [], 0
         for rank in sorted(plan.parts):
             if rank == place:
@@ -306,7 +306,7 @@ class LayerExchange:
         if given is None:
             none = np.empty(0, np.uint8)
             job = partial(role.group.exchange, none, [0] * size, none, [0] * size)
-            await self._exchanged(turn, self._shown(job, chunk, layer, 0))
+            await self._exchanged(turn, job, chunk, layer, 0)
             return None
         work, tokens = given[0], role.tokens(len(given[0].x))
         assert found is not None, "tokens that were given have outputs"
@@ -327,7 +327,7 @@ class LayerExchange:
         send = np.tile(sums.view(np.uint8).reshape(-1), len(peers))
         received = np.empty(sum(back), np.uint8)
         job = partial(role.group.exchange, send, sent, received, back)
-        await self._exchanged(turn, self._shown(job, chunk, layer, sum(sent)))
+        await self._exchanged(turn, job, chunk, layer, sum(sent))
         whole, start = [], 0
         for rank in role.peers:  # ascending places, so their rows are in order
             end = start + back[rank]
@@ -336,11 +336,11 @@ class LayerExchange:
             start = end
         return np.concatenate(whole)
 
-    async def _exchanged(self, turn: int, job: Callable[[], R]) -> R:
-        """Return the job's result: made by this thread where its lane has nothing else to do meanwhile."""
-        if self._is_only and running_loop() is None:
-            return self._parts.thread.run(turn, job)
-        return await result_of(self._parts.thread.submit(turn, job))
+    async def _exchanged(
+        self, turn: int, job: Callable[[], None], chunk: Chunk, layer: LayerIndex, nbytes: int
+    ) -> None:
+        shown = self._jobs.shown(job, chunk, layer, nbytes)
+        await self._jobs.run(turn, shown, is_only=self._is_only)
 
     def _send_buffers(self, nbytes: int, block_bytes: int) -> tuple[Bytes, Bytes]:
         """Return what rows are packed into, and where blocks arrive, which is empty without blocks."""
@@ -374,26 +374,6 @@ class LayerExchange:
         received = coming.tolist()
         group.exchange(send, sizes.tolist(), receive, received)
         return _Received(receive, received)
-
-    def _shown(
-        self, job: Callable[[], R], chunk: Chunk, layer: LayerIndex, nbytes: int
-    ) -> Callable[[], R]:
-        """Return the job with its time counted and drawn."""
-        figures, recorder = self._figures, self._parts.recorder
-
-        def run() -> R:
-            start_ns = time.perf_counter_ns()
-            result = job()
-            end_ns = time.perf_counter_ns()
-            figures.total_wait_ns += end_ns - start_ns
-            figures.total_sent_bytes += nbytes
-            figures.total_exchanges += 1
-            if recorder.enabled:
-                args = {"chunk": chunk.id, "layer": layer, "bytes": nbytes}
-                recorder.span(Lane.EXCHANGE, Name.EXCHANGE, start_ns, end_ns, args)
-            return result
-
-        return run
 
     async def _compute(
         self, chunk: Chunk, layer: LayerIndex, wanted: Sequence[Rows]
@@ -436,6 +416,12 @@ class LayerExchange:
         values[order] = kernels.expert_outputs(work, prompt=is_prompt)
         ends = np.cumsum([each.num_pairs for each in wanted])
         return np.split(values, ends[:-1])
+
+
+def _least_overlapped(chunk: Chunk, own: Rows) -> int:
+    """Return from how many pairs on a rank computes its own apart."""
+    is_part = isinstance(chunk, ChunkPart)
+    return _OVERLAPPED_ROWS * len(own.experts) if is_part else _OVERLAPPED_PAIRS
 
 
 def _pairs(plan: DispatchPlan) -> IntArray:

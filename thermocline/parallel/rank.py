@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.errors import GroupLostError
-from thermocline.parallel.exchange import (
-    ExchangeFigures,
-    LayerExchange,
-    RankParts,
-    RankRole,
-)
+from thermocline.messages import LayerIndex
+from thermocline.parallel.exchange import LayerExchange, RankParts, RankRole
+from thermocline.parallel.exchange_jobs import ExchangeFigures, ExchangeJobs
+from thermocline.parallel.parts import Mixing, nobodys_chunk, part_of
+from thermocline.parallel.replica_rows import ReplicaRows
 from thermocline.parallel.step_header import StepHeader, decode_header, encode_header
 from thermocline.parallel.takeover import owned_counts, taken_over, targets
-from thermocline.parallel.turns import StepTurns
-from thermocline.parallel.workspace import Arena, Traffic, arena_sizes
+from thermocline.parallel.turns import ExchangeKind, LayerTurns, RoundTurns, StepTurns
+from thermocline.parallel.workspace import Arena, Dividing, Traffic, arena_sizes
 from thermocline.remote.payload import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thermocline.kernels.dense_contract import Contributions
+    from thermocline.kernels.dense_contract import Contributions, LayerCache
     from thermocline.messages import (
         Chunk,
         ChunkId,
         ExpertDispatch,
         FloatArray,
-        LayerIndex,
         LayerWork,
     )
     from thermocline.parallel.expert_map import ExpertMap
     from thermocline.parallel.group import Group
     from thermocline.parallel.mesh import Mesh
+    from thermocline.parallel.parts import ChunkPart
     from thermocline.parallel.rendezvous import Rendezvous
 
 _CLOCK_READINGS: Final = 9
@@ -62,6 +61,12 @@ class MeshPlan:
     num_experts_used: int
     reason: str = ""
     """Why the experts are where they are, for the user."""
+    mixed_row_bytes: int = 0
+    """Most bytes of a row that ranks of one replica give each other in a layer."""
+
+    def may_divide(self, mesh: Mesh) -> bool:
+        """Whether ranks of a replica ever divide a chunk's rows; `naive` is what dividing is compared with."""
+        return mesh.width > 1 and self.kind != "naive"
 
     def traffic(self, mesh: Mesh, num_owned: int, hidden: int, item_bytes: int) -> Traffic:
         """Return what can arrive at a rank of `mesh` in one layer."""
@@ -72,6 +77,9 @@ class MeshPlan:
             # Each rank of a replica sends a part, rounded up; the narrowest replica has the largest parts.
             narrowest = min(len(mesh.replicas[n]) for n in mesh.live_replicas)
             dispatchers, tokens = mesh.size, -(-tokens // narrowest)
+        divided = None
+        if self.may_divide(mesh):
+            divided = Dividing(mesh.size, mesh.width, self.max_tokens, self.mixed_row_bytes)
         return Traffic(
             dispatchers,
             tokens,
@@ -81,6 +89,7 @@ class MeshPlan:
             item_bytes,
             mesh.size,
             MAX_ROUNDS,
+            divided,
         )
 
 
@@ -105,6 +114,14 @@ class RankMember:
         self._group: Group | None = None
         self._role: RankRole | None = None
         self._exchanges: tuple[LayerExchange, ...] = ()
+        self._rows: tuple[ReplicaRows, ...] = ()
+        self._jobs = ExchangeJobs(parts.thread, parts.recorder, self.figures)
+        routed = set(parts.catalog.routed_layers)
+        self._layers = tuple(
+            LayerTurns(kind is not Mixing.NOTHING, layer in routed)
+            for layer, kind in enumerate(parts.mixing)
+        )
+        self._divided_rounds: frozenset[int] = frozenset()
         self._arenas: tuple[Arena, ...] = ()
         self._epoch = 0
         self._next_turn = 0
@@ -132,6 +149,11 @@ class RankMember:
     def is_leader(self) -> bool:
         """Whether this rank gives its replica's results to rank 0."""
         return self.mesh.replicas[self.replica][0] == self.rank
+
+    @property
+    def may_divide(self) -> bool:
+        """Whether ranks of a replica may divide a chunk's rows."""
+        return self._plan.may_divide(self.mesh)
 
     @property
     def experts(self) -> ExpertMap:
@@ -185,6 +207,36 @@ class RankMember:
         """Whether this rank computes every expert of a chunk. From any thread."""
         return chunk in self._alone
 
+    def own_part(self, number: int, chunk: Chunk) -> Chunk:
+        """Return what this rank computes of its replica's chunk of a round: all of it, or its rows."""
+        if number not in self._divided_rounds:
+            return chunk
+        ranks = self.mesh.replicas[self.replica]
+        return part_of(chunk, len(ranks), ranks.index(self.rank))
+
+    def mixing(self, layer: LayerIndex) -> Mixing:
+        """Return what ranks that divide a chunk give each other in a layer. From any thread."""
+        return self._parts.mixing[layer]
+
+    async def share_cache(self, part: ChunkPart, layer: LayerIndex, cache: LayerCache) -> None:
+        """Have the keys and values of all rows of a chunk in a layer's cache, of which this rank's are. Raises MeshError."""
+        number, turns = self._round_of[part.id], self._the_turns
+        await self._rows[number].share_cache(
+            turns.of(layer, ExchangeKind.MIX, number),
+            part,
+            layer,
+            cache,
+            window=self.mixing(layer) is Mixing.WINDOW_CACHE,
+            is_only=turns.num_rounds == 1,
+        )
+
+    async def gather(self, part: ChunkPart, layer: LayerIndex, x: FloatArray) -> FloatArray:
+        """Return all rows before a layer, float32 [T of the whole chunk, D]. x: this rank's. Raises MeshError."""
+        number, turns = self._round_of[part.id], self._the_turns
+        turn = turns.of(layer, ExchangeKind.MIX, number)
+        is_only = turns.num_rounds == 1
+        return await self._rows[number].gather(turn, part, layer, x, is_only=is_only)
+
     def give_up(self, why: str) -> None:
         """Let every exchange that waits fail: this rank can not take part in the step."""
         self._parts.thread.fail(GroupLostError(why))
@@ -222,30 +274,20 @@ class RankMember:
             )
 
     async def results(self, mine: bytes, expected: Sequence[int]) -> tuple[NDArray[np.uint8], ...]:
-        """End a step: leaders give rank 0 their results. expected: on rank 0 the bytes of each replica, else nothing.
+        """End a step: others give rank 0 their results. mine: on rank 0 nothing. expected: on rank 0 the bytes of each place.
 
-        Returns them on rank 0, by replica; the own ones are not sent. Nothing happens where nobody has any.
+        Returns them on rank 0, by place. Nothing happens where nobody has any.
         """
+        group = self._the_group
         if not self._the_turns.has_results:
-            return (np.empty(0, np.uint8),) * len(self.mesh.replicas)
-        group, mesh = self._the_group, self.mesh
-        sent, back = [0] * group.size, [0] * group.size
-        if self.is_leader and self.rank != 0:
-            sent[0] = len(mine)
-        for number, nbytes in enumerate(expected):
-            if mesh.replicas[number] and mesh.replicas[number][0] != 0:
-                back[mesh.place(mesh.replicas[number][0])] = nbytes
-        send = np.frombuffer(mine if sent[0] else b"", np.uint8)
+            return (np.empty(0, np.uint8),) * group.size
+        sent, back = [0] * group.size, list(expected) or [0] * group.size
+        sent[0] = len(mine)
+        send = np.frombuffer(mine, np.uint8)
         received = np.empty(sum(back), np.uint8)
         job = partial(group.exchange, send.copy(), sent, received, back)
         await asyncio.wrap_future(self._parts.thread.submit(self._the_turns.results, job))
-        ends = np.cumsum(back)
-        return tuple(
-            received[ends[place] - back[place] : ends[place]]
-            if ranks and (place := mesh.place(ranks[0])) is not None
-            else received[:0]
-            for ranks in mesh.replicas
-        )
+        return tuple(np.split(received, np.cumsum(back)[:-1]))
 
     def close(self) -> None:
         """Leave the group; others lose this rank unless they leave too."""
@@ -273,12 +315,16 @@ class RankMember:
             return
         assert self._role is not None, "join first"
         # A replica of one rank has nothing to share, but takes part where another one has.
-        num_exchanges = 3 if self._shares else 2
-        num_layers = 0 if header.is_alone else len(self._parts.catalog.routed_layers)
-        self._turns = StepTurns(
-            self._next_turn, len(header.rounds), num_layers, num_exchanges, header.has_results
-        )
+        rounds = [
+            RoundTurns(any(parts), self._shares and has_whole)
+            for parts, has_whole in zip(header.divided, header.has_whole, strict=True)
+        ]
+        layers = () if header.is_alone else self._layers
+        self._turns = StepTurns(self._next_turn, layers, rounds, has_results=header.has_results)
         self._next_turn = self._turns.end
+        self._divided_rounds = frozenset(
+            number for number, parts in enumerate(header.divided) if parts[self.replica]
+        )
         assert self._traffic is not None, "join first"
         self._block_bytes = tuple(map(self._traffic.block_bytes, header.most_tokens))
         self._round_of = {
@@ -287,6 +333,17 @@ class RankMember:
             if (chunk := chunks[self.replica]) is not None
         }
         self._alone = frozenset(self._round_of if header.is_alone else ())
+        for number, about in enumerate(rounds):
+            if about.divides and number not in self._divided_rounds:
+                self._give_nothing(number, header)
+
+    def _give_nothing(self, number: int, header: StepHeader) -> None:
+        """Take part in what ranks of other replicas give each other in a round, layer by layer as their turns come."""
+        chunk = header.rounds[number][self.replica] or nobodys_chunk(is_prompt=True)
+        for layer, about in enumerate(self._layers):
+            if about.mixes:
+                turn = self._the_turns.of(layer, ExchangeKind.MIX, number)
+                self._rows[number].give_nothing(turn, chunk, LayerIndex(layer))
 
     def _measure_clock(self) -> int:
         """Compare clocks right after exchanges, which all ranks leave at about the same time."""
@@ -325,9 +382,7 @@ class RankMember:
         place = mesh.place(self.rank)
         self._group = group = self._connect(self._epoch, place, mesh.size)
         peers = mesh.peers(self.rank)
-        self._role = RankRole(
-            group, targets(self._experts, place), peers, plan.kind, shares=self._shares
-        )
+        self._role = RankRole(group, targets(self._experts, place), peers, plan.kind)
         num_owned = int(owned_counts(self._experts, place).max(initial=0))
         traffic = plan.traffic(mesh, num_owned, parts.hidden, ITEM_BYTES[parts.payload])
         # The largest share: blocks have one length for all ranks.
@@ -337,7 +392,11 @@ class RankMember:
             _arena(traffic, self._experts.owner.shape[1]) for _ in range(MAX_ROUNDS)
         )
         self._exchanges = tuple(
-            LayerExchange(parts, self._role, arena, self.figures) for arena in self._arenas
+            LayerExchange(parts, self._role, arena, self._jobs, self.figures)
+            for arena in self._arenas
+        )
+        self._rows = tuple(
+            ReplicaRows(self._jobs, self.figures, group, peers, arena) for arena in self._arenas
         )
         self._next_turn = 0
         parts.thread.restart()

@@ -53,7 +53,11 @@ class StepHeader:
     is_alone: bool = False
     """Whether each rank computes every expert of its own tokens: nothing is exchanged but the results."""
     has_results: bool = True
-    """Whether replicas behind the first have results for rank 0, which is in the first."""
+    """Whether others have results for rank 0: replicas behind the first, or ranks that divide a chunk of the first."""
+    divided: tuple[tuple[bool, ...], ...] = ()
+    """By round and replica, whether ranks divide the chunk's rows."""
+    has_whole: tuple[bool, ...] = ()
+    """By round, whether some chunk is not divided."""
 
     @property
     def has_answers(self) -> bool:
@@ -62,11 +66,36 @@ class StepHeader:
         return any(chunk is not None and not chunk.is_prompt for chunk in chunks)
 
 
-def step_of(rounds: Sequence[tuple[Chunk | None, ...]], *, is_alone: bool = False) -> StepHeader:
-    """Return the header of a step."""
+def step_of(
+    rounds: Sequence[tuple[Chunk | None, ...]],
+    divided: Sequence[tuple[bool, ...]] | None = None,
+    *,
+    is_alone: bool = False,
+) -> StepHeader:
+    """Return the header of a step. divided: by round and replica; None for no chunk."""
+    divided = [(False,) * len(each) for each in rounds] if divided is None else divided
+    has_whole = tuple(
+        any(chunk is not None and not part for chunk, part in zip(chunks, parts, strict=True))
+        for chunks, parts in zip(rounds, divided, strict=True)
+    )
     most = (max(0 if chunk is None else chunk.num_tokens for chunk in each) for each in rounds)
-    has_results = any(chunk is not None for each in rounds for chunk in each[1:])
-    return StepHeader(HeaderKind.STEP, tuple(rounds), tuple(most), is_alone, has_results)
+    has_results = any(chunk is not None for each in rounds for chunk in each[1:]) or any(
+        parts[0] and chunks[0] is not None and _has_results(chunks[0])
+        for chunks, parts in zip(rounds, divided, strict=True)
+    )
+    return StepHeader(
+        HeaderKind.STEP,
+        tuple(rounds),
+        tuple(most),
+        is_alone,
+        has_results,
+        tuple(divided),
+        has_whole,
+    )
+
+
+def _has_results(chunk: Chunk) -> bool:
+    return bool(len(chunk.logits_rows)) or chunk.states_rows is not None
 
 
 def encode_header(header: StepHeader) -> bytes:
@@ -75,10 +104,13 @@ def encode_header(header: StepHeader) -> bytes:
     num_replicas = len(header.rounds[0]) if header.rounds else 0
     lengths = np.array([len(chunk) for chunk in chunks], _INT).tobytes()
     most = np.array(header.most_tokens, _INT).tobytes()
+    ways = np.empty((len(header.rounds), num_replicas + 1), _INT)
+    for number, parts in enumerate(header.divided):
+        ways[number] = (*parts, header.has_whole[number])
     head = _HEAD.pack(
         header.kind, len(header.rounds), num_replicas, header.is_alone + 2 * header.has_results
     )
-    return head + most + lengths + b"".join(chunks)
+    return head + most + ways.tobytes() + lengths + b"".join(chunks)
 
 
 def decode_header(data: bytes, replica: int) -> StepHeader:
@@ -87,6 +119,8 @@ def decode_header(data: bytes, replica: int) -> StepHeader:
         kind, num_rounds, num_replicas, flags = _HEAD.unpack_from(data)
         most = np.frombuffer(data, _INT, num_rounds, _HEAD.size)
         start = _HEAD.size + most.nbytes
+        ways = np.frombuffer(data, _INT, num_rounds * (num_replicas + 1), start)
+        start += ways.nbytes
         lengths = np.frombuffer(data, _INT, num_rounds * num_replicas, start)
         ends = np.cumsum(lengths) + start + lengths.nbytes
         rounds = []
@@ -97,7 +131,18 @@ def decode_header(data: bytes, replica: int) -> StepHeader:
                 chunks[replica] = _decode(data[ends[index] - lengths[index] : ends[index]])
             rounds.append(tuple(chunks))
         most_tokens, is_alone, has_results = tuple(most.tolist()), bool(flags & 1), bool(flags & 2)
-        return StepHeader(HeaderKind(kind), tuple(rounds), most_tokens, is_alone, has_results)
+        table = [
+            tuple(map(bool, each)) for each in ways.reshape(num_rounds, num_replicas + 1).tolist()
+        ]
+        return StepHeader(
+            HeaderKind(kind),
+            tuple(rounds),
+            most_tokens,
+            is_alone,
+            has_results,
+            tuple(each[:-1] for each in table),
+            tuple(each[-1] for each in table),
+        )
     except (ValueError, TypeError, struct.error, LookupError, OverflowError) as error:
         raise MeshError(
             f"rank 0 sent a step that can not be read ({error}): start all ranks with the same version"

@@ -7,45 +7,91 @@ however early its rank has handed it in, so every rank makes the same ones in th
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from thermocline.errors import GroupLostError, MeshError
 from thermocline.workers.completion import HeldFuture, wait_for_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+class ExchangeKind(IntEnum):
+    """The exchanges of a layer, in order."""
+
+    MIX = 0
+    """Ranks that divide a chunk give each other what their rows see."""
+    ROWS = 1
+    ANSWERS = 2
+    SHARE = 3
+    """Sums of rows that one rank sent, to the others of its replica."""
+
+
+class LayerTurns(NamedTuple):
+    """mixes: whether its rows see others. routes: whether it has routed experts."""
+
+    mixes: bool
+    routes: bool
+
+
+class RoundTurns(NamedTuple):
+    """divides: whether some replica's chunk is divided. shares: whether sums of some chunk go to other ranks."""
+
+    divides: bool
+    shares: bool
+
+
 class StepTurns:
-    """Numbers of one step's exchanges. first: of the step; per_layer: exchanges of a layer and round.
+    """Numbers of one step's exchanges, the same on every rank."""
 
-    has_results: whether others have results for rank 0.
-    """
+    def __init__(
+        self,
+        first: int,
+        layers: Sequence[LayerTurns],
+        rounds: Sequence[RoundTurns],
+        *,
+        has_results: bool = True,
+    ) -> None:
+        """first: of the step. layers: by layer. has_results: whether others have results for rank 0."""
+        self.rounds, self.has_results = tuple(rounds), has_results
+        self._turns: dict[tuple[int, ExchangeKind, int], int] = {}
+        for layer, about in enumerate(layers):
+            for exchange in ExchangeKind:
+                for index, each in enumerate(self.rounds):
+                    if _takes_place(exchange, about, each):
+                        self._turns[layer, exchange, index] = first + len(self._turns)
+        self.results = first + len(self._turns)
+        """When the results go to rank 0, if there are any: the last of the step."""
 
-    first: int
-    num_rounds: int
-    num_layers: int
-    per_layer: int
-    has_results: bool = True
-
-    def of(self, layer_index: int, exchange: int, round_index: int) -> int:
-        """Return when an exchange of a layer is. layer_index: among the layers with routed experts."""
-        in_layer = exchange * self.num_rounds + round_index
-        return self.first + layer_index * self.per_layer * self.num_rounds + in_layer
+    def __repr__(self) -> str:
+        return f"StepTurns({len(self._turns)} of {len(self.rounds)} rounds, up to {self.end})"
 
     @property
-    def results(self) -> int:
-        """When the results go to rank 0, if there are any: the last of the step."""
-        return self.first + self.num_layers * self.per_layer * self.num_rounds
+    def num_rounds(self) -> int:
+        """Chunks of a replica in the step, at most."""
+        return len(self.rounds)
+
+    def of(self, layer: int, exchange: ExchangeKind, round_index: int) -> int:
+        """Return when an exchange of a layer is."""
+        return self._turns[layer, exchange, round_index]
 
     @property
     def end(self) -> int:
         """The first turn behind the step."""
         return self.results + self.has_results
+
+
+def _takes_place(exchange: ExchangeKind, layer: LayerTurns, each: RoundTurns) -> bool:
+    match exchange:
+        case ExchangeKind.MIX:
+            return layer.mixes and each.divides
+        case ExchangeKind.SHARE:
+            return layer.routes and each.shares
+        case _:
+            return layer.routes
 
 
 class TurnThread:

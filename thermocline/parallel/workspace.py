@@ -25,6 +25,29 @@ collective call, where lengths of their own take a call before it. A call with 6
 
 
 @dataclass(frozen=True, slots=True)
+class Dividing:
+    """Where ranks of a replica divide a chunk's rows: what they give each other in a layer.
+
+    senders: ranks that send tokens to experts then, each a part of a replica's. width: ranks of the widest replica.
+    """
+
+    senders: int
+    width: int
+    chunk_tokens: int
+    """Most tokens of a chunk."""
+    row_bytes: int
+    """Most bytes of a row that one rank gives another."""
+
+    def mix_bytes(self) -> int:
+        """Return the most bytes that a rank gives: its rows, rounded up, to each of the others."""
+        return (self.width - 1) * -(-self.chunk_tokens // self.width) * self.row_bytes
+
+    def mixed_bytes(self) -> int:
+        """Return the most bytes that it gets: the others' rows."""
+        return (self.chunk_tokens - self.chunk_tokens // self.width) * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """What decides how much can arrive at a rank.
 
@@ -41,6 +64,8 @@ class Traffic:
     num_ranks: int
     num_layers_in_flight: int = 1
     """Chunks in flight, each with buffers of its own."""
+    divided: Dividing | None = None
+    """None where no replica has several ranks, or they divide nothing."""
 
     def token_capacity(self) -> int:
         """Return the tokens that can really arrive in a layer: every dispatcher's largest chunk, once."""
@@ -51,11 +76,15 @@ class Traffic:
         return self.token_capacity() * min(self.num_experts_used, self.num_owned)
 
     def receive_bytes(self) -> int:
-        """Return the bytes that can arrive with one layer's tokens."""
-        experts = self.dispatchers * 2 * INT_BYTES * self.num_owned
+        """Return the bytes that can arrive with one layer's tokens.
+
+        Ranks that divide a chunk send no more tokens, but each a head and the numbers of experts.
+        """
+        senders = max(self.dispatchers, 0 if self.divided is None else self.divided.senders)
+        experts = senders * 2 * INT_BYTES * self.num_owned
         pairs = 2 * INT_BYTES * self.pair_capacity()
         rows = self.token_capacity() * self.hidden * self.item_bytes
-        return self.dispatchers * HEAD_BYTES + experts + pairs + rows
+        return senders * HEAD_BYTES + experts + pairs + rows
 
     def block_bytes(self, num_tokens: int) -> int:
         """Return the most bytes that a rank can send another with so many tokens; 0 where they are too many for blocks."""
@@ -87,7 +116,9 @@ class Traffic:
 
 def arena_sizes(traffic: Traffic, num_experts: int) -> dict[str, int]:
     """Return the bytes of each buffer of one chunk in flight."""
-    return {
+    divided = traffic.divided
+    mixed = {} if divided is None else {"mix": divided.mix_bytes(), "mixed": divided.mixed_bytes()}
+    return mixed | {
         "send": traffic.send_bytes(num_experts),
         "receive": traffic.receive_bytes(),
         "answer": traffic.answer_bytes(),

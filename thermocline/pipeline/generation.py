@@ -70,6 +70,7 @@ class Generation:
             params,
             vocab_size=tokenizer.vocab_size,
             end_ids=tokenizer.end_ids,
+            never_ids=tokenizer.never_ids,
             prompt_ids=self.prompt,
             matcher=matcher,
             limit=_reasoning_limit(params.reasoning_budget, tokenizer),

@@ -46,6 +46,10 @@ _LIMITS: Final[dict[str, Any]] = {
     "verbose_errors": False,
 }
 
+# Of a forced text, this is looked at: so many characters, or so many of the longest tokens.
+_FORCED_CHARS: Final = 256
+_FORCED_TOKENS: Final = 4
+
 # For each byte of a bit mask, what is added to the logits of its 8 tokens, the lowest bit first.
 _ALLOWED_BITS: Final = np.arange(256)[:, None] >> np.arange(8) & 1
 _PENALTIES: Final = np.where(_ALLOWED_BITS, np.float32(0), np.float32(-np.inf)).astype(np.float32)
@@ -289,12 +293,18 @@ class _Wrapper:
         self.eos_token_id = min(end_ids)
         special = _special_ids(tokenizer)
         self.special_token_ids = [i for i in every if i in special]
+        longest = max(map(len, self.tokens), default=0)
+        self._max_forced_chars = max(_FORCED_CHARS, _FORCED_TOKENS * longest)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return the model's tokens for `text`, which the grammar forces."""
+        """Return the model's tokens for the beginning of `text`, which the grammar forces.
+
+        A mask allows the first of them alone, and the next mask asks again. All of a long text each time would take its
+        length times the number of steps.
+        """
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
-        return self._tokenizer.encode_more(text)
+        return self._tokenizer.encode_more(text[: self._max_forced_chars])
 
 
 def start_deep(thread: threading.Thread) -> None:

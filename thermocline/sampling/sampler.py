@@ -48,14 +48,14 @@ class Sampler:
 
     Greedy choice takes the greatest processed logit, the lowest id among equals. Before `min_tokens` tokens,
     `end_ids` (the model's end tokens) and `params.stop_token_ids` are impossible, unless nothing else is
-    possible. Without `params.seed` each sampler draws its own seed. matcher: for `params.constraint`;
-    `ignore_eos` then means that the answer ends as late as the constraint allows. limit: for
+    possible; so are `never_ids` at all times. Without `params.seed` each sampler draws its own seed. matcher: for
+    `params.constraint`; `ignore_eos` then means that the answer ends as late as the constraint allows. limit: for
     `params.reasoning_budget`; its forced tokens are neither masked nor drawn. Raises RequestError for an id
     outside of the vocabulary. `sample` may run in any thread, one call at a time.
     """
 
     __slots__ = (
-        "_bias", "_bias_ids", "_end_ids", "_late_ids", "_limit", "_matcher", "_params", "_prompt_tail",
+        "_bias", "_bias_ids", "_end_ids", "_late_ids", "_limit", "_matcher", "_never_ids", "_params", "_prompt_tail",
         "_vocab_size", "seed",
     )  # fmt: skip
 
@@ -68,6 +68,7 @@ class Sampler:
         vocab_size: int,
         end_ids: Collection[int],
         prompt_ids: Sequence[int],
+        never_ids: Collection[int] = (),
         matcher: Matcher | None = None,
         limit: ReasoningLimit | None = None,
     ) -> None:
@@ -84,6 +85,7 @@ class Sampler:
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
         self._end_ids = np.array(sorted(end_ids), dtype=np.int64)
         self._late_ids = np.array(sorted({*end_ids, *params.stop_token_ids}), dtype=np.int64)
+        self._never_ids = np.array(sorted(never_ids), dtype=np.int64)
         tail = _last(prompt_ids, params.repeat_last_n) if _repetition_is_on(params) else ()
         _check_ids("prompt", tail, vocab_size)
         self._prompt_tail = np.array(tail, dtype=np.int64)
@@ -155,7 +157,7 @@ class Sampler:
         return row
 
     def _forbidden_ids(self, output_ids: Sequence[int]) -> maths.TokenIds:
-        """Return the tokens that would end the answer too early, or complete a forbidden sequence."""
+        """Return the tokens that would end the answer too early or complete a forbidden sequence, and those of no answer."""
         params = self._params
         if len(output_ids) < params.min_tokens:
             early = self._late_ids
@@ -168,7 +170,9 @@ class Sampler:
             for ids in params.bad_token_sequences
             if tuple(_last(output_ids, len(ids) - 1)) == ids[:-1]
         ]
-        return np.array([*early, *bad], dtype=np.int64) if bad else early
+        if not bad and not len(self._never_ids):
+            return early
+        return np.concatenate((early, np.array(bad, dtype=np.int64), self._never_ids))
 
     def _choose(self, row: maths.Logits, position: int) -> int:
         """Return the greedy token of `row`, or the drawn one."""

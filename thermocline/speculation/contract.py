@@ -194,7 +194,7 @@ class HiddenReader(Protocol):
 
         inputs: the same before each of `facts.reads_layers`, and perhaps before others.
 
-        Called as a part of the head's job on its lane, chunk by chunk in the order in which they end; prompts, decode
+        Called on the lane where drafters compute, before or with the head's job, chunk by chunk in the order in which they end; prompts, decode
         steps, and tokens that are computed again after a preemption. The last `segment.num_drafted` rows of a segment
         are drafted tokens: `observe` says which of these stay. Positions that were taken back come again. What a drafter
         keeps of a position may lie at the chunk's own places (`kv_slots`, block tables): these are shared, freed and

@@ -18,6 +18,7 @@ from thermocline.kv.pool import KVPool
 from thermocline.messages import Chunk, ChunkId, LayerIndex, Segment, SegmentKind
 from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, Draft, DrafterFacts
 from thermocline.speculation.followed import Followed, follow_moves
+from thermocline.speculation.head_rows import TokenShares
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class Guesser(Protocol):
         """Numbers of the state that it takes of the position before; 0 where it takes none."""
         ...
 
+    @property
+    def head_cuts(self) -> tuple[int, ...]:
+        """For so many first tokens `logits` can be asked, ascending; the last are all."""
+        ...
+
     def states(self, chunk: Chunk, before: FloatArray, cache: KVPool) -> FloatArray:
         """Return float32 [T, width], from which `logits` guesses; appends the chunk's keys and values to `cache`.
 
@@ -55,8 +61,11 @@ class Guesser(Protocol):
         """
         ...
 
-    def logits(self, states: FloatArray) -> FloatArray:
-        """Return float32 [rows, V]: what comes after the tokens of these rows of `states`."""
+    def logits(self, states: FloatArray, num_tokens: int | None = None) -> FloatArray:
+        """Return float32 [rows, num_tokens]: what comes after the tokens of these rows of `states`.
+
+        num_tokens: one of `head_cuts`; None for all.
+        """
         ...
 
 
@@ -118,21 +127,25 @@ class NextTokenDrafter:
         # [blocks, D]: the trunk's state at each block's last position, for requests that begin behind it.
         self._ends = memory.view(np.float32).reshape(num_blocks, hidden)
         self._followed: dict[RequestId, Followed] = {}
+        self._shares: dict[RequestId, TokenShares] = {}
         self.facts = DrafterFacts(name, computes=True, reads_hidden=True)
 
     def __repr__(self) -> str:
         return f"NextTokenDrafter({self._block}, {len(self._followed)} requests)"
 
     def begin(self, request: RequestId, prompt: Sequence[int]) -> None:
-        del prompt  # its chunks come with their tokens
         self._followed[request] = Followed()
+        self._shares[request] = TokenShares(self._block.head_cuts)
+        self._shares[request].see(prompt)
 
     def end(self, request: RequestId) -> None:
         self._followed.pop(request, None)
+        self._shares.pop(request, None)
 
     def observe(self, verified: Verified) -> None:
         followed = self._followed.get(verified.request)
         if followed is not None:
+            self._shares[verified.request].see(verified.tokens)
             followed.take(verified)
             follow_moves(followed, verified, self._cache, self._layers)
             if not verified.is_chain:
@@ -193,7 +206,10 @@ class NextTokenDrafter:
         ]
 
     def guess(self, wish: DraftWish, index: int, logits: FloatArray) -> tuple[int, float]:
-        """Return the token at place `index` of a draft, and how likely it is right. logits: float32 [V]."""
+        """Return the token at place `index` of a draft, and how likely it is right.
+
+        logits: float32, of all tokens, or of those from which the request's drafts are taken.
+        """
         del wish, index
         token = int(logits.argmax())
         return token, float(1 / np.exp(logits - logits[token], dtype=np.float32).sum())
@@ -211,7 +227,8 @@ class NextTokenDrafter:
         states = self._run(rows, SegmentKind.DECODE)
         last = np.cumsum([len(each.tokens) for each in rows]) - 1
         states = states[last]
-        logits = self._block.logits(states)
+        num_tokens = max(self._shares[draft.wish.request].chosen() for draft in drafts)
+        logits = self._block.logits(states, num_tokens)
         if not self._block.state_width:
             states = np.empty((len(states), 0), np.float32)
         active, following = [], []

@@ -77,19 +77,20 @@ class Speculator:
         drafters: Sequence[Drafter],
         *,
         enabled: tuple[str, ...] | None = None,
-        absent: tuple[str, ...] = (),
+        absent: Mapping[str, str] | None = None,
         why_none: str | None = None,
         fixed_tokens: int | None = None,
     ) -> None:
-        """enabled: names of the drafters that requests get which name none; None for all. absent: of others that requests
-        may name, and get nothing; why_none: why there are none.
+        """enabled: names of the drafters that requests get which name none; None for all. absent: others that requests
+        may name, and get nothing, with the reason. why_none: why nobody drafts for requests that name none; None if somebody
+        does, or was turned off.
         """
         self._drafters: Mapping[str, Drafter] = {each.facts.name: each for each in drafters}
         self._enabled = tuple(self._drafters) if enabled is None else enabled
         self._is_off = enabled == ()
-        self._absent = absent
+        self._absent = absent or {}
         self.why_none = why_none
-        """Why there are no drafters; None if there are."""
+        """Why there are no drafters for requests that name none; None if there are."""
         self.fixed_tokens = fixed_tokens
         """Who measures may change it between requests."""
         self._prices = StepPrices()
@@ -143,7 +144,8 @@ class Speculator:
         why_off = None
         if not drafters:
             is_off = names == () or (names is None and self._is_off)
-            why_off = "it was turned off" if is_off else self.why_none
+            why_absent = (self._absent[name] for name in wanted if name in self._absent)
+            why_off = "it was turned off" if is_off else next(why_absent, self.why_none)
         names_of = [each.facts.name for each in drafters]
         acceptance = {name: Acceptance(_PRIOR, self._overall[name]) for name in names_of}
         calibration = {name: Calibration() for name in names_of}

@@ -58,8 +58,9 @@ class SharedModelStage:
         self._num_lost = 0
 
     def takes(self, chunk: Chunk) -> bool:
-        """Whether a chunk is such a step, small enough, and the device has experts for it."""
+        """Whether a chunk is such a step, small enough, and the device has experts for it, and computes its branches."""
         is_step = not chunk.is_prompt and chunk.num_tokens <= self.handoff.max_rows
+        is_step &= self.device.takes_branches or not chunk.has_branches
         return is_step and not self._store.is_empty and self._num_lost <= _MAX_LOST
 
     async def __call__(self, hidden: Hidden) -> Hidden:

@@ -36,7 +36,7 @@ class Tokenizer:
     Token types, as in llama.cpp: CONTROL and UNKNOWN tokens are found in text only with
     `parse_special`; USER_DEFINED tokens always, before any other cutting; NORMAL tokens by merging;
     BYTE, UNUSED and UNDEFINED tokens are never searched for. `steering_ids` and `control_texts` are those that are
-    found only with `parse_special`: more than the control tokens where TokenRoles says so.
+    found only with `parse_special`: more than the control tokens where TokenRoles says so. `never_ids`: no answer has them.
     `add_space_prefix`: `encode` puts a space before a text, which is in the bytes of its first token.
 
     Raises ModelFileError for tokens or merges that contradict each other.
@@ -67,6 +67,7 @@ class Tokenizer:
         self.add_bos = data.add_bos
         self.add_eos = data.add_eos
         self.end_ids = roles.end_ids
+        self.never_ids = frozenset(n for n in data.never_ids if 0 <= n < self.vocab_size)
         self.steering_ids = roles.steering_ids
         self.control_texts = frozenset(self._texts[token_id] for token_id in roles.steering_ids)
 

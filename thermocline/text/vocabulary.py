@@ -39,7 +39,8 @@ class TokenizerData:
     `scores` are one per token for "llama", else not used. Ids are None where the model has no such
     token. `fim_ids` holds the fill-in-the-middle ids that the file names (keys fim_pre, fim_suf,
     fim_mid, fim_pad, fim_rep, fim_sep). `add_space_prefix`: a space goes before the text, and again
-    after each special token ("llama" only). `swallows_blanks`: as Phi 3 does, see TokenRoles. An empty
+    after each special token ("llama" only). `never_ids`: tokens that no answer has, since they stand for something that is
+    no text; ids beyond the vocabulary do not count. `swallows_blanks`: as Phi 3 does, see TokenRoles. An empty
     token text becomes "[EMPTY_<id>]", as in llama.cpp.
 
     Raises UnsupportedModelError for a tokenizer model or pre-tokenizer that is not known, and
@@ -63,6 +64,7 @@ class TokenizerData:
     add_space_prefix: bool = False
     swallows_blanks: bool = False
     fim_ids: Mapping[str, int] = field(default_factory=lambda: _NO_IDS)
+    never_ids: Sequence[int] = ()
     path: str = "(tokenizer data)"
 
     def __post_init__(self) -> None:
@@ -159,6 +161,7 @@ class TokenizerData:
             and metadata.get_bool("tokenizer.ggml.add_space_prefix", True),
             swallows_blanks=_is_phi3(metadata),
             fim_ids=known.fim_ids(),
+            never_ids=metadata.get_ints("tokenizer.ggml.suppress_tokens", ()),
             path=path,
         )
 

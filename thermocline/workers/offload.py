@@ -10,14 +10,16 @@ import ctypes
 import os
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from thermocline.errors import EngineClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 R = TypeVar("R")
 
@@ -25,6 +27,8 @@ BULK_CHARS: Final = 1 << 15
 """Work on more characters, or bytes, than this is long: it takes some tens of milliseconds or more."""
 _NUM_QUICK: Final = 4
 _MAX_BULK: Final = 4
+# Between two looks for freed memory, after the last job: its result is sent, and freed, by others.
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0)
 # `close` waits this long for a thread's present job.
 _JOIN_S: Final = 1.0
 
@@ -46,13 +50,18 @@ class _Job(Generic[R]):
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            self.future.set_result(self.work(self.check))
+            self.future.set_result(self.work(partial(_check, self.unwanted)))
         except BaseException as error:  # noqa: BLE001 - handed to the caller
             self.future.set_exception(error)
+        finally:
+            # An error's traceback leads here. If this frame led back to the error by its future, what the request holds
+            # would wait until cycles are collected. So the job is forgotten here, and by who calls this.
+            del self
 
-    def check(self) -> None:
-        if self.unwanted.is_set():
-            raise UnwantedError
+
+def _check(unwanted: threading.Event) -> None:
+    if unwanted.is_set():
+        raise UnwantedError
 
 
 class Offload:
@@ -83,6 +92,7 @@ class Offload:
             raise
         finally:
             job.unwanted.set()
+            del job  # as in `_Job.run`
 
     async def run_if_long(self, work: Callable[[], R], *about: object) -> R:
         """Return `work()`: computed here, or by a thread if the JSON values that it is about are long (`is_bulk`).
@@ -90,6 +100,12 @@ class Offload:
         Raises as `run` does. It is for work that takes some ten nanoseconds per character, and does not end early.
         """
         return await self.run(lambda _: work(), is_bulk=True) if is_bulk(*about) else work()
+
+    def return_memory(self) -> None:
+        """Give the system back what is free now and in the next seconds: for whoever held much that no job freed."""
+        if not self._bulk.has_waiting:  # else it is done after what waits
+            with suppress(EngineClosedError):
+                self._bulk.submit(_Job(lambda _: None))
 
     def close(self) -> None:
         """Take no more work. Work that waits fails, work that runs ends at its next `still_wanted()`."""
@@ -120,18 +136,31 @@ def is_bulk(*values: object) -> bool:
 
 
 class _Threads:
-    """So many threads, started when they are first needed."""
+    """So many threads, started when they are first needed.
+
+    after_each: called after each job, and again some times while no other comes, because results are freed later.
+    """
 
     def __init__(
-        self, name: str, num_threads: int, after_each: Callable[[], None] | None = None
+        self,
+        name: str,
+        num_threads: int,
+        after_each: Callable[[], None] | None = None,
+        pauses_s: tuple[float, ...] = _PAUSES_S,
     ) -> None:
         self._name = name
         self._num_threads = num_threads
         self._after_each = after_each
+        self._pauses_s = pauses_s
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._started: list[threading.Thread] = []
         self._open: set[_Job[Any]] | None = set()
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a job has not begun."""
+        return not self._jobs.empty()
 
     def submit(self, job: _Job[Any]) -> None:
         """Queue the job. Raises EngineClosedError after `close`."""
@@ -158,12 +187,21 @@ class _Threads:
             thread.join(_JOIN_S)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.run()
-            with self._lock:
-                if self._open is not None:
-                    self._open.discard(job)
-            del job  # and with it the result
+        pauses: Iterator[float] = iter(())
+        while True:
+            try:
+                job = self._jobs.get(timeout=next(pauses, None))
+            except Empty:
+                pass
+            else:
+                if job is None:
+                    return
+                job.run()
+                with self._lock:
+                    if self._open is not None:
+                        self._open.discard(job)
+                del job  # and with it the result
+                pauses = iter(self._pauses_s if self._after_each else ())
             if self._after_each is not None:
                 self._after_each()
 

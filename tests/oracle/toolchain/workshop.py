@@ -51,6 +51,12 @@ _HUNYUAN_ROPE = {
 """The one base, factor and head size that the converter takes."""
 
 
+_LATENT_YARN = _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 0.9}
+_EARLY_END = {"moe_layer_start_index": 1, "moe_layer_end_index": 2}
+_TWO_SHARED = {"moe_num_shared_experts": 2, "num_key_value_heads": 1}
+_IN_TURNS = ["dense", "sparse", "dense", "sparse"]
+
+
 @dataclass(frozen=True)
 class ToolCase:
     """A tiny model, and what the converter is told besides."""
@@ -182,6 +188,18 @@ OTHER_CASES = (
     _case("unshared", "granitemoe", options={"shared_intermediate_size": 0}, seed=8),
     _case("whole_heads", "bailingmoe2", options={"rope_parameters": _THETA_ALONE}, seed=4),
     _case("dynamic", "hunyuan-moe", hidden=256, options=_HUNYUAN_ROPE, seed=3),
+    # What llama.cpp computes otherwise, or can not open (docs/decisions/0100).
+    _case("wide_values", "qwen3next", options={"linear_value_head_dim": 24}, seed=6),
+    _case("narrow_values", "qwen35moe", options={"linear_value_head_dim": 8}, seed=6),
+    _case("every_second", "ernie4_5-moe", layers=5, options={"moe_layer_interval": 2}, seed=7),
+    _case("early_end", "ernie4_5-moe", layers=4, options=_EARLY_END, seed=8),
+    _case("two_shared", "ernie4_5-moe", options=_TWO_SHARED, seed=9),
+    _case("two_shared", "bailingmoe2", options={"n_shared_experts": 2}, seed=5),
+    _case("plain_yarn", "deepseek_v2", options={"rope_parameters": _YARN}, seed=10),
+    _case("plain_yarn", "deepseek_v3", options={"rope_parameters": _YARN}, seed=10),
+    _case("own_yarn", "deepseek_v3", options={"rope_parameters": _LATENT_YARN}, seed=11),
+    _case("in_turns", "deepseek_v3", layers=4, options={"mlp_layer_types": _IN_TURNS}, seed=12),
+    _case("in_turns", "laguna", layers=4, options={"mlp_layer_types": _IN_TURNS}, seed=12),
 )
 """What the converter writes otherwise for some."""
 

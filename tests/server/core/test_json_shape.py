@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 
 import msgspec
 import pytest
@@ -62,6 +63,50 @@ def test_the_deepest_body(opening, closing):
     for depth in (MAX_DEPTH + 1, 100_000):
         with pytest.raises(RequestError, match="nested too deeply"):
             feed(opening * depth + b"1" + closing * depth, 1 << 16)
+
+
+MANY_VALUES = {
+    "empty objects": [{}],
+    "empty lists": [[]],
+    "objects": [{"a": 1}],
+    "lists": [[1]],
+    "texts": ["hello"],
+    "texts of one character": ["\u6c49"],
+    "small whole numbers": [1],
+    "whole numbers": [12_345_678],
+    "numbers": [1.5],
+}
+
+
+@pytest.mark.parametrize("kind", MANY_VALUES)
+def test_values_take_no_more_memory_than_counted(kind):
+    """As the interpreter counts it while msgspec decodes; and the count is not ten times too high."""
+    body = {"some": MANY_VALUES[kind] * 10_000, "more": "7" * 1000}
+    raw = json.dumps(body, ensure_ascii=False).encode()
+    check = ShapeCheck()
+    check.feed(raw)
+    tracemalloc.start()
+    try:
+        decoded = msgspec.json.decode(raw)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert decoded == body
+    assert peak_bytes <= check.decoded_bytes + len(raw) < 10 * peak_bytes
+
+
+def test_names_take_no_more_memory_than_counted():
+    """Ten thousand in one object."""
+    raw = json.dumps({str(number): number for number in range(10_000)}).encode()
+    check = ShapeCheck()
+    check.feed(raw)
+    tracemalloc.start()
+    try:
+        msgspec.json.decode(raw)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes <= check.decoded_bytes + len(raw) < 10 * peak_bytes
 
 
 # A body with nothing but one kind of what takes time: its parts, and what stands between them.

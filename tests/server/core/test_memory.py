@@ -43,6 +43,34 @@ async def test_a_large_body_beside_others_is_429(small_toy, gate):
         writer.close()
 
 
+async def test_many_small_values_count_as_what_they_become(small_toy, gate):
+    """20,000 empty objects are a body of 80,000 bytes, and 5.8 MB when they are decoded."""
+    async with live(small_toy, max_work_bytes=1 << 20) as server:
+        _, writer = await server.connect(TEXT, prompt="hello", user="7" * 70_000, max_tokens=2)
+        await server.until_requests(1)
+        fields = {"prompt": "hello", "max_tokens": 2}
+        assert (await server.post(TEXT, **fields, unknown=[{}] * 20_000))[0] == 429
+        gate.open()
+        assert (await server.post(TEXT, **fields))[0] == 200
+        writer.close()
+
+
+async def test_many_token_ids_beside_others_are_429(small_toy, gate):
+    """A text of 60,000 characters is a small body, and its ids are not: they count before their answer is written."""
+    async with live(small_toy, max_work_bytes=1 << 20) as server:
+        _, writer = await server.connect(TEXT, prompt="hello", user="7" * 100_000, max_tokens=2)
+        await server.until_requests(1)
+        long = {"content": "7" * 60_000}
+        assert (await server.post("/tokenize", content="hello"))[0] == 200
+        async with server.client.post("/tokenize", json=long) as response:
+            assert response.status == 429
+        gate.open()
+        writer.close()
+    async with live(small_toy, max_work_bytes=1 << 20) as server:
+        status, body = await server.post("/tokenize", **long)
+        assert (status, body["count"]) == (200, 60_000)
+
+
 async def test_prompts_with_too_many_log_probabilities_are_refused(small_toy):
     """What an answer can not hold is refused before anything is computed."""
     async with live(small_toy) as server:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.written_cache import written_cache
 from thermocline.kernels.cache_format import (
     CacheShape,
     CacheType,
     copy_cache,
     read_cache,
     read_latent,
-    write_cache,
     write_latent,
 )
 
@@ -22,10 +22,8 @@ def test_slots_get_what_others_have(cache_type, block_tokens):
     """Between groups of keys of other widths; all other slots stay."""
     shape = CacheShape(cache_type, 6, block_tokens, 3, 64)
     rng = np.random.default_rng(block_tokens)
-    keys, values = (np.zeros(shape.array_shape, np.uint8) for _ in range(2))
+    keys, values = written_cache(shape, rng)
     every = np.arange(6 * block_tokens, dtype=np.int32)
-    k, v = (rng.standard_normal((len(every), 3, 64)).astype(np.float32) for _ in range(2))
-    write_cache(shape, keys, values, every, k, v)
     before = read_cache(shape, keys, values, every)
     order = rng.permutation(every)
     half = len(order) // 2

@@ -69,6 +69,7 @@ OWN_OPTIONAL = {
     "glm4moe": {"leading_dense_block_count"},
     "gpt-oss": {"rope.dimension_count"},
     "hunyuan-moe": {"expert_shared_feed_forward_length"},
+    "qwen2moe": {"expert_shared_feed_forward_length"},  # its tensor says it
     "qwen3vlmoe": {"n_deepstack_layers"},
     "deepseek2": {
         "attention.q_lora_rank",
@@ -184,7 +185,7 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("dots1", "expert_gating_func", 4, UnsupportedModelError),
         ("glm4moe", "leading_dense_block_count", 3, ModelFileError),
         ("glm4moe", "expert_weights_scale", -1.0, ModelFileError),
-        ("ernie4_5-moe", "interleave_moe_layer_step", 2, UnsupportedModelError),
+        ("ernie4_5-moe", "interleave_moe_layer_step", 0, ModelFileError),
         ("ernie4_5-moe", "expert_gating_func", 2, UnsupportedModelError),
         ("granitemoe", "rope.scaling.finetuned", False, UnsupportedModelError),
         ("granitemoe", "logit_scale", 0.0, ModelFileError),

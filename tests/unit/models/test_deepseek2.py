@@ -66,19 +66,33 @@ def test_yarn_scales_scores_and_not_rotation(tmp_path, mscale):
     assert spec_of(write(tmp_path, FLASH)).attention_scale == pytest.approx(1 / math.sqrt(24))
 
 
+@pytest.mark.parametrize("multiplier", [None, 0.0])
+def test_yarn_without_the_multiplier_scales_rotation_alone(tmp_path, multiplier):
+    """As configurations without mscale_all_dim have it: the usual factor, and no score is scaled besides."""
+    spec = spec_of(write(tmp_path, V3, **{"rope.scaling.yarn_log_multiplier": multiplier}))
+    assert spec.rope_scaling.magnitude == pytest.approx(0.1 * math.log(8) + 1)
+    assert spec.attention_scale == pytest.approx(1 / math.sqrt(24))
+
+
+def test_yarn_with_a_factor_of_its_own_turns_by_it(tmp_path):
+    """The configuration's attention_factor is on cosines and sines, and the multiplier scales scores all the same."""
+    spec = spec_of(write(tmp_path, V3, **{"rope.scaling.yarn_attn_factor": 0.9}))
+    assert spec.rope_scaling.magnitude == pytest.approx(0.9)
+    expected = (1 + 0.1 * math.log(8)) ** 2 / math.sqrt(24)
+    assert spec.attention_scale == pytest.approx(expected, rel=1e-6)
+
+
 @pytest.mark.parametrize(
-    "keys",
+    ("key", "value", "error"),
     [
-        {"rope.scaling.yarn_log_multiplier": None},
-        {"rope.scaling.yarn_log_multiplier": 0.0},
-        {"rope.scaling.yarn_log_multiplier": -0.1},
-        {"rope.scaling.attn_factor": 1.5},
+        ("rope.scaling.yarn_log_multiplier", -0.1, ModelFileError),
+        ("rope.scaling.attn_factor", 1.5, UnsupportedModelError),
     ],
 )
-def test_yarn_that_implementations_read_differently_is_refused(tmp_path, keys):
-    """Without the multiplier, or with a factor besides, llama.cpp and transformers disagree."""
-    with pytest.raises(UnsupportedModelError, match="yarn_log_multiplier"):
-        spec_of(write(tmp_path, V3, **keys))
+def test_yarn_that_nobody_writes_is_refused(tmp_path, key, value, error):
+    """A multiplier below zero, and llama.cpp's factor besides its own."""
+    with pytest.raises(error, match=key):
+        spec_of(write(tmp_path, V3, **{key: value}))
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -188,3 +190,141 @@ def test_answers_states_move_on_together(count):
     assert plan.saves == ((((2, 9),) if count == 3 else ()),)
     assert plan.begins == ()
     assert inputs_of(plan).delta[0].slots.tolist() == [*range(count)]
+
+
+def drafted(chunk: Chunk, *counts: int) -> Chunk:
+    """Return a chunk whose segments end with so many drafted tokens."""
+    segments = tuple(
+        segment._replace(num_drafted=count)
+        for segment, count in zip(chunk.segments, counts, strict=True)
+    )
+    return replace(chunk, segments=segments)
+
+
+def chain_state(slot: int, *saved: int) -> StateUse:
+    return StateUse(slot, saves=tuple(enumerate(saved, 1)))
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_drafted_rows_are_sequences_of_their_own(window):
+    """Each sees its own positions and those before it by the request's table; the shape is that of as many answers."""
+    chunk = drafted(chunk_of([(14, 4), (3, 1)], SegmentKind.DECODE), 3, 0)
+    plan = plan_step(chunk, rules_of(window))
+    others = plan_step(chunk_of([(n, 1) for n in range(5)], SegmentKind.DECODE), rules_of(window))
+    assert plan.shape == others.shape
+    assert plan.recurs
+    (span,) = inputs_of(plan).attention[window].spans
+    assert (span.shape.sequences, span.shape.length) == (5, 1)
+    assert span.positions[:, 0].tolist() == [14, 15, 16, 17, 3]
+    for row, (table, first) in enumerate(
+        zip(span.tables.numpy(), span.first.tolist(), strict=True)
+    ):
+        position = chunk.positions[row]
+        seen = np.arange(max(0, position - window + 1) if window else 0, position + 1)
+        expected = chunk.segments[row // 4].block_table[seen // BLOCK]
+        np.testing.assert_array_equal(table[(seen - first) // BLOCK], expected)
+
+
+def test_states_go_on_from_row_to_row():
+    """Rounds by depth: a chain's rows one after another, and another answer's only row beside the first; padding is apart."""
+    uses = [chain_state(0, 20, 21), StateUse(1, saves=((1, 30),)), chain_state(2, 22)]
+    chunk = drafted(chunk_of([(9, 3), (4, 1), (2, 2)], SegmentKind.DECODE, uses), 2, 0, 1)
+    plan = plan_step(chunk, SPARE)
+    assert plan.shape.num_tokens == 8
+    rounds = inputs_of(plan).delta
+    assert [(span.shape.sequences, span.shape.is_apart) for span in rounds] == [(4, True)] * 4
+    moves = [
+        [
+            (row, before, after)
+            for row, before, after in zip(
+                *(part.tolist() for part in (span.rows, span.slots, span.after)), strict=True
+            )
+            if row < 6
+        ]
+        for span in rounds
+    ]
+    assert moves == [
+        [(0, 0, 20), (3, 1, 1), (4, 2, 22)],
+        [(1, 20, 21), (5, 22, 2)],
+        [(2, 21, 0)],
+        [],
+    ]
+    padding = [
+        (before, after)
+        for span in rounds
+        for row, before, after in zip(
+            *(part.tolist() for part in (span.rows, span.slots, span.after)), strict=True
+        )
+        if row == 8
+    ]
+    assert padding == [(5, 5)] * 10
+    # The prefix's snapshot of the answer without a draft is a copy of what its own slot then has.
+    assert [save for each in plan.saves for save in each] == [(1, 30)]
+
+
+def tree_of(block_tables, positions, rows, levels, states, copies) -> Chunk:
+    """Return a request's tree whose branches have these tables and rows."""
+    at = np.array(positions, np.int32)
+    whole = Segment(
+        *(RequestId(0), 0, len(at), SegmentKind.DECODE, block_tables[0], 0, states[0]),
+        num_drafted=len(at) - 1,
+    )
+    segments, slots, start = [], [], 0
+    for table, length, level, state in zip(block_tables, rows, levels, states, strict=True):
+        own = at[start : start + length]
+        segments.append(
+            whole._replace(start=start, length=length, block_table=table, level=level, state=state)
+        )
+        slots.append(table[own // BLOCK] * BLOCK + own % BLOCK)
+        start += length
+    places = CachePlaces(np.concatenate(slots), tuple(segments), np.array(copies, np.int32))
+    return Chunk(
+        *(ChunkId(1), (whole,), np.zeros(len(at), np.int32), at, places.slots),
+        np.zeros(0, np.int32),
+        branch_places=places,
+    )
+
+
+def test_branches_go_on_from_their_parents():
+    """By their own tables, with copies of what they share, and from the state after their parent."""
+    tables = [np.array([7, 8], np.int32), np.array([7, 9], np.int32)]
+    # Rows 0, 1, 2 are the first branch; row 3 is a second child of row 0, row 4 its child.
+    states = [chain_state(0, 20, 21), StateUse(23, load=20, saves=((1, 22),))]
+    copies = [[8 * BLOCK, 9 * BLOCK], [8 * BLOCK + 1, 9 * BLOCK + 1], [5, 6]]
+    chunk = tree_of(tables, [9, 10, 11, 10, 11], (3, 2), (0, 1), states, copies)
+    plan = plan_step(chunk, SPARE)
+    inputs = inputs_of(plan)
+    (span,) = inputs.attention[0].spans
+    assert span.tables[:5, :2].tolist() == [[7, 8]] * 3 + [[7, 9]] * 2
+    assert inputs.attention[0].slots[:5].tolist() == [65, 66, 67, 74, 75]
+    copied = inputs.attention[0].copies
+    spare_slot = 90 * BLOCK
+    assert copied.t().tolist() == [*copies, [spare_slot, spare_slot]]
+    moves = {
+        row: (before, after)
+        for span in inputs.delta
+        for row, before, after in zip(
+            *(part.tolist() for part in (span.rows, span.slots, span.after)), strict=True
+        )
+        if row < 5
+    }
+    assert moves == {0: (0, 20), 1: (20, 21), 3: (20, 22), 2: (21, 0), 4: (22, 23)}
+
+
+def test_drafted_rows_beside_tokens_that_are_computed_again():
+    """No shape recurs then: drafted rows are sequences all the same, and the others' states move on run by run."""
+    uses = [StateUse(3, saves=((2, 9),)), chain_state(0, 20)]
+    chunk = drafted(chunk_of([(0, 5), (9, 2)], SegmentKind.DECODE, uses), 0, 1)
+    plan = plan_step(chunk, SPARE)
+    assert not plan.recurs
+    assert [span.length for span in plan.shape.attention[0]] == [5, 1]
+    assert [(span.start, span.length, span.is_apart) for span in plan.shape.delta] == [
+        *((0, 2, False), (2, 3, False)),
+        *((5, 1, True), (6, 1, True)),
+    ]
+    assert plan.saves == (((3, 9),), (), (), ())
+    apart = inputs_of(plan).delta[2:]
+    assert [(each.slots.tolist(), each.after.tolist(), each.rows.tolist()) for each in apart] == [
+        ([0], [20], [5]),
+        ([20], [0], [6]),
+    ]

@@ -17,7 +17,7 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.gpu.steps import StepBuffers
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.cache import KVCacheSpec
-from thermocline.messages import ChunkId, LayerIndex, SegmentKind
+from thermocline.messages import ChunkId, LayerIndex, SegmentKind, StateUse
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.device_non_expert import DeviceNonExpert
 from thermocline.models.device_warm_up import warm_up
@@ -65,6 +65,30 @@ def test_no_context_and_no_batch_is_captured_later(opened, caplog):
     for number, positions in enumerate(steps):
         answer(device, positions, number)
     assert streams.events == ["replayed"] * device.spec.num_layers * len(steps)
+
+
+def test_steps_of_one_answer_with_drafts_are_captured_too(opened):
+    """Up to seven drafted tokens, wherever they are; models without states need no more graphs than larger batches."""
+    device, streams = opened
+    warm_up(device, 3, None, drafts=True)
+    sizes = NUM_SIZES + 1 + (2 if device.is_recurrent else 0)
+    assert device.num_captured == sizes * device.spec.num_layers
+    for part in everything(device):
+        assert not part.any(), "something that a request may have was written to"
+    streams.events.clear()
+    for number, (rows, start) in enumerate([(2, 0), (3, 5), (4, BLOCK), (5, 2), (8, 2 * BLOCK)]):
+        chunk = chunk_of([rows], [start], SegmentKind.DECODE)
+        saves = tuple((count, 1 + count % 2) for count in range(1, rows))
+        segment = chunk.segments[0]._replace(num_drafted=rows - 1, state=StateUse(0, saves=saves))
+        windows = chunk.window_places
+        if windows is not None:
+            own = windows.segments[0]._replace(num_drafted=rows - 1)
+            windows = windows._replace(segments=(own,))
+        chunk = replace(chunk, id=ChunkId(number), segments=(segment,), window_places=windows)
+        x = np.ones((rows, device.spec.hidden_size), np.float32)
+        for layer in map(LayerIndex, range(device.spec.num_layers)):
+            device.attend_and_route(layer, chunk, x)
+    assert streams.events == ["replayed"] * device.spec.num_layers * 5
 
 
 def test_what_fails_is_logged_and_the_rest_is_captured(opened, caplog, monkeypatch):

@@ -28,6 +28,7 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.pool import KVPool
 from thermocline.messages import SegmentKind
 from thermocline.modelfile.reader import ModelFile, open_model_file
+from thermocline.models import next_token_block
 from thermocline.models.registry import can_draft, open_model, open_next_block, read_spec
 
 KERNELS = {"reference": ReferenceKernels(), "native": NativeKernels(threads=1)}
@@ -57,6 +58,21 @@ def test_logits_are_llama_cpps(tmp_path, name, own_ends, kernels):
             found.append(block.logits(states))
         expected = golden[case_name(name, own_ends)]
         assert_within(np.concatenate(found), expected, "llama.cpp/F32")
+
+
+@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
+def test_a_cut_head_gives_the_first_logits(tmp_path, monkeypatch, kernels):
+    """Bit for bit those of the whole one; a small vocabulary is not cut."""
+    path = write_drafting_toy(tmp_path / "m.gguf", QWEN)
+    with open_model_file(path) as file:
+        assert open_next_block(file, kernels).head_cuts == (264,)
+        monkeypatch.setattr(next_token_block, "_LEAST_CUT_TOKENS", 0)
+        block = open_next_block(file, kernels)
+        assert block.head_cuts == (66, 132, 264)
+        states = states_before(QWEN)
+        whole = block.logits(states)
+        for cut in block.head_cuts:
+            assert np.array_equal(block.logits(states, cut), whole[:, :cut])
 
 
 @pytest.mark.parametrize("name", ["qwen35moe", "deepseek2"])

@@ -24,12 +24,14 @@ from thermocline.kernels.dense_contract import Contributions
 from thermocline.messages import BackendRole, LayerIndex, LayerWork, Routing
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
-from thermocline.parallel.exchange import ExchangeFigures, LayerExchange, RankParts, RankRole
+from thermocline.parallel.exchange import LayerExchange, RankParts, RankRole
+from thermocline.parallel.exchange_jobs import ExchangeFigures, ExchangeJobs
 from thermocline.parallel.expert_map import linear_map
 from thermocline.parallel.mesh import make_mesh
+from thermocline.parallel.parts import mixing_of
 from thermocline.parallel.rank import MeshPlan, _arena
 from thermocline.parallel.takeover import owned_counts, targets
-from thermocline.parallel.turns import StepTurns, TurnThread
+from thermocline.parallel.turns import ExchangeKind, LayerTurns, RoundTurns, StepTurns, TurnThread
 from thermocline.remote.payload import PayloadType
 from thermocline.traces.recorder import NullRecorder
 
@@ -106,20 +108,20 @@ class Ranks:
             self.threads.append(TurnThread())
             group = self.world.connector(rank)(0, rank, self.mesh.size)
             peers = self.mesh.peers(rank)
-            role = RankRole(group, targets(experts, rank), peers, kind, self.shares)
+            role = RankRole(group, targets(experts, rank), peers, kind)
             parts = RankParts(
                 *(self.catalog, self.kernels, InlineLane(), NullRecorder(), self.threads[-1]),
-                *(PayloadType.F32, spec.expert_hidden_size),
+                *(PayloadType.F32, spec.expert_hidden_size, mixing_of(spec)),
             )
-            exchange = LayerExchange(parts, role, self.arenas[-1], self.figures[rank])
+            figures = self.figures[rank]
+            jobs = ExchangeJobs(self.threads[-1], NullRecorder(), figures)
+            exchange = LayerExchange(parts, role, self.arenas[-1], jobs, figures)
             self.exchanges.append(exchange)
 
     def run(self, works) -> list:
         """Return what each rank gets. works: by replica; None for one without tokens."""
-        layers = len(self.catalog.routed_layers)
-        first = self.catalog.routed_layers.index(LAYER)
-        per_layer = 3 if self.shares else 2
-        turns = StepTurns(-first * per_layer, 1, layers, per_layer)
+        layers = [LayerTurns(mixes=False, routes=layer == LAYER) for layer in range(LAYER + 1)]
+        turns = StepTurns(0, layers, [RoundTurns(divides=False, shares=self.shares)])
 
         def one(rank: int):
             given = works[self.mesh.replica_of(rank)]
@@ -220,16 +222,19 @@ def test_jobs_run_by_their_turns_however_they_come():
 
 
 def test_two_rounds_take_turns_layer_by_layer():
-    """Every exchange has a turn of its own: the other round's comes between two of one round."""
-    turns = StepTurns(10, 2, 3, 2)
-    order = {
-        turns.of(layer, each, at): (layer, each, at)
-        for layer in range(3)
-        for each in range(2)
-        for at in range(2)
-    }
-    assert sorted(order) == list(range(10, 22))
-    assert [order[turn] for turn in range(10, 15)] == [
-        *((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0)),
+    """Every exchange has a turn of its own: the other round's comes between two of one round. What one round or layer has
+    not takes no turn."""
+    mix, rows, answers, share = ExchangeKind
+    dense, routed, alone = LayerTurns(True, False), LayerTurns(True, True), LayerTurns(False, True)
+    rounds = [RoundTurns(divides=True, shares=False), RoundTurns(divides=False, shares=True)]
+    turns = StepTurns(10, [dense, routed, alone], rounds)
+    expected = [
+        (0, mix, 0),
+        *((1, mix, 0), (1, rows, 0), (1, rows, 1), (1, answers, 0), (1, answers, 1), (1, share, 1)),
+        *((2, rows, 0), (2, rows, 1), (2, answers, 0), (2, answers, 1), (2, share, 1)),
     ]
+    assert [turns.of(*each) for each in expected] == list(range(10, 22))
+    for layer, each, at in ((0, mix, 1), (0, rows, 0), (1, share, 0), (2, mix, 0)):
+        with pytest.raises(KeyError):
+            turns.of(layer, each, at)
     assert (turns.results, turns.end) == (22, 23)

@@ -66,8 +66,26 @@ def test_a_rank_reads_its_own_replicas_chunks() -> None:
     there = decode_header(data, 1)
     assert there.most_tokens == here.most_tokens == header.most_tokens
     assert plain(there.rounds) == plain(((None, None), (None, chunk)))
+    assert here.divided == there.divided == ((False, False), (False, False))
+    assert here.has_whole == (True, True)
     for kind in (HeaderKind.ALIVE, HeaderKind.END):
         assert decode_header(encode_header(StepHeader(kind)), 1) == StepHeader(kind)
+
+
+def test_all_ranks_know_whose_chunks_are_divided():
+    """By round and replica; ranks of the first replica have results for rank 0 where its chunk wants some."""
+    chunk = full_chunk()
+    quiet = dataclasses.replace(chunk, logits_rows=ints(), states_rows=None)
+    divided = [(True, False), (False, False), (True, False)]
+    header = step_of([(chunk, None), (None, chunk), (chunk, chunk)], divided)
+    for replica in range(2):
+        read = decode_header(encode_header(header), replica)
+        assert read.divided == tuple(divided)
+        assert read.has_whole == (False, True, True)
+        assert read.has_results
+    assert step_of([(chunk, None)], [(True, False)]).has_results
+    assert not step_of([(chunk, None)]).has_results
+    assert not step_of([(quiet, None)], [(True, False)]).has_results
 
 
 def test_bytes_that_are_no_step_are_refused() -> None:

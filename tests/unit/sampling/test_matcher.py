@@ -373,6 +373,39 @@ def limit_of(tokenizer, begin, max_tokens):
     return ReasoningLimit(budget, tokenizer.encode(budget.closing), tokenizer.token_bytes)
 
 
+class CountingTokenizer:
+    """A tokenizer that keeps how long the texts were that it was given."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self.lengths = []
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def encode_more(self, text):
+        self.lengths.append(len(text))
+        return self._tokenizer.encode_more(text)
+
+
+@pytest.mark.parametrize("piece", ["7", "the cat saw a dog ", "hello " * 60 + "häuser 日本 "])
+def test_a_long_forced_text_costs_each_step_only_its_beginning(tokenizer, piece):
+    """A client's text of the greatest length made each mask encode all that was left of it."""
+    text = (piece * 6000)[:6000]
+    counting = CountingTokenizer(tokenizer)
+    grammars = Grammars(counting)
+    try:
+        matcher = grammars.matcher(Constraint(Kind.GRAMMAR, f'start: "{text}"', "grammar"))
+        output = []
+        for _ in range(300):
+            row = matcher.masked(np.zeros(tokenizer.vocab_size, np.float32), output)
+            output.append(int(row.argmax()))
+    finally:
+        grammars.close()
+    assert output == tokenizer.encode_more(text)[:300]
+    assert max(counting.lengths) <= 256
+
+
 def forced_text(limit, tokenizer, text):
     """Return what is forced after `text`, until nothing is."""
     output = tokenizer.encode(text)

@@ -308,3 +308,16 @@ def test_rows_of_the_wrong_shape_or_type_are_our_defect():
         _sampler().sample(np.zeros(5, dtype=np.float32), [])
     with pytest.raises(AssertionError):
         _sampler().sample(np.zeros(6), [])
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"logit_bias": {0: 100.0}}])
+def test_a_token_of_no_answer_is_never_chosen(options):
+    """Whatever its probability, and whatever a request adds to it; unless nothing else is possible."""
+    params = SamplingParams(**({"seed": 7, "temperature": 1.0} | options))
+    sampler = Sampler(params, vocab_size=6, end_ids=(), prompt_ids=(), never_ids={0, 3})
+    counts = _draw_many(sampler, _logits(), 300)
+    assert counts.sum() == 300
+    assert not counts[[0, 3]].any()
+    alone = np.full(6, -np.inf, np.float32)
+    alone[3] = 1.0
+    assert sampler.sample(alone, []).token_id == 3

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 from scripts.reliability import (
     OTHERS,
     PAGE,
+    ROOT,
     Collector,
     Outcome,
     new_rows,
@@ -60,3 +62,15 @@ def test_other_points_stay_as_they_were():
     assert "| R1 | x | pass | 2 passed | 1 | full | yesterday | abc | gap: 0.25 |" in page
     assert "| R2 | y | FAIL | 1 failed | 0 | make test | today | abc |  |" in page
     assert rows_of("| point | verdict |\n|---|---|\n| R1 | pass |") == {}
+
+
+def test_every_test_of_the_folder_belongs_to_a_point():
+    """Else its results stand in a row of their own, which a run of single points never writes."""
+    named = {test for _, tests in points(PAGE.read_text()).values() for test in tests}
+    folder = ROOT / "tests" / "reliability"
+    for file in folder.glob("test_*.py"):
+        name = file.relative_to(ROOT).as_posix()
+        tests = re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
+        assert tests
+        if name not in named:
+            assert not {f"{name}::{test}" for test in tests} - named, name

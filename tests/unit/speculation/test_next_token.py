@@ -10,6 +10,7 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.messages import Chunk, ChunkId, RequestId, Segment, SegmentKind
 from thermocline.modelfile.reader import open_model_file
+from thermocline.models import next_token_block
 from thermocline.models.registry import open_next_block
 from thermocline.speculation import next_token
 from thermocline.speculation.contract import Draft, DraftWish, Verified
@@ -99,6 +100,33 @@ def expected(file, known, count=4):
 def same(found, draft):
     """Whether two drafts have the same tokens, and confidences to the bit."""
     return (found.tokens, found.confidence) == (draft.tokens, draft.confidence)
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(range(60), 66), (range(66, 126), 132)])
+def test_drafts_are_taken_from_the_tokens_that_a_request_uses(file, monkeypatch, tokens, most):
+    """A request of frequent tokens asks for the first rows of the head, its drafts are the best of these."""
+    known = [*tokens] * 3
+    plain = expected(file, known, count=1)
+    monkeypatch.setattr(next_token_block, "_LEAST_CUT_TOKENS", 0)
+    trunk, asked = Trunk(file), []
+    block = trunk.drafter._block
+    logits = block.logits
+
+    def seen(states, num_tokens):
+        found = logits(states, num_tokens)
+        asked.append((num_tokens, int(found[0].argmax()), int(logits(states)[0].argmax())))
+        return found
+
+    monkeypatch.setattr(block, "logits", seen)
+    trunk.drafter.begin(ONE, known[:-1])
+    trunk.compute(ONE, known, 0, len(known) - 1, blocks=range(NUM_BLOCKS), prompt=True)
+    draft = trunk.propose(ONE, known, 1)
+    assert [(most, draft.tokens[0])] == [each[:2] for each in asked]
+    assert asked[0][2] == plain.tokens[0]
+    # The answer goes on with rare tokens: the whole head comes back.
+    for _ in range(60):
+        trunk.drafter.observe(Verified(ONE, len(known) - 1, (250,), 0, 0, "mtp"))
+    assert trunk.drafter._shares[ONE].chosen() == 264
 
 
 @pytest.mark.parametrize("cuts", [[1], [4, 8], [3, 5, 6, 17], [16]])

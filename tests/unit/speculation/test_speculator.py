@@ -122,11 +122,11 @@ def test_requests_choose_among_drafters():
 
 def test_an_engine_without_drafters_says_why():
     """A request that names a known drafter is served, and told."""
-    speculator = Speculator([], absent=("lookup",), why_none="a device attends")
+    speculator = Speculator([], absent={"lookup": "it can not"}, why_none="a device attends")
     speculator.check(("lookup",))
     with pytest.raises(RequestError, match="lookup"):
         speculator.check(("nobody",))
-    for names, why in ((None, "a device attends"), (("lookup",), "a device attends"), ((), "off")):
+    for names, why in ((None, "a device attends"), (("lookup",), "it can not"), ((), "off")):
         speculator.begin(REQUEST, PROMPT, names)
         assert why in (speculator.why_off(REQUEST) or "")
         speculator.end(REQUEST)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
+from queue import Empty, SimpleQueue
 
 import pytest
 
 from thermocline.errors import EngineClosedError, RequestError
-from thermocline.workers.offload import BULK_CHARS, Offload, UnwantedError, is_bulk
+from thermocline.workers.offload import BULK_CHARS, Offload, UnwantedError, _Job, _Threads, is_bulk
 
 
 @pytest.fixture
@@ -77,6 +80,60 @@ async def test_errors_are_the_callers(offload):
     assert isinstance(tasks[-1].exception(), EngineClosedError)
     with pytest.raises(EngineClosedError):
         await offload.run(lambda _: 1, is_bulk=False)
+
+
+class _Body:
+    """What a request holds."""
+
+
+@pytest.mark.parametrize("is_bulk", [True, False])
+async def test_what_failed_work_held_is_freed_at_once(offload, is_bulk):
+    """Not when cycles are collected next: a few texts of megabytes are too few objects to bring that about."""
+
+    async def fail():
+        body = _Body()
+        held.append(weakref.ref(body))
+
+        def work(_):
+            raise RequestError(f"about {body}")
+
+        await offload.run(work, is_bulk=is_bulk)
+
+    held = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(RequestError, match="about"):
+                await fail()
+        await offload.run(lambda _: 1, is_bulk=is_bulk)  # the thread has forgotten the job before
+        assert [ref() for ref in held] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_memory_is_looked_for_while_results_are_sent():
+    """After the last job, as often as there are pauses, and not for ever."""
+    looks = SimpleQueue()
+    threads = _Threads("looked after", 1, lambda: looks.put(1), pauses_s=(0.01, 0.02))
+    job = _Job(lambda _: 7)
+    threads.submit(job)
+    assert job.future.result(10) == 7
+    for _ in range(3):
+        looks.get(timeout=10)
+    with pytest.raises(Empty):
+        looks.get(timeout=0.1)
+    threads.close()
+
+
+async def test_memory_is_returned_when_asked(offload, monkeypatch):
+    """Also if no job freed it; and asking is no fault when all is closed."""
+    looked = threading.Event()
+    monkeypatch.setattr(offload._bulk, "_after_each", looked.set)
+    offload.return_memory()
+    assert await asyncio.to_thread(looked.wait, 10)
+    offload.close()
+    offload.return_memory()
 
 
 def _fail():

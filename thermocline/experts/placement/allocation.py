@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _WORKSPACE_BYTES: Final = 768 << 20
 # Float32 rows of the hidden width that a token of a chunk has at once: residual, norms, queries, outputs.
 _ROWS_PER_TOKEN: Final = 12
-# Sequences, and snapshots, whose recurrent states come before experts; further ones come after them.
+# Sequences, snapshots, and rows of drafts, whose recurrent states come before experts; further ones come after them.
 _FIRST_STATES: Final = 4
 # Stands for no limit.
 _ENDLESS: Final = 1 << 62
@@ -240,6 +240,7 @@ def _first_cache(cache: KVCacheSpec) -> KVCacheSpec:
         num_blocks=cache.min_blocks,
         num_states=num_live + num_snapshots,
         num_snapshots=num_snapshots,
+        num_draft_states=min(cache.num_draft_states, _FIRST_STATES),
     )
 
 
@@ -253,12 +254,15 @@ def _grow(sizes: DeviceSizes, first: KVCacheSpec, wanted: KVCacheSpec, room: int
         return replace(wanted, num_blocks=first.num_blocks + more_blocks)
     free = max(room, 0) // sizes.state
     live = min(free, wanted.num_live_states - first.num_live_states)
-    snapshots = min(free - live, wanted.num_snapshots - first.num_snapshots)
+    drafts = min(free - live, wanted.num_draft_states - first.num_draft_states)
+    free -= live + drafts
+    snapshots = min(free, wanted.num_snapshots - first.num_snapshots)
     return replace(
         first,
         num_blocks=first.num_blocks + more_blocks,
         num_states=first.num_states + live + snapshots,
         num_snapshots=first.num_snapshots + snapshots,
+        num_draft_states=first.num_draft_states + drafts,
     )
 
 
@@ -268,7 +272,7 @@ def _non_expert_bytes(sizes: DeviceSizes, cache: KVCacheSpec) -> int:
 
 def _kv_bytes(sizes: DeviceSizes, cache: KVCacheSpec) -> int:
     blocks = cache.num_blocks * sizes.block + cache.window_blocks * sizes.window_block
-    return blocks + cache.num_states * sizes.state + sizes.padding
+    return blocks + cache.num_state_slots * sizes.state + sizes.padding
 
 
 def _lendable_bytes(sizes: DeviceSizes, cache: KVCacheSpec) -> int:
@@ -484,6 +488,7 @@ def _about_contexts(sizes: DeviceSizes, cache: KVCacheSpec, wanted: KVCacheSpec)
         )
         found.append(
             f"recurrent states on the device: of {cache.num_live_states} sequences and {cache.num_snapshots} "
-            f"snapshots, of {wanted.num_live_states} and {wanted.num_snapshots}{more}"
+            f"snapshots, of {wanted.num_live_states} and {wanted.num_snapshots}{more}; "
+            f"{cache.num_draft_states} copies for drafted rows"
         )
     return tuple(found)

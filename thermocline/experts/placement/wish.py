@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class DeviceNeeds:
     """What decides about a device's memory besides the device: sizes in the file and there, and the cache asked for.
 
-    tensors: the model's, by which --override-tensor names its parts.
+    tensors: the model's, by which --override-tensor names its parts. speculates: whether steps there have drafted rows,
+    unless a request alone asks for them.
     """
 
     sizes: ModelSizes
@@ -38,6 +39,7 @@ class DeviceNeeds:
     cache: KVCacheSpec
     chunk_tokens: int
     tensors: tuple[TensorInfo, ...] = ()
+    speculates: bool = True
 
 
 def device_needs(
@@ -46,13 +48,15 @@ def device_needs(
     cache: KVCacheSpec,
     limits: PromptLimits,
     max_prompt_chunks: int,
+    *,
+    speculates: bool = True,
 ) -> DeviceNeeds:
     """Return the needs of the model that consists of `tensors`."""
     table = tuple(tensors)
     in_flight = max_prompt_chunks * limits.chunk_tokens
     sizes = measure_sizes(table, spec, cache.type, in_flight_tokens=in_flight)
     on_device = measure_device_sizes(table, spec, sizes, cache)
-    return DeviceNeeds(sizes, on_device, cache, limits.chunk_tokens, table)
+    return DeviceNeeds(sizes, on_device, cache, limits.chunk_tokens, table, speculates)
 
 
 def explicit_placement(asked: PlacementConfig, needs: DeviceNeeds) -> PlacementConfig:
@@ -138,11 +142,13 @@ def device_wish(
     most_hot = None
     if chosen.expert_cache == "static":
         most_hot = most_hot_of(chosen.hot_fraction, needs.sizes, constraints)
+    # On the CPU, copies of states are memory only once they are used.
+    cache = needs.cache if needs.speculates else replace(needs.cache, num_draft_states=0)
     return DeviceWish(
         limit_bytes,
         non_expert,
         experts,
-        needs.cache,
+        cache,
         needs.chunk_tokens,
         constraints,
         most,

@@ -52,6 +52,12 @@ class _Numbers:
             x = x.clamp(-_MAX_HALF, _MAX_HALF)
         self._stored[slots] = x.to(self._stored.dtype)
 
+    def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy what is stored in slots to others, of which none is a source."""
+        self._stored[targets] = self._stored[sources]
+        if self._units is not None:
+            self._units[targets] = self._units[sources]
+
     def read(self, slots: torch.Tensor) -> torch.Tensor:
         """Return float32 [n, kv_heads, slots, head_dim] of slots [n, slots], a new array: numbers as they are multiplied."""
         kv_heads = self._stored.shape[1]
@@ -93,6 +99,13 @@ class DeviceLayerCache:
         """Store rows [tokens, head_dim] in `slots` of a latent cache, int64 [tokens]."""
         assert self._values is None, "a cache of heads has keys and values"
         self._keys.store(slots, rows[:, None])
+
+    def copy(self, copies: torch.Tensor | None) -> None:
+        """Copy keys and values to other slots: see `AttendInputs.copies`."""
+        if copies is not None:
+            self._keys.copy(*copies)
+            if self._values is not None:
+                self._values.copy(*copies)
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and values in `slots` [n, slots], float32 [n, kv_heads, slots, head_dim and value_dim].

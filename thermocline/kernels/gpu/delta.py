@@ -16,7 +16,7 @@ from thermocline.kernels.gpu.recurrent import convolve, each_span
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape
     from thermocline.kernels.gpu.cache import DeviceStates
-    from thermocline.kernels.gpu.step import DeltaSpan
+    from thermocline.kernels.gpu.step import DeltaSpan, StateMoves
 
 _LENGTH_EPSILON = 1e-6
 # Tokens at a time: work within a piece grows with its square, while the number of pieces shrinks.
@@ -61,14 +61,14 @@ def delta_rule(
 
 
 def _run(
-    given: DeltaTokens, rule: DeviceDeltaRule, slots: torch.Tensor, states: DeviceStates
+    given: DeltaTokens, rule: DeviceDeltaRule, slots: StateMoves, states: DeviceStates
 ) -> torch.Tensor:
     """Return [sequences, length, value_width] of tokens [sequences, length, ...]."""
     shape = rule.shape
     length = given.mixed.shape[1]
     mixed = functional.silu(convolve(given.mixed, rule.conv, slots, states))
     key_width = shape.key_heads * shape.key_dim
-    dims = (len(slots), length, -1)
+    dims = (len(slots.before), length, -1)
     q, k = (
         _unit(part.reshape(*dims, shape.key_dim))[:, :, rule.heads]
         for part in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
@@ -76,14 +76,14 @@ def _run(
     v = mixed[..., 2 * key_width :].reshape(*dims, shape.value_dim)
     log_decay = functional.softplus(given.alpha + rule.step_bias) * rule.decay
     rate = torch.sigmoid(given.beta)
-    state = states.recurrent[slots]  # [sequences, value_heads, key_dim, value_dim]
+    state = states.recurrent[slots.before]  # [sequences, value_heads, key_dim, value_dim]
     reads = []
     for start in range(0, length, _PIECE_TOKENS):
         part = slice(start, start + _PIECE_TOKENS)
         piece = _Piece(q[:, part], k[:, part], v[:, part], log_decay[:, part], rate[:, part])
         read, state = _move_on(piece, state)
         reads.append(read)
-    states.recurrent[slots] = state
+    states.recurrent[slots.after] = state
     read = torch.cat(reads, dim=1) * shape.key_dim**-0.5
     power = read.square().mean(dim=-1, keepdim=True)
     normed = read * torch.rsqrt(power + rule.epsilon) * rule.gain

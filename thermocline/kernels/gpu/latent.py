@@ -1,6 +1,6 @@
 """Multi-head latent attention on a device: queries go to the rows that all heads share, for prompts and for answers.
 
-The twin of `models.layers.attend_latent`, on tensors. Never waits for the device, so that it can be captured. Knows no
+The twin of `models.layers.begin_latent_attention`, on tensors. Never waits for the device, so that it can be captured. Knows no
 request.
 """
 
@@ -44,8 +44,9 @@ class DeviceLatent:
         prompt = inputs.is_prompt
         normed = rms_norm(x, self._norm, self._epsilon)
         rope = self._rope.at(inputs.positions)
-        slots, spans = inputs.attention[0]
+        slots, spans, copies = inputs.attention[0]
         cache.append_rows(slots, self._rows(normed, rope, prompt=prompt))
+        cache.copy(copies)
         read = attention(self._queries(normed, rope, prompt=prompt), spans, cache, self._rule)
         values = self._values.multiply(read, prompt=prompt).reshape(len(x), -1)
         return x + self._output.multiply(values, prompt=prompt)

@@ -110,9 +110,10 @@ class DeviceAttention:
             q, gates = self._split_gates(self._gate, q, normed, prompt=inputs.is_prompt)
         q, k, v = self._heads(q, k, v)
         rope = None if self._rope is None else self._rope.at(inputs.positions)
-        slots, spans = inputs.attention[self._rule.window]
+        slots, spans, copies = inputs.attention[self._rule.window]
         q, k = (self._turn(x, gain, rope) for x, gain in zip((q, k), self._head_gains, strict=True))
         cache.append(slots, k, v)
+        cache.copy(copies)
         attended = attention(q, spans, cache, self._rule)
         if self._gate is not None and gates is not None:
             rows = attended.reshape(gates.shape[0], -1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from thermocline.kernels.gpu.cache import DeviceStates
-    from thermocline.kernels.gpu.step import DeltaSpan, StepInputs
+    from thermocline.kernels.gpu.step import DeltaSpan, StateMoves, StepInputs
     from thermocline.kernels.gpu.weights import MatrixLoader
     from thermocline.kernels.recurrent_contract import MambaRule, MambaShape
     from thermocline.kernels.whole_layer import RecurrentWeights
@@ -32,31 +32,58 @@ def each_span(
     parts: Sequence[torch.Tensor],
     spans: tuple[DeltaSpan, ...],
     states: DeviceStates,
-    compute: Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor],
+    compute: Callable[[Sequence[torch.Tensor], StateMoves], torch.Tensor],
 ) -> torch.Tensor:
     """Return [T, width] from parts [T, ...], span after span; copies the states to save after each.
 
     compute: gives [sequences, length, width] of parts [sequences, length, ...], and moves the states in some slots on.
     """
+    if any(span.rows is not None for span in spans):
+        return _each_row(parts, spans, states, compute)
     outs = []
     for span in spans:
         rows, sequences = span.shape.rows, span.shape.sequences
         mine = [part[rows].view(sequences, -1, part.shape[1]) for part in parts]
-        outs.append(compute(mine, span.slots).flatten(0, 1))
+        outs.append(compute(mine, span.moves).flatten(0, 1))
         for source, target in span.saves:
             states.copy(source, target)
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
+def _each_row(
+    parts: Sequence[torch.Tensor],
+    spans: tuple[DeltaSpan, ...],
+    states: DeviceStates,
+    compute: Callable[[Sequence[torch.Tensor], StateMoves], torch.Tensor],
+) -> torch.Tensor:
+    """The same where some spans are apart. Rows of no span get zeros."""
+    num_rows, out = len(parts[0]), None
+    for span in spans:
+        shape = span.shape
+        rows = span.rows
+        at = shape.rows if rows is None else rows
+        # Rows of nobody read the last one, and write behind it.
+        given = at if rows is None else rows.clamp_max(num_rows - 1)
+        mine = [part[given].view(shape.sequences, -1, part.shape[1]) for part in parts]
+        found = compute(mine, span.moves).flatten(0, 1)
+        if out is None:
+            out = found.new_zeros((num_rows + 1, found.shape[1]))
+        out[at] = found
+        for source, target in span.saves:
+            states.copy(source, target)
+    assert out is not None, "a step has rows"
+    return out[:num_rows]
+
+
 def convolve(
-    fresh: torch.Tensor, conv: torch.Tensor, slots: torch.Tensor, states: DeviceStates
+    fresh: torch.Tensor, conv: torch.Tensor, slots: StateMoves, states: DeviceStates
 ) -> torch.Tensor:
     """Return tokens [sequences, length, channels] convolved by channel; their last ones become the state.
 
     conv: [conv_width, channels], the oldest token's first.
     """
-    before = torch.cat((states.conv[slots], fresh), dim=1)
-    states.conv[slots] = before[:, fresh.shape[1] :]
+    before = torch.cat((states.conv[slots.before], fresh), dim=1)
+    states.conv[slots.after] = before[:, fresh.shape[1] :]
     windows = before.unfold(1, len(conv), 1)  # [sequences, length, channels, conv_width]
     return (windows * conv.t()).sum(dim=-1)
 
@@ -67,7 +94,7 @@ class DeviceShortConv:
 
     conv: torch.Tensor
 
-    def run(self, rows: torch.Tensor, slots: torch.Tensor, states: DeviceStates) -> torch.Tensor:
+    def run(self, rows: torch.Tensor, slots: StateMoves, states: DeviceStates) -> torch.Tensor:
         """Return [sequences, length, channels] of rows [sequences, length, 3 * channels]; moves the states on."""
         b, c, x = rows.chunk(3, dim=-1)
         return c * convolve(b * x, self.conv, slots, states)
@@ -100,7 +127,7 @@ class DeviceMamba:
             epsilon=given.epsilon,
         )
 
-    def run(self, rows: torch.Tensor, slots: torch.Tensor, states: DeviceStates) -> torch.Tensor:
+    def run(self, rows: torch.Tensor, slots: StateMoves, states: DeviceStates) -> torch.Tensor:
         """Return [sequences, length, width] of rows [sequences, length, row]; moves the states on."""
         shape = self.shape
         z, channels, steps = rows.tensor_split((shape.width, shape.width + shape.channels), dim=-1)
@@ -116,8 +143,8 @@ class DeviceMamba:
         log_decay = (step * decay).squeeze(-1)
         values = step * x
         # [sequences, groups, heads of a group, state_dim, head_dim]
-        sizes = (len(slots), shape.groups, -1, shape.state_dim, shape.head_dim)
-        state = states.recurrent[slots].view(sizes)
+        sizes = (len(slots.before), shape.groups, -1, shape.state_dim, shape.head_dim)
+        state = states.recurrent[slots.before].view(sizes)
         reads = []
         for start in range(0, rows.shape[1], _PIECE_TOKENS):
             part = slice(start, start + _PIECE_TOKENS)
@@ -129,7 +156,7 @@ class DeviceMamba:
                 state,
             )
             reads.append(read)
-        states.recurrent[slots] = state.flatten(1, 2)
+        states.recurrent[slots.after] = state.flatten(1, 2)
         read = torch.cat(reads, dim=-2) + x * skip
         # Heads behind tokens again: [sequences, length, width].
         read = read.flatten(1, 2).transpose(1, 2).flatten(2)

@@ -93,16 +93,17 @@ class Load:
 def choose(chunk: Chunk, load: Load) -> Execution:
     """Return how `chunk` is executed."""
     # A decode step waits for the job that a prompt is in, so beside answers that job is one stage at most.
-    # Tokens that branches share are copied between the parts of a layer.
-    may_fuse = not (chunk.is_prompt and load.is_beside_answers) and not chunk.has_branches
+    may_fuse = not (chunk.is_prompt and load.is_beside_answers)
     if load.device_has_model and may_fuse:
         return FusedModel()
     if (
         load.device_takes_step
         and load.may_overlap
-        and not (chunk.is_prompt or load.hints_are_wanted or chunk.has_branches)
+        and not (chunk.is_prompt or load.hints_are_wanted)
     ):
         return FusedModel(with_cpu=True)
+    # The CPU copies tokens that branches share between the parts of a layer.
+    may_fuse = may_fuse and not chunk.has_branches
     overlaps = load.other_lanes_have_work
     if load.layers_are_fusable and may_fuse and not (overlaps or load.hints_are_wanted):
         return FusedLayer()

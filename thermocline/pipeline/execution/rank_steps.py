@@ -7,34 +7,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from thermocline.errors import GroupLostError
-from thermocline.messages import (
-    Chunk,
-    ChunkId,
-    RequestId,
-    Segment,
-    SegmentKind,
-    StepResult,
-)
+from thermocline.messages import StepResult
+from thermocline.parallel.parts import nobodys_chunk
 from thermocline.parallel.step_header import HeaderKind
+from thermocline.pipeline.execution.rank_results import packed_results
 from thermocline.workers.completion import HeldFuture
 from thermocline.workers.lane_queue import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
 
-    from numpy.typing import NDArray
-
+    from thermocline.messages import ChunkId
     from thermocline.parallel.rank import RankMember
     from thermocline.parallel.step_header import StepHeader
     from thermocline.pipeline.execution.runner import Runner
     from thermocline.workers.lane import LaneThread
-
-_FLOAT: Final = np.dtype("<f4")
 
 
 class RankSteps:
@@ -55,11 +45,12 @@ class RankSteps:
         ]
         failures: list[BaseException] = []
         results: dict[ChunkId, StepResult] = {}
-        for chunk in mine:
+        for number, chunk in enumerate(mine):
             if chunk is not None:
                 # Who asks for routing is on replica 0, and rank 0 notes it.
                 is_noted = chunk.wants_routing and member.rank == 0
-                self._runner.inject(replace(chunk, wants_routing=is_noted))
+                own = member.own_part(number, replace(chunk, wants_routing=is_noted))
+                self._runner.inject(own)
         for chunk in mine:
             if chunk is None:
                 continue
@@ -76,7 +67,7 @@ class RankSteps:
         return [None if chunk is None else results[chunk.id] for chunk in mine]
 
     async def _idle(self, number: int, *, is_prompt: bool) -> None:
-        chunk = _nobodys_chunk(is_prompt=is_prompt)
+        chunk = nobodys_chunk(is_prompt=is_prompt)
         try:
             await self._lane.drive(_driven(self._member.idle_round(number, chunk)), chunk)
         except Exception as error:
@@ -96,44 +87,10 @@ async def follow(member: RankMember, steps: RankSteps) -> None:
                     continue
                 case HeaderKind.STEP:
                     results = await steps.run(header)
-                    await member.results(packed_results(results), ())
+                    given = packed_results(results, is_leader=member.is_leader)
+                    await member.results(given, ())
         except GroupLostError:
             await member.regroup()
-
-
-def packed_results(results: list[StepResult | None]) -> bytes:
-    """Return the bytes of a replica's results: logits and states of each round."""
-    parts: list[NDArray[np.float32]] = []
-    for result in results:
-        if result is not None:
-            parts.append(result.logits)
-            if result.states is not None:
-                parts.append(result.states)
-    return b"".join(part.astype(_FLOAT, copy=False).tobytes() for part in parts)
-
-
-def result_bytes(chunk: Chunk, vocab_size: int, hidden: int) -> int:
-    """Return the bytes of one chunk's results."""
-    num_states = 0 if chunk.states_rows is None else len(chunk.states_rows)
-    return _FLOAT.itemsize * (len(chunk.logits_rows) * vocab_size + num_states * hidden)
-
-
-def unpacked_result(
-    chunk: Chunk, data: NDArray[np.uint8], vocab_size: int, hidden: int
-) -> StepResult:
-    """Read one chunk's results; data: uint8 [result_bytes]."""
-    values = data.copy().view(_FLOAT)
-    end = len(chunk.logits_rows) * vocab_size
-    logits = values[:end].reshape(len(chunk.logits_rows), vocab_size)
-    states = None if chunk.states_rows is None else values[end:].reshape(-1, hidden)
-    return StepResult(chunk, logits, states)
-
-
-def _nobodys_chunk(*, is_prompt: bool) -> Chunk:
-    none = np.empty(0, np.int32)
-    kind = SegmentKind.PROMPT if is_prompt else SegmentKind.DECODE
-    segment = Segment(RequestId(0), 0, 0, kind, none)
-    return Chunk(ChunkId(-1), (segment,), none, none, none, none)
 
 
 def _driven(work: Coroutine[Any, Any, None]) -> Generator[Waits, None, None]:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import GroupLostError, StageError
+from thermocline.parallel.parts import is_divided
 from thermocline.parallel.rank import MAX_ROUNDS
 from thermocline.parallel.step_header import HeaderKind, StepHeader, step_of
 from thermocline.pipeline.execution.queues import ChannelClosed
-from thermocline.pipeline.execution.rank_steps import result_bytes, unpacked_result
+from thermocline.pipeline.execution.rank_results import all_results, expected_bytes
 from thermocline.pipeline.execution.runner import ChunkFailed
 
 if TYPE_CHECKING:
@@ -180,8 +181,16 @@ class Conductor:
                 rounds.append(chunks)
         if not rounds:
             return StepHeader(HeaderKind.ALIVE)
-        header = step_of(rounds)
+        header = step_of(rounds, [self._divided(chunks) for chunks in rounds])
         return step_of(rounds, is_alone=True) if self._may_be_alone(header) else header
+
+    def _divided(self, chunks: tuple[Chunk | None, ...]) -> tuple[bool, ...]:
+        """Return of which replicas' chunks the ranks each compute some rows."""
+        member = self._member
+        return tuple(
+            chunk is not None and member.may_divide and is_divided(chunk, len(ranks))
+            for chunk, ranks in zip(chunks, member.mesh.replicas, strict=True)
+        )
 
     def _may_be_alone(self, header: StepHeader) -> bool:
         """Whether ranks compute all experts of their own tokens, as that was faster lately."""
@@ -205,35 +214,19 @@ class Conductor:
             if header.kind is not HeaderKind.STEP:
                 return
             mine = await self._steps.run(header)
-            theirs = await self._member.results(b"", self._expected(header))
+            theirs = await self._member.results(
+                b"", expected_bytes(header, self._member.mesh, self._sizes)
+            )
         except GroupLostError as error:
             await self._recover(header, error)
             return
         self._measure(header, time.perf_counter() - begin_s)
-        for replica, runner in enumerate(self.runners):
-            start = 0
-            for number, chunks in enumerate(header.rounds):
-                chunk = chunks[replica]
-                if chunk is None:
-                    continue
-                runner.pending.popleft()
-                self._tries.pop((replica, chunk.id), None)
-                result = mine[number] if replica == 0 else None
-                if result is None:
-                    end = start + result_bytes(chunk, *self._sizes)
-                    result = unpacked_result(chunk, theirs[replica][start:end], *self._sizes)
-                    start = end
-                runner.deliver(result)
-
-    def _expected(self, header: StepHeader) -> list[int]:
-        return [
-            sum(
-                result_bytes(chunk, *self._sizes)
-                for chunks in header.rounds
-                if (chunk := chunks[replica]) is not None
-            )
-            for replica in range(len(self.runners))
-        ]
+        found = all_results(header, self._member.mesh, mine, theirs, self._sizes)
+        for replica, result in found:
+            runner = self.runners[replica]
+            runner.pending.popleft()
+            self._tries.pop((replica, result.chunk.id), None)
+            runner.deliver(result)
 
     async def _recover(self, header: StepHeader, error: GroupLostError) -> None:
         """Form a new group, and see to what the lost step had."""

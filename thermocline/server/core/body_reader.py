@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 _LARGE_BYTES: Final = 1 << 16
-# The body, its values, and what is made of them. A text with one emoji has four bytes for each character.
+# The body, its texts, and what is made of them. A text with one emoji has four bytes for each character.
 _BYTES_PER_BYTE: Final = 8
+# The body as it is received and as a whole, and a text of plain letters: the rest of a body of many small values.
+_COPIES: Final = 3
 
 
 class BodyReader:
@@ -45,22 +47,28 @@ class BodyReader:
         timeout_s = self._config.body_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                body = await self._receive(request)
+                body, values_bytes = await self._receive(request)
         except TimeoutError as error:
             raise BodyTimeoutError(
                 f"the body did not arrive within {timeout_s:g} s: send it faster"
             ) from error
-        if len(body) > _LARGE_BYTES:
-            request[MEMORY].add(_BYTES_PER_BYTE * len(body))
-            await self._wait_for_turn()
+        work_bytes = max(_BYTES_PER_BYTE * len(body), _COPIES * len(body) + values_bytes)
+        if work_bytes > _BYTES_PER_BYTE * _LARGE_BYTES:
+            request[MEMORY].add(work_bytes)
+        await self.turn(work_bytes // _BYTES_PER_BYTE)
         return body
 
-    async def _wait_for_turn(self) -> None:
-        """Return with no other large body in the same round of the loop: decoding one takes some 10 ms, and many may end at once."""
-        async with self._turns:
-            await asyncio.sleep(0)
+    async def turn(self, num_bytes: int) -> None:
+        """Return with no other large body's turn in the same round of the loop, for work on a body of so many bytes.
 
-    async def _receive(self, request: web.Request) -> bytes:
+        Looking at a piece of one takes some milliseconds, decoding it some 10, and many may arrive and end at once.
+        """
+        if num_bytes > _LARGE_BYTES:
+            async with self._turns:
+                await asyncio.sleep(0)
+
+    async def _receive(self, request: web.Request) -> tuple[bytes, int]:
+        """Return a body, and the bytes that its values take beside its texts."""
         body = bytearray()
         shape = ShapeCheck()
         try:
@@ -70,10 +78,11 @@ class BodyReader:
                 self._check_size(len(body))
                 if self._total_bytes > self._config.max_total_body_bytes:
                     raise BusyError("too many large bodies are being received: try again later")
+                await self.turn(len(body))
                 shape.feed(piece)
         finally:
             self._total_bytes -= len(body)
-        return bytes(body)
+        return bytes(body), shape.decoded_bytes
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._config.max_body_bytes:

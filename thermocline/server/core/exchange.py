@@ -19,6 +19,7 @@ from thermocline.server.core.bodies import decode_body, unknown_fields
 from thermocline.server.core.body_reader import BodyReader
 from thermocline.server.core.errors import error_body, error_response
 from thermocline.server.core.gate import HELD
+from thermocline.server.core.memory import MEMORY, RequestMemory
 from thermocline.server.core.pool import ModelPool
 from thermocline.server.core.settings import ServerConfig
 
@@ -27,6 +28,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 Handler = TypeVar("Handler", bound=Callable[[web.Request], Awaitable[web.StreamResponse]])
 
 _SENT_AT_ONCE_BYTES: Final = 1 << 18
+# What requests of fewer bytes freed is used again by the next ones.
+_RETURNED_BYTES: Final = 1 << 20
 
 ErrorEncoder: TypeAlias = Callable[[BaseException], object]
 """Returns the body with which an interface answers a failure."""
@@ -68,8 +71,14 @@ async def use_model(
     """
     lease = await request.app[POOL].lease(asked_name(request, name), keep_alive_s)
     request[HELD].callback(lease.release)
+    request[HELD].callback(_return_memory, request[MEMORY], lease.model)
     request[MODEL] = lease.model
     return lease.model
+
+
+def _return_memory(memory: RequestMemory, model: OpenModel) -> None:
+    if memory.num_bytes > _RETURNED_BYTES:
+        model.engine.offload.return_memory()
 
 
 def shown_model(request: web.Request) -> OpenModel:
@@ -93,9 +102,10 @@ async def read_with_unknown(
     request: web.Request, kind: type[T], *, any_type: bool = False
 ) -> tuple[T, list[str]]:
     """Return the typed body, and the names of its unknown fields. Raises like `read_json`."""
-    raw = await request.app[BODIES].read(request, any_type=any_type)
+    bodies = request.app[BODIES]
+    raw = await bodies.read(request, any_type=any_type)
     body = decode_body(raw, kind)
-    await asyncio.sleep(0)  # each takes some milliseconds per million bytes
+    await bodies.turn(len(raw))
     unknown = unknown_fields(raw, kind)
     if unknown and request.app[CONFIG].strict_params:
         raise RequestError(

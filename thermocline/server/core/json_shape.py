@@ -24,6 +24,15 @@ DECODE_NS: Final = {
 }
 """What one of each costs at most, measured with msgspec 0.22. A number such as 1.2345678901234567e-300 takes 8 us."""
 
+DECODED_BYTES: Final = {
+    "lists and objects": 240,
+    "names": 128,
+    "texts": 80,
+    "values": 48,
+    "numbers with an exponent, or of many digits": 32,
+}
+"""What one of each takes at most as a Python object with its place in another, besides the characters of texts."""
+
 _MARKS: Final = b"[]{},:"
 _NO_MARKS: Final = bytes(byte for byte in range(256) if byte not in _MARKS)
 # Change of depth by byte: + 1 for [ and {, - 1 for ] and }.
@@ -46,6 +55,11 @@ class ShapeCheck:
         """The backslash at the end of the last piece, if it escapes the next byte."""
         self._tail = b""
         """Digits at the end of the last piece that did not count yet, which the next one may continue."""
+
+    @property
+    def decoded_bytes(self) -> int:
+        """What the values take when they are decoded, besides the characters of texts."""
+        return sum(num_bytes * self.found[kind] for kind, num_bytes in DECODED_BYTES.items())
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes. Raises RequestError beyond MAX_DEPTH or MAX_DECODE_NS."""

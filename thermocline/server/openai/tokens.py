@@ -20,6 +20,7 @@ from thermocline.server.core.exchange import (
     send_parts,
     use_model,
 )
+from thermocline.server.core.memory import MEMORY
 from thermocline.server.openai.jobs import ResponseOptions, encode_chat
 from thermocline.server.openai.schema import ChatCompletionRequest
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 MAX_TOKENIZED_CHARS: Final = 1 << 20
 """Of one text for /tokenize, which may be longer than the context."""
 _QUICK_TOKENS: Final = 1 << 12
+# An id is an object in a list, then digits; a piece is an object with names.
+_BYTES_PER_ID: Final = 48
+_BYTES_PER_PIECE: Final = 40
 
 
 class TokenizeRequest(ChatCompletionRequest, kw_only=True):
@@ -119,6 +123,10 @@ async def tokenize(request: web.Request) -> web.StreamResponse:
             parse_special=body.parse_special is not False,
             add_bos=False if False in wanted else None,
         )
+    if len(ids) > _QUICK_TOKENS:
+        # Many may wait with their ids until others are encoded.
+        num_pieces = bool(body.with_pieces) + bool(body.return_token_strs)
+        request[MEMORY].add(len(ids) * (_BYTES_PER_ID + num_pieces * _BYTES_PER_PIECE))
     work = partial(_tokenized, engine, body, ids)
     parts = await engine.offload.run(work, is_bulk=len(ids) > _QUICK_TOKENS)
     return await send_parts(request, parts)

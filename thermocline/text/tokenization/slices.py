@@ -6,6 +6,8 @@ Owns where a text may be cut. It knows no vocabulary: an engine of the `tokenize
 from __future__ import annotations
 
 import unicodedata
+from itertools import compress
+from operator import ne
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import RequestError
@@ -48,15 +50,15 @@ class TextSlicer:
     def encode(self, text: str) -> Iterator[list[int]]:
         """Yield the ids of `text`, slice by slice. Raises RequestError for a long text without a certain cut."""
         start, size = 0, self._slice_chars
+        seen = num_edges = 0  # of the text from `start` on, which has no place to cut so far
         while len(text) - start > size:
-            # A batch of one: encoding a single text holds the interpreter lock, for seconds if it is long.
-            (encoded,) = self._engine.encode_batch(
-                [text[start : start + size]], add_special_tokens=False
-            )
-            cut = self._last_certain_cut(text[start : start + size], encoded)
+            window = text[start : start + size]
+            is_hopeful, more_edges = self._look(window, seen, num_edges)
+            cut, ids = self._begun(window) if is_hopeful else (0, [])
             if cut:
-                yield encoded.ids[: encoded.char_to_token(cut)]
+                yield ids
                 start, size = start + cut, self._slice_chars
+                seen = num_edges = 0
             elif size >= self._max_uncut_chars:
                 raise RequestError(
                     f"the text has more than {self._max_uncut_chars} characters without a place to cut: put blanks or line "
@@ -64,33 +66,57 @@ class TextSlicer:
                     param="prompt",
                 )
             else:
-                size *= 4
+                seen, num_edges = size, num_edges + more_edges
+                size *= 2
         (encoded,) = self._engine.encode_batch_fast([text[start:]], add_special_tokens=False)
         yield encoded.ids
 
+    def _look(self, window: str, seen: int, num_edges: int) -> tuple[bool, int]:
+        """Return whether a window may have a place to cut that was not tried, and how many more ends of runs it has.
+
+        seen: of so many first characters each such place was tried. They have `num_edges` ends of runs, or more where these
+        are too many to matter; only the last few are looked at again.
+        """
+        count = 0
+        for _, is_far in self._edges(window, max(seen - _DIGITS_AHEAD - 1, 0)):
+            if is_far:
+                return True, _RUNS_AHEAD
+            count += 1
+        return num_edges + count > _RUNS_AHEAD, count
+
+    def _begun(self, window: str) -> tuple[int, list[int]]:
+        """Return the last place where the whole text is cut as well, and the ids up to there; 0 and none without one."""
+        # A batch of one: encoding a single text holds the interpreter lock, for seconds if it is long.
+        (encoded,) = self._engine.encode_batch([window], add_special_tokens=False)
+        cut = self._last_certain_cut(window, encoded)
+        return cut, encoded.ids[: encoded.char_to_token(cut)] if cut else []
+
     def _last_certain_cut(self, window: str, encoded: Encoding) -> int:
         """Return the last place where the whole text is cut as well, whatever follows the window; 0 for none."""
-        kind_after, num_runs = _kind(window[-1]), 0
         edges = _word_edges(encoded)
         edge = next(edges, 0)
-        for place in range(len(window) - 1, 0, -1):
-            kind = _kind(window[place - 1])
-            is_edge = kind != kind_after
-            num_runs += is_edge
-            is_far = (
-                num_runs > _RUNS_AHEAD
-                if is_edge
-                else (
-                    self._digits_are_local and kind == "N" and len(window) - place >= _DIGITS_AHEAD
-                )
-            )
-            if is_far:
-                while edge > place:
-                    edge = next(edges, 0)
-                if edge == place:
-                    return place
-            kind_after = kind
+        for place in self._far_places(window):
+            while edge > place:
+                edge = next(edges, 0)
+            if edge in (0, place):
+                return edge
         return 0
+
+    def _far_places(self, window: str) -> Iterator[int]:
+        """Yield the places so far from the window's end that a cut there is certain, the last one first."""
+        return (place for place, is_far in self._edges(window) if is_far)
+
+    def _edges(self, window: str, first: int = 0) -> Iterator[tuple[int, bool]]:
+        """Yield the ends of runs behind `first`, and other places of a certain cut, the last one first: (place, is_far)."""
+        kind_after, num_runs = _kind(window[-1]), 0
+        for place in range(len(window) - 1, first, -1):
+            kind = _kind(window[place - 1])
+            if kind != kind_after:
+                num_runs += 1
+                yield place, num_runs > _RUNS_AHEAD
+            elif self._digits_are_local and kind == "N" and len(window) - place >= _DIGITS_AHEAD:
+                yield place, True
+            kind_after = kind
 
 
 def _word_edges(encoded: Encoding) -> Iterator[int]:
@@ -99,9 +125,10 @@ def _word_edges(encoded: Encoding) -> Iterator[int]:
     `char_to_word` would look through all tokens each time.
     """
     words = encoded.word_ids
-    for index in range(len(words) - 1, 0, -1):
-        before, after = words[index - 1], words[index]
-        if before is None or after is None or before == after:
+    # Compared in C: a word can be as long as the text, and then nearly every comparison is for nothing.
+    changes = compress(range(1, len(words)), map(ne, words[1:], words))
+    for index in reversed([*changes]):
+        if words[index - 1] is None or words[index] is None:
             continue
         chars_before, chars_after = encoded.token_to_chars(index - 1), encoded.token_to_chars(index)
         if chars_before and chars_after and chars_before[1] == chars_after[0]:

@@ -89,6 +89,30 @@ def test_a_text_without_a_cut_is_refused(tokenizer):
         [*slicer.encode("abc" * 350)]
 
 
+@pytest.mark.parametrize("part", ["abc", "<a0"], ids=["one run", "one word"])
+def test_what_has_no_cut_is_encoded_three_times_at_most(vocabulary, monkeypatch, part):
+    """Counted in characters that are handed to the package, for every length: the work is linear."""
+    slicer = Tokenizer(vocabulary.data("bloom"))._engine._table._slicer
+    slicer._slice_chars, slicer._max_uncut_chars = 32, 1024
+    given = []
+
+    class Counting:
+        def __getattr__(self, name):
+            return lambda texts, **more: (
+                given.append(len(texts[0])) or getattr(engine, name)(texts, **more)
+            )
+
+    engine = slicer._engine
+    monkeypatch.setattr(slicer, "_engine", Counting())
+    for num_chars in range(1, 1024, 7):
+        given.clear()
+        text = (part * num_chars)[:num_chars]
+        assert [*chain(*slicer.encode(text))] == engine.encode(text, add_special_tokens=False).ids
+        assert num_chars <= sum(given) < 3 * num_chars, given
+        # One run has no place that is far enough from its end: nothing is tried.
+        assert part != "abc" or given == [num_chars]
+
+
 def test_encoding_stops_beyond_max_tokens(tokenizer, monkeypatch):
     """A text that must have too many tokens is not encoded at all; one that has, not to its end."""
     longest = max(map(len, tokenizer._texts))
@@ -133,9 +157,9 @@ def test_what_is_cut_off_is_not_encoded(vocabulary):
 
 
 def test_a_slice_without_a_cut_costs_no_square(vocabulary):
-    """One word of 140,000 characters is encoded in slices of 32,768 and 131,072 that have no cut, then as a whole.
+    """One word of 140,000 characters is encoded in slices of 32,768, 65,536 and 131,072 that have no cut, then as a whole.
 
-    So it costs some ten times what a slice does. It was 700 times, when all tokens were looked through for each character.
+    So it costs some twenty times what a slice does. It was 700 times, when all tokens were looked through for each character.
     """
     tokenizer = Tokenizer(vocabulary.data("bloom"))
     seconds = []
@@ -147,3 +171,25 @@ def test_a_slice_without_a_cut_costs_no_square(vocabulary):
             tries.append(time.thread_time() - begin_s)
         seconds.append(min(tries))
     assert seconds[1] < 60 * seconds[0], seconds
+
+
+@pytest.mark.parametrize("digits_are_local", [False, True])
+def test_doubling_windows_miss_no_place(digits_are_local):
+    """Looked at in parts, a text has each place to cut that it has as a whole, although none of those before was one."""
+    chance = random.Random(5)
+    slicer = TextSlicer(None, digits_are_local=digits_are_local)
+    num_new = num_skipped = 0
+    for _ in range(600):
+        runs = [chance.choice("a7 .") * chance.choice((1, 2, 20, 60)) for _ in range(12)]
+        text, size = "".join(runs), 16
+        seen, num_edges, tried = 0, 0, set()
+        while size < len(text):
+            places = {*slicer._far_places(text[:size])}
+            is_hopeful, more = slicer._look(text[:size], seen, num_edges)
+            assert is_hopeful or places <= tried, (text, size)
+            num_new += not places <= tried
+            num_skipped += not is_hopeful
+            tried |= places
+            seen, num_edges, size = size, num_edges + more, 2 * size
+    assert num_new > 200
+    assert num_skipped > 200

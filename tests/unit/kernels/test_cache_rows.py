@@ -1,0 +1,59 @@
+"""Rows of a cache go to another one bit for bit, whatever its type and blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.written_cache import written_cache
+from thermocline.kernels.cache_format import (
+    CacheShape,
+    CacheType,
+    HeadShape,
+    put_cached,
+    read_cache,
+    read_latent,
+    take_cached,
+    write_latent,
+)
+
+
+@pytest.mark.parametrize("cache_type", CacheType)
+@pytest.mark.parametrize("block_tokens", [1, 5, 16, 40])
+def test_another_cache_gets_the_rows_and_nothing_else(cache_type, block_tokens):
+    """Between groups of keys of other widths, in other slots; every other byte stays."""
+    shape = CacheShape(cache_type, 6, block_tokens, 3, 64)
+    rng = np.random.default_rng(block_tokens)
+    every = np.arange(6 * block_tokens, dtype=np.int32)
+    (keys, values), (to_keys, to_values) = (written_cache(shape, rng) for _ in range(2))
+    there = read_cache(shape, to_keys, to_values, every)
+    sources, targets = (rng.permutation(every)[: len(every) // 2] for _ in range(2))
+    taken = take_cached(shape, keys, values, sources)
+    token_bytes = HeadShape(3, 64).token_bytes(cache_type)
+    assert taken.shape == (len(sources), token_bytes)
+    put_cached(shape, to_keys, to_values, targets, taken)
+    here = read_cache(shape, keys, values, every)
+    for found, old, given in zip(
+        read_cache(shape, to_keys, to_values, every), there, here, strict=True
+    ):
+        expected = old.copy()
+        expected[targets] = given[sources]
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("cache_type", CacheType)
+def test_latent_rows_too(cache_type):
+    """A latent cache has keys alone."""
+    shape = CacheShape(cache_type, 4, 3, 1, 96, latent=64)
+    rng = np.random.default_rng(1)
+    keys, to_keys = (np.zeros(shape.array_shape, np.uint8) for _ in range(2))
+    none = np.empty(shape.value_shape, np.uint8)
+    every = np.arange(12, dtype=np.int32)
+    write_latent(shape, keys, every, rng.standard_normal((12, 96)).astype(np.float32))
+    sources, targets = np.array([4, 1, 11], np.int32), np.array([2, 0, 6], np.int32)
+    taken = take_cached(shape, keys, none, sources)
+    assert taken.shape == (3, HeadShape(1, 96, latent=64).token_bytes(cache_type))
+    put_cached(shape, to_keys, none, targets, taken)
+    expected = np.zeros((12, 96), np.float32)
+    expected[targets] = read_latent(shape, keys, every)[sources]
+    assert read_latent(shape, to_keys, every).tobytes() == expected.tobytes()
