@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import signal
 import socket
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,7 +27,7 @@ from thermocline.remote.worker import (
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 MIN_SECRET_BYTES: Final = 16
@@ -82,10 +83,41 @@ def run_worker(options: WorkerOptions, say: Callable[[str], object]) -> None:
             address = TcpAddress(address.host, listener.getsockname()[1])
         try:
             say(f"{_describe(model)}; listens on {address}")
-            serve_listener(listener, model, secret)
+            with _signals_as_bytes() as (signals, wake):
+                threading.Thread(
+                    target=_serve, args=(listener, model, secret, wake), daemon=True
+                ).start()
+                while signals.recv(1):  # its handler, if it has one, ends this thread here
+                    pass
         finally:
             if isinstance(address, UnixAddress):
                 Path(address.path).unlink(missing_ok=True)
+
+
+@contextmanager
+def _signals_as_bytes() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield a socket that a byte reaches for each signal, and the end that sends it.
+
+    A thread that waits in a call of its own is not woken by a signal that the kernel gives to another
+    thread, or that comes just before the call: its handler would wait for the next connection.
+    """
+    signals, wake = socket.socketpair()
+    with signals, wake:
+        wake.setblocking(False)
+        before = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        try:
+            yield signals, wake
+        finally:
+            signal.set_wakeup_fd(before)
+
+
+def _serve(
+    listener: socket.socket, model: HeldModel, secret: bytes | None, wake: socket.socket
+) -> None:
+    try:
+        serve_listener(listener, model, secret)
+    finally:
+        wake.shutdown(socket.SHUT_WR)
 
 
 def _end_quietly(number: int, frame: FrameType | None) -> None:

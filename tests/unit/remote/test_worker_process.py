@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -87,10 +89,19 @@ def test_the_command_says_what_is_wrong(tmp_path):
     assert "names no worker" in result.output
 
 
+def send_to_another_thread(number, process):
+    """Let a thread that is not the first receive the signal, as the kernel may choose to."""
+    tasks = (int(task.name) for task in Path(f"/proc/{process}/task").iterdir())
+    other = next(task for task in tasks if task != process)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.tgkill(process, other, number) == 0, os.strerror(ctypes.get_errno())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_worker_that_is_ended_removes_its_socket(tmp_path, number):
-    """Whichever signal ends it, its socket's file is gone afterwards."""
+@pytest.mark.parametrize("aimed", ["process", "another thread"])
+def test_a_worker_that_is_ended_removes_its_socket(tmp_path, number, aimed):
+    """Whichever signal ends it and whichever thread receives it, its socket's file is gone afterwards."""
     model, path = write_toy_model(tmp_path / "toy.gguf"), tmp_path / "socket"
     with disposition(number, signal.SIG_DFL):
         process = subprocess.Popen(
@@ -102,7 +113,13 @@ def test_a_worker_that_is_ended_removes_its_socket(tmp_path, number):
     try:
         assert b"listens on" in process.stdout.readline()
         assert path.is_socket()
-        process.send_signal(number)
+        with socket.socket(socket.AF_UNIX) as client:  # served by a thread of its own
+            client.connect(str(path))
+            assert client.recv(1)
+            if aimed == "process":
+                process.send_signal(number)
+            else:
+                send_to_another_thread(number, process.pid)
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
