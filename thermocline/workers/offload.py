@@ -12,19 +12,21 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from thermocline.errors import EngineClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 R = TypeVar("R")
 
 BULK_CHARS: Final = 1 << 15
 """Work on more characters, or bytes, than this is long: it takes some tens of milliseconds or more."""
+_SHORT: Final = frozenset({type(None), bool, int, float})
 _NUM_QUICK: Final = 4
 _MAX_BULK: Final = 4
 # Between two looks for freed memory, after the last job: its result is sent, and freed, by others.
@@ -124,15 +126,26 @@ def is_bulk(*values: object) -> bool:
         value = level.pop()
         if isinstance(value, str):
             left -= len(value)
-        elif isinstance(value, dict | list | tuple):
-            left -= 8 * len(value)
-            if left >= 0:
-                level += value.values() if isinstance(value, dict) else value
+            continue
+        if isinstance(value, dict):
+            entries: Collection[object] = value.values()
+        elif isinstance(value, list | tuple):
+            entries = value
         else:
-            names = getattr(value, "__struct_fields__", ())
-            left -= 8 * len(names)
-            level += [getattr(value, name) for name in names]
+            entries = _getter(getattr(value, "__struct_fields__", ()))(value)
+        left -= 8 * len(entries)
+        if left >= 0:
+            # Thousands of entries are looked through on the event loop: most have no length of their own.
+            level += [entry for entry in entries if entry.__class__ not in _SHORT]
     return left < 0
+
+
+@cache
+def _getter(names: tuple[str, ...]) -> Callable[[object], tuple[object, ...]]:
+    """Return the function that gives an object's values of these names."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
 
 
 class _Threads:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
+from functools import partial
 from queue import Empty, SimpleQueue
 
+import msgspec
 import pytest
 
 from thermocline.errors import EngineClosedError, RequestError
+from thermocline.server.ollama.schema import OllamaChatRequest
 from thermocline.workers.offload import BULK_CHARS, Offload, UnwantedError, _Job, _Threads, is_bulk
 
 
@@ -140,6 +144,9 @@ def _fail():
     raise RequestError("as told")
 
 
+CHAT = b'{"model": "a", "messages": [{"role": "user", "content": "%s"}]}'
+
+
 def test_what_is_long():
     """Characters count wherever they are, and so do entries, without looking at millions of them."""
     assert not is_bulk("a" * BULK_CHARS, None, 3)
@@ -148,3 +155,22 @@ def test_what_is_long():
     assert is_bulk({"content": [{"text": "a" * BULK_CHARS}]})
     assert is_bulk([1] * BULK_CHARS)
     assert not is_bulk([{"role": "user", "content": "hello"}] * 100)
+    assert is_bulk(msgspec.json.decode(CHAT % (b"a" * BULK_CHARS), type=OllamaChatRequest))
+    assert is_bulk(msgspec.json.decode(CHAT % b"", type=OllamaChatRequest), "a" * BULK_CHARS)
+    assert not is_bulk(msgspec.json.decode(CHAT % b"", type=OllamaChatRequest))
+
+
+def test_finding_out_what_is_long_costs_no_more_than_the_work():
+    """Sixteen chats of hundreds of messages may be looked at in one round of the loop."""
+    raw = CHAT % b'"},{"role":"user","content":"'.join([b""] * 340)
+    request = msgspec.json.decode(raw, type=OllamaChatRequest)
+    assert len(request.messages) == 340
+
+    def seconds(work) -> float:
+        began_s = time.perf_counter()
+        work()
+        return time.perf_counter() - began_s
+
+    pairs = [(seconds(partial(is_bulk, request)), seconds(request.normalized)) for _ in range(30)]
+    looking_s, reading_s = map(min, zip(*pairs, strict=True))
+    assert looking_s < 6 * reading_s

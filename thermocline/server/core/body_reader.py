@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _LARGE_BYTES: Final = 1 << 16
+# A chat of hundreds of short messages has some kilobytes, and takes the loop a millisecond or two.
+_TURN_BYTES: Final = 1 << 12
 # The body, its texts, and what is made of them. A text with one emoji has four bytes for each character.
 _BYTES_PER_BYTE: Final = 8
 # The body as it is received and as a whole, and a text of plain letters: the rest of a body of many small values.
@@ -59,11 +61,12 @@ class BodyReader:
         return body
 
     async def turn(self, num_bytes: int) -> None:
-        """Return with no other large body's turn in the same round of the loop, for work on a body of so many bytes.
+        """Return with no other such turn in the same round of the loop, for work on a body of so many bytes.
 
-        Looking at a piece of one takes some milliseconds, decoding it some 10, and many may arrive and end at once.
+        Looking at a piece of a large one takes some milliseconds, decoding it some 10, and many may arrive and end at
+        once. Short bodies need no turn.
         """
-        if num_bytes > _LARGE_BYTES:
+        if num_bytes > _TURN_BYTES:
             async with self._turns:
                 await asyncio.sleep(0)
 
