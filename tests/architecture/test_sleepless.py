@@ -16,8 +16,8 @@ SLEEPS = {
         "polls another process, with a pause that leaves it the processor",
     ),
     "reliability/test_ranks.py": (
-        4,
-        "polls other processes, with a pause that leaves them the processor, and hits them at a drawn moment",
+        2,
+        "polls other processes, with a pause that leaves them the processor",
     ),
     "reliability/test_stopped_worker.py": (
         2,

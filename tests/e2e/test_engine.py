@@ -32,6 +32,7 @@ from thermocline.errors import (
 )
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense import NativeDense
+from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import FinishReason, RequestOptions
 from thermocline.pipeline import prompt_ticks
 from thermocline.prefetch.residency import ResidencyProbe
@@ -183,22 +184,29 @@ async def test_prompt_progress_is_reported_per_chunk(toy):
 
 @pytest.mark.slow
 async def test_prompt_progress_is_reported_within_a_chunk(toy, monkeypatch):
-    """One chunk for all: the count grows layer by layer, and ends with what is true."""
+    """One chunk for all: the count is told while the last layer's experts are computed, and ends with what is true."""
     monkeypatch.setattr(prompt_ticks, "PERIOD_S", 0.001)
-    seen = []
+    seen, is_told, layers = [], threading.Event(), itertools.count(1)
+    real = ReferenceKernels.expert_sum
+
+    def held(self, *args, **kwargs):
+        if next(layers) == num_layers:
+            assert is_told.wait(20)
+        return real(self, *args, **kwargs)
+
+    def on_prompt_progress(*progress):
+        seen.append(progress)
+        is_told.set()
+
     async with Engine.open(toy, EngineConfig(kernels="reference")) as engine:
+        num_layers = engine.spec.num_layers
+        monkeypatch.setattr(ReferenceKernels, "expert_sum", held)
         async for _ in engine.generate(
-            [7] * 200,
-            SamplingParams(max_tokens=1),
-            on_prompt_progress=lambda *p: seen.append(p),
+            [7] * 200, SamplingParams(max_tokens=1), on_prompt_progress=on_prompt_progress
         ):
             pass
-        num_layers = engine.spec.num_layers
+    assert sorted(set(seen)) == [(200 - 200 // num_layers, 200), (200, 200)]
     assert seen == sorted(seen)
-    assert seen[-1] == (200, 200)
-    steps = {200 * layer // num_layers for layer in range(1, num_layers + 1)}
-    assert {done for done, _ in seen} <= steps
-    assert len(set(seen)) > 1
 
 
 async def test_scoring_gives_every_position_in_order(toy):

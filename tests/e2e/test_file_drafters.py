@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.test_speculation import (
     TIMES,
+    Request,
     answers_with,
     answers_without,
     known_answers,
@@ -57,10 +58,10 @@ def with_drafter(config: EngineConfig, name, path, fixed=None) -> EngineConfig:
 
 
 class Foresight:
-    """Lets drafters over random files guess known answers, as often as `chance` says."""
+    """Lets drafters over random files guess known answers, half of the time: by `seed` and the place in the answer alone."""
 
-    def __init__(self, monkeypatch, answers, chance: random.Random) -> None:
-        self._answers, self._chance = answers, chance
+    def __init__(self, monkeypatch, answers, seed: str) -> None:
+        self._answers, self._seed = answers, seed
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._known: dict[int, list[int]] = {}
         for kind in (DFlashDrafter, NextTokenDrafter):
@@ -86,18 +87,35 @@ class Foresight:
                 return answer[len(known) :]
         return ()
 
+    def _chance(self, request) -> random.Random:
+        """Return what the guesses of the next tokens are drawn by: not by who guessed before, which time decides."""
+        place = self._prompts[request], len(self._known[request])
+        return random.Random(f"{self._seed} {place}")
+
     def _guess_block(self, wish, logits):
-        logits = logits.copy()
+        logits, chance = logits.copy(), self._chance(wish.request)
         for row, token in zip(logits, self._following(wish.request), strict=False):
-            row[token] = row.max() + self._chance.choice((2.0, 1.0, -0.5, -1.0))
+            row[token] = row.max() + chance.choice((2.0, 1.0, -0.5, -1.0))
         return logits
 
     def _guess_next(self, wish, index, logits):
         following = self._following(wish.request)
         token = int(logits.argmax())
-        if index < len(following) and self._chance.random() < 0.7:
+        chance = self._chance(wish.request)
+        draws = [chance.random() for _ in range(index + 1)]
+        if index < len(following) and draws[index] < 0.7:
             token = following[index]
         return token, 0.8
+
+
+def drawn_requests(chance: random.Random) -> list[Request]:
+    """Return requests of any kind; of each three the first is long, so that there is something to guess."""
+    requests = [random_request(chance) for _ in range(NUM_REQUESTS)]
+    plain = SamplingParams(max_tokens=28, ignore_eos=True)
+    return [
+        replace(one, params=plain) if number % 3 == 0 else one
+        for number, one in enumerate(requests)
+    ]
 
 
 @pytest.mark.slow
@@ -109,9 +127,9 @@ def test_no_draft_of_a_file_changes_an_answer(tmp_path, monkeypatch, kind, name)
     path = write_toy_arch(tmp_path / "m.gguf", target)
     drafter = write_drafter(tmp_path, name, target)
     chance = random.Random(f"{name} {kind}")
-    requests = [random_request(chance) for _ in range(NUM_REQUESTS)]
+    requests = drawn_requests(chance)
     expected = asyncio.run(answers_without(path, requests))
-    Foresight(monkeypatch, known_answers(requests, expected), chance)
+    Foresight(monkeypatch, known_answers(requests, expected), f"{name} {kind}")
     num_drafted = num_accepted = 0
     for first in range(0, len(requests), 3):
         config = random_config(chance)
@@ -173,7 +191,7 @@ async def test_drafts_are_what_the_layers_gave(tmp_path, monkeypatch, chunk):
         memory = MemoryConfig(kv_type="f32", block_tokens=4)
         config = replace(config, scheduler=scheduler, memory=memory)
         plain, _ = await generate(path, with_drafter(config, "off", drafter), prompt, params)
-        Foresight(monkeypatch, {tuple(prompt): [tuple(plain)]}, random.Random(name))
+        Foresight(monkeypatch, {tuple(prompt): [tuple(plain)]}, name)
         tokens, drafts = await generate(path, config, prompt, params)
         assert tokens == plain
         assert drafts.num_drafted > drafts.num_accepted > 5

@@ -36,12 +36,17 @@ def expected() -> list[list[int]]:
 
 
 class Ranks:
-    """Processes of ranks. agents: each behind an agent of torchrun of its own."""
+    """Processes of ranks. agents: each behind an agent of torchrun of its own.
+
+    Rank 0 does not ask for its last answers before `hit` was called: until then no rank ends by itself.
+    """
 
     def __init__(
         self, folder: Path, number: int, *, agents: bool, tp: int, env: dict[str, str]
     ) -> None:
         self.folder, self.number = folder, number
+        os.mkfifo(folder / "hit")
+        self._pipe = os.open(folder / "hit", os.O_RDWR)  # opened for writing alone it would wait
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -68,13 +73,20 @@ class Ranks:
                 )
             )
 
-    def wait_begun(self) -> None:
-        """Wait until rank 0 has opened the model."""
+    def wait_file(self, name: str) -> None:
+        """Wait until rank 0 has written a file: `begun` when it has opened the model, `due` at the drawn token."""
         end_s = time.monotonic() + 60
-        while not (self.folder / "begun").exists():
-            assert time.monotonic() < end_s, "rank 0 did not open the model"
+        while not (self.folder / name).exists():
+            assert time.monotonic() < end_s, f"rank 0 did not write {name}"
             assert self.processes[0].poll() is None, "rank 0 ended at once"
-            time.sleep(0.01)
+            time.sleep(0.005)
+
+    def hit(self, rank: int, how: signal.Signals) -> None:
+        """End or stop a rank when the drawn token is there, and let rank 0 come to its end."""
+        pid = self.pid(rank)
+        self.wait_file("due")
+        os.kill(pid, how)
+        os.write(self._pipe, b".")
 
     def pid(self, rank: int) -> int:
         """Return a rank's own process, which with agents is no child of ours."""
@@ -102,6 +114,7 @@ class Ranks:
                 with suppress(ProcessLookupError, FileNotFoundError):
                     os.kill(int(file.read_text()), signal.SIGKILL)
             process.wait()
+        os.close(self._pipe)
 
 
 def _runs(pid: int) -> bool:
@@ -115,18 +128,20 @@ def _runs(pid: int) -> bool:
 def running(
     folder: Path,
     number: int,
+    draw: random.Random,
     *,
     agents: bool = False,
     tp: int = 1,
     may_compute_alone: bool = False,
     transport: str = "auto",
 ):
-    """Run ranks until the block ends."""
+    """Run ranks until the block ends; one is to be hit at the token that is drawn."""
     folder.mkdir(exist_ok=True)
     env = {"TEST_TRANSPORT": transport} | ({"TEST_ALONE": "1"} if may_compute_alone else {})
+    env["TEST_DUE"] = str(draw.randrange(rank_program.NUM_EARLY_TOKENS))
     ranks = Ranks(folder, number, agents=agents, tp=tp, env=env)
     try:
-        ranks.wait_begun()
+        ranks.wait_file("begun")
         yield ranks
     finally:
         ranks.close()
@@ -140,15 +155,13 @@ def lose_one(
     Returns the seconds until the answers came, and the error of the rank that was hit.
     """
     victim = draw.randrange(1, ranks.number)
-    pid = ranks.pid(victim)
-    time.sleep(draw.random() * 1.5)
+    ranks.hit(victim, how)
     start_s = time.monotonic()
-    os.kill(pid, how)
     assert ranks.wait_end(0) == ""
     took_s = time.monotonic() - start_s
     assert json.loads((ranks.folder / "answers").read_text()) == expected
     if how is signal.SIGSTOP:
-        os.kill(pid, signal.SIGCONT)
+        os.kill(ranks.pid(victim), signal.SIGCONT)
     errors = [ranks.wait_end(rank) for rank in range(1, ranks.number)]
     of_victim = errors.pop(victim - 1)
     assert errors == [""] * len(errors)
@@ -167,8 +180,9 @@ def test_ranks_answer_as_one_process_and_outlive_a_killed_one(
 
     As replicas, and in one, whose ranks divide prompts.
     """
-    with running(tmp_path, 2, transport=transport, tp=tp) as ranks:
-        lose_one(ranks, random.Random(1), signal.SIGKILL, expected)
+    draw = random.Random(1)
+    with running(tmp_path, 2, draw, transport=transport, tp=tp) as ranks:
+        lose_one(ranks, draw, signal.SIGKILL, expected)
 
 
 @pytest.mark.skipif(not LOSSES, reason="make parallel")
@@ -184,7 +198,7 @@ def test_losses_under_load(how, agents, tmp_path, expected, record_property, cap
         alone = number % 3 == 2
         transport = "torch" if number % 5 > 2 else "auto"
         with running(
-            *(tmp_path / f"{number}", size),
+            *(tmp_path / f"{number}", size, draw),
             agents=agents,
             tp=tp,
             may_compute_alone=alone,
@@ -208,10 +222,9 @@ def test_the_end_of_rank_0_ends_the_service(agents, tmp_path) -> None:
     draw = random.Random(0)
     for number in range(max(LOSSES // 5, 1)):
         size = 2 + number % 2
-        with running(tmp_path / f"{number}", size, agents=agents) as ranks:
-            time.sleep(draw.random())
+        with running(tmp_path / f"{number}", size, draw, agents=agents) as ranks:
+            ranks.hit(0, signal.SIGKILL)
             start_s = time.monotonic()
-            os.kill(ranks.pid(0), signal.SIGKILL)
             for rank in range(1, size):
                 error = ranks.wait_end(rank)
                 assert error is not None

@@ -381,6 +381,30 @@ HEAVY = {
 }
 
 
+# Made in one go, each would hold the loop for more than MAX_STALL_S.
+WHOLE = {
+    "a prompt with log-probabilities": (
+        "/v1/completions",
+        {"prompt": [WORDS[k:] for k in range(8)], "echo": True, "logprobs": 20, "max_tokens": 0},
+    ),
+    "answers with log-probabilities": (
+        "/v1/chat/completions",
+        {"messages": HELLO, "n": 8, "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
+        | {"max_tokens": 400},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WHOLE)
+async def test_an_answer_that_is_sent_whole_is_made_piece_by_piece(kind):
+    """Thousands of log-probabilities are encoded as they come, so that nobody else notices."""
+    path, body = WHOLE[kind]
+    async with watched() as (server, watch):
+        sent = partial(status_of, server, path, json.dumps(body).encode())
+        assert await watch.judge(kind, sent) == 200
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="takes minutes: set THERMOCLINE_RELIABILITY=full")
 @pytest.mark.timeout(600)

@@ -119,12 +119,12 @@ async def test_a_strict_server_refuses_unknown_fields_in_each_interface(small_to
                     assert "nobody_knows" in told_error(path, body)[1]
 
 
-async def test_a_full_queue_is_told_in_each_interface(speller):
+async def test_a_full_queue_is_told_in_each_interface(speller, gate):
     """429 with Retry-After, and Anthropic's own name for it."""
     config = EngineConfig(scheduler=SchedulerConfig(max_requests=1))
     async with live(speller, config) as server:
-        reader, writer = await server.connect(API_CHAT, **ENDLESS[API_CHAT] | {"stream": True})
-        await reader.readuntil(b'"message"')
+        _, writer = await server.connect(API_CHAT, **ENDLESS[API_CHAT] | {"stream": True})
+        await server.until_requests(1)  # and it stays: its prompt is computed when the gate opens
         for path in ANSWERING:
             async with server.client.post(path, json=GOOD[path]) as response:
                 assert response.status == 429
@@ -132,6 +132,7 @@ async def test_a_full_queue_is_told_in_each_interface(speller):
                 kind, _ = told_error(path, await response.json())
                 assert kind in (None, "rate_limit_error")
         writer.close()
+        gate.open()
 
 
 @pytest.mark.slow

@@ -46,17 +46,43 @@ class Page:
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return the result of one command."""
+        body = await self._ask(method, params)
+        assert "error" not in body, body
+        return body["result"]
+
+    async def _ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Return what the browser says to one command, an error as well."""
         self._number += 1
         answer = asyncio.get_running_loop().create_future()
         self._answers[self._number] = answer
         await self._socket.send_json({"id": self._number, "method": method, "params": params})
-        body = await asyncio.wait_for(answer, 20)
-        assert "error" not in body, body
-        return body["result"]
+        return await asyncio.wait_for(answer, 20)
 
     async def open(self, url: str) -> None:
-        """Open an address."""
-        await self.call("Page.navigate", url=url)
+        """Open an address, and wait until its page is shown."""
+        await self._leave("Page.navigate", url=url)
+
+    async def reload(self) -> None:
+        """Load the page again, and wait until it is shown."""
+        await self._leave("Page.reload")
+
+    async def _leave(self, method: str, **params: Any) -> None:
+        """Wait until another document is in the place of this one, whole and drawn.
+
+        Before that, what is asked is asked of the old one, and the browser may drop keys.
+        """
+        await self.evaluate("window.isLeft = true")
+        await self.call(method, **params)
+        is_whole = "!window.isLeft && document.readyState === 'complete'"
+        look = f"new Promise((done) => {{ const isWhole = {is_whole}; const frame = requestAnimationFrame; "
+        look += "frame(() => frame(() => done(isWhole))); })"
+        params = {"expression": look, "awaitPromise": True, "returnByValue": True}
+        async with asyncio.timeout(20):
+            while True:
+                # An error where the document went away meanwhile.
+                answer = await self._ask("Runtime.evaluate", params)
+                if answer.get("result", {}).get("result", {}).get("value") is True:
+                    return
 
     async def evaluate(self, expression: str) -> Any:
         """Return the value of an expression in the page; promises are awaited."""

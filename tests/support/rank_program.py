@@ -1,6 +1,7 @@
 """A rank as a process of its own, for tests that end some of them: `python -m tests.support.rank_program FOLDER`.
 
-Writes its process id into the folder, on rank 0 that it has begun and its answers as JSON, and at its end why it ended.
+Writes its process id into the folder, on rank 0 that it has begun, that it has so many tokens (TEST_DUE) and its answers
+as JSON, and at its end why it ended. Rank 0 asks for its last answers when something is in the pipe `hit`, if there is one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from thermocline.engine.follower import follow
 from thermocline.errors import ThermoclineError
 
 TIMEOUT_S = 1.5
-NUM_ANSWERS, NUM_TURNS = 6, 3
+NUM_ANSWERS, NUM_TURNS, NUM_TOKENS = 6, 3, 40
+NUM_EARLY_TOKENS = NUM_ANSWERS * (NUM_TURNS - 1) * NUM_TOKENS
+"""Tokens before the last answers are asked for."""
 
 
 def config_of(**parallel: object) -> EngineConfig:
@@ -43,21 +46,36 @@ def config_of(**parallel: object) -> EngineConfig:
     )
 
 
-async def all_answers(config: EngineConfig, on_open=lambda: None) -> list[list[int]]:
-    """Return the answers to some prompts at a time, several times."""
+async def all_answers(config: EngineConfig, folder: Path | None = None) -> list[list[int]]:
+    """Return the answers to some prompts at a time, several times. folder: where others see how far it is."""
+    num_tokens = 0
+    due = int(os.environ.get("TEST_DUE", "-1"))
     async with Engine.open(DEMO_MODEL_PATH, config) as engine:
-        on_open()
+        if folder is not None:
+            (folder / "begun").touch()
 
         async def one(number: int) -> list[int]:
-            prompt = list(range(3 + number, 23 + 8 * number))
-            events = engine.generate(prompt, max_tokens=40, ignore_eos=True)
-            return [token async for event in events for token in event.token_ids]
+            nonlocal num_tokens
+            prompt, found = list(range(3 + number, 23 + 8 * number)), []
+            async for event in engine.generate(prompt, max_tokens=NUM_TOKENS, ignore_eos=True):
+                found += event.token_ids
+                if folder is not None and num_tokens <= due < num_tokens + len(event.token_ids):
+                    (folder / "due").touch()
+                num_tokens += len(event.token_ids)
+            return found
 
-        found = []
+        answers = []
         for turn in range(NUM_TURNS):
+            if turn == NUM_TURNS - 1 and folder is not None and (folder / "hit").exists():
+                await asyncio.to_thread(_wait_for_byte, folder / "hit")
             numbers = range(turn * NUM_ANSWERS, (turn + 1) * NUM_ANSWERS)
-            found += await asyncio.gather(*map(one, numbers))
-        return found
+            answers += await asyncio.gather(*map(one, numbers))
+        return answers
+
+
+def _wait_for_byte(pipe: Path) -> None:
+    with pipe.open("rb") as end:
+        end.read(1)
 
 
 def main(folder: Path) -> int:
@@ -75,8 +93,7 @@ def main(folder: Path) -> int:
         if rank:
             follow(DEMO_MODEL_PATH, config)
         else:
-            begun = folder / "begun"
-            answers = asyncio.run(all_answers(config, begun.touch))
+            answers = asyncio.run(all_answers(config, folder))
             (folder / "answers").write_text(json.dumps(answers))
     except ThermoclineError as error:
         error_text = f"{type(error).__name__}: {error}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
+    from thermocline.errors import RemoteError
     from thermocline.messages import FloatArray
     from thermocline.remote.client import WorkerClient
     from thermocline.remote.receiving import WayChoice
@@ -101,3 +104,11 @@ class Call:
     """Whether nothing else was in flight when it was sent."""
     is_given_up: bool = False
     """Whether its answer, which was late, is dropped when it comes."""
+
+    def end(self, result: ExpertAnswer | RemoteError) -> None:
+        """Give the caller its answer or error, unless it has cancelled the call."""
+        with suppress(InvalidStateError):
+            if isinstance(result, ExpertAnswer):
+                self.future.set_result(result)
+            else:
+                self.future.set_exception(result)

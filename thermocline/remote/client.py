@@ -13,8 +13,6 @@ import select
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import (
@@ -36,6 +34,7 @@ from thermocline.remote.wire import Kind, decode_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from thermocline.remote.connection import WorkerTarget
     from thermocline.remote.requests import ExpertRequest
@@ -329,12 +328,13 @@ class WorkerClient:
             self._cancelled.clear()
         for call in calls:
             self._num_failures += 1
-            _fail(call.future, error)
+            call.end(error)
 
     def _give_up_late(self) -> None:
         """End the calls of a worker that is later than usual; it keeps their slots, and gets nothing more for now."""
         with self._sending, self._lock:
-            if self._state != "ready":
+            # If a thread that waits has received the last answer meanwhile, none would come that ends the lateness.
+            if self._state != "ready" or not self._in_flight:
                 return
             self._state = "late"
             waits_s = time.monotonic() - self._heard_s
@@ -348,7 +348,7 @@ class WorkerClient:
                 self._cancelled.append(call.number)
         self._num_late += len(sent)
         for call in (*sent, *unsent):
-            _fail(call.future, error)
+            call.end(error)
 
     def _serve(self, connection: WorkerConnection) -> None:
         frames, poller = connection.frames, self._poller
@@ -441,11 +441,8 @@ class WorkerClient:
         came_ns = time.perf_counter_ns()
         heard_s, self._heard_s = self._heard_s, came_ns * 1e-9
         self._pong_by_s = None
-        if self._state == "late":
-            with self._lock:
-                self._state = "ready" if self._state == "late" else self._state
-                self._lock.notify_all()
         if frame.kind is Kind.PONG:
+            self._note_answer(None)
             return
         if frame.kind is Kind.REFUSED:
             raise WorkerRefusedError(f"the worker refused: {decode_text(frame.body)}")
@@ -457,19 +454,32 @@ class WorkerClient:
             self._times.add(
                 call.request.is_prompt, len(call.request.rows), came_ns * 1e-9 - asked_s
             )
-        if call.is_given_up:
-            pass  # computed here by now
-        elif frame.kind is Kind.FAILED:
+        result: ExpertAnswer | RemoteError | None = None
+        if frame.kind is Kind.FAILED and not call.is_given_up:
             self._num_failures += 1
-            _fail(call.future, WorkerFailedError(f"the worker: {decode_text(frame.body)}"))
-        else:
-            self._finish(connection, call, frame, came_ns)
-        del self._in_flight[call.number]  # not before: calls in flight fail with their connection
+            result = WorkerFailedError(f"the worker: {decode_text(frame.body)}")
+        elif not call.is_given_up:  # else computed here by now
+            result = self._read(connection, call, frame, came_ns)
+        # Not before, as calls in flight fail with their connection; and before the caller goes on, who may look.
         self._free_slots.append(call.slot)
         self._num_calls += 1
         self._wait_ns += came_ns - call.sent_ns
+        self._note_answer(call)
+        if result is not None:
+            call.end(result)
 
-    def _finish(self, connection: WorkerConnection, call: Call, frame: Frame, came_ns: int) -> None:
+    def _note_answer(self, call: Call | None) -> None:
+        """Note that the worker has answered a call, or a ping: it is not late any more."""
+        with self._lock:
+            if call is not None:
+                del self._in_flight[call.number]
+            if self._state == "late":
+                self._state = "ready"
+                self._lock.notify_all()
+
+    def _read(
+        self, connection: WorkerConnection, call: Call, frame: Frame, came_ns: int
+    ) -> ExpertAnswer:
         num_pairs = len(call.request.rows)
         values, begin_ns, end_ns = connection.read_answer(frame, call.number, num_pairs, call.slot)
         num_bytes = HEAD_BYTES + self._target.shape.outputs_bytes(num_pairs)
@@ -478,8 +488,7 @@ class WorkerClient:
             way_ns = came_ns - call.sent_ns - (end_ns - begin_ns)
             self._link.add(call.sent_bytes + num_bytes, way_ns * 1e-9)
         times = call.given_ns, call.sent_ns, begin_ns, end_ns, came_ns, time.perf_counter_ns()
-        with suppress(InvalidStateError):  # cancelled
-            call.future.set_result(ExpertAnswer(values, *times))
+        return ExpertAnswer(values, *times)
 
     def _pause(self, seconds: float) -> None:
         poller = select.poll()
@@ -488,8 +497,3 @@ class WorkerClient:
         while not self._is_closed() and (left_s := end_s - time.monotonic()) > 0:
             if poller.poll(left_s * 1e3):
                 os.eventfd_read(self._wake)
-
-
-def _fail(future: Future[ExpertAnswer], error: RemoteError) -> None:
-    with suppress(InvalidStateError):  # cancelled
-        future.set_exception(error)

@@ -124,7 +124,7 @@ async def test_a_conversation_survives_a_reload(toy, tmp_path):
         await page.key("Enter")
         await page.until("document.querySelectorAll('.message.assistant').length === 2")
         await page.until(f"{ANSWER}.textContent.length > 20")
-        await page.call("Page.reload")
+        await page.reload()
         await page.until(READY)
         await server.settle()
         asked = (
@@ -163,7 +163,7 @@ async def test_chats_are_not_kept_if_they_are_not_to_be(toy, tmp_path):
         await page.type("second question")
         await page.key("Enter")
         await page.until("document.querySelectorAll('.message.assistant .copy').length === 2")
-        await page.call("Page.reload")
+        await page.reload()
         await page.until(READY)
         assert await page.evaluate(kept) == 0
         assert await page.evaluate("document.querySelectorAll('.message').length") == 0

@@ -6,6 +6,7 @@ THERMOCLINE_WORKER_KILLS sets how often a worker is killed (once by default).
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 import re
@@ -14,7 +15,7 @@ import socket
 import threading
 import time
 from concurrent.futures import wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from thermocline.errors import (
 )
 from thermocline.remote.address import LocalWorker, TcpAddress
 from thermocline.remote.client import WorkerClient
-from thermocline.remote.connection import Opening
+from thermocline.remote.connection import Opening, WorkerConnection
 from thermocline.remote.holdings import Held
 from thermocline.remote.payload import PayloadType
 from thermocline.remote.wire import Kind
@@ -97,6 +98,42 @@ def test_answers_equal_local_ones_to_the_bit(tmp_path, worker, connect, transpor
     assert (figures.state, figures.transport) == ("ready", transport)
     assert (figures.total_calls, figures.total_failures) == (len(requests), 0)
     assert figures.current_in_flight == figures.current_queued == 0
+
+
+def test_whoever_has_an_answer_finds_it_counted(tmp_path, worker, connect, monkeypatch):
+    """When a call ends, the counters and the worker's slots say so already."""
+    client = connect(target_of(worker, tmp_path / "socket"))
+    gate, compute, seen = threading.Event(), worker.compute, []
+    monkeypatch.setattr(worker, "compute", lambda *of: (gate.wait(TIMEOUT_S), compute(*of))[1])
+    answer = client.submit(some_request(target_of(worker, tmp_path), 2))
+    answer.add_done_callback(lambda _: seen.append(client.statistics()))
+    gate.set()
+    answer.result(TIMEOUT_S)
+    client.close()  # no callback is left
+    (figures,) = seen
+    assert (figures.total_calls, figures.current_in_flight) == (1, 0)
+
+
+def test_an_answer_that_comes_as_the_worker_is_found_late_ends_that(tmp_path, worker, monkeypatch):
+    """On two threads at once: the worker is used again, and not only after the next ping."""
+    target = target_of(worker, tmp_path / "socket")
+    read = WorkerConnection.read_answer
+    with closing(WorkerClient(target, TIMEOUT_S, hedges=True)) as client:
+        client.start()
+        client.wait_ready(TIMEOUT_S)
+
+        def read_late(self, *of):
+            client._give_up_late()
+            return read(self, *of)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(WorkerConnection, "read_answer", read_late)
+            with pytest.raises(WorkerSlowError):
+                client.submit(some_request(target, 1)).result(TIMEOUT_S)
+            client.wait_ready(TIMEOUT_S / 4, tries_again=True)
+        client.submit(some_request(target, 1)).result(TIMEOUT_S)
+        client._give_up_late()  # as if its last answer were taken just before
+        assert client.is_ready
 
 
 def test_large_calls_tell_the_links_speed(tmp_path, worker, connect, monkeypatch):
@@ -359,7 +396,8 @@ def test_a_stopped_worker_is_given_up(model_path, worker):
 def test_a_late_answer_is_given_up_and_its_slot_kept(model_path, worker, transport):
     """SIGSTOP: calls end soon, no other is sent; when it goes on, each slot has its own call's answer, and it is used.
 
-    More calls than slots are in flight: those that were not sent never are.
+    More calls than slots are in flight: those that were not sent never are. The worker is found late when it is
+    stopped and all of them are there, not when others keep it, or who calls, from running.
     """
     before = child_pids()
     target = target_of(worker, LocalWorker(1), model_path=str(model_path), transport=transport)
@@ -367,12 +405,17 @@ def test_a_late_answer_is_given_up_and_its_slot_kept(model_path, worker, transpo
     client.start()
     client.wait_ready(TIMEOUT_S)
     (pid,) = child_pids() - before
+    client._late_s = never = lambda: math.inf
     for seed in range(20):
         client.submit(some_request(target, 3, seed)).result(TIMEOUT_S)
     for stop in range(3):
         os.kill(pid, signal.SIGSTOP)
-        begin_s = time.monotonic()
         late = [client.submit(some_request(target, 3, seed)) for seed in range(6)]
+        while client.statistics().current_in_flight < 4:
+            os.sched_yield()
+        del client._late_s
+        client._call_thread()
+        begin_s = time.monotonic()
         for call in late:
             with pytest.raises(WorkerSlowError, match="later than usual"):
                 call.result(TIMEOUT_S)
@@ -381,6 +424,7 @@ def test_a_late_answer_is_given_up_and_its_slot_kept(model_path, worker, transpo
         assert (figures.state, figures.current_in_flight, figures.current_queued) == ("late", 4, 0)
         with pytest.raises(WorkerLostError, match="is late"):
             client.submit(some_request(target, 3)).result(TIMEOUT_S)
+        client._late_s = never
         os.kill(pid, signal.SIGCONT)
         client.wait_ready(TIMEOUT_S, tries_again=True)
         requests = [some_request(target, 5, 100 * stop + seed) for seed in range(12)]
@@ -409,10 +453,13 @@ def test_a_client_that_rests_hedges_too(model_path, worker):
         assert time.monotonic() < end_s
         time.sleep(0.01)
     os.kill(pid, signal.SIGSTOP)
+    request = some_request(target, 3)
+    patience_s = client._times.patience_s(request.is_prompt, len(request.rows))
     begin_s = time.monotonic()
     with pytest.raises(WorkerSlowError):
-        client.submit(some_request(target, 3)).result(TIMEOUT_S)
-    assert time.monotonic() - begin_s < 1.0, "it slept for a quarter of the timeout"
+        client.submit(request).result(TIMEOUT_S)
+    took_s = time.monotonic() - begin_s
+    assert took_s < patience_s + 1.0, "it slept for a quarter of the timeout"
     client.close()
 
 
