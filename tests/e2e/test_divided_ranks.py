@@ -200,10 +200,12 @@ def test_a_replica_outlives_the_loss_of_a_rank(
     dp, tp, deaths, name, model_of, divided, monkeypatch, caplog
 ):
     """In the middle of a divided prompt: the others have its keys and values, or compute them again."""
-    path, expected = model_of(name)
+    # Whichever requests have arrived when the first chunk is made, it has tokens for all ranks.
+    counts = (64, 500, 7, 3, 1)
+    path, expected = model_of(name, counts)
     world = ThreadWorld(5.0, deaths)
     config = config_of(dp, tp, 64, timeout_s=1.0)
-    assert on_ranks(world, path, config, monkeypatch) == expected
+    assert on_ranks(world, path, config, monkeypatch, counts) == expected
     assert world.dead == set(deaths), "a rank was not killed"
     assert "was lost" in caplog.text
     assert divided
