@@ -3,7 +3,8 @@
 Sides, each opened once and asked in turns: one process with one core, one with all cores, and ranks with a core each
 (as under torchrun, but started here). Cases: prompts of 512 tokens, one for each core; the answers of 8 requests at a
 time; one answer; with `--prompt N`, one prompt of so many tokens. `--tp M` has M ranks in each replica. `--before FOLDER` adds
-the ranks of another checkout.
+the ranks of another checkout, `--transports NAME ...` has ranks for each way to exchange. `--hosts a=10.9.0.1 b=10.9.0.2` runs each rank in
+a network namespace of that name and address (docs/distributed.md makes two).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from thermocline import Engine, EngineConfig, SamplingParams
 from thermocline.cli.ranks import as_rank
@@ -30,6 +31,7 @@ from thermocline.config import (
     MemoryConfig,
     ParallelConfig,
     PlacementConfig,
+    RankTransport,
     SchedulerConfig,
     SpeculationConfig,
 )
@@ -45,6 +47,7 @@ _WARM_UP: Final = {"kind": "answers", "requests": 2, "prompt": 16, "tokens": 4}
 def config_of(options: argparse.Namespace) -> EngineConfig:
     """Return the settings of a side; a prompt that comes again is computed again."""
     parallel: dict[str, Any] = {"may_compute_alone": not options.always_exchange}
+    parallel["transport"] = options.transport
     if options.tp is not None:
         parallel["tp"] = options.tp
     if options.expert_map is not None:
@@ -105,12 +108,13 @@ def be_a_side(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is started. cores: of each process."""
+    """What is started. cores: of each process. hosts: the network namespace of each, and its address."""
 
     name: str
     folder: Path
     cores: tuple[tuple[int, ...], ...]
     flags: tuple[str, ...] = ()
+    hosts: tuple[tuple[str, str], ...] = ()
 
 
 class OpenSide:
@@ -120,14 +124,16 @@ class OpenSide:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
+        master = side.hosts[0][1] if side.hosts else "127.0.0.1"
         self._processes = []
         for rank, cores in enumerate(side.cores):
             env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(side.folder)}
             if len(side.cores) > 1:
                 env |= {"RANK": str(rank), "WORLD_SIZE": str(len(side.cores))}
                 env |= {"LOCAL_WORLD_SIZE": str(len(side.cores))}
-                env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            command = [sys.executable, __file__, model, "--cores", *map(str, cores), *side.flags]
+                env |= {"MASTER_ADDR": master, "MASTER_PORT": str(port)}
+            command = ["ip", "netns", "exec", side.hosts[rank][0]] if side.hosts else []
+            command += [sys.executable, __file__, model, "--cores", *map(str, cores), *side.flags]
             command += ["--threads", str(len(cores))]
             started = subprocess.Popen(
                 command,
@@ -199,7 +205,11 @@ def run(options: argparse.Namespace) -> int:
     mapped += ("--heat-file", options.heat_file) if options.heat_file else ()
     if options.before is not None:
         sides.append(Side("ranks before", options.before.resolve(), ranks, flags))
-    sides.append(Side("ranks", here, ranks, (*flags, *mapped)))
+    hosts = tuple((name, address) for name, _, address in (h.partition("=") for h in options.hosts))
+    for way in options.transports:
+        name = "ranks" if way == "auto" else f"ranks by {way}"
+        way_flags = (*flags, *mapped, "--transport", way)
+        sides.append(Side(name, here, ranks, way_flags, hosts))
     sides = [side for side in sides if not options.sides or side.name in options.sides]
     opened = [OpenSide(side, options.model) for side in sides]
     found: dict[str, dict[str, list[float]]] = {}
@@ -246,6 +256,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--always-exchange", action="store_true")
     parser.add_argument("--expert-map")
     parser.add_argument("--heat-file")
+    parser.add_argument(
+        "--transports", nargs="+", default=["auto"], choices=get_args(RankTransport)
+    )
+    parser.add_argument("--hosts", nargs="+", default=[], metavar="NAMESPACE=ADDRESS")
+    parser.add_argument("--transport", default="auto", help="of a process that is measured")
     parser.add_argument("--cores", type=int, nargs="+", help="of a process that is measured")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args(arguments)

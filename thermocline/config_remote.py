@@ -20,7 +20,7 @@ WorkerTransport = Literal["auto", "shared", "stream"]
 OnWorkerFailure = Literal["cpu", "error"]
 ExpertExchange = Literal["leader", "sequence", "naive"]
 ExpertMapKind = Literal["linear", "balanced"]
-RankTransport = Literal["auto", "torch"]
+RankTransport = Literal["auto", "sockets", "torch"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -130,8 +130,8 @@ class ParallelConfig(ShowsChanges):
     transport: RankTransport = setting(
         "auto",
         "--rank-transport",
-        "How ranks exchange: auto (by memory that they share where all are on one machine, else as torch), or torch "
-        "(its collectives).",
+        "How ranks exchange: auto (by memory that they share where all are on one machine, else as sockets), sockets "
+        "(few tokens by TCP where that is measured to be faster, else as torch), or torch (its collectives).",
     )
     timeout_s: float = setting(
         10.0,

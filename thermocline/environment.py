@@ -54,6 +54,12 @@ def torchrun_ranks() -> tuple[int, int, int] | None:
     return int(rank), int(size), int(local) if local.isdigit() else 1
 
 
+def rank_network() -> tuple[str, str | None]:
+    """Return where the ranks of torchrun meet, and the network interface that gloo is told to use, if it is."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    return os.environ.get("MASTER_ADDR", ""), named or None
+
+
 def _user_folder(variable: str, below_home: str) -> Path | None:
     base = Path(os.environ.get(variable, ""))
     try:

@@ -172,11 +172,13 @@ def lose_one(
     return took_s, of_victim
 
 
-@pytest.mark.parametrize(("transport", "tp"), [("auto", 1), ("torch", 1), ("auto", 2)])
+@pytest.mark.parametrize(
+    ("transport", "tp"), [("auto", 1), ("torch", 1), ("auto", 2), ("sockets", 1)]
+)
 def test_ranks_answer_as_one_process_and_outlive_a_killed_one(
     transport, tp, tmp_path, expected
 ) -> None:
-    """Two ranks, by shared memory or gloo; one is killed under load, the other computes its experts and requests.
+    """Two ranks, by shared memory, gloo or sockets; one is killed under load, the other computes its experts and requests.
 
     As replicas, and in one, whose ranks divide prompts.
     """
@@ -196,7 +198,7 @@ def test_losses_under_load(how, agents, tmp_path, expected, record_property, cap
         size = 2 + number % 2
         tp = size if number % 4 == 3 else 1
         alone = number % 3 == 2
-        transport = "torch" if number % 5 > 2 else "auto"
+        transport = ("auto", "auto", "auto", "torch", "sockets")[number % 5]
         with running(
             *(tmp_path / f"{number}", size, draw),
             agents=agents,

@@ -123,7 +123,9 @@ class ThreadGroup:
         """See `Group`."""
         return np.array([given[self.place] for given in self._swap(sizes.copy())], np.int64)
 
-    def exchange(self, send: np.ndarray, sent, receive: np.ndarray, received) -> None:
+    def exchange(
+        self, send: np.ndarray, sent, receive: np.ndarray, received, *, is_small: bool = False
+    ) -> None:
         """See `Group`; checks that both sides agree on the lengths."""
         assert sum(sent) == len(send), "lengths do not add up"
         assert sum(received) == len(receive), "lengths do not add up"

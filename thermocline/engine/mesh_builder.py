@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from thermocline.engine.scheduler_builder import build_step_loop
 from thermocline.engine.spill_builder import open_spill
+from thermocline.environment import rank_network
 from thermocline.errors import ConfigError, MeshError
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.kernels.cache_format import CacheType
 from thermocline.machine import machine_facts
 from thermocline.parallel.exchange import RankParts
 from thermocline.parallel.group import connector
+from thermocline.parallel.links import own_address
 from thermocline.parallel.map_choice import ChosenMap, choose_map, map_text, read_map
 from thermocline.parallel.mesh import make_mesh
 from thermocline.parallel.parts import mixed_row_bytes, mixing_of
@@ -123,7 +126,8 @@ def open_member(
         spec.expert_hidden_size,
         mixing_of(spec),
     )
-    connect = connector(store, parallel.timeout_s, _BACKEND, parallel.transport)
+    address = partial(own_address, *rank_network())
+    connect = connector(store, parallel.timeout_s, _BACKEND, parallel.transport, address)
     member = RankMember(parallel.rank, plan, parts, connect, rendezvous)
     return context.owned.enter_context(closing(member))
 

@@ -126,6 +126,7 @@ class LayerExchange:
         self._figures = figures
         self._jobs = jobs
         self._is_only = False  # whether the step has no other round
+        self._is_small = False  # whether the layer has few tokens on all ranks
 
     async def run(
         self,
@@ -143,7 +144,7 @@ class LayerExchange:
         Returns its tokens' outputs, or where the replica shares, the layer's sum, float32 [T, D]. A rank sends all tokens of
         a part, and shares nothing: nobody else computes them.
         """
-        self._is_only = turns.num_rounds == 1
+        self._is_only, self._is_small = turns.num_rounds == 1, block_bytes > 0
         turn = partial(turns.of, layer, round_index=round_index)
         is_part = isinstance(chunk, ChunkPart)
         plan = self._plan(layer, given, is_part=is_part)
@@ -276,7 +277,7 @@ class LayerExchange:
             answer[start : start + packed.nbytes] = packed.view(np.uint8).reshape(-1)
             start += packed.nbytes
         returned = self._arena.take("returned", sum(back), "outputs of this rank's tokens")
-        job = partial(self._role.group.exchange, answer, sent, returned, back)
+        job = self._exchange(answer, sent, returned, back)
         await self._exchanged(turn, job, chunk, layer, sum(sent))
         found, start = [], 0
         for rank in sorted(plan.parts):
@@ -305,7 +306,7 @@ class LayerExchange:
         place = role.group.place
         if given is None:
             none = np.empty(0, np.uint8)
-            job = partial(role.group.exchange, none, [0] * size, none, [0] * size)
+            job = self._exchange(none, [0] * size, none, [0] * size)
             await self._exchanged(turn, job, chunk, layer, 0)
             return None
         work, tokens = given[0], role.tokens(len(given[0].x))
@@ -326,7 +327,7 @@ class LayerExchange:
             back[rank] = len(role.tokens_of(peer, len(work.x))) * row_bytes if rank != place else 0
         send = np.tile(sums.view(np.uint8).reshape(-1), len(peers))
         received = np.empty(sum(back), np.uint8)
-        job = partial(role.group.exchange, send, sent, received, back)
+        job = self._exchange(send, sent, received, back)
         await self._exchanged(turn, job, chunk, layer, sum(sent))
         whole, start = [], 0
         for rank in role.peers:  # ascending places, so their rows are in order
@@ -335,6 +336,12 @@ class LayerExchange:
             whole.append(flat.reshape(-1, residual.shape[1]))
             start = end
         return np.concatenate(whole)
+
+    def _exchange(
+        self, send: Bytes, sent: Sequence[int], receive: Bytes, received: Sequence[int]
+    ) -> Callable[[], None]:
+        exchange = self._role.group.exchange
+        return partial(exchange, send, sent, receive, received, is_small=self._is_small)
 
     async def _exchanged(
         self, turn: int, job: Callable[[], None], chunk: Chunk, layer: LayerIndex, nbytes: int
@@ -357,7 +364,7 @@ class LayerExchange:
         lengths = [block_bytes] * group.size
         heads = send.reshape(group.size, block_bytes)[:, :HEAD_BYTES].view(np.uint32)
         heads[:, LENGTH_AT] = sizes
-        group.exchange(send, lengths, received, lengths)
+        group.exchange(send, lengths, received, lengths, is_small=True)
         coming = received.reshape(group.size, block_bytes)[:, :HEAD_BYTES].view(np.uint32)
         found = coming[:, LENGTH_AT].tolist()
         if max(found) > block_bytes:

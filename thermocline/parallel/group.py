@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from thermocline.errors import GroupLostError
+from thermocline.parallel.links import lost
 from thermocline.parallel.local_group import LocalGroup, are_on_one_machine
+from thermocline.parallel.socket_group import with_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,11 +39,18 @@ class Group(Protocol):
         ...
 
     def exchange(
-        self, send: Bytes, sent: Sequence[int], receive: Bytes, received: Sequence[int]
+        self,
+        send: Bytes,
+        sent: Sequence[int],
+        receive: Bytes,
+        received: Sequence[int],
+        *,
+        is_small: bool = False,
     ) -> None:
         """Give each rank its run of `send`, and get each one's into `receive`. Raises GroupLostError.
 
-        sent, received: the bytes for and from each rank, which all ranks agree on.
+        sent, received: the bytes for and from each rank, which all ranks agree on. is_small: that there are few of them, which
+        all ranks say alike.
         """
         ...
 
@@ -83,7 +91,7 @@ class TorchGroup:
             self.exchange_sizes(np.zeros(size, np.int64))
         except (RuntimeError, ValueError) as error:
             self.close()
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def exchange_sizes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         found = np.empty_like(sizes)
@@ -91,7 +99,13 @@ class TorchGroup:
         return found
 
     def exchange(
-        self, send: Bytes, sent: Sequence[int], receive: Bytes, received: Sequence[int]
+        self,
+        send: Bytes,
+        sent: Sequence[int],
+        receive: Bytes,
+        received: Sequence[int],
+        *,
+        is_small: bool = False,
     ) -> None:
         import torch
 
@@ -100,7 +114,7 @@ class TorchGroup:
                 torch.from_numpy(receive), torch.from_numpy(send), list(received), list(sent)
             )
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def broadcast(self, data: bytes | None) -> bytes:
         first = np.zeros(_FIRST_BYTES, np.uint8)
@@ -124,7 +138,7 @@ class TorchGroup:
         try:
             self._dist.broadcast(torch.from_numpy(values), src=0)
         except RuntimeError as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def close(self) -> None:
         if self._dist.is_initialized():
@@ -134,9 +148,16 @@ class TorchGroup:
 
 
 def connector(
-    store: KeyStore, timeout_s: float, backend: str, transport: RankTransport = "torch"
+    store: KeyStore,
+    timeout_s: float,
+    backend: str,
+    transport: RankTransport,
+    address: Callable[[], str],
 ) -> Callable[[int, int, int], Group]:
-    """Return what connects this rank to the group of an epoch: see `RankMember`. backend: of torch.distributed."""
+    """Return what connects this rank to the group of an epoch: see `RankMember`.
+
+    backend: of torch.distributed. address: returns that of this machine among the ranks', or raises OSError.
+    """
 
     def connect(epoch: int, place: int, size: int) -> Group:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
@@ -147,7 +168,8 @@ def connector(
         prefixed.set_timeout(timedelta(seconds=timeout_s))
         if transport == "auto" and are_on_one_machine(prefixed, place, size):
             return LocalGroup(prefixed, place, size, timeout_s)
-        return TorchGroup(prefixed, place, size, timeout_s, backend)
+        group = TorchGroup(prefixed, place, size, timeout_s, backend)
+        return group if transport == "torch" else with_sockets(group, prefixed, timeout_s, address)
 
     return connect
 
@@ -163,7 +185,13 @@ class LoneGroup:
         return sizes.copy()
 
     def exchange(
-        self, send: Bytes, sent: Sequence[int], receive: Bytes, received: Sequence[int]
+        self,
+        send: Bytes,
+        sent: Sequence[int],
+        receive: Bytes,
+        received: Sequence[int],
+        *,
+        is_small: bool = False,
     ) -> None:
         receive[: received[0]] = send[: sent[0]]
 
@@ -173,8 +201,3 @@ class LoneGroup:
 
     def close(self) -> None:
         pass
-
-
-def _lost(error: Exception) -> GroupLostError:
-    text = str(error).splitlines()[0] if str(error) else repr(error)
-    return GroupLostError(f"a rank was lost, or is later than --rank-timeout: {text}")

@@ -14,14 +14,13 @@ import os
 import secrets
 import socket
 import struct
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.errors import GroupLostError
+from thermocline.parallel.links import LocalMeeting, connect_all, fill, lost
 from thermocline.remote.shared_slots import sealed_memory
 
 if TYPE_CHECKING:
@@ -29,27 +28,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from thermocline.parallel.links import MeetingStore
+
     Bytes = NDArray[np.uint8]
 
 _HEAD: Final = struct.Struct("<QQQ")
 """The number of the exchange, the bytes of the run, and where it begins in the sender's outbox."""
-_CREDENTIALS: Final = struct.Struct("iII")  # process, user, group
 _MAX_INLINE: Final = 4096
 """Runs of so many bytes go through the socket: less than its buffer has room for, so that nobody waits to send."""
 _MIN_HALF_BYTES: Final = 1 << 20
-_TOKEN_BYTES: Final = 16
-
-
-class MeetingStore(Protocol):
-    """The part of torch's Store that a group meets by. Both raise RuntimeError when it is gone, `get` also after a timeout."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a value."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Return a value, once it is there."""
-        ...
 
 
 def machine_name() -> str:
@@ -72,7 +59,7 @@ def are_on_one_machine(store: MeetingStore, place: int, size: int) -> bool:
         store.set(f"machine/{place}", name)
         return len({store.get(f"machine/{rank}") for rank in range(size)}) == 1
     except RuntimeError as error:
-        raise _lost(error) from error
+        raise lost(error) from error
 
 
 class _Outbox:
@@ -104,7 +91,6 @@ class LocalGroup:
         """Wait for all ranks. Raises GroupLostError when one does not come within the timeout."""
         self.place, self.size = place, size
         self.way = "by shared memory"
-        self._timeout_s = timeout_s
         self._peers: dict[int, _Peer] = {}
         self._outbox = _Outbox(_MIN_HALF_BYTES)
         self._number = 0
@@ -112,49 +98,18 @@ class LocalGroup:
         self._half = 0
         self._is_closed = False
         try:
-            self._connect(store)
+            connect_all(LocalMeeting(), store, place, size, timeout_s, self._keep)
         except (OSError, RuntimeError) as error:
             self.close()
-            raise _lost(error) from error
+            raise lost(error) from error
+        for peer in self._peers.values():
+            peer.link.settimeout(timeout_s)
 
     def __repr__(self) -> str:
         return f"LocalGroup({self.place} of {self.size}, {self._number} exchanges)"
 
-    def _connect(self, store: MeetingStore) -> None:
-        """Connect to the ranks before this one, and accept those behind it; a token in the store says who may come."""
-        end_s = time.monotonic() + self._timeout_s
-        token = secrets.token_bytes(_TOKEN_BYTES)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"\0thermocline-{secrets.token_hex(16)}")
-            listener.listen(self.size)
-            name = listener.getsockname()
-            store.set(f"link/{self.place}", f"{name.hex()} {token.hex()}")
-            for rank in range(self.place):
-                there, theirs = store.get(f"link/{rank}").decode().split()
-                link = socket.socket(socket.AF_UNIX)
-                self._peers[rank] = _Peer(link)
-                link.settimeout(_left(end_s))
-                link.connect(bytes.fromhex(there))
-                link.sendall(bytes.fromhex(theirs) + struct.pack("<I", self.place))
-            while len(self._peers) < self.size - 1:
-                listener.settimeout(_left(end_s))
-                link, _ = listener.accept()
-                if _user_of(link) != os.getuid():
-                    link.close()  # before anything is waited for
-                    continue
-                link.settimeout(_left(end_s))
-                hello = bytearray(_TOKEN_BYTES + 4)
-                rank = -1
-                with suppress(EOFError):
-                    _receive(link, memoryview(hello))
-                    rank = int.from_bytes(hello[_TOKEN_BYTES:], "little")
-                is_expected = self.place < rank < self.size and rank not in self._peers
-                if secrets.compare_digest(bytes(hello[:_TOKEN_BYTES]), token) and is_expected:
-                    self._peers[rank] = _Peer(link)
-                else:
-                    link.close()
-        for peer in self._peers.values():
-            peer.link.settimeout(self._timeout_s)
+    def _keep(self, rank: int, link: socket.socket) -> None:
+        self._peers[rank] = _Peer(link)
 
     def exchange_sizes(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
         """See `Group`."""
@@ -164,9 +119,15 @@ class LocalGroup:
         return found
 
     def exchange(
-        self, send: Bytes, sent: Sequence[int], receive: Bytes, received: Sequence[int]
+        self,
+        send: Bytes,
+        sent: Sequence[int],
+        receive: Bytes,
+        received: Sequence[int],
+        *,
+        is_small: bool = False,
     ) -> None:
-        """See `Group`."""
+        """See `Group`; is_small makes no difference here."""
         self._number += 1
         ends, starts = np.cumsum(sent).tolist(), np.cumsum([0, *received]).tolist()
         try:
@@ -179,7 +140,7 @@ class LocalGroup:
             for rank, peer in self._peers.items():
                 self._take(peer, receive[starts[rank] : starts[rank + 1]])
         except (OSError, EOFError) as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def broadcast(self, data: bytes | None) -> bytes:
         """See `Group`."""
@@ -189,13 +150,13 @@ class LocalGroup:
                 link = self._peers[0].link
                 _, length, _ = self._head(link)
                 found = bytearray(length)
-                _receive(link, memoryview(found))
+                fill(link, memoryview(found))
                 return bytes(found)
             head = _HEAD.pack(self._number, len(data), 0)
             for peer in self._peers.values():
                 peer.link.sendall(head + data)
         except (OSError, EOFError) as error:
-            raise _lost(error) from error
+            raise lost(error) from error
         return data
 
     def close(self) -> None:
@@ -239,7 +200,7 @@ class LocalGroup:
         if number != self._number or length != len(run):
             raise OSError(f"a rank sent {length} bytes in exchange {number}, not {len(run)}")
         if length <= _MAX_INLINE:
-            _receive(peer.link, run.data)
+            fill(peer.link, run.data)
             return
         if start + length > len(peer.outbox):
             raise OSError("a rank shows bytes outside its memory")
@@ -258,37 +219,6 @@ class LocalGroup:
             raise EOFError("a rank has left")
         whole = bytearray(_HEAD.size)
         whole[: len(head)] = head
-        _receive(link, memoryview(whole)[len(head) :])
+        fill(link, memoryview(whole)[len(head) :])
         number, length, start = _HEAD.unpack(whole)
         return number, length, start
-
-
-def _user_of(link: socket.socket) -> int:
-    """Return the user whose process is at the other end."""
-    _, user, _ = _CREDENTIALS.unpack(
-        link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    return int(user)
-
-
-def _receive(link: socket.socket, into: memoryview) -> None:
-    """Fill `into`. Raises EOFError when the other end is closed, TimeoutError after the link's timeout."""
-    while into:
-        count = link.recv_into(into)
-        if not count:
-            raise EOFError("a rank has left")
-        into = into[count:]
-
-
-def _left(end_s: float) -> float:
-    """Return the seconds until `end_s`. Raises TimeoutError when it is over."""
-    seconds = end_s - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError("a rank did not come")
-    return seconds
-
-
-def _lost(error: Exception) -> GroupLostError:
-    return GroupLostError(
-        f"a rank was lost, or is later than --rank-timeout: {str(error) or repr(error)}"
-    )
