@@ -1,4 +1,4 @@
-"""The only reader of environment variables: folders of this user and of other programs, and settings by variables."""
+"""The only reader of environment variables, and the writer of one: folders of this user and of other programs, and settings by variables."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ def rank_network() -> tuple[str, str | None]:
     """Return where the ranks of torchrun meet, and the network interface that gloo is told to use, if it is."""
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     return os.environ.get("MASTER_ADDR", ""), named or None
+
+
+def set_gloo_interface(name: str) -> None:
+    """Have gloo, which reads this variable alone, use a network interface."""
+    os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def _user_folder(variable: str, below_home: str) -> Path | None:

@@ -5,7 +5,7 @@ A part of the assembly; loads torch only where there are several ranks.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -13,14 +13,14 @@ from zlib import crc32
 
 from thermocline.engine.scheduler_builder import build_step_loop
 from thermocline.engine.spill_builder import open_spill
-from thermocline.environment import rank_network
+from thermocline.environment import rank_network, set_gloo_interface
 from thermocline.errors import ConfigError, MeshError
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.kernels.cache_format import CacheType
 from thermocline.machine import machine_facts
 from thermocline.parallel.exchange import RankParts
 from thermocline.parallel.group import connector
-from thermocline.parallel.links import own_address
+from thermocline.parallel.links import interface_of, own_address
 from thermocline.parallel.map_choice import ChosenMap, choose_map, map_text, read_map
 from thermocline.parallel.mesh import make_mesh
 from thermocline.parallel.parts import mixed_row_bytes, mixing_of
@@ -35,6 +35,8 @@ from thermocline.remote.holdings import model_digest
 from thermocline.remote.payload import PayloadType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thermocline.config import EngineConfig
     from thermocline.engine.build_context import BuildContext
     from thermocline.engine.expert_stages import ExpertBackends
@@ -124,12 +126,28 @@ def open_member(
         TurnThread(),
         PayloadType[parallel.payload.upper()],
         spec.expert_hidden_size,
+        spec.router.num_experts_used,
         mixing_of(spec),
     )
-    address = partial(own_address, *rank_network())
-    connect = connector(store, parallel.timeout_s, _BACKEND, parallel.transport, address)
+    connect = connector(store, parallel.timeout_s, _BACKEND, parallel.transport, _network())
     member = RankMember(parallel.rank, plan, parts, connect, rendezvous)
     return context.owned.enter_context(closing(member))
+
+
+def _network() -> Callable[[], str]:
+    """Return what returns this machine's address among the ranks', or raises OSError.
+
+    gloo takes the interface of the machine's name, which is often the loopback device. Unless it was told one, it gets the one
+    by which the first rank is reached.
+    """
+    master, interface = rank_network()
+    address = partial(own_address, master, interface)
+    if interface is None:
+        with suppress(OSError):
+            found = interface_of(address())
+            if found is not None:
+                set_gloo_interface(found)
+    return address
 
 
 def _agreed_map(

@@ -168,6 +168,15 @@ def own_address(master: str, interface: str | None) -> str:
         return str(probe.getsockname()[0])
 
 
+def interface_of(address: str) -> str | None:
+    """Return the network interface that has an IPv4 address; None if none has."""
+    for _, name in socket.if_nameindex():
+        with suppress(OSError):
+            if _address_of(name) == address:
+                return name
+    return None
+
+
 def fill(link: socket.socket, into: memoryview) -> None:
     """Fill `into`. Raises EOFError when the other end is closed, TimeoutError after the link's timeout."""
     while into:

@@ -111,7 +111,7 @@ class Ranks:
             role = RankRole(group, targets(experts, rank), peers, kind)
             parts = RankParts(
                 *(self.catalog, self.kernels, InlineLane(), NullRecorder(), self.threads[-1]),
-                *(PayloadType.F32, spec.expert_hidden_size, mixing_of(spec)),
+                *(PayloadType.F32, spec.expert_hidden_size, used, mixing_of(spec)),
             )
             figures = self.figures[rank]
             jobs = ExchangeJobs(self.threads[-1], NullRecorder(), figures)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paired_groups import TIMEOUT_S, DictStore, on_all
 from thermocline.errors import GroupLostError
-from thermocline.parallel.links import own_address
+from thermocline.parallel.links import interface_of, own_address
 from thermocline.parallel.local_group import LocalGroup
 from thermocline.parallel.socket_group import SocketGroup, with_sockets
 
@@ -136,6 +136,8 @@ def test_a_machines_own_address():
     """The one by which the master is reached, or that of the interface which is named."""
     assert own_address("127.0.0.1", None) == "127.0.0.1"
     assert own_address("localhost", "lo") == "127.0.0.1"
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
     with pytest.raises(OSError, match="No such device"):
         own_address("127.0.0.1", "no such one")
     with pytest.raises(socket.gaierror):
