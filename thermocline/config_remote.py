@@ -140,6 +140,7 @@ class ParallelConfig(ShowsChanges):
     )
     open_timeout_s: float = 600.0
     may_compute_alone: bool = True  # steps without an exchange, where that is faster
+    hot_device: str = "none"  # which a rank's experts are on, by --hot-device
     rank: int | None = None  # None where this process is the only one
     num_ranks: int = 1
 

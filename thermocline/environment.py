@@ -54,6 +54,12 @@ def torchrun_ranks() -> tuple[int, int, int] | None:
     return int(rank), int(size), int(local) if local.isdigit() else 1
 
 
+def local_rank() -> int:
+    """Return this process's number among torchrun's on this machine; 0 without torchrun."""
+    text = os.environ.get("LOCAL_RANK", "")
+    return int(text) if text.isdigit() else 0
+
+
 def rank_network() -> tuple[str, str | None]:
     """Return where the ranks of torchrun meet, and the network interface that gloo is told to use, if it is."""
     named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]

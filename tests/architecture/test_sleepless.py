@@ -31,6 +31,7 @@ SLEEPS = {
         "polls another process: its memory, and whom it has received",
     ),
     "unit/kernels/test_thread_pool.py": (1, "measures what idle threads cost over a time"),
+    "unit/parallel/test_socket_group.py": (1, "a group that is slower than another"),
     "unit/remote/test_client.py": (
         3,
         "a process is hit at a drawn moment of its start; a thread is to rest",

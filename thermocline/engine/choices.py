@@ -169,6 +169,10 @@ def _about_ranks(parts: EngineParts) -> Iterator[Choice]:
     yield Choice("ranks exchange", member.way, "--rank-transport, and where the ranks are")
     num_owned = int(member.owned_mask.sum())
     yield Choice("experts of this rank", str(num_owned), member.map_reason)
+    if member.on_device:
+        yield Choice(
+            "of them", member.on_device, "--hot-device, as many as --device-memory has room for"
+        )
     why = "what can arrive at most, for every chunk in flight"
     yield Choice("workspace of this rank", "", why, member.workspace_bytes)
     if member.all_hold_the_file:

@@ -5,6 +5,7 @@ A part of the assembly; loads torch only where there are several ranks.
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,10 +14,11 @@ from zlib import crc32
 
 from thermocline.engine.scheduler_builder import build_step_loop
 from thermocline.engine.spill_builder import open_spill
-from thermocline.environment import rank_network, set_gloo_interface
+from thermocline.environment import local_rank, rank_network, set_gloo_interface
 from thermocline.errors import ConfigError, MeshError
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.cpu import checked_threads
 from thermocline.machine import machine_facts
 from thermocline.parallel.exchange import RankParts
 from thermocline.parallel.group import connector
@@ -25,6 +27,7 @@ from thermocline.parallel.map_choice import ChosenMap, choose_map, map_text, rea
 from thermocline.parallel.mesh import make_mesh
 from thermocline.parallel.parts import mixed_row_bytes, mixing_of
 from thermocline.parallel.rank import MAX_ROUNDS, MeshPlan, RankMember
+from thermocline.parallel.rank_experts import RankExperts
 from thermocline.parallel.rendezvous import Rendezvous, open_store
 from thermocline.parallel.turns import TurnThread
 from thermocline.pipeline.execution.rank_steps import RankSteps
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
     from thermocline.workers.lane import LaneThread
 
 
+_LOG: Final = logging.getLogger("thermocline.parallel")
 _BACKEND: Final = "cpu:gloo"
 _FIRST_RETRY: Final = 16
 """Steps until the slower way is tried again. When a rank first computes alone it touches pages of experts that it does not
@@ -65,12 +69,9 @@ def for_ranks(config: EngineConfig) -> EngineConfig:
     if config.parallel.rank is None:
         return config
     placement = config.placement
-    if placement.hot_device not in ("auto", "none") or placement.trunk_device not in (
-        "auto",
-        "cpu",
-    ):
+    if placement.trunk_device not in ("auto", "cpu"):
         raise ConfigError(
-            "several ranks compute on their CPUs alone: leave out --hot-device and --trunk-device"
+            "ranks compute all but experts on their CPUs: leave out --trunk-device and --gpu-layers"
         )
     if config.remote.workers:
         raise ConfigError("--expert-worker does not go with torchrun: ranks compute the experts")
@@ -81,7 +82,10 @@ def for_ranks(config: EngineConfig) -> EngineConfig:
     mesh = make_mesh(config.parallel.num_ranks, config.parallel.dp, config.parallel.tp)
     is_leader = mesh.replicas[mesh.replica_of(config.parallel.rank)][0] == config.parallel.rank
     heat = config.heat if is_leader else replace(config.heat, saved=False)
-    return replace(config, placement=placement, speculation=speculation, heat=heat)
+    parallel = replace(config.parallel, hot_device=config.placement.hot_device)
+    return replace(
+        config, placement=placement, speculation=speculation, heat=heat, parallel=parallel
+    )
 
 
 def largest_chunk(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> int:
@@ -118,9 +122,13 @@ def open_member(
         reason,
         mixed_row_bytes(spec, CacheType[context.config.memory.kv_type.upper()]),
     )
+    held = RankExperts(context.kernels, None if known is None else known.warmth)
+    context.owned.callback(held.close)
+    _use_device(context, catalog, held)
     parts = RankParts(
         catalog,
         context.kernels,
+        held,
         cpu,
         context.recorder,
         TurnThread(),
@@ -132,6 +140,25 @@ def open_member(
     connect = connector(store, parallel.timeout_s, _BACKEND, parallel.transport, _network())
     member = RankMember(parallel.rank, plan, parts, connect, rendezvous)
     return context.owned.enter_context(closing(member))
+
+
+def _use_device(context: BuildContext, catalog: ExpertCatalog, held: RankExperts) -> None:
+    """Open the device that --hot-device names, for as many of the rank's experts as it has room for. Raises what opening raises."""
+    kind, placement = context.config.parallel.hot_device, context.config.placement
+    if kind in ("none", "cpu"):
+        return
+    from thermocline.remote.device_experts import WorkerDeviceWish, open_wished_device
+
+    memory_bytes = placement.device_memory_bytes
+    if kind == "simulated" and memory_bytes is None:
+        memory_bytes = placement.simulated_memory_bytes
+    threads = checked_threads(context.config.cpu.threads)
+    wish = WorkerDeviceWish(
+        kind, memory_bytes, catalog, context.kernels, threads, number=local_rank()
+    )
+    device = open_wished_device(wish, _LOG.warning)
+    if device is not None:
+        held.use_device(device)
 
 
 def _network() -> Callable[[], str]:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from thermocline.parallel.exchange_jobs import ExchangeFigures, ExchangeJobs
     from thermocline.parallel.group import Group
     from thermocline.parallel.parts import Mixing
+    from thermocline.parallel.rank_experts import RankExperts
     from thermocline.parallel.turns import StepTurns, TurnThread
     from thermocline.parallel.workspace import Arena
     from thermocline.remote.payload import PayloadType
@@ -72,6 +73,7 @@ class RankParts:
 
     catalog: ExpertCatalog
     kernels: Kernels
+    experts: RankExperts
     lane: JobLane
     recorder: Recorder
     thread: TurnThread
@@ -408,11 +410,11 @@ class LayerExchange:
         self, layer: LayerIndex, wanted: Sequence[Rows], *, is_prompt: bool
     ) -> list[FloatArray]:
         stack = self._parts.catalog.stack(layer)
-        kernels = self._parts.kernels
+        experts = self._parts.experts
         if len(wanted) == 1:
             (one,) = wanted
             work = ExpertWork(stack, one.experts, one.counts, one.x, one.places, one.weights)
-            return [kernels.expert_outputs(work, prompt=is_prompt)]
+            return [experts.outputs(layer, work, prompt=is_prompt)]
         chosen = np.concatenate([np.repeat(each.experts, each.counts) for each in wanted])
         order = np.argsort(chosen, kind="stable")
         starts = np.cumsum([0, *(len(each.x) for each in wanted[:-1])])
@@ -420,13 +422,13 @@ class LayerExchange:
             [each.places + np.int32(start) for each, start in zip(wanted, starts, strict=True)]
         ).astype(np.int32)
         weights = np.concatenate([each.weights for each in wanted])
-        experts, counts = np.unique(chosen, return_counts=True)
+        ids, counts = np.unique(chosen, return_counts=True)
         x = np.concatenate([each.x for each in wanted])
         work = ExpertWork(
-            stack, experts.astype(np.int32), counts.astype(np.int32), x, rows[order], weights[order]
+            stack, ids.astype(np.int32), counts.astype(np.int32), x, rows[order], weights[order]
         )
         values = np.empty((len(order), x.shape[1]), np.float32)
-        values[order] = kernels.expert_outputs(work, prompt=is_prompt)
+        values[order] = experts.outputs(layer, work, prompt=is_prompt)
         ends = np.cumsum([each.num_pairs for each in wanted])
         return np.split(values, ends[:-1])
 

@@ -177,6 +177,12 @@ class RankMember:
         return mask
 
     @property
+    def on_device(self) -> str:
+        """How many of this rank's experts a device computes, in words; "" without one."""
+        experts = self._parts.experts
+        return f"{experts.num_on_device} on {experts.device_name}" if experts.num_on_device else ""
+
+    @property
     def workspace_bytes(self) -> int:
         """Bytes of the arenas of the present group."""
         return sum(arena.nbytes for arena in self._arenas)
@@ -191,6 +197,8 @@ class RankMember:
 
         holds_file: whether this rank's memory has room for the whole file.
         """
+        # Before others wait for this rank. Those that it takes over from a lost one it computes on its CPU.
+        self._parts.experts.hold(self.owned_mask)
         self._rendezvous.first(self.mesh.size, facts, patience_s)
         self._form()
         self.clock_offset_ns = self._measure_clock()

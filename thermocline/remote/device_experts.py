@@ -9,25 +9,26 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from thermocline.errors import ConfigError, DeviceMemoryError
+from thermocline.errors import ConfigError, DeviceMemoryError, ThermoclineError
 from thermocline.experts.backends.hot_device import device_layers
 from thermocline.experts.backends.simulated import CopyEngine, SimulatedDevice
 from thermocline.experts.backends.slot_memory import SlotMemory
 from thermocline.experts.placement.slots import plan_slots
 from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.gpu.requirements import why_no_gpu
 from thermocline.messages import ExpertDispatch, ExpertKey, LayerIndex
 from thermocline.traces.lanes import Lane
 from thermocline.traces.recorder import NullRecorder
 from thermocline.workers.lane import LaneThread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Self
 
     from thermocline.experts.backends.contract import SlotDevice
@@ -168,8 +169,8 @@ class DeviceExperts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDeviceWish:
-    """kind: one of DEVICES but "auto" and "none"; memory_bytes: for experts, None is what is free. kernels: the CPU's,
-    with so many threads, by which a GPU is judged.
+    """kind: one of DEVICES; memory_bytes: for experts, None is what is free. kernels: the CPU's, with so many threads, by which
+    a GPU is judged. number: of the GPU, where there are several.
     """
 
     kind: str
@@ -177,6 +178,25 @@ class WorkerDeviceWish:
     catalog: ExpertCatalog
     kernels: Kernels
     threads: int
+    number: int | None = None
+
+
+def open_wished_device(
+    wish: WorkerDeviceWish, say: Callable[[str], object]
+) -> DeviceExperts | None:
+    """Return an open device, None for "none", and for "auto" where no GPU can be used: `say` is told why one that is there can not.
+
+    Raises what `open_device_experts` does.
+    """
+    if wish.kind == "none" or (wish.kind == "auto" and why_no_gpu() is not None):
+        return None
+    if wish.kind != "auto":
+        return open_device_experts(wish)
+    try:
+        return open_device_experts(replace(wish, kind="cuda"))
+    except ThermoclineError as error:
+        say(f"experts on the CPU: the GPU can not be used ({error})")
+        return None
 
 
 def open_device_experts(wish: WorkerDeviceWish) -> DeviceExperts:
@@ -230,7 +250,7 @@ def _open_gpu(
         raise ConfigError(
             "no layer's experts are of a type that the GPU's kernels read: use --hot-device none"
         )
-    streams = owned.enter_context(DeviceStreams.open(wish.kind))
+    streams = owned.enter_context(DeviceStreams.open(wish.kind, wish.number))
     memory = _slots(catalog, layers, wish.memory_bytes, streams.free_bytes())
     lane = owned.enter_context(LaneThread(Lane.GPU_COMPUTE, recorder))
     mover = ExpertCopies(streams, copies, max(map(catalog.expert_bytes, layers)), recorder)

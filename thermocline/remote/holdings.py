@@ -7,33 +7,23 @@ not used are never read. Knows no connection.
 from __future__ import annotations
 
 import hashlib
-import logging
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.errors import (
-    DeviceMemoryError,
-    EngineError,
-    UnsupportedModelError,
-    WorkerFailedError,
-    WorkerRefusedError,
-)
+from thermocline.errors import UnsupportedModelError, WorkerFailedError, WorkerRefusedError
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.messages import LayerIndex
 from thermocline.models.registry import open_model
 from thermocline.remote.requests import no_values
+from thermocline.remote.split_experts import SplitExperts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
-
-    from numpy.typing import NDArray
 
     from thermocline.kernels.contract import Kernels
     from thermocline.messages import FloatArray, IntArray
@@ -44,7 +34,6 @@ if TYPE_CHECKING:
     from thermocline.remote.handshake import Hello
     from thermocline.remote.requests import ExpertRequest
 
-_LOG: Final = logging.getLogger("thermocline.remote")
 _SAMPLE_BYTES: Final = 512
 
 
@@ -100,9 +89,7 @@ class HeldModel:
 
     def __init__(self, path: str, kernels: Kernels) -> None:
         """Open and check. Raises ModelError."""
-        self._owned = ExitStack()
-        self._device: DeviceExperts | None = None
-        self._device_thread: ThreadPoolExecutor | None = None
+        self._experts = SplitExperts(kernels)
         self._file = open_guarded_model(path)
         # As the model itself reads them: an architecture says which layers have experts, and by which formula.
         model = open_model(self._file, kernels)
@@ -135,15 +122,11 @@ class HeldModel:
     @property
     def device(self) -> DeviceExperts | None:
         """What computes experts beside the CPU."""
-        return self._device
+        return self._experts.device
 
     def use_device(self, device: DeviceExperts) -> None:
         """Let a device compute what parents hold from now on, as far as it has room; it is closed with this."""
-        self._device = self._owned.enter_context(device)
-        # Beside the connection's own thread, which computes on the CPU meanwhile.
-        self._device_thread = self._owned.enter_context(
-            ThreadPoolExecutor(1, "thermocline worker's device")
-        )
+        self._experts.use_device(device)
 
     def hold(self, hello: Hello) -> Held:
         """Return what the parent asks for, to be given back with `release`.
@@ -168,19 +151,19 @@ class HeldModel:
             len(experts) * self._catalog.expert_bytes(LayerIndex(layer))
             for layer, experts in enumerate(hello.held)
         )
-        slots = None if self._device is None else self._device.hold(hello.held)
+        slots = None if self.device is None else self.device.hold(hello.held)
         return Held(hello.held, sum(map(len, hello.held)), nbytes, slots)
 
     def release(self, held: Held) -> None:
         """Take back what `hold` returned."""
-        if self._device is not None and held.slots is not None:
-            self._device.release(held.layers, held.slots)
+        if self.device is not None and held.slots is not None:
+            self.device.release(held.layers, held.slots)
 
     def describe_kernels(self, held: Held) -> str:
         """Return what computes a parent's experts, for people."""
-        if self._device is None or not held.num_on_device:
+        if self.device is None or not held.num_on_device:
             return self.kernels.name
-        return f"{self.kernels.name}, {held.num_on_device} of {held.num_experts} experts on {self._device.name}"
+        return f"{self.kernels.name}, {held.num_on_device} of {held.num_experts} experts on {self.device.name}"
 
     def compute(self, held: Held, request: ExpertRequest) -> FloatArray:
         """Return float32 [pairs, hidden], the weighted output of each pair. Raises WorkerFailedError."""
@@ -194,52 +177,15 @@ class HeldModel:
             request.rows,
             request.weights,
         )
-        if held.slots is None:
-            outputs = self.kernels.expert_outputs(work, prompt=request.is_prompt)
-        else:
-            slots = held.slots[request.layer][request.experts]
-            outputs = self._compute_split(request, work, slots)
+        slots = None if held.slots is None else held.slots[request.layer][request.experts]
+        outputs = self._experts.outputs(request.layer, work, slots, prompt=request.is_prompt)
         self._require_file()
         return outputs
 
     def close(self) -> None:
         """Let the device and the file go."""
-        self._owned.close()
+        self._experts.close()
         self._file.close()
-
-    def _compute_split(
-        self, request: ExpertRequest, work: ExpertWork, slots: IntArray
-    ) -> FloatArray:
-        """Compute on the device what it has, and the rest on the CPU at the same time."""
-        device, thread, prompt = self._device, self._device_thread, request.is_prompt
-        is_there = slots >= 0
-        if device is None or thread is None or not is_there.any():
-            return self.kernels.expert_outputs(work, prompt=prompt)
-        if is_there.all():
-            try:
-                return device.outputs(request.layer, work, slots, prompt=prompt)
-            except EngineError as error:
-                self._give_up_device(error)
-                return self.kernels.expert_outputs(work, prompt=prompt)
-        there, here = _part(work, is_there), _part(work, ~is_there)
-        begun = thread.submit(device.outputs, request.layer, there, slots[is_there], prompt=prompt)
-        pairs = np.repeat(is_there, work.counts)
-        outputs = np.empty((len(work.rows), self.spec.expert_hidden_size), np.float32)
-        outputs[~pairs] = self.kernels.expert_outputs(here, prompt=prompt)
-        try:
-            outputs[pairs] = begun.result()
-        except EngineError as error:
-            self._give_up_device(error)
-            outputs[pairs] = self.kernels.expert_outputs(there, prompt=prompt)
-        return outputs
-
-    def _give_up_device(self, error: EngineError) -> None:
-        """Compute everything on the CPU from now on, unless activations found no room just once."""
-        if isinstance(error, DeviceMemoryError):
-            _LOG.warning("%s; computed on the CPU", error)
-            return
-        _LOG.warning("%s; this worker computes on the CPU from now on", error)
-        self._device = None
 
     def _require_file(self) -> None:
         change = self._file.find_change()
@@ -247,17 +193,3 @@ class HeldModel:
             raise WorkerFailedError(
                 f"{change.path} was changed: {change.what}; restore it, and start the worker again"
             )
-
-
-def _part(work: ExpertWork, wanted: NDArray[np.bool_]) -> ExpertWork:
-    """Return the work of some of the experts, bool [experts], with only the tokens that they have."""
-    pairs = np.repeat(wanted, work.counts)
-    tokens, rows = np.unique(work.rows[pairs], return_inverse=True)
-    return ExpertWork(
-        work.stack,
-        work.experts[wanted],
-        work.counts[wanted],
-        work.x[tokens],
-        rows.astype(np.int32),
-        work.scale[pairs],
-    )

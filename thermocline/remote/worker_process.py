@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ConfigError, RemoteError, ThermoclineError
 from thermocline.kernels.cpu import NativeKernels, checked_threads
-from thermocline.kernels.gpu.requirements import why_no_gpu
 from thermocline.remote.address import TcpAddress, UnixAddress, parse_listen
 from thermocline.remote.frame_socket import FrameSocket
 from thermocline.remote.holdings import HeldModel
@@ -148,26 +147,17 @@ def _open(options: WorkerOptions) -> HeldModel:
 
 def _open_device(options: WorkerOptions, model: HeldModel, say: Callable[[str], object]) -> None:
     """Let the worker's device compute, as the options say; with "auto" say why it does not."""
-    kind, missing = options.hot_device, None
-    if kind == "auto":
-        missing, kind = why_no_gpu(), "cuda"
-    if kind == "none" or missing is not None:
+    if options.hot_device == "none":
         return
     # Parents start workers of their own without one, which begin sooner.
-    from thermocline.remote.device_experts import WorkerDeviceWish, open_device_experts
+    from thermocline.remote.device_experts import WorkerDeviceWish, open_wished_device
 
     threads = checked_threads(options.threads)
-    try:
-        wish = WorkerDeviceWish(
-            kind, options.device_memory_bytes, model.catalog, model.kernels, threads
-        )
-        device = open_device_experts(wish)
-    except ThermoclineError as error:
-        if options.hot_device != "auto":
-            raise
-        say(f"experts on the CPU: the GPU can not be used ({error})")
-        return
-    model.use_device(device)
+    memory_bytes = options.device_memory_bytes
+    wish = WorkerDeviceWish(options.hot_device, memory_bytes, model.catalog, model.kernels, threads)
+    device = open_wished_device(wish, say)
+    if device is not None:
+        model.use_device(device)
 
 
 def _describe(model: HeldModel) -> str:

@@ -30,6 +30,7 @@ from thermocline.parallel.expert_map import linear_map
 from thermocline.parallel.mesh import make_mesh
 from thermocline.parallel.parts import mixing_of
 from thermocline.parallel.rank import MeshPlan, _arena
+from thermocline.parallel.rank_experts import RankExperts
 from thermocline.parallel.takeover import owned_counts, targets
 from thermocline.parallel.turns import ExchangeKind, LayerTurns, RoundTurns, StepTurns, TurnThread
 from thermocline.remote.payload import PayloadType
@@ -110,7 +111,8 @@ class Ranks:
             peers = self.mesh.peers(rank)
             role = RankRole(group, targets(experts, rank), peers, kind)
             parts = RankParts(
-                *(self.catalog, self.kernels, InlineLane(), NullRecorder(), self.threads[-1]),
+                *(self.catalog, self.kernels, RankExperts(self.kernels), InlineLane()),
+                *(NullRecorder(), self.threads[-1]),
                 *(PayloadType.F32, spec.expert_hidden_size, used, mixing_of(spec)),
             )
             figures = self.figures[rank]

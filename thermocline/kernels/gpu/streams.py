@@ -66,15 +66,17 @@ class DeviceStreams:
         self._locked: list[int] = []  # addresses
 
     @classmethod
-    def open(cls, kind: str) -> Self:
-        """Return the streams of the present CUDA device ("cuda"), or of its stand-in ("torch-cpu").
+    def open(cls, kind: str, number: int | None = None) -> Self:
+        """Return the streams of a CUDA device ("cuda"), or of its stand-in ("torch-cpu").
 
-        Raises DeviceMissingError where there is no such device.
+        number: which one, modulo how many there are; None for the present one. Raises DeviceMissingError where there is no such device.
         """
         if kind == "torch-cpu":
             return cls(torch.device("cpu"))
         require_gpu()
-        return cls(torch.device("cuda", torch.cuda.current_device()))
+        present = torch.cuda.current_device()
+        index = present if number is None else number % torch.cuda.device_count()
+        return cls(torch.device("cuda", index))
 
     def __repr__(self) -> str:
         return f"DeviceStreams({self.device})"
