@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import statistics
 import subprocess
@@ -121,6 +122,7 @@ class Bench:
     def limited(self, flags: str, seed: int) -> Speeds:
         """Return the speeds of a process of its own in a memory group, with no page of the file in memory."""
         assert self._setting.limit_bytes is not None
+        gc.collect()  # engines of settings before this one still map the file
         drop_pages(self._model)
         with memory_group(self._setting.limit_bytes) as group:
             command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]

@@ -34,10 +34,10 @@ def model(tmp_path_factory):
     return path, asyncio.run(answers(path, alone))
 
 
-def on_device(config, kind: str, memory_bytes: int | None = None):
+def on_device(config, kind: str, memory_bytes: int | None = None, **more: object):
     """Return the config with experts on a device of so much memory."""
     placement = PlacementConfig(
-        hot_device=kind, trunk_device="cpu", device_memory_bytes=memory_bytes
+        hot_device=kind, trunk_device="cpu", device_memory_bytes=memory_bytes, **more
     )
     return replace(config, placement=placement)
 
@@ -87,9 +87,29 @@ def test_the_gpus_code_on_ranks(model, computed, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("more", "share"),
+    [
+        ({"cpu_moe": True}, 0.0),
+        ({"expert_cache": "off"}, 0.0),
+        ({"n_cpu_moe": TOY.layers - 1}, 1 / TOY.layers),
+        ({"expert_budget_bytes": 1 << 30}, 1.0),
+    ],
+)
+def test_flags_of_one_process_mean_the_same(more, share, model, computed, monkeypatch):
+    """Some layers, or all, stay on the CPU."""
+    path, expected = model
+    config = on_device(config_of(2, 1, 64), "simulated", **more)
+    with followed(ThreadWorld(5.0), path, config, monkeypatch) as mine:
+        assert asyncio.run(answers(path, mine)) == expected
+    assert set(computed) == {int(share * TOY.layers * TOY.experts) // 2}
+
+
+@pytest.mark.parametrize(
     ("placement", "message"),
     [
         (PlacementConfig(trunk_device="torch-cpu"), "leave out --trunk-device"),
+        (PlacementConfig(gpu_layers=3), "--gpu-layers"),
+        (PlacementConfig(hot=("1:2",)), "leave out --hot"),
         (
             PlacementConfig(hot_device="torch-cpu", device_memory_bytes=10),
             "--device-memory",

@@ -171,7 +171,7 @@ def _about_ranks(parts: EngineParts) -> Iterator[Choice]:
     yield Choice("experts of this rank", str(num_owned), member.map_reason)
     if member.on_device:
         yield Choice(
-            "of them", member.on_device, "--hot-device, as many as --device-memory has room for"
+            "experts on its device", member.on_device, "as many as --device-memory has room for"
         )
     why = "what can arrive at most, for every chunk in flight"
     yield Choice("workspace of this rank", "", why, member.workspace_bytes)

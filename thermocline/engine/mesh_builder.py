@@ -69,10 +69,17 @@ def for_ranks(config: EngineConfig) -> EngineConfig:
     if config.parallel.rank is None:
         return config
     placement = config.placement
-    if placement.trunk_device not in ("auto", "cpu"):
+    if placement.trunk_device not in ("auto", "cpu") or placement.gpu_layers:
         raise ConfigError(
             "ranks compute all but experts on their CPUs: leave out --trunk-device and --gpu-layers"
         )
+    if placement.hot or placement.cold or placement.override_tensor:
+        raise ConfigError(
+            "a rank's device gets the experts that it owns, the most used first: leave out --hot, --cold and --override-tensor"
+        )
+    hot_device = placement.hot_device
+    if placement.cpu_moe or not placement.has_hot_tier:
+        hot_device = "none"
     if config.remote.workers:
         raise ConfigError("--expert-worker does not go with torchrun: ranks compute the experts")
     placement = replace(placement, hot_device="none", trunk_device="cpu")
@@ -82,7 +89,7 @@ def for_ranks(config: EngineConfig) -> EngineConfig:
     mesh = make_mesh(config.parallel.num_ranks, config.parallel.dp, config.parallel.tp)
     is_leader = mesh.replicas[mesh.replica_of(config.parallel.rank)][0] == config.parallel.rank
     heat = config.heat if is_leader else replace(config.heat, saved=False)
-    parallel = replace(config.parallel, hot_device=config.placement.hot_device)
+    parallel = replace(config.parallel, hot_device=hot_device)
     return replace(
         config, placement=placement, speculation=speculation, heat=heat, parallel=parallel
     )
@@ -149,16 +156,17 @@ def _use_device(context: BuildContext, catalog: ExpertCatalog, held: RankExperts
         return
     from thermocline.remote.device_experts import WorkerDeviceWish, open_wished_device
 
-    memory_bytes = placement.device_memory_bytes
-    if kind == "simulated" and memory_bytes is None:
-        memory_bytes = placement.simulated_memory_bytes
+    limits = [placement.device_memory_bytes, placement.expert_budget_bytes]
+    if kind == "simulated":
+        limits.append(placement.simulated_memory_bytes)
+    memory_bytes = min((limit for limit in limits if limit is not None), default=None)
     threads = checked_threads(context.config.cpu.threads)
     wish = WorkerDeviceWish(
         kind, memory_bytes, catalog, context.kernels, threads, number=local_rank()
     )
     device = open_wished_device(wish, _LOG.warning)
     if device is not None:
-        held.use_device(device)
+        held.use_device(device, placement.n_cpu_moe)
 
 
 def _network() -> Callable[[], str]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _CREDENTIALS: Final = struct.Struct("iII")  # process, user, group
 _TOKEN_BYTES: Final = 16
-_HELLO_S: Final = 0.25
-"""A rank says its token right after it has connected."""
+_HELLO_SHARE: Final = 0.25
+"""Of the time for all: a rank says its token right after it has connected, and who says nothing does not use up the time."""
 
 
 class MeetingStore(Protocol):
@@ -141,7 +141,7 @@ def connect_all(
             if not meeting.is_welcome(link):
                 link.close()  # before anything is waited for
                 continue
-            link.settimeout(min(_left(end_s), _HELLO_S))
+            link.settimeout(min(_left(end_s), _HELLO_SHARE * timeout_s))
             hello = bytearray(_TOKEN_BYTES + 4)
             rank = -1
             with suppress(EOFError, ConnectionError, TimeoutError):

@@ -27,6 +27,7 @@ class RankExperts:
         self._split = SplitExperts(kernels)
         self._warmth = warmth
         self._slots: IntArray | None = None
+        self._first_layer = 0
 
     def __repr__(self) -> str:
         return f"RankExperts({self.num_on_device} on {self.device_name})"
@@ -42,16 +43,19 @@ class RankExperts:
         """Experts that the device computes."""
         return 0 if self._slots is None else int(np.count_nonzero(self._slots >= 0))
 
-    def use_device(self, device: DeviceExperts) -> None:
-        """Let a device compute what it has room for; it is closed with this."""
+    def use_device(self, device: DeviceExperts, first_layer: int = 0) -> None:
+        """Let a device compute what it has room for, of layers from the first one on; it is closed with this."""
         self._split.use_device(device)
+        self._first_layer = first_layer
 
     def hold(self, owned: NDArray[np.bool_]) -> None:
         """Copy these experts, bool [layers, experts], to the device as far as it has room; blocks until they are there."""
         device = self._split.device
         if device is None:
             return
-        held = tuple(self._in_order(layer, np.flatnonzero(row)) for layer, row in enumerate(owned))
+        wanted = owned.copy()
+        wanted[: self._first_layer] = False
+        held = tuple(self._in_order(layer, np.flatnonzero(row)) for layer, row in enumerate(wanted))
         slots = np.full(owned.shape, -1, np.int32)
         for layer, (experts, of_layer) in enumerate(zip(held, device.hold(held), strict=True)):
             slots[layer, experts] = of_layer

@@ -11,6 +11,7 @@ import select
 import socket
 import statistics
 import struct
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -44,7 +45,10 @@ class SocketGroup:
         self.way = f"by sockets where few tokens travel, else {whole.way}"
         self._whole, self._links, self._timeout_s = whole, links, timeout_s
         self._number = 0
-        """Of exchanges and broadcasts: ranks that are not at the same one have lost each other."""
+        """Of small exchanges: ranks that are not at the same one have lost each other."""
+        self._in_use = threading.Lock()
+        """Held by who reads and writes: no socket is closed under it, since its number may be another's at once."""
+        self._is_closed = False
         for link in links.values():
             link.setblocking(False)
 
@@ -89,10 +93,13 @@ class SocketGroup:
 
     def close(self) -> None:
         """See `Group`; a rank that waits for this one sees it at once."""
+        self._is_closed = True
         for link in self._links.values():
             with suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
-            link.close()
+                link.shutdown(socket.SHUT_RDWR)  # ends the wait of who uses it
+        with self._in_use:
+            for link in self._links.values():
+                link.close()
         self._whole.close()
 
     def _swap(self, given: Mapping[int, bytes], lengths: Mapping[int, int]) -> dict[int, bytearray]:
@@ -103,16 +110,17 @@ class SocketGroup:
         """
         found = {rank: bytearray(_HEAD.size + length) for rank, length in lengths.items()}
         left = {rank: memoryview(data) for rank, data in found.items()}
+        unsent = {rank: memoryview(data) for rank, data in given.items()}
         end_s = time.monotonic() + self._timeout_s
         try:
-            unsent = {rank: memoryview(data) for rank, data in given.items()}
-            self._write(unsent, [*unsent])
-            while unsent or left:
-                ready = self._ready(unsent, left, end_s - time.monotonic())
-                self._write(unsent, [rank for rank in ready if rank in unsent])
-                for rank in ready:
-                    if rank in left:
-                        self._read(rank, found[rank], left)
+            with self._in_use:
+                self._write(unsent, [*unsent])
+                while unsent or left:
+                    ready = self._ready(unsent, left, end_s - time.monotonic())
+                    self._write(unsent, [rank for rank in ready if rank in unsent])
+                    for rank in ready:
+                        if rank in left:
+                            self._read(rank, found[rank], left)
         except (OSError, EOFError) as error:
             raise lost(error) from error
         return found
@@ -121,6 +129,8 @@ class SocketGroup:
         self, unsent: Mapping[int, memoryview], left: Mapping[int, memoryview], timeout_s: float
     ) -> list[int]:
         """Return the ranks to which something can be written, or of which something has come."""
+        if self._is_closed:
+            raise EOFError("this rank has left")
         poll = select.poll()
         ranks = {}
         for rank in unsent.keys() | left.keys():
