@@ -21,6 +21,7 @@ from thermocline.config import (
     MemoryConfig,
     ParallelConfig,
     PlacementConfig,
+    RemoteConfig,
     SchedulerConfig,
 )
 from thermocline.engine import mesh_builder
@@ -278,19 +279,24 @@ def test_a_rank_with_another_flag_is_refused_by_all(model_of, monkeypatch):
         asyncio.run(open_it(mine))
 
 
-def test_devices_and_workers_do_not_go_with_ranks(model_of):
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        ({"placement": PlacementConfig(trunk_device="torch-cpu")}, "leave out --trunk-device"),
+        ({"remote": RemoteConfig(workers=("local",))}, "--expert-worker does not go with torchrun"),
+    ],
+)
+def test_devices_for_layers_and_workers_do_not_go_with_ranks(refused, message, model_of):
     """What ranks can not use is refused before anything is opened."""
     path, _ = model_of(CASES[0].name)
-    config = config_of(2, 1)
     parallel = ParallelConfig(dp=2, rank=0, num_ranks=2)
-    placed = PlacementConfig(hot_device="torch-cpu")
-    config = EngineConfig(**{**_fields(config), "parallel": parallel, "placement": placed})
+    config = EngineConfig(**{**_fields(config_of(2, 1)), "parallel": parallel, **refused})
 
     async def open_it() -> None:
         async with Engine.open(path, config):
             pass
 
-    with pytest.raises(ConfigError, match="leave out --hot-device"):
+    with pytest.raises(ConfigError, match=message):
         asyncio.run(open_it())
 
 
