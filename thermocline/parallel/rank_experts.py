@@ -41,7 +41,9 @@ class RankExperts:
     @property
     def num_on_device(self) -> int:
         """Experts that the device computes."""
-        return 0 if self._slots is None else int(np.count_nonzero(self._slots >= 0))
+        if self._slots is None or self._split.device is None:
+            return 0
+        return int(np.count_nonzero(self._slots >= 0))
 
     def use_device(self, device: DeviceExperts, first_layer: int = 0) -> None:
         """Let a device compute what it has room for, of layers from the first one on; it is closed with this."""

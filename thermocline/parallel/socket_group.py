@@ -7,6 +7,7 @@ group forms. Used by one thread at a time.
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import statistics
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
 
+_LOG: Final = logging.getLogger("thermocline.parallel")
 _HEAD: Final = struct.Struct("<QQ")
 """The number of the exchange, and the bytes that follow."""
 _NUM_TRIALS: Final = 15
@@ -187,7 +189,8 @@ def with_sockets(
             links.__setitem__,
         )
         is_here = True
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError) as error:
+        _LOG.warning("no sockets between ranks: %s; all goes %s", error, whole.way)
         is_here = False
     group = SocketGroup(whole, links, timeout_s)
     try:

@@ -108,8 +108,8 @@ def test_all_ranks_go_by_what_place_0_measured(connected, monkeypatch):
 
 @pytest.mark.parametrize("lacks", [nowhere, elsewhere])
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_without_a_socket_of_one_rank_all_do_without(rank, lacks, connected):
-    """Nobody waits for it to the deadline, and the way names it."""
+def test_without_a_socket_of_one_rank_all_do_without(rank, lacks, connected, caplog):
+    """Nobody waits for it to the deadline, the way names it, and it says why."""
     addresses = [here, here, here]
     addresses[rank] = lacks
     start_s = time.monotonic()
@@ -117,6 +117,8 @@ def test_without_a_socket_of_one_rank_all_do_without(rank, lacks, connected):
     assert time.monotonic() - start_s < 2.0
     assert not any(isinstance(group, SocketGroup) for group in groups)
     assert all("has no socket to each other one" in group.way for group in groups)
+    assert "no sockets between ranks: " in caplog.text
+    assert lacks is not nowhere or "no such device" in caplog.text
     found = on_all(groups, lambda group: group.exchange_sizes(np.arange(3)).tolist())
     assert found == [[place] * 3 for place in range(3)]
 
