@@ -212,6 +212,9 @@ class WorkerClient:
             spin_ns = 0
             if frame is not None:
                 self._take(connection, frame)
+        # One read may bring several answers; the socket does not tell anybody of those that were read.
+        while (frame := connection.frames.received()) is not None:
+            self._take(connection, frame)
 
     def _events(self) -> int:
         """Return what the thread is woken by, of the connection."""

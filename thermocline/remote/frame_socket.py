@@ -136,18 +136,22 @@ class FrameSocket:
             self._receive_some()
         return frame
 
+    def received(self) -> Frame | None:
+        """Return a complete frame that was read along with another, None where there is none."""
+        return self._reader.next_frame()
+
     def receive_soon(self, spin_ns: int, rest_s: float) -> Frame | None:
         """Return the next frame, None where none is complete by then.
 
         spin_ns: looked for without giving up the processor; rest_s: slept for after that.
         """
-        frame = self._reader.next_frame()
+        frame = self.received()
         if frame is not None:
             return frame
         found = self._look(spin_ns)
         if found is None and rest_s > 0 and self._readable.poll(rest_s * 1e3):
             found = self._look(0)
-        return found if isinstance(found, Frame) else self._reader.next_frame()
+        return found if isinstance(found, Frame) else self.received()
 
     def receive_until(self, deadline_s: float) -> Frame:
         """Return the next frame, complete by time.monotonic() == deadline_s. Raises WorkerLateError."""

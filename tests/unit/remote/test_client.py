@@ -5,6 +5,7 @@ THERMOCLINE_WORKER_KILLS sets how often a worker is killed (once by default).
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import math
 import os
@@ -12,6 +13,8 @@ import random
 import re
 import signal
 import socket
+import struct
+import termios
 import threading
 import time
 from concurrent.futures import wait
@@ -39,7 +42,8 @@ from thermocline.remote.client import WorkerClient
 from thermocline.remote.connection import Opening, WorkerConnection
 from thermocline.remote.holdings import Held
 from thermocline.remote.payload import PayloadType
-from thermocline.remote.wire import Kind
+from thermocline.remote.requests import HEAD_BYTES
+from thermocline.remote.wire import HEADER_BYTES, Kind
 
 SECRET = b"a secret of some length"
 TIMEOUT_S = 20.0
@@ -134,6 +138,37 @@ def test_an_answer_that_comes_as_the_worker_is_found_late_ends_that(tmp_path, wo
         client.submit(some_request(target, 1)).result(TIMEOUT_S)
         client._give_up_late()  # as if its last answer were taken just before
         assert client.is_ready
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_an_answer_that_comes_along_with_the_one_waited_for_is_taken(
+    tmp_path, worker, connect, monkeypatch, transport
+):
+    """Both are read at once, by the thread that waits for the first; nothing more comes that would wake anybody."""
+    target = target_of(worker, tmp_path / "socket", transport=transport)
+    client = connect(target)
+    gate, compute = threading.Event(), worker.compute
+    monkeypatch.setattr(worker, "compute", lambda *of: (gate.wait(TIMEOUT_S), compute(*of))[1])
+    monkeypatch.setattr("thermocline.remote.client._RECEIVE_S", TIMEOUT_S)
+    request = some_request(target, 1)
+    first, second = client.submit(request), client.submit(request)
+    values = 0 if transport == "shared" else target.shape.outputs_bytes(len(request.rows))
+
+    def both_have_come():
+        gate.set()
+        while num_unread(client._connection.frames) < 2 * (HEADER_BYTES + HEAD_BYTES + values):
+            time.sleep(0.001)
+        return True
+
+    client.receive(first, both_have_come, spins=True)
+    assert first.done()
+    np.testing.assert_array_equal(second.result(1.0).values, expected(worker, target, request))
+
+
+def num_unread(frames):
+    """Return how many bytes have come that nobody has read."""
+    (count,) = struct.unpack("i", fcntl.ioctl(frames, termios.FIONREAD, bytes(4)))
+    return count
 
 
 def test_large_calls_tell_the_links_speed(tmp_path, worker, connect, monkeypatch):
