@@ -188,6 +188,8 @@ def test_large_calls_tell_the_links_speed(tmp_path, worker, connect, monkeypatch
     gate, compute = threading.Event(), worker.compute
     monkeypatch.setattr(worker, "compute", lambda *of: (gate.wait(TIMEOUT_S), compute(*of))[1])
     first, second = client.submit(small), client.submit(large)
+    while client.statistics().current_in_flight < 2:
+        time.sleep(0.001)
     gate.set()
     wait([first, second], TIMEOUT_S)
     assert client.statistics().link_bytes_per_s == before.link_bytes_per_s
