@@ -42,7 +42,7 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import read_spec
 from thermocline.models.sizes import measure_sizes
-from thermocline.prefetch.governor_builder import SPARE_BYTES
+from thermocline.prefetch.governor_builder import spare_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -145,7 +145,8 @@ def from_disk(
                 speeds = subject.calibrate()
                 if speeds.disk is None:
                     raise SystemExit(f"{subject.path} stays in memory: give a file of its own")
-                room = limit - other["anonymous_bytes"] - SPARE_BYTES
+                left = limit - other["anonymous_bytes"]
+                room = left - spare_bytes(left)
                 predicted = subject.predict(speeds, room, other["heat"])
                 answer = field.thermocline(group, *drawn)
             if one.counts:

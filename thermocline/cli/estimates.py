@@ -91,12 +91,13 @@ def make_estimates(
     """
     from thermocline.costmodel.cost_model import Phase, Workload, estimate
     from thermocline.costmodel.disk_costs import HostMemory
-    from thermocline.prefetch.governor_builder import SPARE_BYTES
+    from thermocline.prefetch.governor_builder import spare_bytes
 
     on_cpu_alone = plan.device_bytes > 0 and speeds.device is None
     priced = None if on_cpu_alone else plan
     fits = plan.host_bytes <= ram_bytes
-    room = max(0, ram_bytes - plan.host_kv_bytes - SPARE_BYTES)
+    left = ram_bytes - plan.host_kv_bytes
+    room = max(0, left - spare_bytes(left))
     memory = None if fits or speeds.disk is None else HostMemory(room, room)
 
     def of(work: Workload) -> Estimate:

@@ -239,7 +239,10 @@ class PrefetchGovernor:
         if is_stale:
             return
         self._readers.read(pending.intersection(_keys(layer, selected)), 0)
-        self._fetch(layer, selected[~held], urgency=0)
+        missing = selected[~held]
+        admitted = self._fetch(layer, missing, urgency=0)
+        # All are computed now, in this order: what there is no room for takes the place of those before it.
+        self._readers.read(_keys(layer, missing[admitted:]), 0)
         if self._reads_non_expert:  # once: what every token uses stays in memory
             self._reads_non_expert = False
             self._readers.read_non_expert()

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")
 
-SPARE_BYTES = 256 << 20
-"""Memory that reading ahead leaves free: for activations, the operating system and other programs."""
+_MOST_SPARE_BYTES: Final = 256 << 20
+_SPARE_PART: Final = 16
+
+
+def spare_bytes(room_bytes: int) -> int:
+    """Return how much of the memory for files reading ahead leaves free: for activations, the system and other programs."""
+    return min(_MOST_SPARE_BYTES, room_bytes // _SPARE_PART)
 
 
 def build_governor(
@@ -46,10 +51,11 @@ def build_governor(
     elsewhere: bool [layers, experts], experts that are not computed from the file. probes: check whether experts are in
     memory already, and read nothing ahead while they are.
     """
-    reserved_bytes = file.total_tensor_bytes - catalog.total_bytes + SPARE_BYTES
+    non_expert_bytes = file.total_tensor_bytes - catalog.total_bytes
 
     def room_bytes() -> int:
-        return page_cache_room_bytes() - reserved_bytes
+        room = page_cache_room_bytes()
+        return room - spare_bytes(room) - non_expert_bytes
 
     advisor = PageAdvisor(file)
     # Where the kernel refuses this advice, more is read than needed.

@@ -164,6 +164,16 @@ def test_streaming_stops_at_the_budget(make):
     assert {each.layer for _, each in setup.readers.asked} == {0, 1}
 
 
+@pytest.mark.parametrize("hint", ["prompt", "token"])
+@pytest.mark.parametrize("room", [2, 0, -5])
+def test_a_selection_is_read_whole_and_in_order_where_there_is_no_room_for_it(make, room, hint):
+    """Compute would miss the others page by page, and the kernel reads no neighbours of them; nothing lies ahead of it."""
+    setup = make(capacity=room * EXPERT_BYTES)
+    setup.settle(prompt(1) if hint == "prompt" else token(1, *ALL))
+    assert asked(setup, 0) == [(1, expert) for expert in range(NUM_EXPERTS)]
+    assert len(setup.readers.asked) == NUM_EXPERTS
+
+
 def test_what_was_passed_is_released_for_what_comes(make):
     """As the prompt walks, the layer it left makes room for the next."""
     setup = make(capacity=8 * EXPERT_BYTES)

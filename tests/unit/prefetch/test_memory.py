@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psutil
 
+from thermocline.prefetch.governor_builder import spare_bytes
 from thermocline.prefetch.memory import page_cache_room_bytes
 
 
@@ -62,3 +63,9 @@ def test_without_groups_it_is_the_machines_available_memory(tmp_path):
     """No membership file (another system): what the machine could give."""
     room = page_cache_room_bytes(tmp_path, tmp_path / "missing")
     assert 0 < room <= psutil.virtual_memory().total
+
+
+def test_little_memory_is_not_mostly_spared():
+    """A sixteenth is left free, and never more than 256 MiB."""
+    assert spare_bytes(640 << 20) == 40 << 20
+    assert spare_bytes(4 << 30) == spare_bytes(64 << 30) == 256 << 20
