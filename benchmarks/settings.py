@@ -133,7 +133,7 @@ class Bench:
                 "--answer",
                 str(self._options.answer),
             ]
-            command += ["--child", flags, "--seed", str(seed)]
+            command += [f"--child={flags}", "--seed", str(seed)]
             ran = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=True)
         prompt, answer = json.loads(ran.stdout)
         return prompt, answer
