@@ -212,12 +212,10 @@ class WorkerClient:
             spin_ns = 0
             if frame is not None:
                 self._take(connection, frame)
-        # One read may bring several answers; the socket does not tell anybody of those that were read.
-        while (frame := connection.frames.received()) is not None:
+        while (frame := connection.frames.received()) is not None:  # no socket tells of these
             self._take(connection, frame)
 
     def _events(self) -> int:
-        """Return what the thread is woken by, of the connection."""
         return select.EPOLLIN | (select.EPOLLOUT if self._wants_room else 0)
 
     def statistics(self) -> ClientStatistics:
