@@ -91,6 +91,8 @@ NB_MODULE(_native, m) {
           "Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.");
     m.def("release_pages", &on_pages<tc::release_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"), "Let go of the pages inside mapping[start:end]; their bytes, or -errno.");
+    m.def("unmap_pages", &on_pages<tc::unmap_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
+          nb::arg("end"), "Use the pages inside mapping[start:end] no longer, so that they can be let go; their bytes, or -errno.");
     m.def("stop_read_ahead", &on_pages<tc::stop_read_ahead>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"),
           "Let a missing page inside mapping[start:end] come without its neighbours; their bytes, or -errno.");

@@ -50,6 +50,12 @@ int64_t release_pages(const uint8_t* base, int64_t start, int64_t end) {
     return error == 0 || error == EINVAL ? pages.length : -error;
 }
 
+int64_t unmap_pages(const uint8_t* base, int64_t start, int64_t end) {
+    const Pages pages = pages_inside(base, start, end);
+    const int error = pages.advise(MADV_DONTNEED);
+    return error == 0 ? pages.length : -error;
+}
+
 int64_t stop_read_ahead(const uint8_t* base, int64_t start, int64_t end) {
     const Pages pages = pages_inside(base, start, end);
     const int error = pages.advise(MADV_RANDOM);

@@ -12,14 +12,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from thermocline.costmodel.machine_speeds import DiskSpeeds
 from thermocline.experts.catalog import ByteSpan
 from thermocline.kernels.native import load_native
 from thermocline.messages import ExpertKey, LayerIndex
 from thermocline.prefetch.advice import PageAdvisor
 from thermocline.prefetch.readers import NUM_THREADS, PIECE_BYTES
+from thermocline.prefetch.residency import PageLook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -49,7 +48,7 @@ def measure_disk(
     """
     layers = catalog.routed_layers
     samples = _Samples(file, catalog, layers, num_used, sample_bytes)
-    core = load_native().Core("portable", threads)
+    look, core = PageLook(file), load_native().Core("portable", threads)
     in_order, at_random, missed, gone = _Timed(), _Timed(), _Timed(), _Timed()
     with ThreadPoolExecutor(NUM_THREADS, "disk speed") as pool:
 
@@ -72,9 +71,10 @@ def measure_disk(
                 try:
                     _Timed().add(fetch, bursts)  # only what this process has in view goes
                     gone.add(release, bursts)
+                    has_left = _resident_share(look, bursts) <= _MOST_RESIDENT
                 except OSError:
                     return None
-                if _resident_share(file, bursts) > _MOST_RESIDENT:
+                if not has_left:
                     return None
                 timed.add(read, bursts)
     if not layers:
@@ -174,13 +174,12 @@ def _pieces(spans: Iterable[ByteSpan], sample_bytes: int) -> list[ByteSpan]:
     return found
 
 
-def _resident_share(file: ModelFile, bursts: Sequence[Sequence[ByteSpan]]) -> float:
-    """Return the share of pages in the middle of some pieces that are in memory; 1 if the kernel does not say."""
+def _resident_share(look: PageLook, bursts: Sequence[Sequence[ByteSpan]]) -> float:
+    """Return the share of pages in the middle of some pieces that are in memory. Raises OSError where none is told."""
     pieces = [piece for burst in bursts for piece in burst]
     some = pieces[:: max(1, len(pieces) // _SAMPLED_PAGES)]
     count = 0
     for shard in {piece.shard for piece in some}:
         middles = [(each.start + each.end) // 2 for each in some if each.shard == shard]
-        found = load_native().resident_pages(file.mapping(shard), np.array(middles, np.int64))
-        count += len(middles) if found < 0 else found
+        count += look.count(shard, middles)
     return count / len(some)

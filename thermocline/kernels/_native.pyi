@@ -396,6 +396,11 @@ def fetch_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), ord
 def release_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
     """Let go of the pages inside mapping[start:end]; their bytes, or -errno."""
 
+def unmap_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
+    """
+    Use the pages inside mapping[start:end] no longer, so that they can be let go; their bytes, or -errno.
+    """
+
 def stop_read_ahead(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
     """
     Let a missing page inside mapping[start:end] come without its neighbours; their bytes, or -errno.

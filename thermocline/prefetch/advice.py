@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from thermocline.kernels.native import load_native
+from thermocline.prefetch.foreign_files import ForeignFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +34,7 @@ class PageCalls(Protocol):
 
     fetch_pages: PageCall
     release_pages: PageCall
+    unmap_pages: PageCall
     stop_read_ahead: PageCall
 
 
@@ -41,6 +43,7 @@ class PageAdvisor:
 
     def __init__(self, file: ModelFile, calls: PageCalls | None = None) -> None:
         self._maps = [file.mapping(shard) for shard in range(file.num_shards)]
+        self._foreign = ForeignFiles(file)
         native: PageCalls = calls or load_native()
         self._calls = native
 
@@ -53,8 +56,16 @@ class PageAdvisor:
         return self._call(self._calls.fetch_pages, span)
 
     def release(self, span: ByteSpan) -> int:
-        """Let go of the pages that lie wholly inside `span`; returns their bytes. Raises as `fetch`."""
-        return self._call(self._calls.release_pages, span)
+        """Let go of the pages that lie wholly inside `span`; returns their bytes. Raises as `fetch`.
+
+        Pages of another user's file stay in memory while another process has them mapped.
+        """
+        if span.shard not in self._foreign:
+            return self._call(self._calls.release_pages, span)
+        nbytes = self._call(self._calls.unmap_pages, span)
+        descriptor, length = self._foreign.descriptor(span.shard), span.end - span.start
+        os.posix_fadvise(descriptor, span.start, length, os.POSIX_FADV_DONTNEED)
+        return nbytes
 
     def stop_read_ahead(self, spans: Iterable[ByteSpan]) -> None:
         """Let the kernel read no neighbours of a page that compute misses in `spans`.

@@ -1,6 +1,6 @@
 """Samples whether the pages that are read ahead are in memory already, where reading ahead can not help.
 
-Looks at a fixed random sample of pages. Knows no queue.
+Looks at a random sample of pages, which does not change where looking changes nothing. Knows no queue.
 """
 
 from __future__ import annotations
@@ -14,14 +14,45 @@ import numpy as np
 
 from thermocline.kernels.native import load_native
 from thermocline.messages import ExpertKey
+from thermocline.prefetch.foreign_files import ForeignFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from thermocline.experts.catalog import ByteSpan, ExpertCatalog
     from thermocline.modelfile.reader import ModelFile
 
 _SAMPLE_PAGES = 256
+
+Place = tuple[int, int]
+"""A shard, and the offset of a byte in it."""
+
+
+class PageLook:
+    """Finds which pages of a model's files are in memory, without waiting for a disk."""
+
+    def __init__(self, file: ModelFile) -> None:
+        self._file = file
+        self.foreign = ForeignFiles(file)
+        """Files of which a page that is looked at and missing is read soon after."""
+        self._resident_pages = load_native().resident_pages
+
+    def count(self, shard: int, offsets: Sequence[int]) -> int:
+        """Return how many of the pages of some bytes are in memory. Raises OSError when the kernel does not tell."""
+        if shard in self.foreign:
+            descriptor = self.foreign.descriptor(shard)
+            return sum(_reads_at_once(descriptor, offset) for offset in offsets)
+        found = self._resident_pages(self._file.mapping(shard), np.array(offsets, np.int64))
+        if found < 0:
+            raise OSError(-found, os.strerror(-found))
+        return int(found)
+
+
+def _reads_at_once(descriptor: int, offset: int) -> bool:
+    try:
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
 
 
 class ResidencyProbe:
@@ -33,28 +64,39 @@ class ResidencyProbe:
     def __init__(
         self, file: ModelFile, catalog: ExpertCatalog, non_expert: Sequence[ByteSpan] = ()
     ) -> None:
-        draw = random.Random(_SAMPLE_PAGES)
-        offsets: defaultdict[int, list[int]] = defaultdict(list)
-        layers = catalog.routed_layers
-        for _ in range(_SAMPLE_PAGES if layers or non_expert else 0):
-            if layers:
-                layer = draw.choice(layers)
-                key = ExpertKey.of(layer, draw.randrange(catalog.num_experts))
-                span = draw.choice(catalog.spans(key))
-            else:
-                span = draw.choice(non_expert)
-            offsets[span.shard].append(draw.randrange(span.start, span.end))
-        self._samples = [
-            (file.mapping(shard), np.array(found, np.int64)) for shard, found in offsets.items()
-        ]
-        self._resident_pages = load_native().resident_pages
+        self._catalog, self._non_expert = catalog, non_expert
+        self._look = PageLook(file)
+        self._draw = random.Random(_SAMPLE_PAGES)
+        self._num_pages = _SAMPLE_PAGES if catalog.routed_layers or non_expert else 0
+        places = [self._place() for _ in range(self._num_pages)]
+        self._fixed = _by_shard(place for place in places if place[0] not in self._look.foreign)
+        self._has_foreign = any(shard in self._look.foreign for shard, _ in places)
 
     def is_resident(self) -> bool:
-        """Return whether every sampled page is in memory. Raises OSError when the kernel refuses."""
-        for mapping, offsets in self._samples:
-            found = self._resident_pages(mapping, offsets)
-            if found < 0:
-                raise OSError(-found, os.strerror(-found))
-            if found < len(offsets):
-                return False
-        return True
+        """Return whether every sampled page is in memory. Raises OSError when the kernel does not tell."""
+        fixed = self._fixed.items()
+        if any(self._look.count(shard, offsets) < len(offsets) for shard, offsets in fixed):
+            return False
+        # Looking at a foreign file reads what is missing: other pages each time, and none after the first that is.
+        fresh = (self._place() for _ in range(self._num_pages * self._has_foreign))
+        return all(
+            self._look.count(shard, [offset])
+            for shard, offset in fresh
+            if shard in self._look.foreign
+        )
+
+    def _place(self) -> Place:
+        draw, layers = self._draw, self._catalog.routed_layers
+        if layers:
+            key = ExpertKey.of(draw.choice(layers), draw.randrange(self._catalog.num_experts))
+            span = draw.choice(self._catalog.spans(key))
+        else:
+            span = draw.choice(self._non_expert)
+        return span.shard, draw.randrange(span.start, span.end)
+
+
+def _by_shard(places: Iterable[Place]) -> dict[int, list[int]]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for shard, offset in places:
+        found[shard].append(offset)
+    return dict(found)

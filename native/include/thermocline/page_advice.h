@@ -11,14 +11,20 @@ namespace thermocline {
 int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end);
 
 // Lets go of the pages that lie wholly inside bytes [start, end): they leave this process's view, and
-// memory if nobody else has them mapped. Returns the bytes of those pages, or -errno.
+// memory if nobody else has them mapped. Returns the bytes of those pages, or -errno. Does nothing, and says
+// nothing, where this process neither owns the file nor may write to it.
 int64_t release_pages(const uint8_t* base, int64_t start, int64_t end);
+
+// Takes the pages that lie wholly inside bytes [start, end) out of this process's view; they stay in memory,
+// and are let go sooner. Returns the bytes of those pages, or -errno.
+int64_t unmap_pages(const uint8_t* base, int64_t start, int64_t end);
 
 // Tells the kernel that bytes [start, end) of a mapping are not read in order: a page that is missing comes
 // alone, without its neighbours. Only pages that lie wholly inside. Returns their bytes, or -errno.
 int64_t stop_read_ahead(const uint8_t* base, int64_t start, int64_t end);
 
-// How many of the pages that hold these bytes of a mapping are in memory, or -errno.
+// How many of the pages that hold these bytes of a mapping are in memory, or -errno. All, where this process
+// neither owns the file nor may write to it.
 int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t count);
 
 }  // namespace thermocline

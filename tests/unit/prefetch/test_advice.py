@@ -47,6 +47,9 @@ class FakeCalls:
     def release_pages(self, mapping, start, end):
         return self._note("release", mapping, start, end)
 
+    def unmap_pages(self, mapping, start, end):
+        return self._note("unmap", mapping, start, end)
+
     def stop_read_ahead(self, mapping, start, end):
         return self._note("stop", mapping, start, end)
 
@@ -173,9 +176,9 @@ def test_a_file_that_is_read_is_resident(opened):
 def test_a_page_that_is_gone_is_noticed(opened, monkeypatch):
     """One sampled page out of memory is enough to read ahead; a refusing kernel is an OSError."""
     probe = ResidencyProbe(*opened)
-    monkeypatch.setattr(probe, "_resident_pages", lambda _, offsets: len(offsets) - 1)
+    monkeypatch.setattr(probe._look, "_resident_pages", lambda _, offsets: len(offsets) - 1)
     assert not probe.is_resident()
-    monkeypatch.setattr(probe, "_resident_pages", lambda *_: -errno.ENOMEM)
+    monkeypatch.setattr(probe._look, "_resident_pages", lambda *_: -errno.ENOMEM)
     with pytest.raises(OSError, match="memory"):
         probe.is_resident()
 
