@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings_compute.h"
+#include "missing_pages.h"
 #include "thermocline/codebooks.h"
 #include "thermocline/matmul.h"
 #include "thermocline/roofline.h"
@@ -62,7 +63,7 @@ struct CheckedWork {
     ExpertWork work{};
 
     CheckedWork(const Experts& of, const In<int32_t, 1>& experts, const In<int32_t, 1>& counts, const In<float, 2>& x,
-                const In<int32_t, 1>& rows, const In<float, 1>& scale) {
+                const In<int32_t, 1>& rows, const In<float, 1>& scale, bool may_be_missing) {
         const auto hidden = static_cast<int64_t>(x.shape(1)), tokens = static_cast<int64_t>(x.shape(0));
         const auto pairs = static_cast<int64_t>(rows.shape(0));
         require(of.up.cols() == hidden, "hidden sizes differ");
@@ -80,23 +81,30 @@ struct CheckedWork {
         for (int64_t i = 0; i < pairs; ++i)
             require(rows.data()[i] >= 0 && rows.data()[i] < tokens, "row id out of range");
         work = {groups.data(), static_cast<int64_t>(groups.size()), x.data(), tokens, hidden, rows.data(),
-                scale.data(), pairs};
+                scale.data(), pairs, may_be_missing};
+    }
+
+    // Without the GIL.
+    const ExpertWork& in_order() {
+        if (work.may_be_missing) put_present_first(groups);
+        return work;
     }
 };
 
 void expert_outputs(Core& core, const Experts& of, const In<int32_t, 1>& experts, const In<int32_t, 1>& counts,
                     const In<float, 2>& x, const In<int32_t, 1>& rows, const In<float, 1>& scale, const Out<2>& out,
-                    bool prompt) {
-    const CheckedWork checked(of, experts, counts, x, rows, scale);
+                    bool prompt, bool may_be_missing) {
+    CheckedWork checked(of, experts, counts, x, rows, scale, may_be_missing);
     require(out.shape(0) == rows.shape(0) && out.shape(1) == x.shape(1), "out must be [pairs, hidden]");
     const WithoutGil unlocked;
-    thermocline::expert_outputs(core.compute(), form_of(prompt), checked.work, out.data());
+    thermocline::expert_outputs(core.compute(), form_of(prompt), checked.in_order(), out.data());
 }
 
 void expert_sum(Core& core, const Experts& of, const In<int32_t, 1>& experts, const In<int32_t, 1>& counts,
                 const In<float, 2>& x, const In<int32_t, 1>& rows, const In<float, 1>& scale,
-                const In<int32_t, 2>& pair_of, const In<float, 2>& residual, const Out<2>& out, bool prompt) {
-    const CheckedWork checked(of, experts, counts, x, rows, scale);
+                const In<int32_t, 2>& pair_of, const In<float, 2>& residual, const Out<2>& out, bool prompt,
+                bool may_be_missing) {
+    CheckedWork checked(of, experts, counts, x, rows, scale, may_be_missing);
     for (int axis = 0; axis < 2; ++axis)
         require(out.shape(axis) == x.shape(axis) && residual.shape(axis) == x.shape(axis),
                 "x, residual and out must have one shape");
@@ -105,7 +113,7 @@ void expert_sum(Core& core, const Experts& of, const In<int32_t, 1>& experts, co
     for (int64_t i = 0; i < checked.work.tokens * slots; ++i)
         require(pair_of.data()[i] >= 0 && pair_of.data()[i] < checked.work.pairs, "pair out of range");
     const WithoutGil unlocked;
-    thermocline::expert_sum(core.compute(), form_of(prompt), checked.work, pair_of.data(), slots, residual.data(),
+    thermocline::expert_sum(core.compute(), form_of(prompt), checked.in_order(), pair_of.data(), slots, residual.data(),
                             out.data());
 }
 
@@ -216,11 +224,13 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
     core.def("expert_outputs", &expert_outputs, nb::arg("of"), nb::arg("experts").noconvert(),
              nb::arg("counts").noconvert(), nb::arg("x").noconvert(), nb::arg("rows").noconvert(),
              nb::arg("scale").noconvert(), nb::arg("out").noconvert(), nb::arg("prompt") = false,
+             nb::arg("may_be_missing") = false,
              "out[pair] = scale * down(activation(gate(x[row]), up(x[row]))); counts[i] pairs chose experts[i].");
     core.def("expert_sum", &expert_sum, nb::arg("of"), nb::arg("experts").noconvert(), nb::arg("counts").noconvert(),
              nb::arg("x").noconvert(), nb::arg("rows").noconvert(), nb::arg("scale").noconvert(),
              nb::arg("pair_of").noconvert(), nb::arg("residual").noconvert(), nb::arg("out").noconvert(),
-             nb::arg("prompt") = false, "The pairs' outputs added up per token in slot order, plus the residual.");
+             nb::arg("prompt") = false, nb::arg("may_be_missing") = false,
+             "The pairs' outputs added up per token in slot order, plus the residual.");
 }
 
 }  // namespace thermocline::python

@@ -31,13 +31,23 @@ Pages pages_inside(const uint8_t* base, int64_t start, int64_t end) {
     return {from, std::max((address + end) / page * page - from, int64_t{0})};
 }
 
-}  // namespace
-
-int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end) {
+Pages pages_around(const uint8_t* base, int64_t start, int64_t end) {
     const int64_t page = page_bytes(), address = reinterpret_cast<int64_t>(base);
     const int64_t from = (address + start) / page * page;
     const int64_t last = (address + end + page - 1) / page * page;
-    const Pages pages{from, last - from};
+    return {from, last - from};
+}
+
+}  // namespace
+
+int64_t ask_for_pages(const uint8_t* base, int64_t start, int64_t end) {
+    const Pages pages = pages_around(base, start, end);
+    const int error = pages.advise(MADV_WILLNEED);
+    return error == 0 ? pages.length : -error;
+}
+
+int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end) {
+    const Pages pages = pages_around(base, start, end);
     // First all requests at once, then the wait: populating alone asks for one small window after another.
     if (const int error = pages.advise(MADV_WILLNEED)) return -error;
     const int error = pages.advise(kPopulateRead);

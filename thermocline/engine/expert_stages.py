@@ -29,6 +29,7 @@ from thermocline.stages.experts import ExpertStage
 from thermocline.stages.prefetch import PrefetchStage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     import numpy as np
@@ -95,9 +96,15 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
         WorkerLoadBalancer(len(workers)) if workers and config.remote.mode == "auto" else None
     )
 
+    # What workers are given is decided layer by layer: any of their experts may be computed here.
+    elsewhere = placed.hot_mask if balancer is not None else placed.hot_mask | assignment.mask
+    governor = _governor(context, catalog, elsewhere)
+
     def cpu_experts(role: BackendRole) -> CpuExpertBackend:
         on_timed = None if balancer is None else balancer.observe_local_experts
-        return CpuExpertBackend(role, catalog, context.kernels, cpu, on_timed)
+        return CpuExpertBackend(
+            role, catalog, context.kernels, cpu, on_timed, reads_ahead=_reads_ahead(governor)
+        )
 
     backends: dict[BackendRole, ExpertBackend] = {BackendRole.COLD: cpu_experts(BackendRole.COLD)}
     if device is not None:
@@ -115,9 +122,6 @@ def open_expert_backends(context: BuildContext, cpu: LaneThread) -> ExpertBacken
     stages: dict[str, Stage[Any, Any]] = {
         role: ExpertStage(role, backend) for role, backend in backends.items()
     }
-    # What workers are given is decided layer by layer: any of their experts may be computed here.
-    elsewhere = placed.hot_mask if balancer is not None else placed.hot_mask | assignment.mask
-    governor = _governor(context, catalog, elsewhere)
     if governor is not None:
         here = (BackendRole.COLD,) if balancer is None else (BackendRole.COLD, BackendRole.REMOTE)
         stages["prefetch"] = PrefetchStage(governor, spec.router, here)
@@ -150,12 +154,14 @@ def _on_ranks(
     cpu: LaneThread,
 ) -> ExpertBackends:
     """Return the backends of one rank of several: every pair goes through the exchange, also those computed here."""
-    backend = CpuExpertBackend(BackendRole.COLD, catalog, context.kernels, cpu)
+    governor = _governor(context, catalog, ~member.owned_mask)
+    backend = CpuExpertBackend(
+        BackendRole.COLD, catalog, context.kernels, cpu, reads_ahead=_reads_ahead(governor)
+    )
     stages: dict[str, Stage[Any, Any]] = {
         BackendRole.COLD: ExpertStage(BackendRole.COLD, backend),
         BackendRole.REMOTE: ExpertStage(BackendRole.REMOTE, MeshExpertBackend(member)),
     }
-    governor = _governor(context, catalog, ~member.owned_mask)
     if governor is not None:
         roles = (BackendRole.COLD, BackendRole.REMOTE)
         stages["prefetch"] = PrefetchStage(governor, context.model.spec.router, roles)
@@ -171,6 +177,11 @@ def _on_ranks(
         governor,
         member,
     )
+
+
+def _reads_ahead(governor: PrefetchGovernor | None) -> Callable[[], bool]:
+    """Return what tells whether experts are read from the file while others are computed."""
+    return lambda: governor is not None and not governor.is_quiet
 
 
 def _governor(

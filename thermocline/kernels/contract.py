@@ -31,7 +31,8 @@ class ExpertWork:
 
     experts, counts: int32 [n], each expert and how many pairs chose it; x: float32 [tokens, hidden]; rows:
     int32 [pairs], the token of each pair; scale: float32 [pairs], its routing weight. The first counts[0]
-    pairs chose experts[0], and so on.
+    pairs chose experts[0], and so on. may_be_missing: some weights may not be in memory yet; those that are may be
+    computed first.
     """
 
     stack: ExpertStack
@@ -40,6 +41,7 @@ class ExpertWork:
     x: FloatArray
     rows: IntArray
     scale: FloatArray
+    may_be_missing: bool = False
 
 
 class Kernels(Protocol):

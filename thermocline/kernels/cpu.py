@@ -203,9 +203,8 @@ class NativeKernels:
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)
         stack = self._stack(work.stack)
-        self._core.expert_outputs(
-            stack, work.experts, work.counts, work.x, work.rows, work.scale, out, prompt
-        )
+        pairs = work.experts, work.counts, work.x, work.rows, work.scale
+        self._core.expert_outputs(stack, *pairs, out, prompt, work.may_be_missing)
         return out
 
     def expert_sum(
@@ -213,18 +212,8 @@ class NativeKernels:
     ) -> FloatArray:
         out = np.empty_like(residual)
         stack = self._stack(work.stack)
-        self._core.expert_sum(
-            stack,
-            work.experts,
-            work.counts,
-            work.x,
-            work.rows,
-            work.scale,
-            pair_of,
-            residual,
-            out,
-            prompt,
-        )
+        pairs = work.experts, work.counts, work.x, work.rows, work.scale
+        self._core.expert_sum(stack, *pairs, pair_of, residual, out, prompt, work.may_be_missing)
         return out
 
     def whole_layer(

@@ -59,6 +59,7 @@ struct ExpertWork {
     const int32_t* rows;     // [pairs], the token of a pair
     const float* scale;      // [pairs], its routing weight
     int64_t pairs;
+    bool may_be_missing = false;  // of the groups' weights: from memory
 };
 
 // out[pair] = scale * down(activation(gate(x[row]), up(x[row]))), float32 [pairs, hidden].

@@ -10,6 +10,9 @@ namespace thermocline {
 // of those pages, or -errno.
 int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end);
 
+// Asks for the pages of bytes [start, end) of a mapping, and does not wait. Returns their bytes, or -errno.
+int64_t ask_for_pages(const uint8_t* base, int64_t start, int64_t end);
+
 // Lets go of the pages that lie wholly inside bytes [start, end): they leave this process's view, and
 // memory if nobody else has them mapped. Returns the bytes of those pages, or -errno. Does nothing, and says
 // nothing, where this process neither owns the file nor may write to it.

@@ -39,9 +39,14 @@ class CpuExpertBackend:
         kernels: Kernels,
         lane: JobLane,
         on_timed: Callable[[bool, int, float], None] | None = None,
+        *,
+        reads_ahead: Callable[[], bool] = lambda: False,
     ) -> None:
-        """on_timed: called on the lane with (is_prompt, num_pairs, seconds) after each job."""
+        """on_timed: called on the lane with (is_prompt, num_pairs, seconds) after each job. reads_ahead: whether experts are
+        read from the file meanwhile, so that some may not be in memory yet.
+        """
         self._on_timed = on_timed
+        self._reads_ahead = reads_ahead
         self._role = role
         self._catalog = catalog
         self._kernels = kernels
@@ -78,5 +83,11 @@ class CpuExpertBackend:
     def _expert_work(self, work: LayerWork, dispatch: ExpertDispatch) -> ExpertWork:
         stack = self._catalog.stack(work.layer)
         return ExpertWork(
-            stack, dispatch.experts, dispatch.counts, work.x, dispatch.rows, dispatch.weights
+            stack,
+            dispatch.experts,
+            dispatch.counts,
+            work.x,
+            dispatch.rows,
+            dispatch.weights,
+            may_be_missing=self._reads_ahead(),
         )

@@ -80,3 +80,31 @@ async def test_parts_of_the_layer_add_up_to_the_whole(backend):
     contributions = [Contributions(part.rows, part.slots, part.values) for part in parts]
     joined = ReferenceKernels().dense.combine(work.residual, contributions, 3)
     np.testing.assert_array_equal(joined, whole.x)
+
+
+async def test_kernels_hear_whether_experts_may_be_missing(tmp_path):
+    """Asked before each job: reading ahead begins and ends while the backend runs."""
+    kernels, found = ReferenceKernels(), []
+
+    class Noting(ReferenceKernels):
+        def expert_sum(self, work, pair_of, residual, *, prompt=False):
+            found.append(work.may_be_missing)
+            return kernels.expert_sum(work, pair_of, residual, prompt=prompt)
+
+        def expert_outputs(self, work, *, prompt=False):
+            found.append(work.may_be_missing)
+            return kernels.expert_outputs(work, prompt=prompt)
+
+    reads = iter([True, False, True, False])
+    with open_model_file(write_toy_model(tmp_path / "toy.gguf", SHAPE)) as file:
+        catalog = ExpertCatalog(open_model(file, kernels).expert_layers)
+        with LaneThread(Lane.CPU, NullRecorder()) as lane:
+            backend = CpuExpertBackend(
+                BackendRole.COLD, catalog, Noting(), lane, reads_ahead=lambda: next(reads)
+            )
+            work = make_work(3)
+            half = dispatch(work.routing, owners_of(np.arange(8) < 3))[BackendRole.COLD]
+            for share in (work.dispatches[BackendRole.COLD], half):
+                await backend.compute(work, share)
+                await backend.compute(work, share)
+    assert found == [True, False, True, False]

@@ -1,0 +1,114 @@
+"""Experts of a file of which only some pages are in memory: the same bits, and few waits for single pages."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_cases import (
+    ISAS,
+    REFERENCE,
+    Implementation,
+    make_expert,
+    native,
+    routed_work,
+    same_bits,
+    tokens_of,
+)
+from thermocline.kernels.native import load_native
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from thermocline.kernels.contract import ExpertWork
+    from thermocline.kernels.weight import WeightStack
+
+KERNELS = [REFERENCE, *(Implementation(isa, 2) for isa in (*ISAS, *load_native().emulated_sets()))]
+HIDDEN, INNER = 512, 1024
+
+
+class StoredExperts:
+    """The experts of a work, as they lie in a file of their own."""
+
+    def __init__(self, path: Path, work: ExpertWork) -> None:
+        self._path = path
+        stacks = [getattr(work.stack, name) for name in ("gate", "up", "down")]
+        path.write_bytes(b"".join(stack.raw.tobytes() for stack in stacks))
+        self._map = np.memmap(path, np.uint8, "r")
+        parts, start = [], 0
+        for stack in stacks:
+            parts.append(replace(stack, raw=self._view(stack, start)))
+            start += stack.raw.nbytes
+        self.work = replace(
+            work, stack=replace(work.stack, **dict(zip(("gate", "up", "down"), parts, strict=True)))
+        )
+
+    def _view(self, stack: WeightStack, start: int) -> np.ndarray:
+        return self._map[start : start + stack.raw.nbytes].reshape(stack.raw.shape)
+
+    def drop(self) -> None:
+        """Leave every other piece of 64 KiB in memory, and none of the last expert's."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        address, length = ctypes.c_void_p(self._map.ctypes.data), ctypes.c_size_t(len(self._map))
+        assert libc.madvise(address, length, mmap.MADV_DONTNEED) == 0
+        with self._path.open("rb") as stored:
+            os.fsync(stored.fileno())
+            os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        kept = np.arange(0, len(self._map), 1 << 16)
+        if load_native().resident_pages(self._map, kept) > 0:
+            pytest.skip("this file system keeps everything in memory")
+        # A page that is missing comes alone, as experts are mapped.
+        assert libc.madvise(address, length, mmap.MADV_RANDOM) == 0
+        last = min(each.raw[-1].nbytes for each in (self.work.stack.up, self.work.stack.down))
+        for start in kept[: -(-last >> 16) : 2]:
+            load_native().fetch_pages(
+                self._map, int(start), min(int(start) + (1 << 16), len(self._map))
+            )
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Four experts of two tokens with three choices each, and the pair of each choice."""
+    rng = np.random.default_rng(3)
+    experts = [make_expert(rng, ("Q4_K", "Q4_K", "Q6_K"), HIDDEN, INNER) for _ in range(4)]
+    work, pair_of = routed_work(rng, experts, 2, 3)
+    return StoredExperts(tmp_path / "experts", work), pair_of, tokens_of(rng, 2, HIDDEN)
+
+
+@pytest.mark.parametrize("implementation", KERNELS, ids=str)
+def test_results_do_not_depend_on_what_is_in_memory(implementation, stored) -> None:
+    """Outputs and sums of decode steps and of prompts, to the bit."""
+    experts, pair_of, residual = stored
+    kernels, work = implementation.make(), experts.work
+    missing = replace(work, may_be_missing=True)
+    for prompt in (False, True):
+        outputs = kernels.expert_outputs(work, prompt=prompt)
+        total = kernels.expert_sum(work, pair_of, residual, prompt=prompt)
+        experts.drop()
+        assert same_bits(kernels.expert_outputs(missing, prompt=prompt), outputs)
+        experts.drop()
+        assert same_bits(kernels.expert_sum(missing, pair_of, residual, prompt=prompt), total)
+        assert same_bits(kernels.expert_sum(missing, pair_of, residual, prompt=prompt), total)
+
+
+def test_missing_weights_are_asked_for_in_pieces(stored) -> None:
+    """A decode step waits less than a third as often as where each page comes alone."""
+    experts, pair_of, residual = stored
+    kernels = native(ISAS[-1], 2)
+
+    def waits(work: ExpertWork) -> int:
+        experts.drop()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        kernels.expert_sum(work, pair_of, residual)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+
+    alone = waits(experts.work)
+    assert alone > 100
+    assert waits(replace(experts.work, may_be_missing=True)) < alone / 3
