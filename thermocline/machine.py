@@ -15,9 +15,9 @@ from typing import Final
 import psutil
 
 from thermocline import __version__
+from thermocline.control_groups import memory_limit_bytes, processor_limit
 
 _PACKAGES: Final = ("numpy", "gguf", "tokenizers")
-_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,13 @@ def machine_facts() -> MachineFacts:
         cpu=_cpu_model(Path("/proc/cpuinfo")),
         num_cores=num_cores,
         num_usable_cores=_num_usable_cores(num_cores),
-        cpu_limit=parse_cpu_limit(_read(_CGROUP / "cpu.max")),
+        cpu_limit=processor_limit(),
         memory_bytes=int(psutil.virtual_memory().total),
-        memory_limit_bytes=parse_memory_limit(_read(_CGROUP / "memory.max")),
+        memory_limit_bytes=memory_limit_bytes(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         versions={"thermocline": __version__} | _package_versions(),
     )
-
-
-def parse_cpu_limit(text: str) -> float | None:
-    """Return the cores that a cgroup's cpu.max ("quota period" in us) allows, None for no limit."""
-    quota, _, period = text.strip().partition(" ")
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
-        return None
-    return int(quota) / int(period)
 
 
 def bytes_read_from_storage() -> int:
@@ -76,11 +68,6 @@ def bytes_read_from_storage() -> int:
         return int(psutil.Process().io_counters().read_bytes)
     except (AttributeError, psutil.Error, OSError):
         return 0
-
-
-def parse_memory_limit(text: str) -> int | None:
-    """Return the bytes that a cgroup's memory.max allows, None for no limit."""
-    return int(text) if text.strip().isdigit() else None
 
 
 def _cpu_model(cpuinfo: Path) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from thermocline.control_groups import processor_limit
 from thermocline.engine.devices import uses_gpu
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.cpu_topology import default_threads
@@ -42,7 +44,10 @@ def _chosen_threads(config: EngineConfig) -> tuple[int, str]:
     if uses_gpu(config):
         why = "one per physical core but for one, which waits for the GPU"
         return default_threads(beside_gpu=True), why
-    return default_threads(beside_gpu=False), "one per processor that may be used"
+    threads, limit = default_threads(beside_gpu=False), processor_limit()
+    if limit is not None and threads == math.ceil(limit):
+        return threads, f"the control group allows {limit:g} processors' time"
+    return threads, "one per processor that may be used"
 
 
 def make_kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

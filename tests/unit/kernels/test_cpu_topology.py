@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
 
+from thermocline.control_groups import processor_limit
 from thermocline.kernels.cpu_topology import core_of_each, default_threads, num_threads
 
 PAIRS = {n: f"{n % 8},{n % 8 + 8}" for n in range(16)}
@@ -34,6 +36,16 @@ def test_a_gpu_takes_a_core_and_the_second_threads(core_of, alone, beside_gpu):
     assert num_threads(core_of, beside_gpu=True) == beside_gpu
 
 
+@pytest.mark.parametrize(
+    ("limit", "alone", "beside_gpu"),
+    [(None, 16, 7), (64.0, 16, 7), (8.0, 8, 7), (4.0, 4, 3), (2.5, 3, 2), (1.0, 1, 1), (0.2, 1, 1)],
+)
+def test_a_limit_of_processor_time_is_a_limit_of_threads(limit, alone, beside_gpu):
+    """A container of four processors' time has four threads on a machine of sixteen; the one that spins for a GPU is one."""
+    assert num_threads(PAIRS, beside_gpu=False, limit=limit) == alone
+    assert num_threads(PAIRS, beside_gpu=True, limit=limit) == beside_gpu
+
+
 def test_cores_are_read_where_the_system_tells_them(tmp_path):
     """A processor of which nothing is said is a core of its own."""
     for number in (0, 4):
@@ -45,5 +57,8 @@ def test_cores_are_read_where_the_system_tells_them(tmp_path):
 
 def test_this_machine_has_threads():
     """As many as processors that may be used, and no more beside a GPU."""
-    assert default_threads() == len(os.sched_getaffinity(0))
+    most = len(os.sched_getaffinity(0))
+    assert default_threads() == (
+        most if (limit := processor_limit()) is None else min(most, math.ceil(limit))
+    )
     assert 1 <= default_threads(beside_gpu=True) <= default_threads()
