@@ -6,6 +6,7 @@ Knows neither how speeds are measured nor what they are for.
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 from thermocline import __version__
@@ -61,5 +62,7 @@ def speeds_place(paths: Sequence[Path], settings: str) -> Path | None:
     digest.update(repr((__version__, machine, settings)).encode())
     for path in paths:
         status = path.stat()
-        digest.update(f"|{path.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode())
+        digest.update(
+            b"|%b|%d|%d" % (os.fsencode(path.resolve()), status.st_size, status.st_mtime_ns)
+        )
     return folder / "speeds" / f"{paths[0].stem}-{digest.hexdigest()}.json"

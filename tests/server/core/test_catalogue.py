@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
+import msgspec
 import pytest
 
 from thermocline import EngineConfig
@@ -15,6 +17,7 @@ from thermocline.server.core.catalogue import (
     ModelList,
     open_catalogue,
 )
+from thermocline.server.core.model_card import model_card
 
 CONFIG = EngineConfig()
 
@@ -39,6 +42,24 @@ def test_a_folder_s_models_are_called_by_their_paths(tmp_path, small_toy, caplog
     card = next(model for model in folder.read() if model.card.id == "one").card
     assert card.architecture == "qwen3moe"
     assert card.num_parameters > 0
+
+
+def test_a_name_that_is_no_text_can_be_asked_for(tmp_path, small_toy):
+    """A file whose name is no UTF-8, or has a line's end: clients get a name that JSON can hold."""
+    odd = tmp_path / os.fsdecode(b"m\xff odel\n.gguf")
+    shutil.copy(small_toy, odd)
+    card = model_card(odd)
+    assert card.id == "m\ufffd odel\ufffd"
+    assert msgspec.json.decode(msgspec.json.encode(card.id)) == card.id
+
+
+def test_a_folder_says_once_which_names_can_not_be_shown(tmp_path, small_toy, caplog):
+    """The file is left out, and the log says what helps."""
+    shutil.copy(small_toy, tmp_path / os.fsdecode(b"m\xff.gguf"))
+    shutil.copy(small_toy, tmp_path / "one.gguf")
+    folder = ModelFolder(tmp_path, CONFIG)
+    assert names(folder) == names(folder) == ["one"]
+    assert caplog.text.count("rename it") == 1
 
 
 def test_a_folder_is_read_anew(tmp_path, small_toy, toy):

@@ -37,6 +37,13 @@ def test_another_file_or_setting_has_speeds_of_its_own(model):
     assert cached_speeds([model], "2 threads") is None
 
 
+def test_a_path_that_is_no_text_has_speeds_too(model):
+    """File names are bytes."""
+    odd = model.rename(model.with_name(os.fsdecode(b"m\xff odel\n.gguf")))
+    keep_speeds([odd], "", speeds())
+    assert cached_speeds([odd], "") == speeds()
+
+
 def test_broken_speeds_are_measured_again(model):
     """A damaged file is as good as none."""
     place = keep_speeds([model], "", speeds())

@@ -89,13 +89,17 @@ class ModelFolder:
         if not folder.is_dir():
             raise ConfigError(f"--models {folder} is no folder and no list: name either")
         self._folder, self._config, self._headers = folder, config, _Headers()
+        self._left_out: set[str] = set()
 
     def read(self) -> list[ModelSource]:
         """Return the models that there are now."""
         sizes = dict(islice(_files_below(self._folder), _MAX_FILES))
-        files = (checked_file(name, size) for name, size in sizes.items())
+        files = {name: checked_file(name, size) for name, size in sizes.items()}
+        for name in sorted({name for name, file in files.items() if file is None} - self._left_out):
+            self._left_out.add(name)
+            _LOG.warning("the model %r is left out: rename it to a name that can be shown", name)
         found = []
-        for variant in group_variants(file for file in files if file is not None):
+        for variant in group_variants(file for file in files.values() if file is not None):
             if variant.num_missing:
                 continue
             first = variant.files[0].path

@@ -18,8 +18,12 @@ _SHARD_OR_SUFFIX: Final = re.compile(r"(-\d{5}-of-\d{5})?(\.gguf)?$", re.IGNOREC
 
 
 def plain_file_name(name: str) -> str:
-    """Return a model's name by that of its file: without the number of a part, and without .gguf."""
-    return _SHARD_OR_SUFFIX.sub("", name)
+    """Return a model's name by that of its file: without the number of a part, and without .gguf.
+
+    Clients must be able to write it: what can not be shown, bytes that are no text among it, is another character.
+    """
+    plain = _SHARD_OR_SUFFIX.sub("", name)
+    return "".join(character if character.isprintable() else "\ufffd" for character in plain)
 
 
 def model_card(path: str | os.PathLike[str]) -> ModelCard:
