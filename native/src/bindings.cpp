@@ -95,5 +95,5 @@ NB_MODULE(_native, m) {
           nb::arg("end"), "Use the pages inside mapping[start:end] no longer, so that they can be let go; their bytes, or -errno.");
     m.def("stop_read_ahead", &on_pages<tc::stop_read_ahead>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"),
-          "Let a missing page inside mapping[start:end] come without its neighbours; their bytes, or -errno.");
+          "Let a missing page of mapping[start:end] come without its neighbours; their bytes, or -errno.");
 }

@@ -1,5 +1,8 @@
 #include "missing_pages.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "thermocline/page_advice.h"
@@ -7,10 +10,28 @@
 namespace thermocline {
 namespace {
 
-// True also where the kernel does not tell.
+// What this process has in view, page by page, also of files of other users, of which mincore does not tell.
+class PageMap {
+   public:
+    PageMap() : fd_(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)), page_bytes_(sysconf(_SC_PAGESIZE)) {}
+
+    // Whether a page is in view, and so in memory; where the system shows nothing, whether it is in memory.
+    bool has(const uint8_t* at) const {
+        uint64_t entry = 0;
+        const auto place = static_cast<off_t>(reinterpret_cast<uintptr_t>(at) / page_bytes_ * sizeof entry);
+        if (fd_ >= 0 && pread(fd_, &entry, sizeof entry, place) == sizeof entry) return entry >> 63 != 0;
+        const int64_t here = 0;
+        return resident_pages(at, &here, 1) != 0;
+    }
+
+   private:
+    int fd_;
+    uintptr_t page_bytes_;
+};
+
 bool is_present(const uint8_t* at) {
-    const int64_t here = 0;
-    return resident_pages(at, &here, 1) != 0;
+    static const PageMap map;
+    return map.has(at);
 }
 
 bool is_present(const Weight& weight) {

@@ -67,7 +67,7 @@ int64_t unmap_pages(const uint8_t* base, int64_t start, int64_t end) {
 }
 
 int64_t stop_read_ahead(const uint8_t* base, int64_t start, int64_t end) {
-    const Pages pages = pages_inside(base, start, end);
+    const Pages pages = pages_around(base, start, end);
     const int error = pages.advise(MADV_RANDOM);
     return error == 0 ? pages.length : -error;
 }

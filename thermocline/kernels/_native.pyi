@@ -403,5 +403,5 @@ def unmap_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), ord
 
 def stop_read_ahead(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
     """
-    Let a missing page inside mapping[start:end] come without its neighbours; their bytes, or -errno.
+    Let a missing page of mapping[start:end] come without its neighbours; their bytes, or -errno.
     """

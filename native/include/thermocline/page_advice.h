@@ -23,7 +23,8 @@ int64_t release_pages(const uint8_t* base, int64_t start, int64_t end);
 int64_t unmap_pages(const uint8_t* base, int64_t start, int64_t end);
 
 // Tells the kernel that bytes [start, end) of a mapping are not read in order: a page that is missing comes
-// alone, without its neighbours. Only pages that lie wholly inside. Returns their bytes, or -errno.
+// alone, without its neighbours. Also a page that lies partly inside: it would bring megabytes of both sides.
+// Returns their bytes, or -errno.
 int64_t stop_read_ahead(const uint8_t* base, int64_t start, int64_t end);
 
 // How many of the pages that hold these bytes of a mapping are in memory, or -errno. All, where this process

@@ -6,7 +6,11 @@ import ctypes
 import mmap
 import os
 import resource
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,11 +26,10 @@ from tests.support.kernel_cases import (
     same_bits,
     tokens_of,
 )
+from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.kernels.native import load_native
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from thermocline.kernels.contract import ExpertWork
     from thermocline.kernels.weight import WeightStack
 
@@ -112,3 +115,64 @@ def test_missing_weights_are_asked_for_in_pieces(stored) -> None:
     alone = waits(experts.work)
     assert alone > 100
     assert waits(replace(experts.work, may_be_missing=True)) < alone / 3
+
+
+_AS_NOBODY = """
+import ctypes, mmap, os, resource, sys
+import numpy as np
+from thermocline.experts.catalog import ByteSpan, ExpertCatalog
+from thermocline.kernels.contract import ExpertWork
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.messages import LayerIndex
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import open_model
+from thermocline.prefetch.advice import PageAdvisor
+kernels = NativeKernels(threads=2)
+with open_model_file(sys.argv[2]) as file:  # so that all is imported before
+    open_model(file, kernels)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # a program that this user started may read its own page map
+with open_model_file(sys.argv[1]) as file:
+    model = open_model(file, kernels)
+    catalog, advisor = ExpertCatalog(model.expert_layers), PageAdvisor(file)
+    for layer in catalog.routed_layers:
+        advisor.stop_read_ahead(catalog.layer_spans(layer))
+    stack, count = catalog.stack(LayerIndex(1)), catalog.num_experts
+    every = np.arange(count, dtype=np.int32)
+    x = np.ones((1, stack.hidden_size), np.float32)
+    for may_be_missing in (False, True):
+        work = ExpertWork(stack, every, np.ones(count, np.int32), x, np.zeros(count, np.int32),
+                          np.ones(count, np.float32), may_be_missing)
+        advisor.release(ByteSpan(0, 0, len(file.mapping(0))))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        kernels.expert_sum(work, every[None], x)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_weights_of_another_users_file_are_asked_for_too(shared_models) -> None:
+    """Of its pages mincore says that all are in memory."""
+    command = [sys.executable, "-c", _AS_NOBODY, *map(os.fspath, shared_models)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    alone, asked = map(int, ran.stdout.split())
+    if alone < 100:
+        pytest.skip("this file system keeps everything in memory")
+    assert asked < alone / 3
+
+
+@pytest.fixture
+def shared_models():
+    """Two copies of a toy file where others may read them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        shape = ToyShape(layers=2, hidden=256, intermediate=512)
+        paths = [write_toy_model(Path(folder) / name, shape) for name in ("a.gguf", "b.gguf")]
+        for path in paths:
+            path.chmod(0o644)
+            with path.open("rb") as stored:
+                os.fsync(stored.fileno())  # what is not on the disk yet stays in memory
+        yield paths
