@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MOUNT: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
+# Version 1 has no word for no limit, but a number of this size.
+_NO_LIMIT_BYTES: Final = 1 << 60
+
 # Of memory.stat, what is no page of a file and stays: names of version 2, and of version 1.
 _UNIFIED_OWN: Final = ("anon", "shmem", "pagetables")
 _LEGACY_OWN: Final = ("total_rss", "total_shmem")
@@ -51,7 +54,8 @@ def _memory_limits(mount: Path, membership: Path) -> Iterator[tuple[int, int]]:
     """Yield each group's limit, and the bytes in it that are no file's."""
     for folder, is_unified in _groups("memory", mount, membership):
         names = ("memory.max", "memory.high") if is_unified else ("memory.limit_in_bytes",)
-        limits = [int(text) for name in names if (text := _text(folder / name)).isdigit()]
+        found = [_text(folder / name) for name in names]
+        limits = [int(text) for text in found if text.isdigit() and int(text) < _NO_LIMIT_BYTES]
         if limits:
             own = _UNIFIED_OWN if is_unified else _LEGACY_OWN
             yield min(limits), _sum_of(folder / "memory.stat", own)

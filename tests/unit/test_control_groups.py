@@ -39,6 +39,9 @@ def test_a_legacy_groups_limit_less_its_own_memory(here):
     group(mount / "memory" / "a", memory__limit_in_bytes="1000\n", memory__stat=stat)
     assert file_room_bytes(*here) == 700
     assert memory_limit_bytes(*here) == 1000
+    group(mount / "memory" / "a", memory__limit_in_bytes="9223372036854771712\n")
+    assert file_room_bytes(*here) is None
+    assert memory_limit_bytes(*here) is None
 
 
 def test_memory_above_which_a_group_is_slowed_down_is_no_room(here):
