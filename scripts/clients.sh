@@ -37,7 +37,7 @@ server=$!
 trap 'kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; rm -f "$log"' EXIT
 url=
 for _ in $(seq 300); do
-  url=$(sed -n 's/.* at \(http:.*\)$/\1/p' "$log")
+  url=$(sed -n 's/.* is serving .* at \(http:.*\)$/\1/p' "$log")
   [ -n "$url" ] && curl -sf "$url/health" >/dev/null && break
   kill -0 "$server" || { echo "the server did not start" >&2; exit 1; }
   sleep 0.1
