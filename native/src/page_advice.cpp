@@ -17,9 +17,10 @@ constexpr int kPageOut = 21, kPopulateRead = 22;
 struct Pages {
     int64_t from, length;
 
-    [[nodiscard]] int advise(int advice) const {
-        if (length == 0) return 0;
-        return madvise(reinterpret_cast<void*>(from), static_cast<size_t>(length), advice) == 0 ? 0 : errno;
+    // Gives advice; returns the bytes, or -errno. may_be_unknown: an older kernel does nothing, and that is fine.
+    [[nodiscard]] int64_t advise(int advice, bool may_be_unknown = false) const {
+        if (length == 0 || madvise(reinterpret_cast<void*>(from), static_cast<size_t>(length), advice) == 0) return length;
+        return errno == EINVAL && may_be_unknown ? length : -errno;
     }
 };
 
@@ -41,35 +42,26 @@ Pages pages_around(const uint8_t* base, int64_t start, int64_t end) {
 }  // namespace
 
 int64_t ask_for_pages(const uint8_t* base, int64_t start, int64_t end) {
-    const Pages pages = pages_around(base, start, end);
-    const int error = pages.advise(MADV_WILLNEED);
-    return error == 0 ? pages.length : -error;
+    return pages_around(base, start, end).advise(MADV_WILLNEED);
 }
 
 int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end) {
     const Pages pages = pages_around(base, start, end);
     // First all requests at once, then the wait: populating alone asks for one small window after another.
-    if (const int error = pages.advise(MADV_WILLNEED)) return -error;
-    const int error = pages.advise(kPopulateRead);
-    return error == 0 || error == EINVAL ? pages.length : -error;
+    const int64_t asked = pages.advise(MADV_WILLNEED);
+    return asked < 0 ? asked : pages.advise(kPopulateRead, true);
 }
 
 int64_t release_pages(const uint8_t* base, int64_t start, int64_t end) {
-    const Pages pages = pages_inside(base, start, end);
-    const int error = pages.advise(kPageOut);
-    return error == 0 || error == EINVAL ? pages.length : -error;
+    return pages_inside(base, start, end).advise(kPageOut, true);
 }
 
 int64_t unmap_pages(const uint8_t* base, int64_t start, int64_t end) {
-    const Pages pages = pages_inside(base, start, end);
-    const int error = pages.advise(MADV_DONTNEED);
-    return error == 0 ? pages.length : -error;
+    return pages_inside(base, start, end).advise(MADV_DONTNEED);
 }
 
 int64_t stop_read_ahead(const uint8_t* base, int64_t start, int64_t end) {
-    const Pages pages = pages_around(base, start, end);
-    const int error = pages.advise(MADV_RANDOM);
-    return error == 0 ? pages.length : -error;
+    return pages_around(base, start, end).advise(MADV_RANDOM);
 }
 
 int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t count) {

@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
+from thermocline import Engine, EngineConfig, SamplingParams
+from thermocline.config import PrefetchConfig
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.prefetch.residency import ResidencyProbe
 
 # 96 experts of 3 x 1024 x 1024 F16 weights: about 600 MB of experts in one layer pair's file.
 BIG = ToyShape(
@@ -78,3 +82,24 @@ def test_anonymous_memory_stays_far_below_the_weights(tmp_path):
     assert measured["touched"] > 80, "the run must have read most experts to prove anything"
     assert measured["peak"] < 160e6, measured
     assert measured["peak"] - measured["before"] < 64e6, measured
+
+
+async def test_compute_hears_that_experts_are_read_ahead(tmp_path, monkeypatch):
+    """While prefetch reads, experts may be missing; without it nobody reads, and nothing is asked for. The tokens are the same."""
+    monkeypatch.setattr(ResidencyProbe, "is_resident", lambda _: False)
+    toy, heard = write_toy_model(tmp_path / "toy.gguf", ToyShape()), set()
+    compute = NativeKernels.expert_sum
+
+    def noting(self, work, *args, **kwargs):
+        heard.add(work.may_be_missing)
+        return compute(self, work, *args, **kwargs)
+
+    monkeypatch.setattr(NativeKernels, "expert_sum", noting)
+    answers = []
+    for mode in ("auto", "off"):
+        heard.clear()
+        async with Engine.open(toy, EngineConfig(prefetch=PrefetchConfig(mode=mode))) as engine:
+            params = SamplingParams(max_tokens=5, ignore_eos=True)
+            answers.append([event.token_ids async for event in engine.generate([1, 2, 3], params)])
+        assert True not in heard if mode == "off" else heard == {True}
+    assert answers[0] == answers[1]

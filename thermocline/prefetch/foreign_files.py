@@ -34,10 +34,14 @@ class ForeignFiles:
         """
         if shard not in self._descriptors:
             found = os.open(self._paths[shard], os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                if (replaced := self._file.find_replaced()) is not None:
+                    raise FileNotFoundError(f"{replaced} is another file by now")
+                os.posix_fadvise(found, 0, 0, os.POSIX_FADV_RANDOM)
+            except OSError:
+                os.close(found)
+                raise
             weakref.finalize(self, os.close, found).atexit = False
-            if (replaced := self._file.find_replaced()) is not None:
-                raise FileNotFoundError(f"{replaced} is another file by now")
-            os.posix_fadvise(found, 0, 0, os.POSIX_FADV_RANDOM)
             self._descriptors[shard] = found
         return self._descriptors[shard]
 

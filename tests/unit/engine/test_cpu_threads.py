@@ -48,3 +48,13 @@ def test_without_a_gpu_all_processors_compute(gpu, monkeypatch):
     assert with_threads(EngineConfig(kernels="reference")).cpu.threads == 16
     monkeypatch.setattr(devices, "why_no_gpu", lambda: "no GPU's driver is on this machine")
     assert with_threads(EngineConfig()).cpu.threads == 16
+
+
+def test_a_limit_of_processor_time_is_the_reason(monkeypatch):
+    """`--explain` names the group; without a limit below the machine it does not."""
+    monkeypatch.setattr(devices, "why_no_gpu", lambda: "no GPU's driver is on this machine")
+    monkeypatch.setattr(cpu, "default_threads", lambda *, beside_gpu: 2)
+    monkeypatch.setattr(cpu, "processor_limit", lambda: 1.5)
+    assert cpu.why_threads(EngineConfig()) == "the control group allows 1.5 processors' time"
+    monkeypatch.setattr(cpu, "processor_limit", lambda: None)
+    assert cpu.why_threads(EngineConfig()) == "one per processor that may be used"

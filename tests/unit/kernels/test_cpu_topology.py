@@ -8,6 +8,7 @@ import os
 import pytest
 
 from thermocline.control_groups import processor_limit
+from thermocline.kernels import cpu_topology
 from thermocline.kernels.cpu_topology import core_of_each, default_threads, num_threads
 
 PAIRS = {n: f"{n % 8},{n % 8 + 8}" for n in range(16)}
@@ -44,6 +45,12 @@ def test_a_limit_of_processor_time_is_a_limit_of_threads(limit, alone, beside_gp
     """A container of four processors' time has four threads on a machine of sixteen; the one that spins for a GPU is one."""
     assert num_threads(PAIRS, beside_gpu=False, limit=limit) == alone
     assert num_threads(PAIRS, beside_gpu=True, limit=limit) == beside_gpu
+
+
+def test_the_groups_limit_is_the_default(monkeypatch):
+    """What this process's groups allow, and not what the machine has."""
+    monkeypatch.setattr(cpu_topology, "processor_limit", lambda: 0.5)
+    assert default_threads() == default_threads(beside_gpu=True) == 1
 
 
 def test_cores_are_read_where_the_system_tells_them(tmp_path):
