@@ -113,7 +113,7 @@ case $what in
     "$python" -m benchmarks.settings "$(model 8)" "$(model 8 qwen3.6-35b-a3b)" "$(model 16 olmoe-1b-7b)" "$@"
     ;;
   speculation)
-    # 12 minutes for each model; as root for the part in a memory group. llama.cpp where an interpreter has it.
+    # 21 minutes for each model; as root for the part in a memory group. llama.cpp where an interpreter has it.
     status=0
     mkdir -p "$models"
     block=$models/qwen3.6-35b-a3b-8-layers-block.gguf
