@@ -316,7 +316,9 @@ class Speculator:
         is_plain: none was drafted.
         """
         self._prices.observe(num_rows, seconds)
-        self._trials.earn(seconds)
+        # Who wants no drafts pays for no trials.
+        if any(served.drafters for served in self._served.values()):
+            self._trials.earn(seconds)
         self._since_plain = 0 if is_plain else self._since_plain + 1
         self._num_plain += is_plain
 
