@@ -97,6 +97,21 @@ def test_now_and_then_a_draft_is_tried():
     assert run.speculator.why_off(REQUEST) is None
 
 
+@pytest.mark.parametrize(("names", "is_tried"), [((), False), (None, True)])
+def test_steps_without_drafters_pay_for_no_trials(names, is_tried):
+    """What a request that turned drafts off takes is nothing that others may spend."""
+    speculator = with_prices(Speculator([scripted()]), 0.9)
+    run = Run(speculator)
+    for _ in range(30):
+        run.step(run.draft(), 0)
+    speculator.end(REQUEST)
+    speculator.begin(REQUEST, PROMPT, names)
+    for _ in range(30):
+        with_prices(speculator, 0.9)
+    speculator.end(REQUEST)
+    assert bool(Run(speculator).draft()) is is_tried
+
+
 def test_a_step_full_of_answers_has_no_drafts():
     """Beyond eight answers nobody is asked, and each request is told why."""
     run = Run(Speculator([scripted()]))
