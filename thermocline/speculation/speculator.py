@@ -97,11 +97,14 @@ class Speculator:
         self._since_plain = self._num_plain = 0
         """Steps with drafts since the last without; steps without."""
         self._overall = {name: Acceptance(_PRIOR) for name in self._drafters}
+        self._claims = {name: Calibration() for name in self._drafters}
         self._draft_seconds = {name: _Mean() for name in self._drafters}
         """What a token of a draft takes, or a whole draft of a drafter that makes it at once."""
         self._due_seconds = {name: _Mean() for name in self._drafters}
         """What a known token takes that a drafter has to compute first, where it was not asked for long."""
         self._trials = TrialBudget()
+        self._latest_step = 0, 0.0
+        """Its rows and seconds."""
         self._served: dict[RequestId, _Served] = {}
         self._totals = dict.fromkeys(self._drafters, (0, 0))
         self.why_off_now = why_none
@@ -148,7 +151,7 @@ class Speculator:
             why_off = "it was turned off" if is_off else next(why_absent, self.why_none)
         names_of = [each.facts.name for each in drafters]
         acceptance = {name: Acceptance(_PRIOR, self._overall[name]) for name in names_of}
-        calibration = {name: Calibration() for name in names_of}
+        calibration = {name: Calibration(self._claims[name]) for name in names_of}
         self._served[request] = _Served(drafters, acceptance, calibration, why_off)
         for drafter in drafters:
             drafter.begin(request, prompt)
@@ -301,7 +304,7 @@ class Speculator:
                 served.calibration[name].observe(served.claimed[:depth], verified.num_accepted)
         if served.is_trial:
             plain = self._prices.seconds(1) or 0.0
-            self._trials.spend(served.waiting.seconds - verified.num_accepted * plain)
+            self._trials.spend(self._cost_of_trial(verified) - verified.num_accepted * plain)
             served.waiting.ended(was_right=0 < depth == verified.num_accepted)
         elif not name:
             served.waiting.left_out()
@@ -316,11 +319,19 @@ class Speculator:
         is_plain: none was drafted.
         """
         self._prices.observe(num_rows, seconds)
+        self._latest_step = num_rows, seconds
         # Who wants no drafts pays for no trials.
         if any(served.drafters for served in self._served.values()):
             self._trials.earn(seconds)
         self._since_plain = 0 if is_plain else self._since_plain + 1
         self._num_plain += is_plain
+
+    def _cost_of_trial(self, verified: Verified) -> float:
+        """Return what a request's trial took: what was expected, or more where its rows had to be read from a disk."""
+        waiting = self._served[verified.request].waiting
+        num_rows, seconds = self._latest_step
+        base = self._prices.seconds(max(num_rows - verified.num_drafted, 1)) or seconds
+        return waiting.draft_seconds + max(waiting.row_seconds, seconds - base)
 
     @property
     def _plain_is_due(self) -> bool:

@@ -28,11 +28,6 @@ class Waiting:
     draft_seconds: float = 0.0
     """What its present trial takes: by the prices of rows, and of drafting as it was measured, or as expected before."""
 
-    @property
-    def seconds(self) -> float:
-        """What its present trial takes in all."""
-        return self.row_seconds + self.draft_seconds
-
     def left_out(self) -> None:
         """Note that a step was taken without its draft."""
         self.waited += 1

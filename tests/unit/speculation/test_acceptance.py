@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from thermocline.speculation.acceptance import Acceptance, Calibration, expected_gains
@@ -41,6 +43,31 @@ def test_a_request_begins_where_others_are():
         first.observe(2, 0)
     assert second.probability == pytest.approx(0.6)
     assert Acceptance(0.6, overall).probability == pytest.approx(first.probability, abs=0.02)
+
+
+def test_chance_hardly_moves_it():
+    """Of guesses that are right by 0.8, whenever they are made, the estimate stays near that: a long draft pays or it does not."""
+    draws = random.Random(5)
+    acceptance = Acceptance(0.6)
+    strays = []
+    for number in range(600):
+        right = 0
+        while right < 4 and draws.random() < 0.8:
+            right += 1
+        acceptance.observe(4, right)
+        if number > 20:
+            strays.append(abs(acceptance.probability - 0.8))
+    assert sum(strays) / len(strays) < 0.045
+
+
+def test_claims_of_earlier_requests_are_remembered():
+    """A later request does not believe a drafter that was wrong in all others."""
+    overall = Calibration()
+    first = Calibration(overall)
+    for _ in range(100):
+        first.observe([0.9] * 4, 0)
+    assert Calibration(overall).factor < 0.2
+    assert Calibration().factor == pytest.approx(1.0)
 
 
 def test_claims_are_compared_with_what_came_of_them():

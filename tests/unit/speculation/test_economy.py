@@ -6,6 +6,7 @@ together, a little below what was found; before they were made, the same runs fe
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.support.virtual_steps import Guesses, VirtualMachine, linear
@@ -33,9 +34,21 @@ def tree(acceptance: float) -> Guesses:
     return Guesses(acceptance, second=acceptance)
 
 
-def fixed_seconds(drafter: Guesses, slope: float, length: int) -> float:
+def measured(rows: int) -> float:
+    """Return what steps of 8 layers of Qwen3-30B-A3B take, as they were measured: the more rows, the less one more."""
+    return float(np.interp(rows, [1, 2, 3, 4, 5, 7, 9, 17], np.multiply(COSTS, 0.0166)))
+
+
+COSTS = [1.0, 1.45, 1.98, 2.4, 2.7, 3.2, 3.85, 6.2]
+
+
+def price_of(slope: float | None):
+    return measured if slope is None else linear(slope)
+
+
+def fixed_seconds(drafter: Guesses, slope: float | None, length: int) -> float:
     """Return what an answer takes with so many drafted tokens a step, and nothing that disturbs."""
-    price, done, seconds = linear(slope), 1, 0.0
+    price, done, seconds = price_of(slope), 1, 0.0
     while done < TOKENS:
         count = max(min(length, TOKENS - 1 - done), 0)
         right = 0
@@ -47,16 +60,16 @@ def fixed_seconds(drafter: Guesses, slope: float, length: int) -> float:
     return seconds
 
 
-def ratios(make, acceptance: float, slope: float, before: float | None = None):
+def ratios(make, acceptance: float, slope: float | None, before: float | None = None):
     """Return the speed of the engine's choice over that without drafts, and over the best fixed length's.
 
-    before: the share of right guesses of the answers before; None for the same.
+    slope: None for prices as they were measured. before: the share of right guesses of the answers before; None for the same.
     """
     chosen = plain = 0.0
     fixed = dict.fromkeys((0, *LENGTHS), 0.0)
     for seed in range(SEEDS):
         drafter = make(acceptance if before is None else before)
-        machine = VirtualMachine(linear(slope), NOISE, SPIKES, seed)
+        machine = VirtualMachine(price_of(slope), NOISE, SPIKES, seed)
         speculator = Speculator([drafter])
         for number in range(2):
             drafter.seed = 1000 * seed + number
@@ -78,14 +91,22 @@ def ratios(make, acceptance: float, slope: float, before: float | None = None):
 def test_the_choice_is_near_the_best(make, acceptance, slope):
     """Whatever the price of a row and of a guess, and whatever a drafter says of itself."""
     of_plain, of_best = ratios(make, acceptance, slope)
-    assert of_plain > 0.94
-    assert of_best > 0.92
+    assert of_plain > 0.96
+    assert of_best > 0.95
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.8, 0.9])
+def test_the_choice_is_near_the_best_where_rows_get_cheaper(acceptance):
+    """So a long draft may be as good as a short one, and an estimate that strays costs most."""
+    of_plain, of_best = ratios(Guesses, acceptance, None)
+    assert of_plain > 0.97
+    assert of_best > 0.93
 
 
 @pytest.mark.parametrize(("before", "now"), [(0.0, 1.0), (1.0, 0.0)])
 @pytest.mark.parametrize("slope", [0.15, 0.73])
 def test_an_answer_unlike_those_before_it_is_found_out(before, now, slope):
-    """Within its 64 tokens: the price of finding out is a tenth at most of no drafts, a quarter of the best that there was."""
+    """Within its 64 tokens: the price of finding out is a twentieth at most of no drafts, a fifth of the best that there was."""
     of_plain, of_best = ratios(Guesses, now, slope, before)
-    assert of_plain > 0.9
-    assert of_best > 0.75
+    assert of_plain > 0.96
+    assert of_best > 0.8

@@ -112,6 +112,25 @@ def test_steps_without_drafters_pay_for_no_trials(names, is_tried):
     assert bool(Run(speculator).draft()) is is_tried
 
 
+@pytest.mark.parametrize(("took", "is_tried"), [(0.019, True), (0.5, False)])
+def test_a_trial_costs_what_its_step_took(took, is_tried):
+    """Where its rows had to be read, that is more than was expected, and the next trial waits for longer."""
+    speculator = Speculator([scripted()])
+    run = Run(speculator)
+    for _ in range(40):
+        with_prices(speculator, 0.9)
+        run.step(run.draft(), 0)
+    while not (count := run.draft()):
+        with_prices(speculator, 0.9)
+        run.step(0)
+    speculator.step_took(1 + count, took, is_plain=False)
+    run.step(count, 0)
+    for _ in range(20):
+        with_prices(speculator, 0.9)
+    speculator.end(REQUEST)
+    assert bool(Run(speculator).draft()) is is_tried
+
+
 def test_a_step_full_of_answers_has_no_drafts():
     """Beyond eight answers nobody is asked, and each request is told why."""
     run = Run(Speculator([scripted()]))
