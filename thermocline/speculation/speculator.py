@@ -322,7 +322,7 @@ class Speculator:
         self._latest_step = num_rows, seconds
         # Who wants no drafts pays for no trials.
         if any(served.drafters for served in self._served.values()):
-            self._trials.earn(seconds)
+            self._trials.earn(seconds, self._prices.seconds(1) or seconds)
         self._since_plain = 0 if is_plain else self._since_plain + 1
         self._num_plain += is_plain
 

@@ -12,7 +12,7 @@ from typing import Final
 _SHARE: Final = 0.015
 """Of the time of all steps, what trials may cost that were in vain."""
 _MAX_STEPS: Final = 2.0
-"""So many steps' time is saved up for trials at most: what a token of a drafter costs that takes long."""
+"""So many steps' time with one row is saved up for trials at most: what a token of a drafter costs that takes long."""
 _FIRST_WAIT: Final = 16
 _MAX_WAIT: Final = 1024
 """Steps of a request between a trial in vain and the next one, at first and at most; doubled each time."""
@@ -52,9 +52,9 @@ class TrialBudget:
     def __repr__(self) -> str:
         return f"TrialBudget({1e3 * self._seconds:.1f} ms)"
 
-    def earn(self, step_seconds: float) -> None:
-        """Take a step of this length into account."""
-        self._seconds = min(self._seconds + _SHARE * step_seconds, _MAX_STEPS * step_seconds)
+    def earn(self, seconds: float, row_seconds: float) -> None:
+        """Take a step of this length into account. row_seconds: of a step with one row."""
+        self._seconds = min(self._seconds + _SHARE * seconds, _MAX_STEPS * row_seconds)
 
     def allows(self, waiting: Waiting, seconds: float) -> bool:
         """Whether a request's draft may be tried now, which is expected to cost this if it is wrong."""

@@ -9,7 +9,7 @@ def count_trials(cost: float, steps: int, *, was_right: bool = False) -> int:
     """Return how many trials of this cost there are in so many steps of one second."""
     budget, waiting, found = TrialBudget(), Waiting(), 0
     for _ in range(steps):
-        budget.earn(1.0)
+        budget.earn(1.0, 1.0)
         if budget.allows(waiting, cost):
             found += 1
             budget.spend(0.0 if was_right else cost)
@@ -28,6 +28,15 @@ def test_trials_in_vain_take_a_small_share_of_the_time():
     assert count_trials(2.1, 1000) == 0
 
 
+def test_what_is_saved_up_does_not_depend_on_how_long_steps_are():
+    """Long steps are such with many rows: two steps with one row is the most."""
+    budget = TrialBudget()
+    for _ in range(100):
+        budget.earn(50.0, 1.0)
+    assert budget.allows(Waiting(), 2.0)
+    assert not budget.allows(Waiting(), 2.1)
+
+
 def test_trials_that_are_right_go_on():
     """They cost nothing: what they verified were tokens of the answer."""
     assert count_trials(1.0, 200, was_right=True) > 100
@@ -36,7 +45,7 @@ def test_trials_that_are_right_go_on():
 def test_a_request_whose_drafts_paid_waits_before_its_first_trial():
     """One that had none yet does not."""
     budget, waiting = TrialBudget(), Waiting()
-    budget.earn(100.0)
+    budget.earn(100.0, 1.0)
     assert budget.allows(waiting, 1.0)
     waiting.paid_off()
     assert not budget.allows(waiting, 1.0)
