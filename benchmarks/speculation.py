@@ -47,6 +47,7 @@ from thermocline import Engine, SamplingParams
 from thermocline.engine import drafter_builder
 from thermocline.messages import RequestOptions, TokenEvent
 from thermocline.sampling.constraint import ReasoningBudget
+from thermocline.speculation.speculator import Speculator
 
 if TYPE_CHECKING:
     import argparse
@@ -112,8 +113,28 @@ def forced(text: str, num_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, ignore_eos=True, reasoning_budget=budget)
 
 
+class Speculators:
+    """One for each side, as if it ran alone: what it learns, and may spend on trials, is its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        drafting = engine._parts.step_loop.drafting  # noqa: SLF001 - the benchmark changes what users can not
+        assert drafting is not None
+        self._drafting, self._drafters = drafting, drafting.speculator.drafters
+        self._known: dict[str, Speculator] = {}
+
+    async def use(self, side: str, fixed_tokens: int | None) -> None:
+        """Have the next answer be this side's."""
+        # An answer's last event comes before its end.
+        while self._drafting.speculator._served:  # noqa: SLF001, ASYNC110 - no event tells
+            await asyncio.sleep(0.001)
+        if side not in self._known:
+            self._known[side] = Speculator(self._drafters, fixed_tokens=fixed_tokens)
+        self._drafting.speculator = self._known[side]
+
+
 async def compare(
     engine: Engine,
+    speculators: Speculators,
     sides: Sides,
     prompt: Sequence[int],
     params: SamplingParams,
@@ -125,8 +146,6 @@ async def compare(
     A first round does not count, and is only of what chooses by itself: it has to know how often guesses are right.
     Sides that were left out have fewer figures.
     """
-    drafting = engine._parts.step_loop.drafting  # noqa: SLF001 - the benchmark changes what users can not
-    assert drafting is not None
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     notes: dict[str, str] = {}
     expected: tuple[int, ...] = ()
@@ -139,7 +158,8 @@ async def compare(
             names = [name for name in names if sides[name][1] is None]
         with one:
             for side in names:
-                drafters, drafting.speculator.fixed_tokens = sides[side]
+                drafters, fixed_tokens = sides[side]
+                await speculators.use(side, fixed_tokens)
                 tokens, timings = await answer(engine, prompt, params, drafters)
                 expected = expected or tokens
                 assert tokens == expected, f"{side} changed the answer"
@@ -248,13 +268,16 @@ async def measure(
             prompt = random_prompt(engine.tokenizer.vocab_size, 32, 7)
             params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
             script.answer, _ = await answer(engine, prompt, params, ())
+            speculators = Speculators(engine)
             for script.acceptance in options.acceptances:
                 case, part = f"acceptance {script.acceptance:g}", clock.next_part()
-                found, _ = await compare(engine, sides, prompt, params, options, part)
+                found, _ = await compare(engine, speculators, sides, prompt, params, options, part)
                 cases[case] = found
                 failures += judge(case, found[0], rivals)
             if options.text_tokens:
-                texts_asked = await compare_texts(engine, options, clock, cases, failures)
+                texts_asked = await compare_texts(
+                    engine, speculators, options, clock, cases, failures
+                )
     return cases, failures, texts_asked
 
 
@@ -268,6 +291,7 @@ def texts() -> tuple[tuple[str, str], tuple[str, str]]:
 
 async def compare_texts(
     engine: Engine,
+    speculators: Speculators,
     options: argparse.Namespace,
     clock: Clock,
     cases: dict[str, Found],
@@ -284,7 +308,8 @@ async def compare_texts(
         ids = await engine.encode(before, parse_special=False)
         prompt = list(ids)[: engine.max_context_tokens - options.text_tokens]
         params = forced(after, options.text_tokens)
-        found, written = await compare(engine, sides, prompt, params, options, clock.next_part())
+        part = clock.next_part()
+        found, written = await compare(engine, speculators, sides, prompt, params, options, part)
         cases[case] = found
         asked.append({"case": case, "prompt": prompt, "answer": list(written)})
         ratios = paired_ratios(found[0]["lookup"], found[0][_OFF])
