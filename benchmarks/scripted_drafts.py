@@ -1,6 +1,7 @@
 """Drafters that know the answer, and are right as often as they are told to: what a benchmark of speculation drafts with.
 
-Knows no clock. Which places of an answer are guessed wrongly is fixed, so every setting meets the same wrong guesses.
+Knows no clock. Which places of an answer are guessed wrongly is fixed by a pattern's number, so every setting meets the same wrong
+guesses; other patterns suit other lengths of drafts.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 
 
 @cache
-def right_places(num_tokens: int, share: float, rank: int) -> frozenset[int]:
-    """Return the places of an answer whose guess is right: exactly this share of them. rank: 0 for first guesses."""
+def right_places(num_tokens: int, share: float, rank: int, pattern: int = 0) -> frozenset[int]:
+    """Return the places of an answer whose guess is right: exactly this share of them. rank: 0 for first guesses.
+
+    pattern: which of the ways to choose them; each is as likely.
+    """
     places = range(num_tokens)
     count = round(share * num_tokens)
-    return frozenset(random.Random(f"{share} {rank}").sample(places, count))
+    return frozenset(random.Random(f"{share} {rank} {pattern}").sample(places, count))
 
 
 class Script:
@@ -37,15 +41,19 @@ class Script:
         self.answer: tuple[int, ...] = ()
         self.acceptance = 1.0
         self.num_prompt = 0
+        self.pattern = 0
 
     def guess(self, place: int, rank: int = 0) -> int:
         """Return the first or the second guess of the token at a place of the answer. The two differ."""
         token = self.answer[place]
-        is_right = place in right_places(len(self.answer), self.acceptance, 0)
+        is_right = place in self._right_places(0)
         if rank == 0:
             return token if is_right else token ^ 1
-        is_second = place in right_places(len(self.answer), self.acceptance, 1)
+        is_second = place in self._right_places(1)
         return token if is_second and not is_right else token ^ 2
+
+    def _right_places(self, rank: int) -> frozenset[int]:
+        return right_places(len(self.answer), self.acceptance, rank, self.pattern)
 
     def places(self, wish: DraftWish) -> range:
         """Return the places that a draft may be for."""

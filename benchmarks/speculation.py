@@ -4,8 +4,9 @@ Scripted: a drafter that knows the answer guesses just this share of its tokens 
 next-token block (`random_gguf --block` writes one) each of its tokens costs what that block and its head take. A tree has a
 second guess beside each token, which is right as often where the first is wrong, and costs nothing. For each share: answers without
 drafts, with so many drafted rows a step, and with as many as the engine chooses, in turns; then the same in a memory group of six
-tenths of the file, which needs root. A number of rows that is far behind is measured no more. Which number is the best is told by
-every other round, and what the engine's choice is of it by the rounds between: the best of many noisy figures flatters itself.
+tenths of the file, which needs root. Each side learns for itself, and each round has other places guessed wrongly. A number of rows
+that is far behind is measured no more. Which number is the best is told by every other round, and what the engine's choice is of it
+by the rounds between: the best of many noisy figures flatters itself.
 Texts: the model is made to write a given text, and the lookup drafter sees only what a user would send: a file of code with
 a few changed lines after that file, and prose after other prose. llama.cpp writes the same tokens with llama-cpp-python's prompt
 lookup, the only drafter that it has. Every step is computed in full.
@@ -116,11 +117,16 @@ def forced(text: str, num_tokens: int) -> SamplingParams:
 class Speculators:
     """One for each side, as if it ran alone: what it learns, and may spend on trials, is its own."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, script: Script) -> None:
         drafting = engine._parts.step_loop.drafting  # noqa: SLF001 - the benchmark changes what users can not
         assert drafting is not None
         self._drafting, self._drafters = drafting, drafting.speculator.drafters
         self._known: dict[str, Speculator] = {}
+        self._script = script
+
+    def begin_round(self, number: int) -> None:
+        """Have other guesses be wrong than in the round before."""
+        self._script.pattern = number
 
     async def use(self, side: str, fixed_tokens: int | None) -> None:
         """Have the next answer be this side's."""
@@ -153,6 +159,7 @@ async def compare(
     start = time.perf_counter()
     for turn, one in enumerate(QuietRounds(options.repeats, patience=options.patience)):
         begin, taken = time.perf_counter(), {}
+        speculators.begin_round(turn)
         names = left[turn % len(left) :] + left[: turn % len(left)]
         if one.number < 0:
             names = [name for name in names if sides[name][1] is None]
@@ -268,7 +275,7 @@ async def measure(
             prompt = random_prompt(engine.tokenizer.vocab_size, 32, 7)
             params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
             script.answer, _ = await answer(engine, prompt, params, ())
-            speculators = Speculators(engine)
+            speculators = Speculators(engine, script)
             for script.acceptance in options.acceptances:
                 case, part = f"acceptance {script.acceptance:g}", clock.next_part()
                 found, _ = await compare(engine, speculators, sides, prompt, params, options, part)
