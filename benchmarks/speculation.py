@@ -232,11 +232,9 @@ def judge(
         f"{case}: " + ", ".join(f"{side} {median(values):.1f}" for side, values in speeds.items())
     )
     for side, others in rivals.items():
-        to_the_end = {
-            name: speeds[name] for name in others if len(speeds[name]) == len(speeds[side])
-        }
+        left = {n: speeds[n] for n in others if len(speeds[n]) == len(speeds[side])}
         of_off = relative_speed(speeds[side], speeds[_OFF])
-        of_rival = of_best(speeds[side], to_the_end, speeds[_OFF])
+        of_rival = of_best(speeds[side], left, speeds[_OFF])
         is_good = of_off >= _LEAST_OF_OFF and of_rival >= _LEAST_OF_BEST
         print(
             f"  {side} is {of_off:.2f} of off, {of_rival:.2f} of the best: {verdict(is_good)}",

@@ -57,11 +57,20 @@ class StepPrices:
         first, last = known[0], known[-1]
         slope = _PRIOR_SLOPE * self._seconds[first] / first
         if last > first:
-            slope = max(0.0, (self._seconds[last] - self._seconds[first]) / (last - first))
+            slope = max(0.0, self._slope_at_the_end(known))
         nearest = last if below else first
         return max(
             self._seconds[nearest] + slope * (num_rows - nearest), 0.1 * self._seconds[first]
         )
+
+    def _slope_at_the_end(self, known: list[int]) -> float:
+        """Return what a row more costs behind the last that was measured: as much as in the upper half of these, if that is less.
+
+        The more rows, the less one more, where they share what is read; by the mean of all, longer drafts would never be tried.
+        """
+        last = known[-1]
+        starts = [n for n in known[:-1] if n == known[0] or 2 * n <= last + 1]
+        return min((self._seconds[last] - self._seconds[n]) / (last - n) for n in starts)
 
     def most_more_rows(self, num_rows: int) -> int:
         """Return up to how many rows more than these a price may be relied on: twice as many as were measured, at least one."""

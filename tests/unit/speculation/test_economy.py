@@ -100,7 +100,7 @@ def test_the_choice_is_near_the_best_where_rows_get_cheaper(acceptance):
     """So a long draft may be as good as a short one, and an estimate that strays costs most."""
     of_plain, of_best = ratios(Guesses, acceptance, None)
     assert of_plain > 0.97
-    assert of_best > 0.93
+    assert of_best > 0.94
 
 
 @pytest.mark.parametrize(("before", "now"), [(0.0, 1.0), (1.0, 0.0)])

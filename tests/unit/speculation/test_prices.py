@@ -74,3 +74,15 @@ def test_how_far_a_price_is_continued():
     assert prices.most_more_rows(1) == 1
     prices.observe(4, 0.020)
     assert [prices.most_more_rows(rows) for rows in (1, 3, 8)] == [6, 2, 1]
+
+
+def test_rows_that_get_cheaper_go_on_so():
+    """Behind the last that was measured a row costs what those of the upper half did, where that is less."""
+    prices = StepPrices()
+    for rows, seconds in ((1, 1.0), (2, 1.6), (4, 2.2)):
+        prices.observe(rows, seconds)
+    assert prices.seconds(6) == pytest.approx(2.2 + 2 * 0.3)
+    dearer = StepPrices()
+    for rows, seconds in ((1, 1.0), (2, 1.1), (4, 2.2)):
+        dearer.observe(rows, seconds)
+    assert dearer.seconds(6) == pytest.approx(2.2 + 2 * 0.4)
