@@ -86,8 +86,8 @@ class Calibration:
 
     def __init__(self, overall: Calibration | None = None) -> None:
         self._overall = overall
-        self._claimed = _CLAIM_TOKENS
-        self._right = _CLAIM_TOKENS * (1.0 if overall is None else overall.factor)
+        self._prior = 1.0 if overall is None else overall.factor
+        self._right = self._claimed = 0.0
 
     def __repr__(self) -> str:
         return f"Calibration({self.factor:.2f})"
@@ -95,7 +95,7 @@ class Calibration:
     @property
     def factor(self) -> float:
         """What to multiply its estimates by."""
-        return self._right / self._claimed
+        return (self._right + self._prior * _CLAIM_TOKENS) / (self._claimed + _CLAIM_TOKENS)
 
     def observe(self, claimed: Sequence[float], num_accepted: int) -> None:
         """Learn from a chain. claimed: how likely each token was said to be right, if those before it are."""

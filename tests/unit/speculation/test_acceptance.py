@@ -70,6 +70,14 @@ def test_claims_of_earlier_requests_are_remembered():
     assert Calibration().factor == pytest.approx(1.0)
 
 
+def test_a_drafter_that_claims_nothing_is_believed_no_more_than_it_is_right():
+    """However long it goes on, and however often it is right after all."""
+    calibration = Calibration()
+    for number in range(20_000):
+        calibration.observe([0.0], number % 2)
+    assert 0.0 < calibration.factor < 10.0
+
+
 def test_claims_are_compared_with_what_came_of_them():
     """A drafter that says 0.9 and is right in half of its tokens counts for half, one that says 0.5 and is always right for more."""
     calibration = Calibration()
