@@ -25,6 +25,8 @@ _MAX_DECODING: Final = 8
 _TRIAL_TOKENS: Final = 2
 _MAX_FIRST_COST: Final = 1.0
 """Of steps: what a request's first draft may cost if all of it is wrong. Other requests' drafts may have been better."""
+_MAX_TRIAL_COST: Final = 4.0
+"""Of steps: what a trial's rows are charged at most. A computer that slept meanwhile says nothing of drafts."""
 _PLAIN_DISTANCE: Final = 64
 _NEW_PLAIN_DISTANCE, _FEW_PLAIN = 8, 4
 """After so many steps with drafts comes one without; sooner as long as there were few of these."""
@@ -331,7 +333,8 @@ class Speculator:
         waiting = self._served[verified.request].waiting
         num_rows, seconds = self._latest_step
         base = self._prices.seconds(max(num_rows - verified.num_drafted, 1)) or seconds
-        return waiting.draft_seconds + max(waiting.row_seconds, seconds - base)
+        more = min(seconds - base, _MAX_TRIAL_COST * base)
+        return waiting.draft_seconds + max(waiting.row_seconds, more)
 
     @property
     def _plain_is_due(self) -> bool:

@@ -125,10 +125,29 @@ def test_a_trial_costs_what_its_step_took(took, is_tried):
         run.step(0)
     speculator.step_took(1 + count, took, is_plain=False)
     run.step(count, 0)
-    for _ in range(20):
+    for _ in range(10):
         with_prices(speculator, 0.9)
     speculator.end(REQUEST)
     assert bool(Run(speculator).draft()) is is_tried
+
+
+def test_a_step_in_which_the_computer_slept_ends_no_trials():
+    """However long it took: the next trial comes after some hundred steps at the latest."""
+    speculator = Speculator([scripted()])
+    run = Run(speculator)
+    for _ in range(40):
+        with_prices(speculator, 0.9)
+        run.step(run.draft(), 0)
+    while not (count := run.draft()):
+        with_prices(speculator, 0.9)
+        run.step(0)
+    speculator.step_took(1 + count, 3600.0, is_plain=False)
+    run.step(count, 0)
+    speculator.end(REQUEST)
+    later = Run(speculator)
+    for _ in range(100):
+        with_prices(speculator, 0.9)
+    assert later.draft()
 
 
 def test_a_step_full_of_answers_has_no_drafts():
