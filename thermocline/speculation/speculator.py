@@ -93,8 +93,7 @@ class Speculator:
         self._absent = absent or {}
         self.why_none = why_none
         """Why there are no drafters for requests that name none; None if there are."""
-        self.fixed_tokens = fixed_tokens
-        """Who measures may change it between requests."""
+        self._fixed_tokens = fixed_tokens
         self._prices = StepPrices()
         self._since_plain = self._num_plain = 0
         """Steps with drafts since the last without; steps without."""
@@ -207,7 +206,7 @@ class Speculator:
         found = {
             draft.request: self._chances(self._offered(draft), draft)
             for draft in drafts
-            if self.fixed_tokens is None
+            if self._fixed_tokens is None
         }
         tasks = []
         asked: set[RequestId] = set()
@@ -341,7 +340,7 @@ class Speculator:
         """Whether the price without drafts must be measured again: it is what all gains are compared with."""
         is_new = self._num_plain < _FEW_PLAIN
         distance = _NEW_PLAIN_DISTANCE if is_new else _PLAIN_DISTANCE
-        return self.fixed_tokens is None and self._since_plain >= distance
+        return self._fixed_tokens is None and self._since_plain >= distance
 
     def _chances(self, name: str, draft: Draft) -> Sequence[float]:
         """Return how likely each token is right, if those before it are; of a tree the chances of a chain that gains as much."""
@@ -400,8 +399,8 @@ class Speculator:
 
         cost: seconds of a token that `drafter` must draft first, and of a draft.
         """
-        if self.fixed_tokens is not None:
-            return [min(len(each), self.fixed_tokens) for each in chances]
+        if self._fixed_tokens is not None:
+            return [min(len(each), self._fixed_tokens) for each in chances]
         lengths = choose_lengths(chances, num_rows, self._prices, *cost)
         for index, (request, each) in enumerate(zip(requests, chances, strict=True)):
             served = self._served[request]

@@ -16,6 +16,9 @@ from thermocline.speculation.speculator import Speculator
 TOKENS, SEEDS = 64, 8
 NOISE, SPIKES = 0.03, 0.01
 LENGTHS = (1, 2, 3, 4, 6, 8)
+ROWS = [1, 2, 3, 4, 5, 7, 9, 17]
+COSTS = [1.0, 1.45, 1.98, 2.4, 2.7, 3.2, 3.85, 6.2]
+"""Of steps of so many rows, in steps of one: 8 layers of Qwen3-30B-A3B, as they were measured."""
 
 
 def block(acceptance: float) -> Guesses:
@@ -35,11 +38,8 @@ def tree(acceptance: float) -> Guesses:
 
 
 def measured(rows: int) -> float:
-    """Return what steps of 8 layers of Qwen3-30B-A3B take, as they were measured: the more rows, the less one more."""
-    return float(np.interp(rows, [1, 2, 3, 4, 5, 7, 9, 17], np.multiply(COSTS, 0.0166)))
-
-
-COSTS = [1.0, 1.45, 1.98, 2.4, 2.7, 3.2, 3.85, 6.2]
+    """Return what steps take where the more rows there are, the less one more costs."""
+    return 0.0166 * float(np.interp(rows, ROWS, COSTS))
 
 
 def price_of(slope: float | None):

@@ -55,6 +55,22 @@ def with_prices(speculator: Speculator, row_costs: float) -> Speculator:
     return speculator
 
 
+def after_a_trial(seconds: float) -> Speculator:
+    """Return a speculator whose only request ended with a draft that was tried in vain, in a step that took so long."""
+    speculator = Speculator([scripted()])
+    run = Run(speculator)
+    for _ in range(40):
+        with_prices(speculator, 0.9)
+        run.step(run.draft(), 0)
+    while not (count := run.draft()):
+        with_prices(speculator, 0.9)
+        run.step(0)
+    speculator.step_took(1 + count, seconds, is_plain=False)
+    run.step(count, 0)
+    speculator.end(REQUEST)
+    return speculator
+
+
 def test_good_drafts_get_longer_and_bad_ones_stop():
     """From the first guess on, the request's own drafts decide."""
     run = Run(with_prices(Speculator([scripted()]), 0.3))
@@ -115,16 +131,8 @@ def test_steps_without_drafters_pay_for_no_trials(names, is_tried):
 @pytest.mark.parametrize(("took", "is_tried"), [(0.019, True), (0.5, False)])
 def test_a_trial_costs_what_its_step_took(took, is_tried):
     """Where its rows had to be read, that is more than was expected, and the next trial waits for longer."""
-    speculator = Speculator([scripted()])
-    run = Run(speculator)
-    for _ in range(40):
-        with_prices(speculator, 0.9)
-        run.step(run.draft(), 0)
-    while not (count := run.draft()):
-        with_prices(speculator, 0.9)
-        run.step(0)
-    speculator.step_took(1 + count, took, is_plain=False)
-    run.step(count, 0)
+    speculator = after_a_trial(took)
+    speculator.begin(REQUEST, PROMPT, None)
     for _ in range(10):
         with_prices(speculator, 0.9)
     speculator.end(REQUEST)
@@ -133,17 +141,7 @@ def test_a_trial_costs_what_its_step_took(took, is_tried):
 
 def test_a_step_in_which_the_computer_slept_ends_no_trials():
     """However long it took: the next trial comes after some hundred steps at the latest."""
-    speculator = Speculator([scripted()])
-    run = Run(speculator)
-    for _ in range(40):
-        with_prices(speculator, 0.9)
-        run.step(run.draft(), 0)
-    while not (count := run.draft()):
-        with_prices(speculator, 0.9)
-        run.step(0)
-    speculator.step_took(1 + count, 3600.0, is_plain=False)
-    run.step(count, 0)
-    speculator.end(REQUEST)
+    speculator = after_a_trial(3600.0)
     later = Run(speculator)
     for _ in range(100):
         with_prices(speculator, 0.9)
