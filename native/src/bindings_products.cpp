@@ -61,9 +61,11 @@ void multiply_all(Core& core, const std::vector<const Matrix*>& weights, const I
 struct CheckedWork {
     std::vector<ExpertGroup> groups;
     ExpertWork work{};
+    bool may_be_missing;
 
     CheckedWork(const Experts& of, const In<int32_t, 1>& experts, const In<int32_t, 1>& counts, const In<float, 2>& x,
-                const In<int32_t, 1>& rows, const In<float, 1>& scale, bool may_be_missing) {
+                const In<int32_t, 1>& rows, const In<float, 1>& scale, bool may_be_missing)
+        : may_be_missing(may_be_missing) {
         const auto hidden = static_cast<int64_t>(x.shape(1)), tokens = static_cast<int64_t>(x.shape(0));
         const auto pairs = static_cast<int64_t>(rows.shape(0));
         require(of.up.cols() == hidden, "hidden sizes differ");
@@ -81,12 +83,12 @@ struct CheckedWork {
         for (int64_t i = 0; i < pairs; ++i)
             require(rows.data()[i] >= 0 && rows.data()[i] < tokens, "row id out of range");
         work = {groups.data(), static_cast<int64_t>(groups.size()), x.data(), tokens, hidden, rows.data(),
-                scale.data(), pairs, may_be_missing};
+                scale.data(), pairs};
     }
 
     // Without the GIL.
     const ExpertWork& in_order() {
-        if (work.may_be_missing) put_present_first(groups);
+        if (may_be_missing) put_present_first(groups);
         return work;
     }
 };

@@ -397,7 +397,7 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
         const Tokens gate_tokens(*item.gate, rows, 0, item.count);
         const Tokens up_tokens = item.gate == item.up ? gate_tokens : Tokens(*item.up, rows, 0, item.count, 1);
         float* sums = scratch().sums.get<float>(2 * item.count * kPanelRows);
-        if (work.may_be_missing) {
+        if (item.group->may_be_missing) {
             const int64_t row = item.strip * height, rows_here = std::min(item.strips * height, intermediate - row);
             if (gated) ask_for(w.gate.row(row), rows_here * w.gate.row_bytes);
             ask_for(w.up.row(row), rows_here * w.up.row_bytes);
@@ -473,7 +473,7 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
         float* sums = scratch().sums.get<float>(item.count * kPanelRows);
         const Tokens of(*inner.per_group[static_cast<size_t>(item.group)], nullptr, item.first, item.count);
         const ExpertWeights& w = work.groups[item.group].weights;
-        if (work.may_be_missing) ask_for_panels(w.down, item.row / kPanelRows);
+        if (work.groups[item.group].may_be_missing) ask_for_panels(w.down, item.row / kPanelRows);
         multiply_panel(compute, Panel::of(w.down, item.row), of, {}, sums);
         add_bias(w.down_bias, item.row, item.count, width, sums);
         for (int64_t i = 0; i < item.count; ++i) {
@@ -493,8 +493,8 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
     compute.pool.for_each(panels, [&](int64_t panel) {
         const int64_t row = panel * kPanelRows, width = std::min<int64_t>(kPanelRows, work.hidden - row);
         float* sums = scratch().sums.get<float>(work.pairs * kPanelRows);  // a panel's worth of every pair
-        if (work.may_be_missing)
-            for (int64_t g = 0; g < work.num_groups; ++g) ask_for_panels(work.groups[g].weights.down, panel);
+        for (int64_t g = 0; g < work.num_groups; ++g)
+            if (work.groups[g].may_be_missing) ask_for_panels(work.groups[g].weights.down, panel);
         for (int64_t g = 0; g < work.num_groups; ++g) {
             const ExpertGroup& group = work.groups[g];
             const int64_t likely = panel + compute.pool.threads();

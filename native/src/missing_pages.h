@@ -9,7 +9,8 @@
 
 namespace thermocline {
 
-// Puts first the experts whose matrices are in memory, by the last page of each; the order within is kept.
+// Puts first the experts whose matrices are in memory with all their pages, and marks the others; the order within is
+// kept. Asks once per matrix: for the few experts of a decode step, asking per piece took a fifth of their time.
 void put_present_first(std::vector<ExpertGroup>& groups);
 
 // Has the pages of some bytes read if the first or the last of them is missing. Does not wait.

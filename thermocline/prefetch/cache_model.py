@@ -110,6 +110,10 @@ class CacheModel:
         self._heat[layer] *= kept
         self._heat[layer, experts] += (1 - kept) * shares
 
+    def has_room_for(self, experts: NDArray[np.bool_]) -> bool:
+        """Return whether `experts`, bool [layers, experts], fit all at once, held or not."""
+        return int(experts.sum(axis=1) @ self._bytes) <= self.capacity_bytes
+
     def held(self, layer: LayerIndex, experts: IntArray) -> NDArray[np.bool_]:
         """Return which of `experts` are held."""
         held: NDArray[np.bool_] = self._stamps[layer, experts] > 0

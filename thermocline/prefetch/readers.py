@@ -1,7 +1,7 @@
 """Owns the threads that read experts into memory, and what waits for them, most urgent first.
 
-Non-expert weights are read while no expert is wanted for the present layer or the next. Each expert is read in pieces
-and is queued at most once; reads in flight are bounded by threads x piece. Draws the page cache's lane: busy from the
+Non-expert weights are read while no expert is wanted for the present layer or the next, and what is asked for as a rest
+while nothing else waits. Each expert is read in pieces and is queued at most once; reads in flight are bounded by threads x piece. Draws the page cache's lane: busy from the
 start of a read to the end of the last one that overlaps it. Knows neither why an expert is wanted nor what is in memory.
 """
 
@@ -86,6 +86,7 @@ class ReaderThreads:
         self._reading: Counter[ExpertKey] = Counter()
         self._releases: deque[ByteSpan] = deque()
         self._non_expert: deque[tuple[int, ByteSpan]] = deque()
+        self._rest: deque[tuple[int, ByteSpan]] = deque()
         self._num_reading = 0
         self._bytes_in_flight = 0
         self._busy: _Busy | None = None
@@ -128,6 +129,15 @@ class ReaderThreads:
             self._non_expert = deque(pieces)
             self._changed.notify_all()
 
+    def read_rest(self, keys: Iterable[ExpertKey]) -> None:
+        """Read experts while nothing else waits, in place of those that were to be read so before."""
+        rest: deque[tuple[int, ByteSpan]] = deque(
+            (key.layer, span) for key in keys for span in self._catalog.spans(key)
+        )
+        with self._changed:
+            self._rest = rest
+            self._changed.notify_all()
+
     def release(self, keys: Iterable[ExpertKey]) -> None:
         """Let go of experts' pages, before anything else is read."""
         with self._changed:
@@ -156,7 +166,7 @@ class ReaderThreads:
         while True:
             key: ExpertKey | None = None
             with self._changed:
-                while not (self._closed or self._waiting or self._releases or self._non_expert):
+                while not self._has_work():
                     self._changed.wait()
                 if self._closed:
                     return
@@ -166,11 +176,18 @@ class ReaderThreads:
                 elif self._non_expert and not (self._waiting and self._first()[0] <= _URGENT):
                     layer, span = self._non_expert.popleft()
                     self._begin(layer, span)
+                elif not self._waiting:
+                    layer, span = self._take_rest()
+                    self._begin(layer, span)
                 else:
                     key, span = self._take()
             nbytes = self._move(span, is_release=is_release)
             if not is_release:
                 self._finish(key, span, nbytes)
+
+    def _has_work(self) -> bool:
+        queues = self._waiting, self._releases, self._non_expert, self._rest
+        return self._closed or any(queues)
 
     def _first(self) -> tuple[int, int, ExpertKey]:
         """Return the most urgent entry of the queue, which is not empty."""
@@ -189,6 +206,14 @@ class ReaderThreads:
         self._reading[key] += 1
         self._begin(key.layer, span).keys.add(key)
         return key, span
+
+    def _take_rest(self) -> tuple[int, ByteSpan]:
+        """Return the next piece of what is read while nothing else waits."""
+        layer, span = self._rest.popleft()
+        end = min(span.start + PIECE_BYTES, span.end)
+        if end < span.end:
+            self._rest.appendleft((layer, ByteSpan(span.shard, end, span.end)))
+        return layer, ByteSpan(span.shard, span.start, end)
 
     def _begin(self, layer: int, span: ByteSpan) -> _Busy:
         """Note that a piece is in flight, and return the span in which it is drawn."""

@@ -48,6 +48,7 @@ struct ExpertGroup {
     ExpertWeights weights;
     int64_t first;  // of the pairs, which are sorted by expert
     int64_t count;
+    bool may_be_missing = false;  // of its weights: from memory
 };
 
 struct ExpertWork {
@@ -59,7 +60,6 @@ struct ExpertWork {
     const int32_t* rows;     // [pairs], the token of a pair
     const float* scale;      // [pairs], its routing weight
     int64_t pairs;
-    bool may_be_missing = false;  // of the groups' weights: from memory
 };
 
 // out[pair] = scale * down(activation(gate(x[row]), up(x[row]))), float32 [pairs, hidden].

@@ -36,6 +36,10 @@ class FakeReaders:
         self.waiting: set[ExpertKey] = set()
         self.closed = False
         self.non_expert_reads = 0
+        self.rests: list[list[ExpertKey]] = []
+
+    def read_rest(self, keys):
+        self.rests.append(list(keys))
 
     def read_non_expert(self):
         self.non_expert_reads += 1
@@ -324,6 +328,39 @@ def test_a_probe_that_fails_or_says_no_keeps_it_awake(make):
         setup.settle(prompt(0, NONE))
         assert not setup.governor.is_quiet
         assert setup.readers.asked
+
+
+EVERY = [key(layer, expert) for layer in range(NUM_LAYERS) for expert in range(NUM_EXPERTS)]
+
+
+def test_where_all_have_room_the_rest_is_read_once(make, monkeypatch):
+    """With the first look that finds something missing, and again after a time in which nothing was."""
+    monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 0.0)
+    probe = FakeProbe(False)
+    cold = np.ones((NUM_LAYERS, NUM_EXPERTS), bool)
+    cold[1, 2] = False
+    wanted = [each for each in EVERY if each != key(1, 2)]
+    setup = make(capacity=15 * EXPERT_BYTES, probe=probe, cold=cold)
+    setup.settle(token(0, 1), token(1, 2))
+    assert setup.readers.rests == [wanted]
+    probe.answer = True
+    setup.settle(token(0, 1))
+    probe.answer = False
+    setup.settle(token(1, 1))
+    assert setup.readers.rests == [wanted, wanted]
+
+
+def test_without_room_for_all_nothing_is_read_unasked(make, monkeypatch):
+    """An expert too many, and none is; and no more of them once another program takes the room."""
+    monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 0.0)
+    small = make(capacity=16 * EXPERT_BYTES - 1, probe=FakeProbe(False))
+    small.settle(token(0, 1))
+    assert small.readers.rests == []
+    setup = make(capacity=16 * EXPERT_BYTES, probe=FakeProbe(False))
+    setup.settle(token(0, 1))
+    setup._capacity -= 1
+    setup.settle(token(1, 1), token(2, 1))
+    assert setup.readers.rests == [EVERY, []]
 
 
 def test_waste_is_what_goes_unselected(make):

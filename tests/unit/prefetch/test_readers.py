@@ -92,6 +92,35 @@ def test_the_most_urgent_is_read_first_and_equals_in_order(advisor):
     readers.close()
 
 
+def test_the_rest_is_read_in_pieces_while_nothing_else_waits(advisor):
+    """Whatever is asked for goes first, also between two pieces; another rest takes the place of this one."""
+    readers = start(advisor, nbytes=2 * PIECE_BYTES)
+    readers.read_rest([key(3, 0), key(3, 1)])
+    advisor.wait_for(1)
+    readers.read([key(0, 1)], 9)
+    advisor.let(4)
+    advisor.wait_for(4)
+    assert fetched(advisor) == [300, 1, 1, 300, 301]
+    readers.read_rest([key(2, 2)])
+    advisor.let(10)
+    advisor.wait_for(2)
+    readers.close()
+    assert fetched(advisor) == [300, 1, 1, 300, 301, 202, 202]
+
+
+def test_a_rest_can_be_called_off(advisor):
+    """Nothing of it is read any more, but for the piece on its way."""
+    readers = start(advisor)
+    readers.read_rest([key(3, 0), key(3, 1)])
+    advisor.wait_for(1)
+    readers.read_rest([])
+    readers.read([key(0, 1)], 0)
+    advisor.let(10)
+    advisor.wait_for(1)
+    readers.close()
+    assert fetched(advisor) == [300, 1]
+
+
 def test_an_expert_waits_once_and_can_become_urgent(advisor):
     """Asked for again it moves to the front, and is read once."""
     readers = start(advisor)
