@@ -221,8 +221,7 @@ class PrefetchGovernor:
     def _read_rest(self) -> None:
         """Have all experts read, or no longer; each time that they turn out to have room and not to be in memory.
 
-        Until then each step gives hints, which costs more than its share of what is missing: with 4 % of the experts
-        never chosen, answers were a quarter slower (docs/LOG.md).
+        Until then each step gives hints, which costs more than its share of what is missing (docs/LOG.md).
         """
         has_room = self._cache.has_room_for(self._cold)
         if not has_room or self._is_resident:

@@ -1,8 +1,9 @@
 """Owns the threads that read experts into memory, and what waits for them, most urgent first.
 
 Non-expert weights are read while no expert is wanted for the present layer or the next, and what is asked for as a rest
-while nothing else waits. Each expert is read in pieces and is queued at most once; reads in flight are bounded by threads x piece. Draws the page cache's lane: busy from the
-start of a read to the end of the last one that overlaps it. Knows neither why an expert is wanted nor what is in memory.
+while nothing else waits. Each expert is read in pieces and is queued at most once; reads in flight are bounded by
+threads x piece. Draws the page cache's lane: busy from the start of a read to the end of the last one that overlaps it.
+Knows neither why an expert is wanted nor what is in memory.
 """
 
 from __future__ import annotations
@@ -132,7 +133,10 @@ class ReaderThreads:
     def read_rest(self, keys: Iterable[ExpertKey]) -> None:
         """Read experts while nothing else waits, in place of those that were to be read so before."""
         rest: deque[tuple[int, ByteSpan]] = deque(
-            (key.layer, span) for key in keys for span in self._catalog.spans(key)
+            (key.layer, piece)
+            for key in keys
+            for span in self._catalog.spans(key)
+            for piece in _pieces(span)
         )
         with self._changed:
             self._rest = rest
@@ -177,7 +181,7 @@ class ReaderThreads:
                     layer, span = self._non_expert.popleft()
                     self._begin(layer, span)
                 elif not self._waiting:
-                    layer, span = self._take_rest()
+                    layer, span = self._rest.popleft()
                     self._begin(layer, span)
                 else:
                     key, span = self._take()
@@ -206,14 +210,6 @@ class ReaderThreads:
         self._reading[key] += 1
         self._begin(key.layer, span).keys.add(key)
         return key, span
-
-    def _take_rest(self) -> tuple[int, ByteSpan]:
-        """Return the next piece of what is read while nothing else waits."""
-        layer, span = self._rest.popleft()
-        end = min(span.start + PIECE_BYTES, span.end)
-        if end < span.end:
-            self._rest.appendleft((layer, ByteSpan(span.shard, end, span.end)))
-        return layer, ByteSpan(span.shard, span.start, end)
 
     def _begin(self, layer: int, span: ByteSpan) -> _Busy:
         """Note that a piece is in flight, and return the span in which it is drawn."""
