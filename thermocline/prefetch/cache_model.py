@@ -7,6 +7,7 @@ that were selected least by the last tokens. Knows no page, no kernel and no clo
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class CacheModel:
     def __init__(self, expert_bytes: Sequence[int], num_experts: int, capacity_bytes: int) -> None:
         shape = (len(expert_bytes), num_experts)
         self._bytes = np.array(expert_bytes, np.int64)
-        self._routed = np.flatnonzero(self._bytes)
+        self._routed: list[int] = np.flatnonzero(self._bytes).tolist()
         self._stamps: NDArray[np.int64] = np.zeros(shape, np.int64)  # 0: not held
         self._selected = np.zeros(shape, np.bool_)
         # Selections per token, of the last tokens: the chance that the next one selects it.
@@ -74,16 +75,16 @@ class CacheModel:
 
     def place(self, layer: LayerIndex) -> int:
         """Return how many layers with routed experts come before `layer`."""
-        return int(np.searchsorted(self._routed, layer))
+        return bisect_left(self._routed, layer)
 
     def routed_after(self, layer: LayerIndex, distance: int) -> LayerIndex:
         """Return the layer with routed experts that is so many of them after `layer`, going round.
 
         Distance 0 is `layer`, or the next that has experts. It is `layer`, too, where no layer has any.
         """
-        if not len(self._routed):
+        if not self._routed:
             return layer
-        return LayerIndex(int(self._routed[(self.place(layer) + distance) % len(self._routed)]))
+        return LayerIndex(self._routed[(self.place(layer) + distance) % len(self._routed)])
 
     def advance(
         self, positions: Sequence[LayerIndex], last_positions: Sequence[LayerIndex] = ()
@@ -94,13 +95,16 @@ class CacheModel:
         is not evicted before the next step.
         """
         self._tick += 1
+        if not (positions or last_positions):
+            self._distances[:] = 0
+            return
         layers = np.arange(self.num_layers)
         ahead = [(layers - position) % self.num_layers for position in positions]
         ahead += [
             np.where(layers < position, self.num_layers, layers - position)
             for position in last_positions
         ]
-        self._distances = np.min(ahead, axis=0) if ahead else np.zeros_like(self._distances)
+        self._distances = np.min(ahead, axis=0)
 
     def observe(
         self, layer: LayerIndex, experts: IntArray, shares: FloatArray, num_tokens: int

@@ -248,24 +248,25 @@ class PrefetchGovernor:
             self._predictor.observe(layer, selected)
         pending = self._readers.pending(layer)
         held = self._cache.held(layer, selected)
-        late = sum(key in pending for key in _keys(layer, selected))
-        self._total_late += late
-        self._total_hits += int(np.count_nonzero(held)) - late
-        self._total_misses += int(np.count_nonzero(~held))
+        missing = selected[~held]
+        late = pending.intersection(_keys(layer, selected)) if pending else pending
+        self._total_late += len(late)
+        self._total_hits += len(selected) - len(missing) - len(late)
+        self._total_misses += len(missing)
         self._cache.use(layer, selected)
         if len(selected):
-            self._cancel_stale(layer, selected, pending)
+            self._cancel_stale(layer, pending - late)
         if is_stale:
             return
-        self._readers.read(pending.intersection(_keys(layer, selected)), 0)
-        missing = selected[~held]
-        admitted = self._fetch(layer, missing, urgency=0)
-        # All are computed now, in this order: what there is no room for takes the place of those before it.
-        self._readers.read(_keys(layer, missing[admitted:]), 0)
+        self._readers.read(late, 0)
+        if len(missing):
+            admitted = self._fetch(layer, missing, urgency=0)
+            # All are computed now, in this order: what there is no room for takes the place of those before it.
+            self._readers.read(_keys(layer, missing[admitted:]), 0)
+            self._cache.use(layer, selected)
         if self._reads_non_expert:  # once: what every token uses stays in memory
             self._reads_non_expert = False
             self._readers.read_non_expert()
-        self._cache.use(layer, selected)
         if hint.streams:
             self._stream(hint)
         else:
@@ -284,10 +285,11 @@ class PrefetchGovernor:
         if hint.streams:
             self._prompts[hint.chunk] = _Prompt(hint.layer, self._num_steps, hint.continues)
 
-    def _cancel_stale(self, layer: LayerIndex, selected: IntArray, pending: set[ExpertKey]) -> None:
+    def _cancel_stale(self, layer: LayerIndex, wrong: set[ExpertKey]) -> None:
         """Cancel queued reads that were wrong for this layer, or are too late for the one before."""
-        stale = pending.difference(_keys(layer, selected))
-        stale |= self._readers.pending(self._cache.routed_after(layer, -1))
+        stale = wrong | self._readers.pending(self._cache.routed_after(layer, -1))
+        if not stale:
+            return
         # A selected expert is in memory all the same: compute has read it.
         useless = [key for key in self._readers.cancel(stale) if not self._cache.was_selected(*key)]
         for key in useless:

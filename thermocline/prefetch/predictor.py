@@ -79,11 +79,12 @@ class Predictor:
         """Score the open guesses for `layer` against the experts that it selected, ascending int32."""
         recent = self._most_used(layer, len(selected))
         guess = self._guesses.pop(layer, recent)
+        chosen = set(selected.tolist())
         self._totals[layer] += (
             len(selected),
             len(guess),
-            len(np.intersect1d(guess, selected, assume_unique=True)),
-            len(np.intersect1d(recent, selected, assume_unique=True)),
+            len(chosen.intersection(guess.tolist())),
+            len(chosen.intersection(recent.tolist())),
         )
         self._recent[layer] *= _DECAY
         self._recent[layer, selected] += 1.0

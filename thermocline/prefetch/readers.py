@@ -114,21 +114,24 @@ class ReaderThreads:
 
     def read(self, keys: Iterable[ExpertKey], urgency: int) -> None:
         """Queue experts; 0 is most urgent. One that is queued already only becomes more urgent."""
+        num_pieces = 0
         with self._changed:
             for key in keys:
                 if key not in self._waiting:
                     spans = self._catalog.spans(key)
-                    self._waiting[key] = deque(itertools.chain.from_iterable(map(_pieces, spans)))
+                    pieces = deque(itertools.chain.from_iterable(map(_pieces, spans)))
+                    self._waiting[key] = pieces
                     self._total_experts += 1
+                    num_pieces += len(pieces)
                 heapq.heappush(self._order, (urgency, next(self._numbers), key))
-            self._changed.notify_all()
+            self._changed.notify(num_pieces)
 
     def read_non_expert(self) -> None:
         """Read the non-expert weights."""
         pieces = [(layer, piece) for layer, span in self._all_non_expert for piece in _pieces(span)]
         with self._changed:
             self._non_expert = deque(pieces)
-            self._changed.notify_all()
+            self._changed.notify(len(pieces))
 
     def read_rest(self, keys: Iterable[ExpertKey]) -> None:
         """Read experts while nothing else waits, in place of those that were to be read so before."""
@@ -140,13 +143,14 @@ class ReaderThreads:
         )
         with self._changed:
             self._rest = rest
-            self._changed.notify_all()
+            self._changed.notify(len(rest))
 
     def release(self, keys: Iterable[ExpertKey]) -> None:
         """Let go of experts' pages, before anything else is read."""
+        spans = [span for key in keys for span in self._catalog.spans(key)]
         with self._changed:
-            self._releases.extend(span for key in keys for span in self._catalog.spans(key))
-            self._changed.notify_all()
+            self._releases.extend(spans)
+            self._changed.notify(len(spans))
 
     def pending(self, layer: LayerIndex) -> set[ExpertKey]:
         """Return the experts of a layer that are queued or being read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import threading
+import time
 
 import pytest
 
@@ -119,6 +120,38 @@ def test_a_rest_can_be_called_off(advisor):
     advisor.wait_for(1)
     readers.close()
     assert fetched(advisor) == [300, 1]
+
+
+class CountedThreads(ReaderThreads):
+    """Counts how often a thread looks for something to do."""
+
+    looks = 0
+
+    def _has_work(self) -> bool:
+        self.looks += 1
+        return super()._has_work()
+
+
+def test_no_more_threads_wake_than_have_something_to_do(advisor):
+    readers = CountedThreads(FakeCatalog(), advisor, NullRecorder(), 4)
+    end_s = time.monotonic() + 10
+    while readers.looks < 4:
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    readers.read([], 0)
+    readers.release([])
+    readers.read_rest([])
+    readers.read([key(0, 1)], 0)
+    advisor.wait_for(1)
+    time.sleep(0.05)
+    # One thread was woken, and is reading.
+    assert readers.looks == 5
+    readers.read([key(0, 2), key(0, 3)], 0)
+    advisor.wait_for(2)
+    time.sleep(0.05)
+    assert readers.looks == 7
+    advisor.let(3)
+    readers.close()
 
 
 def test_an_expert_waits_once_and_can_become_urgent(advisor):
