@@ -27,6 +27,7 @@ from thermocline.stages.router import RouterStage, routing_of
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
+    from thermocline.kernels.whole_layer import OnRouted
     from thermocline.messages import Chunk, ExpertDispatch, ExpertResult, LayerWork
     from thermocline.pipeline.execution.graph import Graph
     from thermocline.workers.lane import JobLane
@@ -79,9 +80,19 @@ class NullModel:
             self._routings[key] = Routing(ids.astype(np.int32), weights)
         return Routed(x, x, self._routings[key])
 
-    def layer(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:  # noqa: ANN401
+    def layer(
+        self,
+        layer: LayerIndex,
+        chunk: Chunk,
+        x: Any,  # noqa: ANN401
+        pool: Any,  # noqa: ANN401
+        on_routed: OnRouted | None = None,
+    ) -> Any:  # noqa: ANN401
         """Return x and a routing, as one job."""
-        return x, self.route(layer, x, prompt=chunk.is_prompt).routing
+        routing = self.route(layer, x, prompt=chunk.is_prompt).routing
+        if on_routed is not None:
+            on_routed(routing.expert_ids, x)
+        return x, routing
 
     def final_norm(self, x: Any) -> Any:  # noqa: ANN401
         """Return x."""

@@ -20,11 +20,31 @@ void require_outputs(const LayerWeights& weights, const In<float, 2>& x, const O
             "ids and weights must be [tokens, chosen]");
 }
 
+// What Python wants to be called with between a layer's routing and its experts: an array for the residual stream, and
+// the function that is called when it is there.
+struct RoutedCall {
+    RoutedCall(Out<2> stream, nb::object call) : stream(std::move(stream)), call(std::move(call)) {}
+
+    Out<2> stream;
+    nb::object call;
+};
+
+OnRouted calling(const RoutedCall* routed, const In<float, 2>& x) {
+    if (routed == nullptr) return {};
+    require(size(routed->stream, 0) == size(x, 0) && size(routed->stream, 1) == size(x, 1),
+            "the stream must be [tokens, hidden]");
+    return [routed](const float* stream) {
+        std::memcpy(routed->stream.data(), stream, routed->stream.nbytes());
+        const WithGil locked;
+        routed->call();
+    };
+}
+
 void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32_t, 1> positions,
                In<int32_t, 1> slots, In<float, 2> cosines, In<float, 2> sines, bool pairs, In<int32_t, 1> starts,
                In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens,
                int64_t head_dim, Write<uint8_t, 3> keys, Write<uint8_t, 3> values, Out<2> out, Write<int32_t, 2> ids,
-               Out<2> expert_weights, bool prompt, std::optional<In<float, 2>> embedded) {
+               Out<2> expert_weights, bool prompt, std::optional<In<float, 2>> embedded, const RoutedCall* routed) {
     const Layer& layer = weights.layer();
     const CacheShape cache = cache_shape(cache_type, block_tokens, head_dim, keys, values);
     const int64_t tokens = size(x, 0);
@@ -41,16 +61,18 @@ void run_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32
     require(embedded.has_value() == layer.embedding.exists &&
                 (!embedded || (size(*embedded, 0) == tokens && size(*embedded, 1) == layer.embedding.gate.rows)),
             "embedded must be [tokens, width of the layer's embeddings], where it has some");
+    const OnRouted on_routed = calling(routed, x);
     const WithoutGil unlocked;
     thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, layer, of,
                            {cache, keys.data(), values.data()}, x.data(), out.data(), ids.data(),
-                           expert_weights.data());
+                           expert_weights.data(), on_routed);
 }
 
 void run_latent_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32_t, 1> positions,
                       In<int32_t, 1> slots, In<float, 2> cosines, In<float, 2> sines, In<int32_t, 1> starts,
                       In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, In<int32_t, 1> expanded, int cache_type,
-                      int64_t block_tokens, Write<uint8_t, 3> keys, Out<2> out, Write<int32_t, 2> ids, Out<2> expert_weights, bool prompt) {
+                      int64_t block_tokens, Write<uint8_t, 3> keys, Out<2> out, Write<int32_t, 2> ids, Out<2> expert_weights, bool prompt,
+                      const RoutedCall* routed) {
     const LatentPart& part = weights.latent().part();
     const int64_t tokens = size(x, 0), dims = 2 * size(cosines, 1);
     const CacheShape cache = latent_shape(cache_type, block_tokens, part.kv.rows, part.latent(), keys);
@@ -64,14 +86,15 @@ void run_latent_layer(Core& core, const LayerWeights& weights, In<float, 2> x, I
     const LayerTokens of{tokens,         positions.data(),    slots.data(),        cosines.data(),     sines.data(), dims,
                          RopeLayout::Pairs, starts.data(),    block_tables.data(), table_starts.data(),
                          size(starts, 0) - 1, expanded.data()};
+    const OnRouted on_routed = calling(routed, x);
     const WithoutGil unlocked;
     thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, weights.layer(), of,
-                           {cache, keys.data(), keys.data()}, x.data(), out.data(), ids.data(), expert_weights.data());
+                           {cache, keys.data(), keys.data()}, x.data(), out.data(), ids.data(), expert_weights.data(), on_routed);
 }
 
 void run_recurrent_layer(Core& core, const LayerWeights& weights, In<float, 2> x, In<int32_t, 2> runs,
                      ConvStates conv_states, States states, Out<2> out, Write<int32_t, 2> ids, Out<2> expert_weights,
-                     bool prompt) {
+                     bool prompt, const RoutedCall* routed) {
     require_outputs(weights, x, out, ids, expert_weights);
     require_states(weights.state(), conv_states, states);
     require(size(runs, 1) == 4, "runs must be [runs, 4]");
@@ -88,20 +111,22 @@ void run_recurrent_layer(Core& core, const LayerWeights& weights, In<float, 2> x
         copies.push_back(row[3]);
     }
     require(end == size(x, 0), "the runs must cover all tokens");
+    const OnRouted on_routed = calling(routed, x);
     const WithoutGil unlocked;
     thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, weights.layer(),
                            {size(x, 0), found.data(), copies.data(), static_cast<int64_t>(found.size()),
                             conv_states.data(), states.data()},
-                           x.data(), out.data(), ids.data(), expert_weights.data());
+                           x.data(), out.data(), ids.data(), expert_weights.data(), on_routed);
 }
 
 void run_plain_layer(Core& core, const LayerWeights& weights, In<float, 2> x, Out<2> out, Write<int32_t, 2> ids,
-                     Out<2> expert_weights, bool prompt) {
+                     Out<2> expert_weights, bool prompt, const RoutedCall* routed) {
     require_outputs(weights, x, out, ids, expert_weights);
     weights.require_no_mixer();
+    const OnRouted on_routed = calling(routed, x);
     const WithoutGil unlocked;
     thermocline::run_layer(core.compute(), core.dense(), prompt ? Form::Prompt : Form::Decode, weights.layer(),
-                           size(x, 0), x.data(), out.data(), ids.data(), expert_weights.data());
+                           size(x, 0), x.data(), out.data(), ids.data(), expert_weights.data(), on_routed);
 }
 
 int64_t take_timeline(Core& core, int thread, Write<int64_t, 2> out) {
@@ -159,28 +184,36 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("latent").none(), optional("norm"), nb::arg("epsilon"),
              nb::arg("routed").none(), nb::arg("shared").none(), nb::arg("end").none(),
              nb::arg("embedding").none());
+    nb::class_<RoutedCall>(m, "RoutedCall",
+                           "What run_layer calls, without arguments, between routing and the experts, when ids and weights are\n"
+                           "there, and the residual stream in `stream` [tokens, hidden].")
+        .def(nb::init<Out<2>, nb::object>(), nb::arg("stream").noconvert(), nb::arg("call"));
     core.def("run_layer", &run_layer, nb::arg("layer"), nb::arg("x").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("slots").noconvert(), nb::arg("cosines").noconvert(), nb::arg("sines").noconvert(),
              nb::arg("pairs"), nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
              nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
              nb::arg("head_dim"), nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
-             nb::arg("prompt"), optional("embedded"),
-             "Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2.")
+             nb::arg("prompt"), optional("embedded"), nb::arg("routed").none() = nb::none(),
+             "Attention, routing and all chosen experts; their jobs are marked 0, 1 and 2. routed: called between the\n"
+             "last two, on this thread; experts that are not in memory are then computed last.")
         .def("run_latent_layer", &run_latent_layer, nb::arg("layer"), nb::arg("x").noconvert(),
              nb::arg("positions").noconvert(), nb::arg("slots").noconvert(), nb::arg("cosines").noconvert(),
              nb::arg("sines").noconvert(), nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
              nb::arg("table_starts").noconvert(), nb::arg("expanded").noconvert(), nb::arg("cache_type"),
              nb::arg("block_tokens"), nb::arg("keys").noconvert(), nb::arg("out").noconvert(),
              nb::arg("ids").noconvert(), nb::arg("weights").noconvert(), nb::arg("prompt"),
+             nb::arg("routed").none() = nb::none(),
              "The same for a layer with latent attention.")
         .def("run_recurrent_layer", &run_recurrent_layer, nb::arg("layer"), nb::arg("x").noconvert(),
              nb::arg("runs").noconvert(), nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(),
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
-             nb::arg("prompt"), "The same for a layer with recurrent state.")
+             nb::arg("prompt"), nb::arg("routed").none() = nb::none(),
+             "The same for a layer with recurrent state.")
         .def("run_plain_layer", &run_plain_layer, nb::arg("layer"), nb::arg("x").noconvert(),
              nb::arg("out").noconvert(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
-             nb::arg("prompt"), "The same for a layer without a mixer.")
+             nb::arg("prompt"), nb::arg("routed").none() = nb::none(),
+             "The same for a layer without a mixer.")
         .def("busy_ns", &Core::busy_ns, "How long each thread has worked on jobs so far; never waits for one.")
         .def("start_timeline", &Core::start_timeline, nb::arg("capacity"),
              "Forget what was noted; note what each thread works on from now on, marked 0, up to `capacity` jobs\n"

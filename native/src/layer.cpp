@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "missing_pages.h"
 #include "scratch.h"
 #include "thermocline/expert_groups.h"
 
@@ -264,7 +265,7 @@ void add_embedding(const Compute& compute, const Dense& dense, Form form, const 
 // A layer whose mix(out) writes the residual stream after attention or what takes its place.
 template <typename Mix>
 void run(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t count, Mix mix, float* out,
-         int32_t* ids, float* weights) {
+         int32_t* ids, float* weights, const OnRouted& on_routed) {
     const int64_t hidden = layer.hidden, experts = layer.is_routed ? layer.router.matrix.rows : 0;
     const auto marked = [&](LayerMark part) { compute.pool.mark(static_cast<int64_t>(part)); };
     thread_local Scratch memory;
@@ -284,6 +285,10 @@ void run(const Compute& compute, const Dense& dense, Form form, const Layer& lay
     marked(LayerMark::Experts);
     thread_local ExpertGroups pairs;
     pairs.sort({experts, layer.experts}, count, layer.router.rule.chosen, ids, weights);
+    if (on_routed) {
+        on_routed(num_kept ? kept : residual);
+        put_present_first(pairs.groups());
+    }
     const int64_t chosen = layer.router.rule.chosen;
     if (layer.around.exist) {
         float* narrow = logits + count * experts;
@@ -303,34 +308,35 @@ void run(const Compute& compute, const Dense& dense, Form form, const Layer& lay
 }  // namespace
 
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
-               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights) {
+               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights,
+               const OnRouted& on_routed) {
     const auto mix = [&](float* residual) {
         if (layer.is_latent)
             attend(compute, dense, form, layer.latent, tokens, cache, x, residual);
         else
             attend(compute, dense, form, layer.attention, tokens, cache, x, residual);
     };
-    run(compute, dense, form, layer, tokens.count, mix, out, ids, weights);
+    run(compute, dense, form, layer, tokens.count, mix, out, ids, weights, on_routed);
     if (layer.embedding.exists) add_embedding(compute, dense, form, layer.embedding, tokens.count, tokens.embedded, out);
 }
 
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const StateTokens& tokens,
-               const float* x, float* out, int32_t* ids, float* weights) {
+               const float* x, float* out, int32_t* ids, float* weights, const OnRouted& on_routed) {
     const auto mix = [&](float* residual) {
         if (layer.recurrent.kind == RecurrentPart::Kind::Nothing)
             apply_delta(compute, dense, form, layer.delta, tokens, x, residual);
         else
             apply_recurrent(compute, dense, form, layer.recurrent, tokens, x, residual);
     };
-    run(compute, dense, form, layer, tokens.count, mix, out, ids, weights);
+    run(compute, dense, form, layer, tokens.count, mix, out, ids, weights, on_routed);
 }
 
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t tokens,
-               const float* x, float* out, int32_t* ids, float* weights) {
+               const float* x, float* out, int32_t* ids, float* weights, const OnRouted& on_routed) {
     const auto mix = [&](float* residual) {
         std::memcpy(residual, x, static_cast<size_t>(tokens * layer.hidden) * sizeof(float));
     };
-    run(compute, dense, form, layer, tokens, mix, out, ids, weights);
+    run(compute, dense, form, layer, tokens, mix, out, ids, weights, on_routed);
 }
 
 }  // namespace thermocline

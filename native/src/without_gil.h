@@ -40,4 +40,20 @@ class WithoutGil {
     nanobind::gil_scoped_release unlocked_;
 };
 
+// Takes the lock back for a while, within a WithoutGil.
+class WithGil {
+   public:
+    WithGil() {
+        if (lane_mark.is_set) lanes_in_python.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~WithGil() {
+        if (lane_mark.is_set) lanes_in_python.fetch_sub(1, std::memory_order_release);
+    }
+    WithGil(const WithGil&) = delete;
+    WithGil& operator=(const WithGil&) = delete;
+
+   private:
+    nanobind::gil_scoped_acquire locked_;
+};
+
 }  // namespace thermocline::python

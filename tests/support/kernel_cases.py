@@ -126,6 +126,11 @@ def make_weight(rng, format_name: str, rows: int, cols: int) -> Weight:
     return Weight("w", info, np.ascontiguousarray(raw), cols)
 
 
+def float_weight(values: np.ndarray) -> Weight:
+    """Return float32 values [rows, cols] as a weight."""
+    return Weight("w", FORMATS_BY_NAME["F32"], quantize(values, "F32"), values.shape[1])
+
+
 def normal_weight(rng, format_name: str, rows: int, cols: int, gain: float = 1.0) -> Weight:
     """Return a weight as models have them: normal, of variance gain^2 / cols, quantised."""
     values = (rng.standard_normal((rows, cols)) * gain / np.sqrt(cols)).astype(np.float32)

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from thermocline.engine.cpu import make_kernels
 from thermocline.engine.expert_placement import place_experts
 from thermocline.engine.mesh_builder import open_member
 from thermocline.engine.warm_up import warm_up_devices
@@ -192,6 +193,12 @@ def _governor(
     if mode == "off":
         return None
     governor = build_governor(
-        context.file, context.model, catalog, elsewhere, context.recorder, probes=mode == "auto"
+        context.file,
+        context.model,
+        make_kernels(context.config, threads=1),
+        catalog,
+        elsewhere,
+        context.recorder,
+        probes=mode == "auto",
     )
     return context.owned.enter_context(closing(governor))

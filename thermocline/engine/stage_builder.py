@@ -21,6 +21,7 @@ from thermocline.stages.embed import EmbedStage
 from thermocline.stages.fused_layer import FusedLayerStage
 from thermocline.stages.fused_model import FusedModelStage
 from thermocline.stages.head import HeadStage
+from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.router import RouterStage, routing_of
 from thermocline.stages.tapped import TappedStage
 from thermocline.traces.lanes import Name
@@ -90,7 +91,11 @@ def build_runner(
             whole = FusedModelStage(non_expert, device.full, observer, non_expert_lane)
             fused = FusedStages(num_layers, model=whole, shared=shared)
     elif model.has_whole_layers:
-        layer: Stage[Hidden, Hidden] = FusedLayerStage(model, cache, dispatcher, observer, cpu)
+        hints = experts.stages.get("prefetch")
+        assert hints is None or isinstance(hints, PrefetchStage), "nothing else takes hints"
+        layer: Stage[Hidden, Hidden] = FusedLayerStage(
+            model, cache, dispatcher, observer, cpu, hints
+        )
         layer = layer if tap is None else TappedStage(layer, tap)
         fused = FusedStages(num_layers, layer=layer, shared=shared)
     return Runner(

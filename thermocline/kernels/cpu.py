@@ -6,7 +6,7 @@ The core releases the interpreter lock for the whole job. Knows no thread and no
 from __future__ import annotations
 
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         LayerWeights,
         Matrix,
         MatrixStack,
+        RoutedCall,
         StepGraph,
     )
     from thermocline.kernels.contract import ExpertWork
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
         LayerEmbedding,
         LayerParts,
         MoeWeights,
+        OnRouted,
         SharedExpert,
     )
     from thermocline.modelfile.formats import BlockFormat
@@ -217,24 +219,28 @@ class NativeKernels:
         return out
 
     def whole_layer(
-        self, parts: LayerParts, given: AnyLayerInput
+        self, parts: LayerParts, given: AnyLayerInput, on_routed: OnRouted | None = None
     ) -> tuple[FloatArray, IntArray, FloatArray]:
         out = np.empty_like(given.x)
         num_chosen = 0 if parts.routed is None else parts.routed.rule.chosen
         ids = np.empty((len(given.x), num_chosen), np.int32)
         weights = np.empty(ids.shape, np.float32)
-        layer = self._layer(parts)
+        layer, outs = self._layer(parts), (out, ids, weights)
+        routed = None
+        if on_routed is not None:
+            stream = np.empty_like(given.x)
+            routed = self._native.RoutedCall(stream, partial(on_routed, ids, stream))
         match given:
             case RecurrentLayerInput():
                 conv, states = given.states.conv, given.states.recurrent
                 self._core.run_recurrent_layer(
-                    layer, given.x, given.runs, conv, states, out, ids, weights, given.is_prompt
+                    layer, given.x, given.runs, conv, states, *outs, given.is_prompt, routed
                 )
             case PlainLayerInput():
-                self._core.run_plain_layer(layer, given.x, out, ids, weights, given.is_prompt)
+                self._core.run_plain_layer(layer, given.x, *outs, given.is_prompt, routed)
             case LayerInput():
-                self._run_layer(layer, given, (out, ids, weights))
-        return out, ids, weights
+                self._run_layer(layer, given, outs, routed)
+        return outs
 
     def handoff(
         self, layers: Sequence[LayerParts], rows: int, chosen: int, hidden: int
@@ -260,7 +266,11 @@ class NativeKernels:
         return graph
 
     def _run_layer(
-        self, layer: LayerWeights, given: LayerInput, outs: tuple[FloatArray, IntArray, FloatArray]
+        self,
+        layer: LayerWeights,
+        given: LayerInput,
+        outs: tuple[FloatArray, IntArray, FloatArray],
+        routed: RoutedCall | None,
     ) -> None:
         tables, shape = self.dense.run_tables(given.runs), given.cache.shape
         if shape.latent:
@@ -278,6 +288,7 @@ class NativeKernels:
                 given.cache.keys,
                 *outs,
                 given.is_prompt,
+                routed,
             )
             return
         self._core.run_layer(
@@ -297,6 +308,7 @@ class NativeKernels:
             *outs,
             given.is_prompt,
             given.embedded,
+            routed,
         )
 
     def _layer(self, parts: LayerParts) -> LayerWeights:

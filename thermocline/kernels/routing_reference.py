@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def route(logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
     """See `DenseKernels.route`. Computes in double."""
     wide = logits.astype(np.float64)
-    scores = choice_scores(wide, rule)
+    scores = _choice_scores(wide, rule)
     chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : rule.chosen]
     weights = _weights(_biased(wide, rule), chosen, rule.gating)
     if rule.normalize:
@@ -30,7 +30,7 @@ def route(logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
     return np.ascontiguousarray(chosen, np.int32), weights.astype(np.float32)
 
 
-def choice_scores(logits: NDArray[np.floating], rule: RoutingRule) -> NDArray[np.floating]:
+def _choice_scores(logits: NDArray[np.floating], rule: RoutingRule) -> NDArray[np.floating]:
     """Return numbers [tokens, experts] whose best `rule.chosen` are the experts that logits choose."""
     scores = _biased(logits, rule)
     if rule.gating is Gating.SIGMOID:

@@ -247,14 +247,24 @@ class PlainLayerInput:
 AnyLayerInput: TypeAlias = LayerInput | RecurrentLayerInput | PlainLayerInput
 
 
+class OnRouted(Protocol):
+    """What is told a layer's choice of experts before they are computed, on the thread that computes."""
+
+    def __call__(self, expert_ids: IntArray, stream: FloatArray) -> None:
+        """expert_ids: int32 [T, chosen], best first; stream: float32 [T, hidden], what the experts are added to."""
+        ...
+
+
 class WholeLayer(Protocol):
     """The mixer, routing and all chosen experts, with the same bits as the parts."""
 
     def __call__(
-        self, parts: LayerParts, given: AnyLayerInput
+        self, parts: LayerParts, given: AnyLayerInput, on_routed: OnRouted | None = None
     ) -> tuple[FloatArray, IntArray, FloatArray]:
         """Return x float32 [T, hidden] after the layer, and the chosen experts, best first.
 
-        Their ids are int32 and their weights float32 [T, chosen]. Appends to the cache, or updates the states.
+        Their ids are int32 and their weights float32 [T, chosen]. Appends to the cache, or updates the states. With
+        on_routed, experts that are not in memory are computed last. Raises what on_routed raises; the layer is then not
+        computed.
         """
         ...

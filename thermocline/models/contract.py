@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.handoff import Handoff
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
-    from thermocline.kernels.whole_layer import LayerParts
+    from thermocline.kernels.whole_layer import LayerParts, OnRouted
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex, Routing
     from thermocline.models.rope import RopeRule
@@ -151,11 +151,16 @@ class Model(Head, Protocol):
         ...
 
     def layer(
-        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
+        self,
+        layer: LayerIndex,
+        chunk: Chunk,
+        x: FloatArray,
+        cache: SequenceCache,
+        on_routed: OnRouted | None = None,
     ) -> tuple[FloatArray, Routing]:
         """Return the residual stream [T, D] after the layer, and its routing.
 
-        The bits are those of `attend`, `route` and the experts one after another.
+        The bits are those of `attend`, `route` and the experts one after another. on_routed: see `WholeLayer`.
         """
         ...
 
@@ -164,5 +169,5 @@ class Model(Head, Protocol):
         ...
 
     def router_weights(self, layer: LayerIndex) -> RouterWeights:
-        """Return the router's weights, decoded to float32 anew with each call."""
+        """Return the router's weights, as they lie in the file."""
         ...

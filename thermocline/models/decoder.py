@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.recurrent_contract import RecurrentStates
     from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.kernels.whole_layer import OnRouted
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex
     from thermocline.modelfile.reader import ModelFile
@@ -163,7 +164,12 @@ class Decoder:
         return self._kernels.whole_layer is not None
 
     def layer(
-        self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
+        self,
+        layer: LayerIndex,
+        chunk: Chunk,
+        x: FloatArray,
+        cache: SequenceCache,
+        on_routed: OnRouted | None = None,
     ) -> tuple[FloatArray, Routing]:
         whole_layer = self._kernels.whole_layer
         assert whole_layer is not None, "has_whole_layers says whether this may be called"
@@ -190,7 +196,7 @@ class Decoder:
                     chunk.is_prompt,
                     chunk.embedded_at(layer),
                 )
-        out, expert_ids, weights = whole_layer(parts, given)
+        out, expert_ids, weights = whole_layer(parts, given, on_routed)
         return out, Routing(expert_ids, weights)
 
     def router_weights(self, layer: LayerIndex) -> RouterWeights:
@@ -198,10 +204,9 @@ class Decoder:
         assert parts.routed is not None, "a dense layer has no router"
         assert parts.norm is not None, "experts have a norm"
         router, rule = parts.routed.router, parts.routed.rule
-        matrix = self._kernels.decode_rows(router, np.arange(router.rows, dtype=np.int32))
         own = parts.routed.own
         gain = parts.norm if own is None else own.router
-        return RouterWeights(gain, matrix, parts.epsilon, rule)
+        return RouterWeights(gain, router, parts.epsilon, rule)
 
     def final_norm(self, x: FloatArray) -> FloatArray:
         return self._kernels.dense.rms_norm(x, self._output_norm, self.spec.rms_epsilon)

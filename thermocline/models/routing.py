@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
-    from thermocline.kernels.weight import FloatArray
+    from thermocline.kernels.weight import FloatArray, Weight
     from thermocline.messages import LayerEnding, Routing
     from thermocline.models.spec import RouterRule
 
@@ -18,10 +18,10 @@ _MIN_WEIGHT_SUM = 6.103515625e-5
 
 @dataclass(frozen=True, slots=True)
 class RouterWeights:
-    """What one layer's router decides by. gain: float32 [D], of the norm before it; matrix: float32 [E, D]."""
+    """What one layer's router decides by. gain: float32 [D], of the norm before it; matrix: [E, D]."""
 
     gain: FloatArray
-    matrix: FloatArray
+    matrix: Weight
     epsilon: float
     rule: RoutingRule
 

@@ -127,6 +127,13 @@ class CacheModel:
         """Return every expert of a layer that is not held."""
         return np.flatnonzero(self._stamps[layer] == 0).astype(np.int32)
 
+    def selected_of_held(self, layer: LayerIndex) -> float:
+        """Return how many of a layer's held experts the next token will likely select: as many as the last tokens did.
+
+        Before HALF_LIFE_TOKENS were seen it is too low.
+        """
+        return float(self._heat[layer] @ (self._stamps[layer] > 0))
+
     def use(self, layer: LayerIndex, experts: IntArray) -> None:
         """Note that `experts`, held or not, are being computed."""
         held = experts[self.held(layer, experts)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.kernels.contract import Kernels
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.traces.recorder import Recorder
@@ -40,6 +41,7 @@ def spare_bytes(room_bytes: int) -> int:
 def build_governor(
     file: ModelFile,
     model: Model,
+    kernels: Kernels,
     catalog: ExpertCatalog,
     elsewhere: NDArray[np.bool_],
     recorder: Recorder,
@@ -48,8 +50,8 @@ def build_governor(
 ) -> PrefetchGovernor:
     """Return a running governor; close it before the file.
 
-    elsewhere: bool [layers, experts], experts that are not computed from the file. probes: check whether experts are in
-    memory already, and read nothing ahead while they are.
+    kernels: of one thread, the planner's own. elsewhere: bool [layers, experts], experts that are not computed from the
+    file. probes: check whether experts are in memory already, and read nothing ahead while they are.
     """
     non_expert_bytes = file.total_tensor_bytes - catalog.total_bytes
 
@@ -66,7 +68,7 @@ def build_governor(
     expert_bytes = [catalog.expert_bytes(LayerIndex(n)) for n in range(catalog.num_layers)]
     return PrefetchGovernor(
         CacheModel(expert_bytes, catalog.num_experts, room_bytes()),
-        Predictor(model.router_weights, catalog.num_layers, catalog.num_experts),
+        Predictor(model.router_weights, kernels, catalog.num_layers, catalog.num_experts),
         ReaderThreads(catalog, advisor, recorder, non_expert=non_expert),
         recorder,
         cold=~elsewhere & (np.array(expert_bytes) > 0)[:, None],

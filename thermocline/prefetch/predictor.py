@@ -1,4 +1,4 @@
-"""Predicts which experts the next layers of a decode step will select. Pure: NumPy in, ids out.
+"""Predicts which experts the next layers of a decode step will select. Pure: arrays in, ids out.
 
 Two predictions: a layer's router on an earlier layer's hidden state, and the layer's recently used experts. Both are
 scored against the selection, and layers that are mostly predicted wrong are not prefetched.
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.kernels.routing_reference import choice_scores
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thermocline.kernels.contract import Kernels
     from thermocline.messages import FloatArray, IntArray, LayerIndex
     from thermocline.models.routing import RouterWeights
 
@@ -31,7 +30,7 @@ _NONE = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class LayerPrediction:
-    """How good the guesses for one layer were, in experts over all decode steps.
+    """How good the guesses for one layer were, in experts over the decode steps for which it was guessed.
 
     recall = total_correct / total_selected; precision = total_correct / total_predicted. The recency
     guess names at most as many experts as were selected. Where no state tells anything (of the next
@@ -63,29 +62,35 @@ class LayerPrediction:
 class Predictor:
     """Predicts layers of a decode step from an earlier one, and keeps the score.
 
-    router_of: a layer's router, asked for when it is first predicted from.
+    router_of: a layer's router, asked for when it is first predicted from. kernels: compute its choice on the caller's
+    thread, without the interpreter lock, as the layer itself will.
     """
 
     def __init__(
-        self, router_of: Callable[[LayerIndex], RouterWeights], num_layers: int, num_experts: int
+        self,
+        router_of: Callable[[LayerIndex], RouterWeights],
+        kernels: Kernels,
+        num_layers: int,
+        num_experts: int,
     ) -> None:
         self._router_of = cache(router_of)
+        self._kernels = kernels
         shape = (num_layers, num_experts)
         self._recent = np.zeros(shape, np.float32)
         self._guesses: dict[int, IntArray] = {}
         self._totals = np.zeros((num_layers, 4), np.int64)
 
     def observe(self, layer: LayerIndex, selected: IntArray) -> None:
-        """Score the open guesses for `layer` against the experts that it selected, ascending int32."""
-        recent = self._most_used(layer, len(selected))
-        guess = self._guesses.pop(layer, recent)
-        chosen = set(selected.tolist())
-        self._totals[layer] += (
-            len(selected),
-            len(guess),
-            len(chosen.intersection(guess.tolist())),
-            len(chosen.intersection(recent.tolist())),
-        )
+        """Score the open guess for `layer`, if any, against the experts that it selected, ascending int32."""
+        guess = self._guesses.pop(layer, None)
+        if guess is not None:
+            recent, chosen = self._most_used(layer, len(selected)), set(selected.tolist())
+            self._totals[layer] += (
+                len(selected),
+                len(guess),
+                len(chosen.intersection(guess.tolist())),
+                len(chosen.intersection(recent.tolist())),
+            )
         self._recent[layer] *= _DECAY
         self._recent[layer, selected] += 1.0
 
@@ -95,7 +100,9 @@ class Predictor:
         Of several guesses for a layer the latest is scored: it saw the nearest hidden state. Empty while
         guesses for this layer do more harm than good.
         """
-        self._guesses[layer] = guess = likely_experts(self._router_of(layer), residual)
+        self._guesses[layer] = guess = likely_experts(
+            self._router_of(layer), self._kernels, residual
+        )
         return self._if_worth(layer, guess)
 
     def from_recency(self, layer: LayerIndex, count: int) -> IntArray:
@@ -103,7 +110,8 @@ class Predictor:
 
         For layers that no state tells anything about. Empty as for `from_state`.
         """
-        return self._if_worth(layer, self._most_used(layer, count))
+        self._guesses[layer] = guess = self._most_used(layer, count)
+        return self._if_worth(layer, guess)
 
     def _most_used(self, layer: LayerIndex, count: int) -> IntArray:
         recent = self._recent[layer]
@@ -123,14 +131,9 @@ class Predictor:
         )
 
 
-def likely_experts(router: RouterWeights, residual: FloatArray) -> IntArray:
+def likely_experts(router: RouterWeights, kernels: Kernels, residual: FloatArray) -> IntArray:
     """Return the experts, ascending int32, that `router` chooses for any row of residual [T, D]."""
-    power = np.einsum("td,td->t", residual, residual) / residual.shape[1]
-    normed = residual * (router.gain / np.sqrt(power + router.epsilon)[:, None])
-    # einsum, not matmul: it stays on this thread, where BLAS would wake its own.
-    logits = np.einsum("td,ed->te", normed, router.matrix)
-    num_used = router.rule.chosen
-    scores = choice_scores(logits, router.rule)
-    best = np.argpartition(-scores, num_used - 1, axis=1)[:, :num_used]
-    experts: IntArray = np.unique(best).astype(np.int32)
+    normed = kernels.dense.rms_norm(residual, router.gain, router.epsilon)
+    ids, _ = kernels.dense.route(kernels.matmul(router.matrix, normed), router.rule)
+    experts: IntArray = np.unique(ids)
     return experts

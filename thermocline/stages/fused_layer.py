@@ -1,4 +1,4 @@
-"""A whole layer as one job, where nothing has to happen between its parts."""
+"""A whole layer as one job, where nothing but a hint to prefetch has to happen between its parts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import FloatArray
     from thermocline.models.contract import Model
+    from thermocline.stages.prefetch import PrefetchStage
     from thermocline.workers.lane import JobLane
 
 
@@ -27,12 +28,15 @@ class FusedLayerStage:
         dispatcher: ExpertDispatcher,
         observer: RoutingObserver,
         lane: JobLane,
+        prefetch: PrefetchStage | None = None,
     ) -> None:
+        """prefetch: is told each layer's choice before its experts are computed."""
         self._model = model
         self._cache = cache
         self._dispatcher = dispatcher
         self._observer = observer
         self._lane = lane
+        self._prefetch = prefetch
 
     async def __call__(self, hidden: Hidden) -> Hidden:
         """Attend, route and compute the chosen experts."""
@@ -42,7 +46,8 @@ class FusedLayerStage:
 
     def _run(self, hidden: Hidden) -> FloatArray:
         chunk, layer = hidden.chunk, hidden.layer
-        x, routing = self._model.layer(layer, chunk, hidden.x, self._cache)
+        on_routed = None if self._prefetch is None else self._prefetch.on_routed(chunk, layer)
+        x, routing = self._model.layer(layer, chunk, hidden.x, self._cache, on_routed)
         self._observer.observe(chunk, layer, routing)
         self._observer.assigned(chunk, routing, is_hot=False)
         self._dispatcher.computed_here(chunk, layer)

@@ -9,7 +9,10 @@ import numpy as np
 from thermocline.messages import BackendRole, LayerWork, PrefetchHint
 
 if TYPE_CHECKING:
-    from thermocline.messages import Hidden
+    from numpy.typing import NDArray
+
+    from thermocline.kernels.whole_layer import OnRouted
+    from thermocline.messages import Chunk, FloatArray, Hidden, IntArray, LayerIndex
     from thermocline.models.spec import RouterRule
     from thermocline.prefetch.governor import PrefetchGovernor
 
@@ -33,9 +36,7 @@ class PrefetchStage:
 
     async def __call__(self, message: Hidden | LayerWork) -> None:
         """Offer the hint without waiting."""
-        chunk = message.chunk
-        streams = chunk.num_tokens >= self._streaming_tokens
-        experts, counts, residual = _NONE, _NONE, None
+        experts, counts, stream = _NONE, _NONE, None
         if isinstance(message, LayerWork):
             work = message.dispatches
             chosen = [work[role] for role in self._roles if role in work]
@@ -46,18 +47,37 @@ class PrefetchStage:
             if len(chosen) > 1:
                 order = np.argsort(experts)
                 experts, counts = experts[order], counts[order]
-            residual = None if streams else message.stream
+            stream = message.stream
+        self._offer(message.chunk, message.layer, experts, counts, stream)
+
+    def on_routed(self, chunk: Chunk, layer: LayerIndex) -> OnRouted | None:
+        """Return what offers a layer's hint while one job computes it; None while hints are ignored.
+
+        For chunks of which this process computes all experts.
+        """
+        if self._governor.is_quiet:
+            return None
+
+        def offer(expert_ids: IntArray, stream: FloatArray) -> None:
+            experts, counts = np.unique(expert_ids, return_counts=True)
+            self._offer(chunk, layer, experts, counts, stream)
+
+        return offer
+
+    def _offer(
+        self,
+        chunk: Chunk,
+        layer: LayerIndex,
+        experts: IntArray,
+        counts: NDArray[np.integer],
+        stream: FloatArray | None,
+    ) -> None:
+        streams = chunk.num_tokens >= self._streaming_tokens
         continues = not len(chunk.logits_rows)
         shares = (counts / max(chunk.num_tokens, 1)).astype(np.float32)
+        residual = None if streams else stream
         self._governor.offer_nowait(
             PrefetchHint(
-                chunk.id,
-                message.layer,
-                experts,
-                shares,
-                chunk.num_tokens,
-                streams,
-                continues,
-                residual,
+                chunk.id, layer, experts, shares, chunk.num_tokens, streams, continues, residual
             )
         )

@@ -50,6 +50,8 @@ class ExpertGroups {
         return true;
     }
 
+    std::vector<ExpertGroup>& groups() { return groups_; }
+
     int64_t pairs() const { return static_cast<int64_t>(rows_.size()); }
     // [tokens, chosen], which of the sorted pairs each is, or -1.
     const int32_t* pair_of() const { return pair_of_.data(); }

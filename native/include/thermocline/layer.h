@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "thermocline/compute.h"
 #include "thermocline/delta.h"
@@ -170,14 +171,19 @@ struct StateTokens {
 // What jobs are marked with on the pool's timeline.
 enum class LayerMark : int64_t { Attend = 0, Route = 1, Experts = 2 };
 
+// Called between a layer's routing and its experts, when ids and weights are there, with the residual stream [tokens,
+// hidden] to which the experts are added. Whoever asks for it reads the experts of a file: some may be missing.
+using OnRouted = std::function<void(const float* stream)>;
+
 // x, out: [tokens, hidden]; ids, weights: [tokens, chosen], as `route` gives them; nothing in a layer that is not routed.
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
-               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights);
+               const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights,
+               const OnRouted& on_routed);
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const StateTokens& tokens,
-               const float* x, float* out, int32_t* ids, float* weights);
+               const float* x, float* out, int32_t* ids, float* weights, const OnRouted& on_routed);
 // The same for a layer without a mixer.
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t tokens,
-               const float* x, float* out, int32_t* ids, float* weights);
+               const float* x, float* out, int32_t* ids, float* weights, const OnRouted& on_routed);
 
 // The parts of a layer. Attention, or the gated delta rule: x plus its output, [tokens, hidden].
 void attend(const Compute& compute, const Dense& dense, Form form, const AttentionPart& part,

@@ -7,7 +7,9 @@ import threading
 import numpy as np
 import pytest
 
+from tests.support.kernel_cases import float_weight
 from thermocline.kernels.dense_contract import RoutingRule
+from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import ChunkId, ExpertIndex, ExpertKey, LayerIndex, PrefetchHint
 from thermocline.models.routing import RouterWeights
 from thermocline.prefetch.cache_model import CacheModel
@@ -78,10 +80,12 @@ class Setup:
         self._gate.set()
         self._capacity = capacity
         rule = RoutingRule(1, True, 1e-5, 1.0)
-        router = RouterWeights(np.ones(4, np.float32), np.eye(4, dtype=np.float32), 1e-6, rule)
+        router = RouterWeights(
+            np.ones(4, np.float32), float_weight(np.eye(4, dtype=np.float32)), 1e-6, rule
+        )
         self.governor = PrefetchGovernor(
             CacheModel([EXPERT_BYTES] * NUM_LAYERS, NUM_EXPERTS, capacity),
-            Predictor(lambda _: router, NUM_LAYERS, NUM_EXPERTS),
+            Predictor(lambda _: router, ReferenceKernels(), NUM_LAYERS, NUM_EXPERTS),
             self.readers,
             recorder or NullRecorder(),
             cold=np.ones((NUM_LAYERS, NUM_EXPERTS), bool) if cold is None else cold,
@@ -194,6 +198,23 @@ def test_selected_experts_are_urgent_and_predicted_ones_come_behind(make):
     setup.settle(token(0, 1, 2, loud=3))
     assert asked(setup, 0) == [(0, 1), (0, 2)]
     assert asked(setup, 1) == [(1, 3)]
+
+
+def test_a_layer_whose_usual_experts_are_in_memory_is_not_predicted(make):
+    """Predicting costs compute time, and would rarely find what is missing; it begins again when that changes."""
+    setup = make()
+    for _ in range(500):
+        setup.settle(token(0, 1, loud=1), token(1, 1, loud=1))
+    before = setup.governor.statistics().layers[1].total_predicted
+    setup.settle(token(0, 1, loud=3), token(1, 1))
+    assert [each for each in asked(setup, 1) if each[0] == 1] == [(1, 1)]
+    assert setup.governor.statistics().layers[1].total_predicted == before < 500
+    for _ in range(30):
+        setup.settle(token(0, 1, loud=3), token(1, 2))
+    setup.settle(token(0, 1, loud=3))
+    assert (1, 3) not in asked(setup, 1)  # 2 is in memory by now
+    setup.settle(token(0, 1, 2, loud=3))
+    assert (1, 3) in asked(setup, 1)
 
 
 def test_a_predicted_expert_that_is_selected_becomes_urgent(make):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.kernel_cases import float_weight
 from tests.support.toy_model import ToyShape, write_toy_model
+from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense_contract import Gating, RoutingRule
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.reference import ReferenceKernels
@@ -16,6 +18,7 @@ from thermocline.models.routing import RouterWeights
 from thermocline.prefetch.predictor import Predictor, likely_experts
 
 L0 = LayerIndex(0)
+KERNELS = ReferenceKernels()
 
 
 def ids(*experts: int) -> np.ndarray:
@@ -24,7 +27,7 @@ def ids(*experts: int) -> np.ndarray:
 
 def unit_router(num_experts: int, num_used: int) -> RouterWeights:
     """A router whose expert n listens to number n of the state."""
-    eye = np.eye(num_experts, dtype=np.float32)
+    eye = float_weight(np.eye(num_experts, dtype=np.float32))
     return RouterWeights(
         np.ones(num_experts, np.float32), eye, 1e-6, RoutingRule(num_used, True, 1e-5, 1.0)
     )
@@ -37,11 +40,14 @@ def state(num_experts: int, *loud: int) -> np.ndarray:
     return x
 
 
-def test_with_the_layers_own_state_the_guess_is_the_models_choice(tmp_path):
+@pytest.mark.parametrize(
+    "kernels", [ReferenceKernels(), NativeKernels(threads=1)], ids=["reference", "native"]
+)
+def test_with_the_layers_own_state_the_guess_is_the_models_choice(kernels, tmp_path):
     """From the very state that the router sees, the guess equals what it selects, for several tokens."""
     path = write_toy_model(tmp_path / "toy.gguf", ToyShape())
     with open_model_file(path) as file:
-        model = open_model(file, ReferenceKernels())
+        model = open_model(file, kernels)
         draw = np.random.default_rng(3)
         for layer in (LayerIndex(0), LayerIndex(1)):
             router = model.router_weights(layer)
@@ -49,7 +55,7 @@ def test_with_the_layers_own_state_the_guess_is_the_models_choice(tmp_path):
                 x = draw.standard_normal((num_tokens, 64)).astype(np.float32)
                 routing = model.route(layer, x, prompt=False).routing
                 expected = np.unique(routing.expert_ids)
-                assert likely_experts(router, x).tolist() == expected.tolist()
+                assert likely_experts(router, kernels, x).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("gating", list(Gating))
@@ -67,21 +73,22 @@ def test_the_guess_follows_every_routing_rule(gating, groups, biased, logit_bias
         groups_used=min(groups, 2),
     )
     matrix = draw.standard_normal((12, 16)).astype(np.float32)
-    router = RouterWeights(np.ones(16, np.float32), matrix, 0.0, rule)
+    router = RouterWeights(np.ones(16, np.float32), float_weight(matrix), 0.0, rule)
     x = draw.standard_normal((6, 16)).astype(np.float32)
     x /= np.sqrt(np.square(x).mean(axis=1, keepdims=True))
     ids, _ = ReferenceDense().route(x @ matrix.T, rule)
-    assert likely_experts(router, x).tolist() == np.unique(ids).tolist()
+    for kernels in (ReferenceKernels(), NativeKernels(threads=1)):
+        assert likely_experts(router, kernels, x).tolist() == np.unique(ids).tolist()
 
 
 def test_a_state_of_zeros_is_no_error():
     """The norm's epsilon keeps the guess finite."""
-    assert len(likely_experts(unit_router(4, 2), np.zeros((1, 4), np.float32))) == 2
+    assert len(likely_experts(unit_router(4, 2), KERNELS, np.zeros((1, 4), np.float32))) == 2
 
 
 def test_the_score_counts_what_was_right():
     """Two of three predicted experts selected: recall 2/4, precision 2/3 of that guess."""
-    predictor = Predictor(lambda _: unit_router(8, 3), 1, 8)
+    predictor = Predictor(lambda _: unit_router(8, 3), KERNELS, 1, 8)
     assert predictor.from_state(L0, state(8, 1, 2, 3)).tolist() == [1, 2, 3]
     predictor.observe(L0, ids(2, 3, 4, 5))
     (score,) = predictor.scores()
@@ -91,7 +98,7 @@ def test_the_score_counts_what_was_right():
 
 def test_recency_is_scored_beside_the_acted_guess():
     """The second time the same experts come, recency would have known them all."""
-    predictor = Predictor(lambda _: unit_router(8, 2), 1, 8)
+    predictor = Predictor(lambda _: unit_router(8, 2), KERNELS, 1, 8)
     for _ in range(2):
         predictor.from_state(L0, state(8, 0, 1))
         predictor.observe(L0, ids(6, 7))
@@ -102,24 +109,35 @@ def test_recency_is_scored_beside_the_acted_guess():
 
 def test_recent_use_decays():
     """An expert used often long ago yields to one used lately."""
-    predictor = Predictor(lambda _: unit_router(8, 1), 1, 8)
+    predictor = Predictor(lambda _: unit_router(8, 1), KERNELS, 1, 8)
     for expert in (1, 1, 1, *[2] * 8):
         predictor.observe(L0, ids(expert))
     assert predictor.from_recency(L0, 1).tolist() == [2]
 
 
-def test_a_layer_without_a_guess_scores_recency():
+def test_a_guess_by_recency_alone_is_scored():
     """Where no state was given, the recency guess is the one that counts."""
-    predictor = Predictor(lambda _: unit_router(8, 1), 1, 8)
+    predictor = Predictor(lambda _: unit_router(8, 1), KERNELS, 1, 8)
+    for _ in range(3):
+        predictor.from_recency(L0, 1)
+        predictor.observe(L0, ids(5))
+    (score,) = predictor.scores()
+    assert (score.total_predicted, score.total_correct, score.total_selected) == (2, 2, 3)
+
+
+def test_a_step_without_a_guess_is_not_scored():
+    """It says nothing about guesses, good or bad."""
+    predictor = Predictor(lambda _: unit_router(8, 1), KERNELS, 1, 8)
+    predictor.from_state(L0, state(8, 5))
     for _ in range(3):
         predictor.observe(L0, ids(5))
     (score,) = predictor.scores()
-    assert (score.total_predicted, score.total_correct) == (2, 2)
+    assert (score.total_predicted, score.total_correct, score.total_selected) == (1, 1, 1)
 
 
 def test_guesses_that_are_mostly_wrong_are_not_acted_upon_but_go_on_being_scored():
     """Once the precision over enough guesses is below half the answer is empty, until it is better."""
-    predictor = Predictor(lambda _: unit_router(8, 2), 1, 8)
+    predictor = Predictor(lambda _: unit_router(8, 2), KERNELS, 1, 8)
     for _ in range(40):
         predictor.from_state(L0, state(8, 0, 1))
         predictor.observe(L0, ids(6, 7))
@@ -132,5 +150,5 @@ def test_guesses_that_are_mostly_wrong_are_not_acted_upon_but_go_on_being_scored
 
 def test_a_model_never_used_scores_zero():
     """No division by nothing."""
-    (score,) = Predictor(lambda _: unit_router(4, 1), 1, 4).scores()
+    (score,) = Predictor(lambda _: unit_router(4, 1), KERNELS, 1, 4).scores()
     assert score.recall == score.precision == score.recency_recall == 0.0

@@ -2,7 +2,8 @@
 
 - FusedModel: one job for all layers, on a device. One launch beats any overlap. The CPU serves it the experts that it
   lacks, if any.
-- FusedLayer: one native job per layer. No other lane works on the chunk, and nothing happens between a layer's parts.
+- FusedLayer: one native job per layer. No other lane works on the chunk, and nothing happens between a layer's parts
+  but a hint to prefetch.
 - Overlapped: stage by stage, on several lanes at once. Other lanes have work for the chunk.
 - Sequential: stage by stage, one after the other. Something happens between the stages, but nothing overlaps.
 """
@@ -61,11 +62,11 @@ def why(execution: Execution) -> str:
         case FusedModel():
             return "one device holds every weight and every expert"
         case FusedLayer():
-            return "no other lane works on it, and reading ahead needs no hints"
+            return "no other lane works on it"
         case Overlapped():
             return "other lanes have work for it"
         case Sequential():
-            return "nothing overlaps, but prefetch wants to know each layer's experts, or a stage stands alone"
+            return "nothing overlaps, but prefetch reads ahead of a prompt, or a stage stands alone"
         case _:
             assert_never(execution)
 
@@ -105,7 +106,9 @@ def choose(chunk: Chunk, load: Load) -> Execution:
     # The CPU copies tokens that branches share between the parts of a layer.
     may_fuse = may_fuse and not chunk.has_branches
     overlaps = load.other_lanes_have_work
-    if load.layers_are_fusable and may_fuse and not (overlaps or load.hints_are_wanted):
+    # A prompt's first hint comes before its first layer.
+    reads_ahead = chunk.is_prompt and load.hints_are_wanted
+    if load.layers_are_fusable and may_fuse and not (overlaps or reads_ahead):
         return FusedLayer()
     if overlaps and load.may_overlap:
         return Overlapped()

@@ -27,7 +27,7 @@ LOADS = [Load(*values) for values in product((False, True), repeat=len(FIELDS))]
 
 @pytest.mark.parametrize("chunk", [PROMPT, STEP], ids=["prompt", "step"])
 def test_nothing_is_fused_away_that_somebody_needs(chunk):
-    """No fused layer where others compute or hints are wanted, and no long job beside answers."""
+    """No fused layer where others compute or a prompt is read ahead of, and no long job beside answers."""
     for load in LOADS:
         way = choose(chunk, load)
         if isinstance(way, FusedModel):
@@ -38,7 +38,7 @@ def test_nothing_is_fused_away_that_somebody_needs(chunk):
         if isinstance(way, FusedLayer):
             assert load.layers_are_fusable
             assert not load.other_lanes_have_work
-            assert not load.hints_are_wanted
+            assert not (load.hints_are_wanted and chunk.is_prompt)
         if chunk.is_prompt and load.is_beside_answers:
             assert way in (Overlapped(), Sequential(YieldPer.STAGE)), load
 
@@ -84,3 +84,10 @@ def test_branches_are_computed_part_by_part_on_the_cpu():
         if not isinstance(way, FusedModel):
             assert isinstance(way, Sequential | Overlapped), load
         assert isinstance(way, FusedModel) == isinstance(choose(STEP, load), FusedModel), load
+
+
+def test_a_step_tells_prefetch_its_experts_from_within_a_layers_job():
+    """Hints keep a prompt from being fused, since its first one comes before its first layer, and no step."""
+    load = Load(layers_are_fusable=True, hints_are_wanted=True)
+    assert choose(STEP, load) == FusedLayer()
+    assert choose(PROMPT, load) == Sequential(YieldPer.LAYER)
