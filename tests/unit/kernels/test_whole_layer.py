@@ -93,15 +93,16 @@ def arrays_of(cache, layer):
 
 
 def by_parts(kernels, model, catalog, layer, chunk, x, cache):
-    """Return what attend, route and the experts give one after another."""
+    """Return what attend, route and the experts give one after another, and the stream that the experts are added to."""
     residual = model.attend(layer, chunk, x, cache)
     embedded = chunk.embedded_at(layer)
     routed = model.route(layer, residual, prompt=chunk.is_prompt, embedded=embedded)
     residual, normed, routing, ending = routed
+    stream = residual if ending is None else ending.stream
     no_hot = np.zeros(model.spec.router.num_experts, np.bool_)
     shares = dispatch(routing, owners_of(no_hot))
     if not shares:
-        return residual, routing
+        return residual, routing, None
     share = shares[BackendRole.COLD]
     pair_of = np.empty(routing.expert_ids.shape, np.int32)
     pair_of[share.rows, share.slots] = np.arange(len(share.rows), dtype=np.int32)
@@ -109,7 +110,7 @@ def by_parts(kernels, model, catalog, layer, chunk, x, cache):
         catalog.stack(layer), share.experts, share.counts, normed, share.rows, share.weights
     )
     out = kernels.expert_sum(work, pair_of, residual, prompt=chunk.is_prompt)
-    return out if ending is None else ending.finish(out), routing
+    return out if ending is None else ending.finish(out), routing, stream
 
 
 @pytest.mark.parametrize("cache_type", list(CacheType))
@@ -134,23 +135,37 @@ def check_layers(path, chunks, cache_type, isa="auto"):
 
 
 def check_chunk(kernels, model, catalog, chunk, cache_type):
-    """Compare every layer, for one chunk and an empty cache."""
+    """Compare every layer, for one chunk and an empty cache; also where somebody is told its choice on the way."""
     spec = model.spec
-    caches = [cache_of(spec, cache_type) for _ in range(2)]
+    caches = [cache_of(spec, cache_type) for _ in range(3)]
+    told = []
+
+    def note(ids, stream):
+        told.append((ids.copy(), stream))
+
     x = np.random.default_rng(3).standard_normal((chunk.num_tokens, spec.hidden_size))
     ours = theirs = x.astype(np.float32)
     own = model.embed_layers(chunk.token_ids, ours, prompt=chunk.is_prompt)
     chunk = replace(chunk, embedded=own)
     for layer in map(LayerIndex, range(spec.num_layers)):
-        theirs, expected = by_parts(kernels, model, catalog, layer, chunk, theirs, caches[0])
+        telling, _ = model.layer(layer, chunk, ours, caches[2], note)
+        theirs, expected, stream = by_parts(
+            kernels, model, catalog, layer, chunk, theirs, caches[0]
+        )
         ours, found = model.layer(layer, chunk, ours, caches[1])
+        assert np.array_equal(telling, ours)
+        assert len(told) == (stream is not None)
+        for ids, told_stream in told:
+            assert np.array_equal(ids, expected.expert_ids)
+            assert np.array_equal(told_stream, stream)
+        told.clear()
         assert np.array_equal(found.expert_ids, expected.expert_ids)
         assert np.array_equal(found.weights, expected.weights)
         assert np.array_equal(ours, theirs)
-        for ours_left, theirs_left in zip(
-            *(arrays_of(cache, layer) for cache in caches), strict=True
-        ):
+        left = [arrays_of(cache, layer) for cache in caches]
+        for theirs_left, ours_left, telling_left in zip(*left, strict=True):
             assert np.array_equal(ours_left, theirs_left)
+            assert np.array_equal(telling_left, theirs_left)
     assert np.isfinite(ours).all()
 
 
@@ -188,6 +203,24 @@ def test_numbers_that_are_none_choose_experts_in_range(tmp_path):
         out, routing = model.layer(LayerIndex(0), chunk_of([1], [0], SegmentKind.DECODE), x, cache)
     assert np.isnan(out).all()
     assert ((routing.expert_ids >= 0) & (routing.expert_ids < spec.router.num_experts)).all()
+
+
+def test_an_error_of_who_is_told_the_choice_ends_the_layer_and_nothing_else(tmp_path):
+    """It arrives as it was raised, and the kernels compute on."""
+
+    def fail(ids, stream):
+        raise LookupError("not today")
+
+    with open_model_file(write_toy_model(tmp_path / "toy.gguf", shape_of({}))) as file:
+        model = open_model(file, NativeKernels(threads=2))
+        cache, chunk = cache_of(model.spec, CacheType.F32), chunk_of([1], [0], SegmentKind.DECODE)
+        x = np.ones((1, model.spec.hidden_size), np.float32)
+        expected, _ = model.layer(LayerIndex(0), chunk, x, cache)
+        for _ in range(2):
+            with pytest.raises(LookupError, match="not today"):
+                model.layer(LayerIndex(0), chunk, x, cache, fail)
+        out, _ = model.layer(LayerIndex(0), chunk, x, cache)
+        assert np.array_equal(out, expected)
 
 
 def test_the_reference_has_none(tmp_path):
