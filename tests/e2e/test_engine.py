@@ -92,22 +92,30 @@ async def test_two_requests_share_the_engine(toy):
     assert [tokens(events) for events in together] == [tokens(events) for events in alone]
 
 
-async def test_a_step_of_answers_is_one_native_job_per_layer(toy, monkeypatch):
-    """Where nothing is hot and nothing is read ahead, no decode step is torn into its stages."""
+@pytest.mark.parametrize("prefetch", ["off", "on"])
+async def test_a_step_of_answers_is_one_native_job_per_layer(toy, monkeypatch, prefetch):
+    """Where nothing is hot, no decode step is torn into its stages; what is read ahead is told from within a job."""
     num_tokens: list[int] = []
     real = NativeKernels.whole_layer
 
-    def counting(self, parts, given):
+    def counting(self, parts, given, on_routed=None):
         num_tokens.append(len(given.x))
-        return real(self, parts, given)
+        assert (on_routed is not None) == (prefetch == "on")
+        return real(self, parts, given, on_routed)
 
     monkeypatch.setattr(NativeKernels, "whole_layer", counting)
-    config = EngineConfig(prefetch=PrefetchConfig(mode="off"))
+    config = EngineConfig(prefetch=PrefetchConfig(mode=prefetch))
     async with Engine.open(toy, config) as engine:
         await collect(engine, "hello", SamplingParams(max_tokens=9, ignore_eos=True))
+        statistics = engine.statistics().prefetch
     num_layers = 2
     # The first token comes with the prompt.
     assert num_tokens.count(1) == 8 * num_layers
+    if prefetch == "on":
+        # A prompt's first hint comes before its layers.
+        assert statistics.total_hints == 1 + 9 * num_layers
+        hits = statistics.total_hits + statistics.total_late + statistics.total_misses
+        assert hits >= 8 * num_layers
 
 
 async def test_seeded_sampling_repeats(toy):
