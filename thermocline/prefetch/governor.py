@@ -140,6 +140,8 @@ class PrefetchGovernor:
             self._total_needless += 1
             return
         with self._changed:
+            if self._closed:
+                return
             self._hints.append(hint)
             if len(self._hints) > MAX_HINTS:
                 self._hints.popleft()
@@ -182,14 +184,23 @@ class PrefetchGovernor:
         self._readers.close()
 
     def _work(self) -> None:
-        while hints := self._take():
-            if self._looks_resident():
-                self._total_needless += len(hints)
-                continue
-            newest = {hint.chunk: hint for hint in hints}
-            for hint in hints:
-                self._plan(hint, is_stale=newest[hint.chunk] is not hint)
-            self._count()
+        try:
+            while hints := self._take():
+                self._act(hints)
+        finally:
+            # Also after an error, which is told as that of any thread: nobody waits for hints that nobody will take.
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+
+    def _act(self, hints: list[PrefetchHint]) -> None:
+        if self._looks_resident():
+            self._total_needless += len(hints)
+            return
+        newest = {hint.chunk: hint for hint in hints}
+        for hint in hints:
+            self._plan(hint, is_stale=newest[hint.chunk] is not hint)
+        self._count()
 
     def _take(self) -> list[PrefetchHint]:
         with self._changed:

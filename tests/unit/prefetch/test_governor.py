@@ -417,6 +417,18 @@ def test_a_prompt_that_ended_early_is_forgotten(make):
     assert "positions={}" in repr(setup.governor)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_planner_that_failed(make):
+    """An error that nobody foresaw ends reading ahead, and nothing else."""
+    setup = make()
+    setup.readers.pending = None
+    setup.offer(token(0, 1))
+    setup.governor.wait_idle()
+    setup.offer(token(0, 1))
+    setup.governor.wait_idle()
+    setup.governor.close()
+
+
 def test_closing_ends_the_readers_and_can_be_repeated(make):
     """Nothing is left running."""
     setup = make()
