@@ -122,34 +122,37 @@ def test_a_rest_can_be_called_off(advisor):
     assert fetched(advisor) == [300, 1]
 
 
-class CountedThreads(ReaderThreads):
-    """Counts how often a thread looks for something to do."""
+class NotedCondition(threading.Condition):
+    """Counts the threads that it wakes."""
 
-    looks = 0
+    woken = 0
 
-    def _has_work(self) -> bool:
-        self.looks += 1
-        return super()._has_work()
+    def notify(self, n: int = 1) -> None:
+        self.woken += min(n, len(self._waiters))
+        super().notify(n)
+
+    def wait_for_waiters(self, count: int) -> None:
+        end_s = time.monotonic() + 10
+        while len(self._waiters) < count:
+            assert time.monotonic() < end_s
 
 
-def test_no_more_threads_wake_than_have_something_to_do(advisor):
-    readers = CountedThreads(FakeCatalog(), advisor, NullRecorder(), 4)
-    end_s = time.monotonic() + 10
-    while readers.looks < 4:
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
+def test_no_more_threads_wake_than_have_something_to_do(advisor, monkeypatch):
+    """Each that wakes takes a lock, and the interpreter's, from compute."""
+    monkeypatch.setattr("thermocline.prefetch.readers.threading.Condition", NotedCondition)
+    readers = start(advisor, threads=4)
+    condition = readers._changed
+    condition.wait_for_waiters(4)
     readers.read([], 0)
     readers.release([])
     readers.read_rest([])
+    assert condition.woken == 0
     readers.read([key(0, 1)], 0)
+    assert condition.woken == 1
     advisor.wait_for(1)
-    time.sleep(0.05)
-    # One thread was woken, and is reading.
-    assert readers.looks == 5
     readers.read([key(0, 2), key(0, 3)], 0)
+    assert condition.woken == 3
     advisor.wait_for(2)
-    time.sleep(0.05)
-    assert readers.looks == 7
     advisor.let(3)
     readers.close()
 
