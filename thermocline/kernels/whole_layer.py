@@ -264,7 +264,7 @@ class WholeLayer(Protocol):
         """Return x float32 [T, hidden] after the layer, and the chosen experts, best first.
 
         Their ids are int32 and their weights float32 [T, chosen]. Appends to the cache, or updates the states. With
-        on_routed, experts that are not in memory are computed last. Raises what on_routed raises; the layer is then not
-        computed.
+        on_routed, experts that are not in memory are computed last. Raises what on_routed raises; the cache is then
+        written, and no expert computed.
         """
         ...

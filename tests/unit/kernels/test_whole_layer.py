@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -31,6 +34,7 @@ from thermocline.messages import (
 )
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
+from thermocline.prefetch.advice import PageAdvisor
 
 BLOCK = 16
 QUANTISED = {"attn": "Q4_K", "gate_up": "Q4_K", "down": "Q6_K", "embed": "Q8_0"}
@@ -221,6 +225,35 @@ def test_an_error_of_who_is_told_the_choice_ends_the_layer_and_nothing_else(tmp_
                 model.layer(LayerIndex(0), chunk, x, cache, fail)
         out, _ = model.layer(LayerIndex(0), chunk, x, cache)
         assert np.array_equal(out, expected)
+
+
+def test_missing_experts_are_asked_for_in_pieces_where_the_choice_is_told(tmp_path):
+    """A layer waits less than a third as often as one whose missing pages come alone."""
+    toy = ToyShape(hidden=256, heads=8, head_dim=32, intermediate=512, experts=4, used=4)
+    path = write_toy_model(tmp_path / "toy.gguf", toy)
+    with path.open("rb") as written:
+        os.fsync(written.fileno())  # the kernel keeps pages that are not yet stored
+    with open_model_file(path) as file:
+        model, advisor = open_model(file, NativeKernels(threads=2)), PageAdvisor(file)
+        layer, chunk = LayerIndex(0), chunk_of([1], [0], SegmentKind.DECODE)
+        cache, x = cache_of(model.spec, CacheType.F32), np.ones((1, 256), np.float32)
+        spans = ExpertCatalog(model.expert_layers).layer_spans(layer)
+        advisor.stop_read_ahead(spans)
+
+        def waits(on_routed):
+            model.layer(layer, chunk, x, cache)
+            for span in spans:
+                advisor.release(span)
+            first = np.array([span.start + mmap.PAGESIZE for span in spans], np.int64)
+            if load_native().resident_pages(file.mapping(0), first) > 0:
+                pytest.skip("this file system keeps everything in memory")
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+            model.layer(layer, chunk, x, cache, on_routed)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+
+        alone = waits(None)
+        assert alone > 100
+        assert waits(lambda *_: None) < alone / 3
 
 
 def test_the_reference_has_none(tmp_path):
