@@ -28,12 +28,13 @@ int64_t on_pages(In<uint8_t, 1> mapping, int64_t start, int64_t end) {
     return call(mapping.data(), start, end);
 }
 
-int64_t resident_pages(In<uint8_t, 1> mapping, In<int64_t, 1> offsets) {
+template <int64_t (*Count)(const uint8_t*, const int64_t*, int64_t)>
+int64_t count_pages(In<uint8_t, 1> mapping, In<int64_t, 1> offsets) {
     const auto count = static_cast<int64_t>(offsets.shape(0)), bytes = static_cast<int64_t>(mapping.shape(0));
     for (int64_t i = 0; i < count; ++i)
         require(offsets.data()[i] >= 0 && offsets.data()[i] < bytes, "a byte lies outside of the mapping");
     const WithoutGil unlocked;
-    return tc::resident_pages(mapping.data(), offsets.data(), count);
+    return Count(mapping.data(), offsets.data(), count);
 }
 
 void make_guarded_map(tc::GuardedMap* self, const In<uint8_t, 1>& mapping, int fd) {
@@ -84,8 +85,11 @@ NB_MODULE(_native, m) {
         .def("change", &change_of,
              "What happened to the file: 0 nothing, 1 bytes could not be read, 2 another size, 3 another mtime.")
         .def("release", &release_map, "Guard no longer: the mapping goes.");
-    m.def("resident_pages", &resident_pages, nb::arg("mapping").noconvert(), nb::arg("offsets").noconvert(),
-          "How many of the pages that hold these bytes are in memory, or -errno.");
+    m.def("resident_pages", &count_pages<tc::resident_pages>, nb::arg("mapping").noconvert(),
+          nb::arg("offsets").noconvert(), "How many of the pages that hold these bytes are in memory, or -errno.");
+    m.def("pages_read_at_once", &count_pages<tc::pages_read_at_once>, nb::arg("mapping").noconvert(),
+          nb::arg("offsets").noconvert(),
+          "The same for a file of any owner, or -errno; reads the pages that are not, and waits for them.");
     m.def("fetch_pages", &on_pages<tc::fetch_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"),
           "Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.");

@@ -2,6 +2,7 @@
 #include "thermocline/page_advice.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -74,6 +75,22 @@ int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t coun
         resident += state & 1;
     }
     return resident;
+}
+
+int64_t pages_read_at_once(const uint8_t* base, const int64_t* offsets, int64_t count) {
+    const auto waits = [] {
+        rusage used{};
+        getrusage(RUSAGE_THREAD, &used);
+        return used.ru_majflt;
+    };
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const long before = waits();
+        const int64_t read = pages_around(base, offsets[i], offsets[i] + 1).advise(kPopulateRead);
+        if (read < 0) return read;
+        found += waits() == before;
+    }
+    return found;
 }
 
 }  // namespace thermocline

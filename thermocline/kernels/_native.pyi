@@ -397,6 +397,11 @@ class GuardedMap:
 def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """How many of the pages that hold these bytes are in memory, or -errno."""
 
+def pages_read_at_once(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """
+    The same for a file of any owner, or -errno; reads the pages that are not, and waits for them.
+    """
+
 def fetch_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
     """
     Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.

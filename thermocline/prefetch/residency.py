@@ -29,30 +29,25 @@ Place = tuple[int, int]
 
 
 class PageLook:
-    """Finds which pages of a model's files are in memory, without waiting for a disk."""
+    """Finds which pages of a model's files are in memory. Waits for a disk only where a foreign file lacks a page."""
 
     def __init__(self, file: ModelFile) -> None:
         self._file = file
         self.foreign = ForeignFiles(file)
-        """Files of which a page that is looked at and missing is read soon after."""
+        """Files of which a page that is looked at and missing is read."""
         self._resident_pages = load_native().resident_pages
+        self._pages_read_at_once = load_native().pages_read_at_once
 
     def count(self, shard: int, offsets: Sequence[int]) -> int:
         """Return how many of the pages of some bytes are in memory. Raises OSError when the kernel does not tell."""
+        count = self._resident_pages
         if shard in self.foreign:
-            descriptor = self.foreign.descriptor(shard)
-            return sum(_reads_at_once(descriptor, offset) for offset in offsets)
-        found = self._resident_pages(self._file.mapping(shard), np.array(offsets, np.int64))
+            self.foreign.descriptor(shard)  # raises where another file has taken its path
+            count = self._pages_read_at_once
+        found = count(self._file.mapping(shard), np.array(offsets, np.int64))
         if found < 0:
             raise OSError(-found, os.strerror(-found))
         return int(found)
-
-
-def _reads_at_once(descriptor: int, offset: int) -> bool:
-    try:
-        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
 
 
 class ResidencyProbe:

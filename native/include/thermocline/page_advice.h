@@ -31,4 +31,7 @@ int64_t stop_read_ahead(const uint8_t* base, int64_t start, int64_t end);
 // neither owns the file nor may write to it.
 int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t count);
 
+// The same for any file: a page that is missing is read, and counted as missing however fast it comes. Waits for it.
+int64_t pages_read_at_once(const uint8_t* base, const int64_t* offsets, int64_t count);
+
 }  // namespace thermocline
