@@ -56,8 +56,9 @@ def expected(worker, target, request):
     return worker.compute(Held(target.held, 0, 0), request)
 
 
-def test_the_waiting_thread_receives_its_answer(worker, target, client):
+def test_the_waiting_thread_receives_its_answer(worker, target, client, monkeypatch):
     """An answer that comes after the thread began to receive is taken by that thread, and is right."""
+    monkeypatch.setattr("thermocline.remote.client._RECEIVE_S", TIMEOUT_S)
     request = some_request(target, 5)
     future = client.submit(request)
     takers = []
@@ -112,13 +113,17 @@ def test_a_failure_while_receiving_is_the_clients(worker, target, client, monkey
     frames = client._connection.frames
     assert client.submit(some_request(target, 1)).result(TIMEOUT_S) is not None
 
+    is_broken = threading.Event()
+
     def breaks(*_):
+        is_broken.set()
         raise WorkerLostError("broke while receiving")
 
     worker.gate.clear()
     monkeypatch.setattr(frames, "receive_soon", breaks)
     future = client.submit(some_request(target, 1))
-    future.receive(lambda: True)
+    while not is_broken.is_set():  # the client's thread may not have left the last answer yet
+        future.receive(lambda: True)
     with pytest.raises(WorkerLostError, match="broke while receiving"):
         future.result(TIMEOUT_S)
     worker.gate.set()
