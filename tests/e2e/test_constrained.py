@@ -280,9 +280,13 @@ async def test_schedules_do_not_change_constrained_answers(toy):
         async with Engine.open(toy, config) as engine:
             for form in (fields, tool_fields):  # compiled now, so that all answers start together
                 await tokens(engine, form, 9)
-            assert await asyncio.gather(*(tokens(engine, *one) for one in asked)) == expected
-            if config.memory is tight:
-                assert (await engine.snapshot()).total_preemptions > 0
+            for _ in range(5):
+                assert await asyncio.gather(*(tokens(engine, *one) for one in asked)) == expected
+                # On a busy machine some may have ended before the last one begins.
+                if config.memory is not tight or (await engine.snapshot()).total_preemptions:
+                    break
+            else:
+                pytest.fail("nothing was preempted")
             await engine.check_integrity()
 
 

@@ -95,23 +95,24 @@ async def test_what_failed_work_held_is_freed_at_once(offload, is_bulk):
     """Not when cycles are collected next: a few texts of megabytes are too few objects to bring that about."""
 
     async def fail():
-        body = _Body()
-        held.append(weakref.ref(body))
+        body, freed = _Body(), threading.Event()
+        weakref.finalize(body, freed.set)
+        all_freed.append(freed)
 
         def work(_):
             raise RequestError(f"about {body}")
 
         await offload.run(work, is_bulk=is_bulk)
 
-    held = []
+    all_freed = []
     gc.collect()
     gc.disable()
     try:
         for _ in range(3):
             with pytest.raises(RequestError, match="about"):
                 await fail()
-        await offload.run(lambda _: 1, is_bulk=is_bulk)  # the thread has forgotten the job before
-        assert [ref() for ref in held] == [None] * 3
+        for freed in all_freed:  # as soon as its thread has forgotten the job
+            assert await asyncio.to_thread(freed.wait, 10)
     finally:
         gc.enable()
 
