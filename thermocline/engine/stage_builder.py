@@ -169,7 +169,7 @@ def _load(
             other_lanes_have_work=offloads or is_remote or is_shared or not attends_here,
             hints_are_wanted=governor is not None
             and (has_experts or chunk.is_prompt)
-            and not governor.is_quiet,
+            and not governor.looks_quiet(),
             may_overlap=may_overlap,
         )
 

@@ -115,7 +115,7 @@ class PrefetchGovernor:
         self._probe = probe
         self._hints: deque[PrefetchHint] = deque()
         self._changed = threading.Condition()
-        self._closed = self._planning = self._is_resident = False
+        self._closed = self._planning = self._is_resident = self._is_look_wanted = False
         self._prompts: dict[ChunkId, _Prompt] = {}
         self._num_steps = 0
         self._quiet_until_s = self._look_at_s = 0.0
@@ -132,6 +132,20 @@ class PrefetchGovernor:
     def is_quiet(self) -> bool:
         """Whether hints would be ignored now, since all is in memory."""
         return time.monotonic() < self._quiet_until_s
+
+    def looks_quiet(self) -> bool:
+        """Return `is_quiet`, after another look if the last one is old and found all in memory, or if there was none.
+
+        Blocks for that look at some hundred pages. Who does not ask begins with hints after each pause.
+        """
+        may_be_quiet = self._probe is not None and (self._is_resident or not self._look_at_s)
+        if self.is_quiet or not may_be_quiet:
+            return self.is_quiet
+        with self._changed:
+            self._is_look_wanted = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or not self._is_look_wanted)
+        return self.is_quiet
 
     def offer_nowait(self, hint: PrefetchHint) -> None:
         """Queue a hint; drops the oldest one instead of waiting."""
@@ -185,7 +199,7 @@ class PrefetchGovernor:
 
     def _work(self) -> None:
         try:
-            while hints := self._take():
+            while (hints := self._take()) is not None:
                 self._act(hints)
         finally:
             # Also after an error, which is told as that of any thread: nobody waits for hints that nobody will take.
@@ -194,7 +208,11 @@ class PrefetchGovernor:
                 self._changed.notify_all()
 
     def _act(self, hints: list[PrefetchHint]) -> None:
-        if self._looks_resident():
+        is_resident = self._looks_resident()
+        with self._changed:
+            self._is_look_wanted = False
+            self._changed.notify_all()
+        if is_resident:
             self._total_needless += len(hints)
             return
         newest = {hint.chunk: hint for hint in hints}
@@ -202,14 +220,14 @@ class PrefetchGovernor:
             self._plan(hint, is_stale=newest[hint.chunk] is not hint)
         self._count()
 
-    def _take(self) -> list[PrefetchHint]:
+    def _take(self) -> list[PrefetchHint] | None:
+        """Return the hints that wait, none if only a look is wanted; None once closed."""
         with self._changed:
             self._planning = False
             if not self._hints:
                 self._changed.notify_all()
-            while not self._hints and not self._closed:
-                self._changed.wait()
-            hints = [] if self._closed else list(self._hints)
+            self._changed.wait_for(lambda: self._closed or self._is_look_wanted or self._hints)
+            hints = None if self._closed else list(self._hints)
             self._hints.clear()
             self._planning = True
             return hints

@@ -309,6 +309,55 @@ def test_it_goes_quiet_when_all_is_in_memory(make, monkeypatch):
     assert (probe.looks, setup.readers.asked) == (1, [])
 
 
+def test_who_asks_before_a_chunk_gets_an_answer_of_now(make, monkeypatch):
+    """A first look, none while the last one holds, another after a pause; none where the last found a page missing."""
+    clock = [1000.0]
+    monkeypatch.setattr("thermocline.prefetch.governor.time.monotonic", lambda: clock[0])
+    probe = FakeProbe(True)
+    setup = make(probe=probe)
+    assert not setup.governor.is_quiet
+    assert setup.governor.looks_quiet()
+    assert setup.governor.looks_quiet()
+    assert probe.looks == 1
+    clock[0] += 3600
+    assert not setup.governor.is_quiet
+    assert setup.governor.looks_quiet()
+    assert probe.looks == 2
+    clock[0] += 3600
+    probe.answer = False
+    assert not setup.governor.looks_quiet()
+    assert not setup.governor.looks_quiet()
+    assert probe.looks == 3
+    # A hint's own look finds that all is there again.
+    clock[0] += 3600
+    probe.answer = True
+    setup.settle(token(0, 1))
+    assert setup.governor.looks_quiet()
+    assert probe.looks == 4
+    statistics = setup.governor.statistics()
+    assert (statistics.total_hints, statistics.total_needless) == (1, 1)
+    assert setup.readers.asked == []
+
+
+def test_nobody_waits_for_a_look_that_will_not_come(make, monkeypatch):
+    """Without a probe there is none, and whoever waits while it closes is let go."""
+    monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 0.0)
+    assert not make().governor.looks_quiet()
+    setup = make(probe=FakeProbe(True))
+    setup.block()  # the look does not end
+    answers = []
+    asks = threading.Thread(target=lambda: answers.append(setup.governor.looks_quiet()))
+    closes = threading.Thread(target=setup.governor.close)
+    asks.start()
+    closes.start()
+    asks.join(10)
+    setup.unblock()
+    closes.join(10)
+    assert not asks.is_alive()
+    assert not closes.is_alive()
+    assert answers == [False]
+
+
 def test_hints_that_come_while_it_looks_are_needless_too(make, monkeypatch):
     """All is in memory; what was offered before the look had ended is not planned, and counts as no miss."""
     monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 3600.0)
