@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
+from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense import NativeDense
 
 SPELLED = "é€😀"
@@ -79,14 +80,17 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch):
-    """A gate in front of the engine's attention; open at the end in any case."""
+    """A gate in front of the engine's attention, in whole layers too; open at the end in any case."""
     gate = Gate()
-    real = NativeDense.attention
 
-    def held(self, *args, **kwargs):
-        gate.wait()
-        return real(self, *args, **kwargs)
+    def held(real):
+        def call(self, *args, **kwargs):
+            gate.wait()
+            return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(NativeDense, "attention", held)
+        return call
+
+    monkeypatch.setattr(NativeDense, "attention", held(NativeDense.attention))
+    monkeypatch.setattr(NativeKernels, "whole_layer", held(NativeKernels.whole_layer))
     yield gate
     gate.open()

@@ -134,12 +134,11 @@ class PrefetchGovernor:
         return time.monotonic() < self._quiet_until_s
 
     def looks_quiet(self) -> bool:
-        """Return `is_quiet`, after another look if the last one is old and found all in memory, or if there was none.
+        """Return `is_quiet`, after another look if the last one is old and found all in memory.
 
         Blocks for that look at some hundred pages. Who does not ask begins with hints after each pause.
         """
-        may_be_quiet = self._probe is not None and (self._is_resident or not self._look_at_s)
-        if self.is_quiet or not may_be_quiet:
+        if self.is_quiet or not self._is_resident:
             return self.is_quiet
         with self._changed:
             self._is_look_wanted = True

@@ -310,13 +310,14 @@ def test_it_goes_quiet_when_all_is_in_memory(make, monkeypatch):
 
 
 def test_who_asks_before_a_chunk_gets_an_answer_of_now(make, monkeypatch):
-    """A first look, none while the last one holds, another after a pause; none where the last found a page missing."""
+    """None while the last look holds, another after a pause, and none where the last found a page missing, or before the first."""
     clock = [1000.0]
     monkeypatch.setattr("thermocline.prefetch.governor.time.monotonic", lambda: clock[0])
     probe = FakeProbe(True)
     setup = make(probe=probe)
-    assert not setup.governor.is_quiet
-    assert setup.governor.looks_quiet()
+    assert not setup.governor.looks_quiet()
+    assert probe.looks == 0
+    setup.settle(token(0, 1))
     assert setup.governor.looks_quiet()
     assert probe.looks == 1
     clock[0] += 3600
@@ -335,7 +336,7 @@ def test_who_asks_before_a_chunk_gets_an_answer_of_now(make, monkeypatch):
     assert setup.governor.looks_quiet()
     assert probe.looks == 4
     statistics = setup.governor.statistics()
-    assert (statistics.total_hints, statistics.total_needless) == (1, 1)
+    assert (statistics.total_hints, statistics.total_needless) == (2, 2)
     assert setup.readers.asked == []
 
 
@@ -344,7 +345,8 @@ def test_nobody_waits_for_a_look_that_will_not_come(make, monkeypatch):
     monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 0.0)
     assert not make().governor.looks_quiet()
     setup = make(probe=FakeProbe(True))
-    setup.block()  # the look does not end
+    setup.settle(token(0, 1))
+    setup.block()  # the next look does not end
     answers = []
     asks = threading.Thread(target=lambda: answers.append(setup.governor.looks_quiet()))
     closes = threading.Thread(target=setup.governor.close)
