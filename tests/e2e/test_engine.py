@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +121,30 @@ async def test_a_step_of_answers_is_one_native_job_per_layer(toy, monkeypatch, p
         assert statistics.total_hints == 1 + 9 * num_layers
         selected = statistics.total_hits + statistics.total_late + statistics.total_misses
         assert selected >= 9 * num_layers * num_used
+
+
+async def test_a_prompt_after_a_pause_is_one_native_job_per_layer(toy, monkeypatch):
+    """All is in memory and was so before the pause: its first layer does not wait for hints, nor does a later chunk's."""
+    passed_s, num_tokens = [0.0], []
+    real = NativeKernels.whole_layer
+
+    def counting(self, parts, given, on_routed=None):
+        num_tokens.append(len(given.x))
+        passed_s[0] += 60.0
+        return real(self, parts, given, on_routed)
+
+    monkeypatch.setattr(NativeKernels, "whole_layer", counting)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0])
+    monkeypatch.setattr("thermocline.prefetch.governor.time", clock)
+    config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=8))
+    async with Engine.open(toy, config) as engine:
+        toy.read_bytes()
+        await collect(engine, [5] * 8, SamplingParams(max_tokens=1))
+        engine._parts.experts.governor.wait_idle()
+        num_tokens.clear()
+        passed_s[0] += 3600.0
+        await collect(engine, [6] * 24, SamplingParams(max_tokens=1))
+    assert num_tokens == [8] * 3 * 2  # chunks, layers
 
 
 async def test_seeded_sampling_repeats(toy):
