@@ -124,18 +124,18 @@ async def test_a_step_of_answers_is_one_native_job_per_layer(toy, monkeypatch, p
 
 
 async def test_a_prompt_after_a_pause_is_one_native_job_per_layer(toy, monkeypatch):
-    """All is in memory and was so before the pause: its first layer does not wait for hints, nor does a later chunk's."""
+    """All is in memory, and was so before the pause: no chunk of it is torn into its stages to give hints."""
     passed_s, num_tokens = [0.0], []
     real = NativeKernels.whole_layer
 
     def counting(self, parts, given, on_routed=None):
         num_tokens.append(len(given.x))
-        passed_s[0] += 60.0
         return real(self, parts, given, on_routed)
 
     monkeypatch.setattr(NativeKernels, "whole_layer", counting)
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0])
     monkeypatch.setattr("thermocline.prefetch.governor.time", clock)
+    monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 60.0)
     config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=8))
     async with Engine.open(toy, config) as engine:
         toy.read_bytes()
