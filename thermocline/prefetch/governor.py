@@ -143,7 +143,7 @@ class PrefetchGovernor:
         with self._changed:
             self._is_look_wanted = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._closed or not self._is_look_wanted)
+        self.wait_idle()
         return self.is_quiet
 
     def offer_nowait(self, hint: PrefetchHint) -> None:
@@ -186,7 +186,9 @@ class PrefetchGovernor:
     def wait_idle(self) -> None:
         """Block until every hint offered before is processed; reads may still be in flight."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not (self._hints or self._planning))
+            self._changed.wait_for(
+                lambda: self._closed or not (self._planning or self._is_look_wanted or self._hints)
+            )
 
     def close(self) -> None:
         """Drop queued hints and end all threads. Blocks for the reads in flight; more calls do nothing."""
@@ -207,11 +209,7 @@ class PrefetchGovernor:
                 self._changed.notify_all()
 
     def _act(self, hints: list[PrefetchHint]) -> None:
-        is_resident = self._looks_resident()
-        with self._changed:
-            self._is_look_wanted = False
-            self._changed.notify_all()
-        if is_resident:
+        if self._looks_resident():
             self._total_needless += len(hints)
             return
         newest = {hint.chunk: hint for hint in hints}
@@ -228,7 +226,7 @@ class PrefetchGovernor:
             self._changed.wait_for(lambda: self._closed or self._is_look_wanted or self._hints)
             hints = None if self._closed else list(self._hints)
             self._hints.clear()
-            self._planning = True
+            self._is_look_wanted, self._planning = False, True
             return hints
 
     def _looks_resident(self) -> bool:

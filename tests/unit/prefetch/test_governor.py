@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -312,7 +313,8 @@ def test_it_goes_quiet_when_all_is_in_memory(make, monkeypatch):
 def test_who_asks_before_a_chunk_gets_an_answer_of_now(make, monkeypatch):
     """None while the last look holds, another after a pause, and none where the last found a page missing, or before the first."""
     clock = [1000.0]
-    monkeypatch.setattr("thermocline.prefetch.governor.time.monotonic", lambda: clock[0])
+    time = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr("thermocline.prefetch.governor.time", time)
     probe = FakeProbe(True)
     setup = make(probe=probe)
     assert not setup.governor.looks_quiet()
