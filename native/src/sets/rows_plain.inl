@@ -100,9 +100,7 @@ PlainRowsFn find_plain_rows(int type_id) {
     switch (type_id) {
         case kF16: return multiply_plain_rows<kF16>;
         case kBF16: return multiply_plain_rows<kBF16>;
-#if !defined(__AVX512F__)
         case kF32: return multiply_plain_rows<kF32>;
-#endif
         default: return nullptr;
     }
 }
