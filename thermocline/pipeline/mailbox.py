@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from asyncio import _get_running_loop as running_loop  # None where there is none
 from collections import deque
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from thermocline.messages import PromptProgress, TokenEvent
+from thermocline.messages import PromptProgress, RequestFailed, TokenEvent
 
 if TYPE_CHECKING:
     from thermocline.messages import RequestEvent
@@ -37,6 +38,7 @@ class Mailbox:
         self._num_entries = 0
         self._lock = threading.Lock()
         self._runs: deque[list[RequestEvent]] = deque()
+        self._is_waking = False
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
@@ -49,7 +51,11 @@ class Mailbox:
         return self._max_entries is not None and self._num_entries > self._max_entries
 
     def put(self, event: RequestEvent) -> None:
-        """Add an event, from the engine's thread. Never waits for the reader."""
+        """Add an event, from the engine's thread. Never waits for the reader.
+
+        Of a failure the reader is told at once. Of all else it is told when that thread's loop has done what it is at,
+        as it may be about to start the next step: a reader that runs beside it takes turns with it.
+        """
         with self._lock:
             self._num_entries += _num_entries(event)
             last = self._runs[-1] if self._runs else None
@@ -60,11 +66,12 @@ class Mailbox:
                 last.append(event)
             else:
                 self._runs.append([event])
-        try:
-            self._loop.call_soon_threadsafe(self._arrived.set)
-        except RuntimeError:
-            # The reader's loop is closed: nobody is left to wake.
-            return
+        loop = None if isinstance(event, RequestFailed) else running_loop()
+        if loop is None:
+            self._wake()
+        elif not self._is_waking:
+            self._is_waking = True
+            loop.call_soon(self._wake)
 
     async def get(self) -> RequestEvent:
         """Wait for the oldest event, or run of merged token events, and take it."""
@@ -76,6 +83,14 @@ class Mailbox:
             if run is not None:
                 return _as_one(run)
             await self._arrived.wait()
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        except RuntimeError:
+            # The reader's loop is closed: nobody is left to wake.
+            return
 
 
 def _num_entries(event: RequestEvent) -> int:

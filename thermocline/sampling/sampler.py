@@ -102,10 +102,14 @@ class Sampler:
         """
         assert logits.shape == (self._vocab_size,), logits.shape
         assert logits.dtype == np.float32, logits.dtype
-        _check_usable(logits)
+        best = int(logits.argmax())  # the first NaN, if there is one
+        if not np.isfinite(logits[best]):
+            raise _not_usable(logits)
         forced = None if self._limit is None else self._limit.forced(output_ids)
         if forced is None:
-            token_id = self._choose(self._processed(logits, output_ids), len(output_ids))
+            row = self._processed(logits, output_ids)
+            is_plain = row is logits and self._params.is_greedy
+            token_id = best if is_plain else self._choose(row, len(output_ids))
         else:
             token_id = forced
         if self._params.logprobs is None:
@@ -228,11 +232,9 @@ def _check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def _check_usable(logits: maths.Logits) -> None:
-    if np.isfinite(logits.max()):  # the maximum of a row with NaN is NaN
-        return
+def _not_usable(logits: maths.Logits) -> EngineError:
     num_nan = int(np.isnan(logits).sum())
-    raise EngineError(
+    return EngineError(
         f"the model's logits are not usable: {num_nan} of {len(logits)} are NaN, the greatest is "
         f"{np.nanmax(logits) if num_nan < len(logits) else 'NaN'}. Check the model file's checksum; "
         "if the file is good, this is a defect of a kernel"

@@ -5,8 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
-from thermocline.messages import FinishReason, PromptProgress, RequestId, TokenEvent, TokenLogprob
+from thermocline.errors import EngineError
+from thermocline.messages import (
+    FinishReason,
+    PromptProgress,
+    RequestFailed,
+    RequestId,
+    TokenEvent,
+    TokenLogprob,
+)
 from thermocline.pipeline.mailbox import Mailbox
 
 REQUEST = RequestId(1)
@@ -70,6 +79,22 @@ def test_putting_after_the_reader_s_loop_is_gone_is_harmless():
     loop.close()
     mailbox.put(token(1))
     assert len(mailbox) == 1
+
+
+async def test_a_reader_is_told_when_the_engines_loop_has_done_what_it_is_at():
+    """Once for all events until then; of a failure at once, since nothing comes after it."""
+    calls: list[object] = []
+    mailbox = Mailbox(SimpleNamespace(call_soon_threadsafe=calls.append))
+    for index in range(3):
+        mailbox.put(token(index))
+    assert not calls
+    await asyncio.sleep(0)
+    assert len(calls) == 1
+    mailbox.put(token(3))
+    await asyncio.sleep(0)
+    assert len(calls) == 2
+    mailbox.put(RequestFailed(REQUEST, EngineError("over")))
+    assert len(calls) == 3
 
 
 async def test_a_reader_too_far_behind_shows():
