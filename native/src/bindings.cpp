@@ -78,6 +78,7 @@ NB_MODULE(_native, m) {
     bind_layer(m, core);
     bind_dispatch(m);
     bind_frames(m);
+    bind_step(m);
     bind_handoff(m);
     bind_inbox(m);
     nb::class_<tc::GuardedMap>(m, "GuardedMap", "A mapped file whose bytes become zeros where they can not be read.")

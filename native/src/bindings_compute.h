@@ -182,6 +182,7 @@ void bind_recurrent(nb::module_& m, nb::class_<Core>& core);
 void bind_layer(nb::module_& m, nb::class_<Core>& core);
 void bind_dispatch(nb::module_& m);
 void bind_frames(nb::module_& m);
+void bind_step(nb::module_& m);
 void bind_handoff(nb::module_& m);
 void bind_inbox(nb::module_& m);
 

@@ -89,11 +89,15 @@ Sizes dispatch_pairs(In<int32_t, 2> ids, In<float, 2> weights, In<uint8_t, 1> ow
 }
 
 // What tokens chose in some layers, and which of it was resident.
+using Counts = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using LayerCounts = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 nb::typed<nb::tuple, int64_t, int64_t> count_choices(In<int32_t, 3> ids, In<int32_t, 1> layers, In<int32_t, 2> residency,
-                                                     nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> counts) {
+                                                     Counts counts, LayerCounts tokens) {
     const size_t experts = counts.shape(1), pairs = ids.shape(1) * ids.shape(2);
     require(ids.shape(0) == layers.shape(0), "every layer has choices");
     require(residency.shape(0) == counts.shape(0) && residency.shape(1) == experts, "counts has the shape of residency");
+    require(tokens.shape(0) == counts.shape(0), "every layer has its tokens");
     int64_t hits = 0, hot_layers = 0;
     for (size_t n = 0; n < layers.shape(0); ++n) {
         const int64_t layer = layers.data()[n];
@@ -106,6 +110,7 @@ nb::typed<nb::tuple, int64_t, int64_t> count_choices(In<int32_t, 3> ids, In<int3
             ++counts.data()[row + static_cast<size_t>(expert)];
             found += residency.data()[row + static_cast<size_t>(expert)] >= 0;
         }
+        tokens.data()[layer] += static_cast<int64_t>(ids.shape(1));
         hits += static_cast<int64_t>(found);
         hot_layers += found == pairs;
     }
@@ -123,8 +128,8 @@ void bind_dispatch(nb::module_& m) {
           "Write for each of three owners its experts, ascending, their counts, and the rows, slots and weights of its "
           "pairs by expert, then by token; the numbers of experts and pairs of each. owners: one for each expert.");
     m.def("count_choices", &count_choices, nb::arg("ids").noconvert(), nb::arg("layers").noconvert(),
-          nb::arg("residency").noconvert(), nb::arg("counts").noconvert(),
-          "Add the choices [n, tokens, slots] of n layers to counts [layers, experts]; how many of them had a slot in\n"
+          nb::arg("residency").noconvert(), nb::arg("counts").noconvert(), nb::arg("num_tokens").noconvert(),
+          "Add the choices [n, tokens, slots] of n layers to counts [layers, experts], and the tokens to num_tokens [layers]; how many of them had a slot in\n"
           "residency [layers, experts], and in how many layers all had.");
 }
 

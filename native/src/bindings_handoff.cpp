@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "layer_weights.h"
+#include "bindings_step.h"
 #include "thermocline/handoff.h"
 #include "thermocline/relax.h"
 #include "thermocline/step_graph.h"
@@ -155,84 +155,22 @@ class Server {
     std::vector<ExpertStacks> stacks_;
 };
 
-// A layer of a graph with what it computes with, checked and kept alive.
-class DeviceLayer {
-   public:
-    DeviceLayer(const LayerWeights& weights, std::optional<Experts> slots, int64_t rope, int64_t places)
-        : weights_(weights), slots_(std::move(slots)) {
-        require(rope >= 0 && rope < 1024 && places >= 0 && places < 1024, "a layer's tables and places count from 0");
-        require(!weights_.layer().embedding.exists, "no graph computes a layer's embeddings of tokens");
-        given_.rope = rope;
-        given_.places = places;
-        if (!slots_) return;
-        const Layer& layer = weights_.layer();
-        require(layer.is_routed, "a layer without routed experts has no slots");
-        require(slots_->up.cols() == layer.hidden && slots_->up.rows() == layer.experts.up.first.rows,
-                "a slot has the sizes of an expert");
-        require(slots_->stacked.activation == layer.experts.activation &&
-                    slots_->biases.empty() == (layer.experts.down_bias.first == nullptr),
-                "a slot has the formula of an expert");
-        given_.slots = {slots_->up.size(), slots_->stacked};
-    }
-
-    void attends(int type, int64_t block_tokens, int64_t head_dim, Write<uint8_t, 3> keys, Write<uint8_t, 3> values) {
-        if (weights_.layer().is_latent) {
-            const LatentPart& part = weights_.latent().part();
-            require(head_dim == part.kv.rows, "a latent row has a number per row of kv");
-            given_.cache = {latent_shape(type, block_tokens, head_dim, part.latent(), keys), keys.data(), keys.data()};
-        } else {
-            const CacheShape shape = cache_shape(type, block_tokens, head_dim, keys, values);
-            weights_.attention().require_heads(shape);
-            given_.cache = {shape, keys.data(), values.data()};
-        }
-        arrays_ = {keys, values};
-    }
-    void recurs(ConvStates conv_states, States states) {
-        require_states(weights_.state(), conv_states, states);
-        given_.conv_states = conv_states.data();
-        given_.states = states.data();
-        num_states_ = size(conv_states, 0);
-        conv_ = std::move(conv_states);
-        recurrent_ = std::move(states);
-    }
-
-    GraphLayer given() const {
-        const int has_memory = (given_.cache.keys != nullptr) + (given_.conv_states != nullptr);
-        require(has_memory == (weights_.has_mixer() ? 1 : 0), "a layer with a mixer attends or recurs");
-        GraphLayer layer = given_;
-        layer.layer = &weights_.layer();
-        return layer;
-    }
-    const LayerWeights& weights() const { return weights_; }
-    int64_t num_states() const { return num_states_; }
-
-   private:
-    LayerWeights weights_;
-    std::optional<Experts> slots_;
-    GraphLayer given_{};
-    std::vector<Write<uint8_t, 3>> arrays_;
-    std::optional<ConvStates> conv_;
-    std::optional<States> recurrent_;
-    int64_t num_states_ = 0;
-};
-
 class Graph {
    public:
-    Graph(nb::handle_t<Core> core, PagePtr page, const std::vector<std::shared_ptr<DeviceLayer>>& layers, double bytes_per_s)
+    Graph(nb::handle_t<Core> core, PagePtr page, const PlacedLayers& layers, double bytes_per_s)
         : kept_(nb::borrow(core)), page_(std::move(page)) {
         const HandoffShape& shape = page_->page.shape();
         require(static_cast<int64_t>(layers.size()) == shape.layers, "the page has as many layers as the model");
         require(bytes_per_s >= 1, "the link moves at least a byte per second");
-        std::vector<GraphLayer> given;
+        std::vector<PlacedLayer> given;
         for (const auto& layer : layers) {
             require(layer != nullptr, "a layer is missing");
-            layers_.push_back(std::make_shared<DeviceLayer>(*layer));  // what it computes with stays, whatever is set later
+            require(!layer->weights().layer().embedding.exists, "no graph computes a layer's embeddings of tokens");
+            layers_.push_back(std::make_shared<PlacedWeights>(*layer));  // what it computes with stays, whatever is set later
             given.push_back(layers_.back()->given());
             const Layer& weights = *given.back().layer;
             require(weights.hidden == shape.hidden && (!weights.is_routed || weights.router.rule.chosen == shape.chosen),
                     "the page has the sizes of the layers");
-            ropes_ = std::max(ropes_, given.back().rope + 1);
-            places_ = std::max(places_, given.back().places + 1);
         }
         auto& owner = nb::cast<Core&>(kept_);
         graph_ = std::make_unique<StepGraph>(owner.compute(), owner.dense(), page_->page, std::move(given), 1e9 / bytes_per_s);
@@ -275,25 +213,10 @@ class Graph {
         require(!is_running_ || page_->page.ended_flag().load(std::memory_order_acquire) == epoch_,
                 "the graph computes a step");
     }
-    // Every layer must find what the step gives, within its own cache and slots.
     void require_inputs(const GraphInputs& inputs) const {
-        require(static_cast<int64_t>(inputs.ropes.size()) >= ropes_ && static_cast<int64_t>(inputs.places.size()) >= places_,
-                "every layer has its tables and places");
+        require_step(layers_, inputs);
         for (size_t n = 0; n < layers_.size(); ++n) {
-            const GraphLayer layer = layers_[n]->given();
-            if (layer.conv_states != nullptr) {
-                require(!inputs.runs.empty(), "a recurrent layer has runs");
-                for (size_t r = 0; r < inputs.runs.size(); ++r)
-                    require(inputs.runs[r].slot < layers_[n]->num_states() &&
-                                inputs.copies[r] < layers_[n]->num_states(),
-                            "a slot lies beyond the states");
-            } else if (layer.cache.keys != nullptr) {
-                require_places(layer.cache.shape, inputs, inputs.places[static_cast<size_t>(layer.places)]);
-                const auto& rope = inputs.ropes[static_cast<size_t>(layer.rope)];
-                const int64_t turned = layer.cache.shape.head_dim - layer.cache.shape.latent;
-                require(layer.layer->is_latent ? rope.rotary_dims == turned : rope.rotary_dims <= turned,
-                        "rotary_dims must be at most head_dim, and what lies behind the value of a latent row");
-            }
+            const PlacedLayer layer = layers_[n]->given();
             if (!layer.layer->is_routed) continue;
             require(layer.layer->router.matrix.rows <= inputs.experts, "residency has a column for each expert");
             const int32_t* row = inputs.residency + static_cast<int64_t>(n) * inputs.experts;
@@ -303,75 +226,12 @@ class Graph {
     }
 
    private:
-    static void require_places(const CacheShape& cache, const GraphInputs& inputs, const GraphPlaces& places) {
-        require_below(places.slots, inputs.rows, cache.num_blocks * cache.block_tokens, "a slot lies beyond the cache");
-        for (int64_t s = 0; s < places.sequences; ++s) {
-            const int64_t first = places.starts[s], tokens = places.starts[s + 1] - first;
-            const int64_t table = places.table_starts[s], blocks = places.table_starts[s + 1] - table;
-            require_below(places.block_tables + table, blocks, cache.num_blocks, "a block lies beyond the cache");
-            require_below(inputs.positions + first, tokens, blocks * cache.block_tokens,
-                          "a position lies beyond the block table");
-        }
-    }
-
     nb::object kept_;
     PagePtr page_;
-    std::vector<std::shared_ptr<DeviceLayer>> layers_;
-    int64_t ropes_ = 0, places_ = 0;
+    PlacedLayers layers_;
     bool is_running_ = false;
     uint32_t epoch_ = 0;  // of the last step
     std::unique_ptr<StepGraph> graph_;
-};
-
-using RopeArrays = std::tuple<In<float, 2>, In<float, 2>, bool>;
-using PlaceArrays = std::tuple<In<int32_t, 1>, In<int32_t, 1>, In<int32_t, 1>, In<int32_t, 1>>;
-
-// A step's arrays, kept alive, and what the graph reads of them.
-struct Step {
-    In<float, 2> x;
-    In<int32_t, 1> positions;
-    std::vector<RopeArrays> ropes;
-    std::vector<PlaceArrays> places;
-    In<int32_t, 2> residency;
-    GraphInputs inputs{};
-
-    Step(In<float, 2> rows, In<int32_t, 1> at, std::vector<RopeArrays> tables, std::vector<PlaceArrays> caches,
-         In<int32_t, 2> runs, In<int32_t, 2> slots)
-        : x(std::move(rows)), positions(std::move(at)), ropes(std::move(tables)), places(std::move(caches)),
-          residency(std::move(slots)) {
-        const int64_t count = size(x, 0);
-        inputs.rows = count;
-        inputs.x = x.data();
-        inputs.positions = positions.data();
-        inputs.residency = residency.data();
-        inputs.experts = size(residency, 1);
-        require(size(positions, 0) == count, "positions must have one entry per token");
-        for (const auto& [cosines, sines, pairs] : ropes) {
-            require_rotary(cosines, sines, size(cosines, 0), 1 << 20);
-            require_below(positions.data(), count, size(cosines, 0), "a position lies beyond the rotary table");
-            inputs.ropes.push_back({cosines.data(), sines.data(), size(cosines, 0), 2 * size(cosines, 1),
-                                    pairs ? RopeLayout::Pairs : RopeLayout::Halves});
-        }
-        for (const auto& [own, starts, block_tables, table_starts] : places) {
-            require(size(own, 0) == count, "slots must have one entry per token");
-            require_spans(starts, count);
-            require_spans(table_starts, size(block_tables, 0));
-            require(size(table_starts, 0) == size(starts, 0), "starts and table_starts differ in length");
-            inputs.places.push_back(
-                {own.data(), starts.data(), block_tables.data(), table_starts.data(), size(starts, 0) - 1});
-        }
-        require(size(runs, 1) == 4, "runs must be [runs, 4]");
-        int64_t end = 0;
-        for (int64_t r = 0; r < size(runs, 0); ++r) {
-            const int32_t* row = runs.data() + 4 * r;
-            require(row[0] == end && row[1] > 0, "runs must follow each other");
-            require(row[2] >= 0 && row[3] >= -1, "a slot lies beyond the states");
-            end += row[1];
-            inputs.runs.push_back({row[0], row[1], row[2]});
-            inputs.copies.push_back(row[3]);
-        }
-        require(end == count || end == 0, "the runs must cover all tokens");
-    }
 };
 
 // The CPU's side goes on in Python when the device is done, and somebody waits for it: it gets the interpreter lock
@@ -393,13 +253,13 @@ int run_graph(Graph& graph, uint32_t epoch, const Patience& patience, In<float, 
     graph.page().require_rows(size(x, 0));
     require(size(x, 1) == shape.hidden, "x must be [rows, hidden]");
     require(size(residency, 0) == shape.layers, "residency must be [layers, experts]");
-    const Step step(std::move(x), std::move(positions), std::move(ropes), std::move(places), std::move(runs),
-                    std::move(residency));
-    graph.require_inputs(step.inputs);
+    const StepArrays arrays(std::move(x), std::move(positions), std::move(ropes), std::move(places), runs, std::nullopt);
+    const GraphInputs inputs{arrays.inputs, residency.data(), size(residency, 1)};
+    graph.require_inputs(inputs);
     const HandoffPatience nanoseconds = patience_of(patience);
     const Graph::Running running(graph, epoch);
     const WithoutGil unlocked;
-    const auto end = static_cast<int>(graph.graph().run(step.inputs, epoch, nanoseconds));
+    const auto end = static_cast<int>(graph.graph().run(inputs, epoch, nanoseconds));
     let_others_go_on();
     return end;
 }
@@ -433,16 +293,8 @@ void bind_handoff(nb::module_& m) {
              "makes no sense. spans [layers, 2]: when each layer was seen and served, in ns of CLOCK_MONOTONIC.")
         .def("finish", &Server::finish, nb::arg("epoch"), nb::arg("patience"),
              "Wait until the device is done; returns as `HandoffPage.wait`.");
-    nb::class_<DeviceLayer>(m, "GraphLayer", "A layer with slots for experts, as a simulated device computes it.")
-        .def(nb::init<const LayerWeights&, std::optional<Experts>, int64_t, int64_t>(), nb::arg("weights"),
-             nb::arg("slots").none(), nb::arg("rope"), nb::arg("places"))
-        .def("attends", &DeviceLayer::attends, nb::arg("cache_type"), nb::arg("block_tokens"), nb::arg("head_dim"),
-             nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
-             "Set its cache; values are not looked at where attention is latent.")
-        .def("recurs", &DeviceLayer::recurs, nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(),
-             "Set its states.");
     nb::class_<Graph>(m, "StepGraph", "A decode step through all layers, recorded as nodes.")
-        .def(nb::init<nb::handle_t<Core>, PagePtr, const std::vector<std::shared_ptr<DeviceLayer>>&, double>(), nb::arg("core"),
+        .def(nb::init<nb::handle_t<Core>, PagePtr, const PlacedLayers&, double>(), nb::arg("core"),
              nb::arg("page"), nb::arg("layers"), nb::arg("bytes_per_s"))
         .def_prop_ro("num_nodes", &Graph::num_nodes)
         .def("output", &Graph::output, nb::arg("out").noconvert(), "Copy x [rows, hidden] behind the last layer.")
@@ -450,8 +302,8 @@ void bind_handoff(nb::module_& m) {
              nb::arg("positions").noconvert(), nb::arg("ropes"), nb::arg("places"), nb::arg("runs").noconvert(),
              nb::arg("residency").noconvert(),
              "Compute a step; returns as `HandoffPage.wait`. ropes: (cosines, sines, pairs) by position; places: (slots,\n"
-             "starts, block_tables, table_starts); runs [runs, 4] as for run_recurrent_layer, none without recurrent layers; residency\n"
-             "int32 [layers, experts].")
+             "starts, block_tables, table_starts, expanded); runs [runs, 4] as for run_recurrent_layer, none without recurrent\n"
+             "layers; residency int32 [layers, experts].")
         .def("spans", &Graph::spans, nb::arg("out").noconvert(),
              "Of the last step: begin and end of each node in ns of CLOCK_MONOTONIC, its kind, its layer, and the pairs\n"
              "that it computed or waited for.");

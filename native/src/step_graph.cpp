@@ -18,7 +18,7 @@ int64_t now_ns() {
 
 }  // namespace
 
-StepGraph::StepGraph(Compute compute, Dense dense, HandoffPage& page, std::vector<GraphLayer> layers,
+StepGraph::StepGraph(Compute compute, Dense dense, HandoffPage& page, std::vector<PlacedLayer> layers,
                      double nanoseconds_per_byte)
     : compute_(compute),
       dense_(dense),
@@ -59,7 +59,7 @@ HandoffEnd StepGraph::run(const GraphInputs& inputs, uint32_t epoch, const Hando
     page_.begun_flag().store(epoch, std::memory_order_release);
     move(wide);
     std::memcpy(x_, inputs.x, static_cast<size_t>(wide));
-    look_up_ropes();
+    turns_.look_up(inputs);
     for (size_t n = 0; n < nodes_.size(); ++n) {
         spans_[n] = {now_ns(), 0, static_cast<int64_t>(nodes_[n].node), nodes_[n].layer, 0};
         const HandoffEnd end = run_node(nodes_[n]);
@@ -100,29 +100,12 @@ HandoffEnd StepGraph::run_node(const Recorded& recorded) {
     return HandoffEnd::Done;
 }
 
-void StepGraph::look_up_ropes() {
-    const size_t count = inputs_->ropes.size();
-    cosines_.resize(count);
-    sines_.resize(count);
-    for (size_t n = 0; n < count; ++n) {
-        const GraphRope& rope = inputs_->ropes[n];
-        const int64_t width = rope.rotary_dims / 2;
-        cosines_[n].resize(static_cast<size_t>(inputs_->rows * width));
-        sines_[n].resize(cosines_[n].size());
-        for (int64_t row = 0; row < inputs_->rows; ++row) {
-            std::copy_n(rope.cosines + inputs_->positions[row] * width, width, cosines_[n].data() + row * width);
-            std::copy_n(rope.sines + inputs_->positions[row] * width, width, sines_[n].data() + row * width);
-        }
-    }
-}
-
 void StepGraph::attend(int64_t index) {
-    const GraphLayer& given = layers_[static_cast<size_t>(index)];
+    const PlacedLayer& given = layers_[static_cast<size_t>(index)];
     const GraphInputs& step = *inputs_;
     const Layer& layer = *given.layer;
     if (given.conv_states != nullptr) {
-        const StateTokens tokens{step.rows, step.runs.data(), step.copies.data(), static_cast<int64_t>(step.runs.size()),
-                                 given.conv_states, given.states};
+        const StateTokens tokens = states_of(given, step);
         if (layer.recurrent.kind == RecurrentPart::Kind::Nothing)
             apply_delta(compute_, dense_, Form::Decode, layer.delta, tokens, x_, residual_);
         else
@@ -133,13 +116,7 @@ void StepGraph::attend(int64_t index) {
         std::swap(x_, residual_);
         return;
     }
-    const GraphRope& rope = step.ropes[static_cast<size_t>(given.rope)];
-    const float* cosines = cosines_[static_cast<size_t>(given.rope)].data();
-    const float* sines = sines_[static_cast<size_t>(given.rope)].data();
-    const GraphPlaces& places = step.places[static_cast<size_t>(given.places)];
-    const LayerTokens tokens{step.rows,        step.positions,      places.slots,        cosines, sines,
-                             rope.rotary_dims, rope.layout,         places.starts,       places.block_tables,
-                             places.table_starts, places.sequences};
+    const LayerTokens tokens = tokens_of(given, step, turns_);
     if (layer.is_latent)
         thermocline::attend(compute_, dense_, Form::Decode, layer.latent, tokens, given.cache, x_, residual_);
     else

@@ -97,8 +97,8 @@ struct Tokens {
                 starts.data(), tables.data(), table_starts.data(), rows};
     }
     GraphInputs inputs(const std::vector<int32_t>& residency) const {
-        return {rows, x.data(), positions.data(), {{all_cosines.data(), all_sines.data(), kPositions, kHeadDim, RopeLayout::Halves}},
-                {{slots.data(), starts.data(), tables.data(), table_starts.data(), rows}}, {}, {}, residency.data(), kExperts};
+        return {{rows, x.data(), positions.data(), {{all_cosines.data(), all_sines.data(), kPositions, kHeadDim, RopeLayout::Halves}},
+                {{slots.data(), starts.data(), tables.data(), table_starts.data(), rows}}, {}, {}}, residency.data(), kExperts};
     }
 };
 
@@ -117,7 +117,7 @@ class Pair {
 
     // A device with a page of its own. It has threads of its own, or those of the CPU.
     void record(bool is_own = true) {
-        std::vector<GraphLayer> given;
+        std::vector<PlacedLayer> given;
         for (int64_t l = 0; l < kLayers; ++l) {
             const auto n = static_cast<size_t>(l);
             given.push_back({&layers_[n]->layer, device_cache_.view(l), nullptr, nullptr, 0, 0,

@@ -49,7 +49,7 @@ async def test_without_flags_everything_has_a_reason(toy):
     assert (found["contexts"].value, found["context"].value) == ("64", "4096 tokens")
     assert found["prompt chunk"].value == "512 tokens"
     assert found["prefetch"].value.startswith("auto")
-    assert found["an answer's token"].value in ("FusedLayer", "Sequential")
+    assert found["an answer's token"].value in ("FusedStep", "FusedLayer", "Sequential")
     assert not {"promotion", "uploads", "expert budget"} & found.keys()
 
 
@@ -75,7 +75,7 @@ async def test_what_was_asked_for_is_said_to_be(toy):
     }
     for name, (value, flag) in flags.items():
         assert (found[name].value, found[name].why) == (value, f"asked for ({flag})")
-    assert found["an answer's token"].value == "FusedLayer"
+    assert found["an answer's token"].value == "FusedStep"
 
 
 async def test_a_device_tells_what_promotion_waits_for(toy):

@@ -35,6 +35,7 @@ from thermocline.errors import (
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kernels.whole_step import NativeStep
 from thermocline.messages import FinishReason, RequestOptions
 from thermocline.pipeline import prompt_ticks
 from thermocline.prefetch.residency import ResidencyProbe
@@ -95,17 +96,24 @@ async def test_two_requests_share_the_engine(toy):
 
 
 @pytest.mark.parametrize("prefetch", ["off", "on"])
-async def test_a_step_of_answers_is_one_native_job_per_layer(toy, monkeypatch, prefetch):
-    """Where nothing is hot, no decode step is torn into its stages; what is read ahead is told from within a job."""
+async def test_a_step_of_answers_is_one_native_job_or_one_per_layer(toy, monkeypatch, prefetch):
+    """Where nothing is hot, no decode step is torn into its stages; what is read ahead is told from within a layer's job."""
     num_tokens: list[int] = []
-    real = NativeKernels.whole_layer
+    num_steps = 0
+    real, real_step = NativeKernels.whole_layer, NativeStep.__call__
 
     def counting(self, parts, given, on_routed=None):
         num_tokens.append(len(given.x))
         assert (on_routed is not None) == (prefetch == "on")
         return real(self, parts, given, on_routed)
 
+    def counting_steps(self, given):
+        nonlocal num_steps
+        num_steps += 1
+        return real_step(self, given)
+
     monkeypatch.setattr(NativeKernels, "whole_layer", counting)
+    monkeypatch.setattr(NativeStep, "__call__", counting_steps)
     config = EngineConfig(prefetch=PrefetchConfig(mode=prefetch))
     async with Engine.open(toy, config) as engine:
         await collect(engine, "hello", SamplingParams(max_tokens=9, ignore_eos=True))
@@ -115,7 +123,7 @@ async def test_a_step_of_answers_is_one_native_job_per_layer(toy, monkeypatch, p
         statistics = engine.statistics().prefetch
     num_layers, num_used = 2, 2
     # The first token comes with the prompt.
-    assert num_tokens.count(1) == 8 * num_layers
+    assert (num_tokens.count(1), num_steps) == ((8 * num_layers, 0) if prefetch == "on" else (0, 8))
     if prefetch == "on":
         # A prompt's first hint comes before its layers.
         assert statistics.total_hints == 1 + 9 * num_layers
@@ -375,6 +383,15 @@ class FailingKernels(NativeKernels):
     def whole_layer(self, *args, **kwargs):
         self._count()
         return super().whole_layer(*args, **kwargs)
+
+    def whole_step(self, layers):
+        step = super().whole_step(layers)
+
+        def compute(given):
+            self._count()
+            return step(given)
+
+        return compute
 
 
 @pytest.mark.parametrize("fail_on", [1, 3, 40])

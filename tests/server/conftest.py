@@ -10,6 +10,7 @@ import pytest
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense import NativeDense
+from thermocline.kernels.whole_step import NativeStep
 
 SPELLED = "é€😀"
 THINKING_TEMPLATE = (
@@ -80,7 +81,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch):
-    """A gate in front of the engine's attention, in whole layers too; open at the end in any case."""
+    """A gate in front of the engine's attention, in whole layers and steps too; open at the end in any case."""
     gate = Gate()
 
     def held(real):
@@ -92,5 +93,6 @@ def gate(monkeypatch):
 
     monkeypatch.setattr(NativeDense, "attention", held(NativeDense.attention))
     monkeypatch.setattr(NativeKernels, "whole_layer", held(NativeKernels.whole_layer))
+    monkeypatch.setattr(NativeStep, "__call__", held(NativeStep.__call__))
     yield gate
     gate.open()

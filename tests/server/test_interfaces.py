@@ -17,7 +17,7 @@ from tests.server.core.test_refusals import json_values
 from tests.server.live import CARD, HELLO, live
 from tests.server.steps import read_events
 from thermocline import EngineConfig, PrefetchConfig, SchedulerConfig
-from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.whole_step import NativeStep
 
 JSON = {"Content-Type": "application/json"}
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
@@ -154,17 +154,17 @@ async def test_leaving_ends_the_work(toy, path):
 async def test_a_failure_in_a_stream_is_its_last_event(speller, path, monkeypatch):
     """Each interface has its own form of it, and nothing comes after it."""
     num_calls = 0
-    real = NativeKernels.whole_layer
+    real = NativeStep.__call__
 
     def failing(self, *args, **kwargs):
         nonlocal num_calls
         num_calls += 1
-        if num_calls == 20:
+        if num_calls == 10:
             raise MemoryError("no room, as told")
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(NativeKernels, "whole_layer", failing)
-    # Whole layers are computed where nothing is read ahead.
+    monkeypatch.setattr(NativeStep, "__call__", failing)
+    # Whole steps are computed where nothing is read ahead.
     config = EngineConfig(prefetch=PrefetchConfig(mode="off"))
     async with live(speller, config) as server:
         body = ENDLESS[path] | {"stream": True}

@@ -17,6 +17,7 @@ from thermocline.engine import thread as engine_thread
 from thermocline.engine.assembly import LoadStep
 from thermocline.errors import ConfigError, ModelFileError
 from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.whole_step import NativeStep
 from thermocline.server.app import running_server, serve
 from thermocline.server.core.exchange import POOL
 from thermocline.server.core.settings import ServerConfig
@@ -127,8 +128,14 @@ async def test_a_failure_in_a_stream_is_its_terminal_event(toy, monkeypatch, fai
 
         return call
 
-    for name in ("expert_sum", "whole_layer"):  # a prompt's experts, and a step of the answer
-        monkeypatch.setattr(NativeKernels, name, failing(getattr(NativeKernels, name)))
+    # A prompt's experts, and a layer or all of them of a step of the answer.
+    parts = (
+        (NativeKernels, "expert_sum"),
+        (NativeKernels, "whole_layer"),
+        (NativeStep, "__call__"),
+    )
+    for owner, name in parts:
+        monkeypatch.setattr(owner, name, failing(getattr(owner, name)))
     async with live(toy) as server:
         fields = {"messages": HELLO, "stream": True, "max_tokens": 100, "ignore_eos": True}
         async with server.client.post(CHAT, json=fields) as response:

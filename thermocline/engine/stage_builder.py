@@ -20,6 +20,7 @@ from thermocline.stages.combine import CombineStage
 from thermocline.stages.embed import EmbedStage
 from thermocline.stages.fused_layer import FusedLayerStage
 from thermocline.stages.fused_model import FusedModelStage
+from thermocline.stages.fused_step import FusedStepStage
 from thermocline.stages.head import HeadStage
 from thermocline.stages.prefetch import PrefetchStage
 from thermocline.stages.router import RouterStage, routing_of
@@ -96,8 +97,12 @@ def build_runner(
         layer: Stage[Hidden, Hidden] = FusedLayerStage(
             model, cache, dispatcher, observer, cpu, hints
         )
-        layer = layer if tap is None else TappedStage(layer, tap)
-        fused = FusedStages(num_layers, layer=layer, shared=shared)
+        step = None
+        if tap is not None:
+            layer = TappedStage(layer, tap)
+        elif model.has_whole_steps:
+            step = FusedStepStage(model, cache, dispatcher, observer, cpu)
+        fused = FusedStages(num_layers, layer=layer, step=step, shared=shared)
     return Runner(
         # One more credit than prompts take: a decode step finds one, always.
         moe_graph(stages, num_layers, config.scheduler.max_prompt_chunks + 1, device_layers),
@@ -166,6 +171,7 @@ def _load(
             and shared is not None
             and shared.takes(chunk),
             layers_are_fusable=fused.layer is not None and is_fusable and not is_shared,
+            steps_are_fusable=fused.step is not None,
             other_lanes_have_work=offloads or is_remote or is_shared or not attends_here,
             hints_are_wanted=governor is not None
             and (has_experts or chunk.is_prompt)

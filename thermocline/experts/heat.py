@@ -104,6 +104,7 @@ class ExpertHeat:
         self._counts = np.zeros((num_layers, num_experts), np.int64)
         self._num_tokens = np.zeros(num_layers, np.int64)
         self._past_tokens = np.zeros(num_layers, np.int64)
+        self._since_kept = 0  # tokens of whole steps
         nothing = _Past(np.zeros(num_experts), np.zeros(num_experts, np.int64), 0)
         self._past = [nothing] * num_layers
 
@@ -114,9 +115,10 @@ class ExpertHeat:
 
         Returns how many of them have a slot in `residency`, int32 [all layers, E], and in how many layers all have.
         """
-        found = count_choices(expert_ids, layers, residency, self._counts)
-        self._num_tokens[layers] += expert_ids.shape[1]
-        if (self._num_tokens - self._past_tokens).max() >= self._step:
+        found = count_choices(expert_ids, layers, residency, self._counts, self._num_tokens)
+        self._since_kept += expert_ids.shape[1]
+        if self._since_kept >= self._step:
+            self._since_kept = 0
             for layer in layers.tolist():
                 self._keep(layer)
         return found

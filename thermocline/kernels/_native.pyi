@@ -263,9 +263,9 @@ def dispatch_pairs(expert_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,
     Write for each of three owners its experts, ascending, their counts, and the rows, slots and weights of its pairs by expert, then by token; the numbers of experts and pairs of each. owners: one for each expert.
     """
 
-def count_choices(ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], layers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], residency: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> tuple[int, int]:
+def count_choices(ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], layers: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], residency: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')], num_tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> tuple[int, int]:
     """
-    Add the choices [n, tokens, slots] of n layers to counts [layers, experts]; how many of them had a slot in
+    Add the choices [n, tokens, slots] of n layers to counts [layers, experts], and the tokens to num_tokens [layers]; how many of them had a slot in
     residency [layers, experts], and in how many layers all had.
     """
 
@@ -279,6 +279,32 @@ def pack_bfloats(values: Annotated[NDArray[numpy.float32], dict(shape=(None,), o
 
 def unpack_bfloats(packed: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """Widen bfloat16 to float32."""
+
+class PlacedLayer:
+    """
+    A layer with its cache or states, for steps through all layers; slots: a device's, for experts.
+    """
+
+    def __init__(self, weights: LayerWeights, slots: Experts | None, rope: int, places: int) -> None: ...
+
+    def attends(self, cache_type: int, block_tokens: int, head_dim: int, keys: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
+        """Set its cache; values are not looked at where attention is latent."""
+
+    def recurs(self, conv_states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu')]) -> None:
+        """Set its states."""
+
+class WholeStep:
+    """
+    All layers of a model, for chunks of few tokens, as one job of the CPU.
+    """
+
+    def __init__(self, core: Core, layers: Sequence[PlacedLayer]) -> None: ...
+
+    def run(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ropes: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], bool]], places: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]]], runs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], embedded: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)] | None, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu')], weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], spans: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        Compute a step, but for `embedded` [layers, tokens, width] as StepGraph.run takes it. ids, weights [layers
+        with experts, tokens, chosen]; spans [layers, 2]: each layer's begin and end in ns of CLOCK_MONOTONIC.
+        """
 
 class HandoffPage:
     """
@@ -329,21 +355,10 @@ class HandoffServer:
     def finish(self, epoch: int, patience: tuple[int, int]) -> int:
         """Wait until the device is done; returns as `HandoffPage.wait`."""
 
-class GraphLayer:
-    """A layer with slots for experts, as a simulated device computes it."""
-
-    def __init__(self, weights: LayerWeights, slots: Experts | None, rope: int, places: int) -> None: ...
-
-    def attends(self, cache_type: int, block_tokens: int, head_dim: int, keys: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, None), order='C', device='cpu')]) -> None:
-        """Set its cache; values are not looked at where attention is latent."""
-
-    def recurs(self, conv_states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], states: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None, None), order='C', device='cpu')]) -> None:
-        """Set its states."""
-
 class StepGraph:
     """A decode step through all layers, recorded as nodes."""
 
-    def __init__(self, core: Core, page: HandoffPage, layers: Sequence[GraphLayer], bytes_per_s: float) -> None: ...
+    def __init__(self, core: Core, page: HandoffPage, layers: Sequence[PlacedLayer], bytes_per_s: float) -> None: ...
 
     @property
     def num_nodes(self) -> int: ...
@@ -351,11 +366,11 @@ class StepGraph:
     def output(self, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """Copy x [rows, hidden] behind the last layer."""
 
-    def run(self, epoch: int, patience: tuple[int, int], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ropes: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], bool]], places: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]]], runs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], residency: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> int:
+    def run(self, epoch: int, patience: tuple[int, int], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], ropes: Sequence[tuple[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], bool]], places: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]]], runs: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], residency: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> int:
         """
         Compute a step; returns as `HandoffPage.wait`. ropes: (cosines, sines, pairs) by position; places: (slots,
-        starts, block_tables, table_starts); runs [runs, 4] as for run_recurrent_layer, none without recurrent layers; residency
-        int32 [layers, experts].
+        starts, block_tables, table_starts, expanded); runs [runs, 4] as for run_recurrent_layer, none without recurrent
+        layers; residency int32 [layers, experts].
         """
 
     def spans(self, out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu')]) -> None:
@@ -374,6 +389,12 @@ class Inbox:
 
     def put(self, item: object | None) -> None:
         """Add an item. From any thread; never waits."""
+
+    def hand_over(self) -> None:
+        """
+        Let the thread that waited for the item that is there now go first: until it computes, at most half a
+        millisecond.
+        """
 
     def take(self) -> object:
         """Remove and return the first item, waiting for one. From one thread."""

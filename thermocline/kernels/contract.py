@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         WeightStack,
     )
     from thermocline.kernels.whole_layer import WholeLayer
+    from thermocline.kernels.whole_step import PlacedParts, WholeStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,13 @@ class Kernels(Protocol):
     @property
     def whole_layer(self) -> WholeLayer | None:
         """A layer as one job; None where there is no such thing."""
+        ...
+
+    def whole_step(self, layers: Sequence[PlacedParts]) -> WholeStep | None:
+        """Return what computes all of these layers as one job; None where `whole_layer` is.
+
+        It keeps the arrays that they lie in. All routed layers choose as many experts.
+        """
         ...
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:

@@ -15,9 +15,11 @@ from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.cpu_topology import default_threads
 from thermocline.kernels.dense import NativeDense, num_expanded
+from thermocline.kernels.dense_contract import LayerCache
+from thermocline.kernels.instruction_sets import checked_instruction_set
 from thermocline.kernels.machine_limits import MachineLimits
 from thermocline.kernels.native import load_native
-from thermocline.kernels.recurrent_contract import ShortConvRule
+from thermocline.kernels.recurrent_contract import RecurrentStates, ShortConvRule
 from thermocline.kernels.timeline import PoolTimeline
 from thermocline.kernels.whole_layer import (
     AttentionWeights,
@@ -28,25 +30,25 @@ from thermocline.kernels.whole_layer import (
     RecurrentLayerInput,
     RecurrentWeights,
 )
+from thermocline.kernels.whole_step import NativeStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
     from thermocline.kernels import _native
     from thermocline.kernels._native import (
         Experts,
-        GraphLayer,
         HandoffPage,
         HandoffServer,
         LayerWeights,
         Matrix,
         MatrixStack,
+        PlacedLayer,
         RoutedCall,
         StepGraph,
     )
     from thermocline.kernels.contract import ExpertWork
-    from thermocline.kernels.dense_contract import LayerCache, TokenRun
+    from thermocline.kernels.dense_contract import TokenRun
     from thermocline.kernels.weight import (
         ByteArray,
         ExpertStack,
@@ -64,36 +66,13 @@ if TYPE_CHECKING:
         OnRouted,
         SharedExpert,
     )
+    from thermocline.kernels.whole_step import PlacedParts
     from thermocline.modelfile.formats import BlockFormat
 
 
 # Long enough to be timed, short enough not to heat the machine.
 _LIMIT_SECONDS = 0.05
 _MAX_THREADS = 1024  # that the core takes
-
-
-def best_instruction_set(native: ModuleType) -> str:
-    """Return the widest instruction set that this machine has."""
-    available: list[str] = [name for name, usable in native.instruction_sets() if usable]
-    return available[-1]
-
-
-def checked_instruction_set(native: ModuleType, wanted: str) -> str:
-    """Return `wanted`, or the widest for "auto". Raises ConfigError for what cannot run here.
-
-    Emulated sets are for tests: they must be named, and messages do not list them.
-    """
-    if wanted == "auto":
-        return best_instruction_set(native)
-    sets = dict(native.instruction_sets())
-    usable = ", ".join(["auto", *(name for name, available in sets.items() if available)])
-    if wanted not in sets and wanted in native.emulated_sets():
-        return wanted
-    if wanted not in sets:
-        raise ConfigError(f"--cpu-isa is {wanted!r}, which this build does not have: use {usable}")
-    if not sets[wanted]:
-        raise ConfigError(f"--cpu-isa is {wanted!r}, but this processor lacks it: use {usable}")
-    return wanted
 
 
 def checked_threads(wanted: int | None, *, beside_gpu: bool = False) -> int:
@@ -250,16 +229,28 @@ class NativeKernels:
         weights = [self._layer(parts) for parts in layers]
         return page, self._native.HandoffServer(self._core, page, weights)
 
-    def graph_layer(
-        self, parts: LayerParts, slots: ExpertStack | None, rope: int, places: int
-    ) -> GraphLayer:
-        """Return a layer for `step_graph`. slots: its experts on the device; rope, places: which of the step's."""
-        experts = None if slots is None else self._stack(slots)
-        layer: GraphLayer = self._native.GraphLayer(self._layer(parts), experts, rope, places)
+    def placed_layer(self, placed: PlacedParts) -> PlacedLayer:
+        """Return a layer for `step_graph` and `whole_step`."""
+        experts = None if placed.slots is None else self._stack(placed.slots)
+        layer: PlacedLayer = self._native.PlacedLayer(
+            self._layer(placed.parts), experts, placed.rope, placed.places
+        )
+        match placed.memory:
+            case LayerCache(shape=shape, keys=keys, values=values):
+                layer.attends(int(shape.type), shape.block_tokens, shape.head_dim, keys, values)
+            case RecurrentStates(conv=conv, recurrent=recurrent):
+                layer.recurs(conv, recurrent)
+            case None:
+                pass
         return layer
 
+    def whole_step(self, layers: Sequence[PlacedParts]) -> NativeStep:
+        natives = [self.placed_layer(layer) for layer in layers]
+        step: _native.WholeStep = self._native.WholeStep(self._core, natives)
+        return NativeStep(step, self.dense, layers)
+
     def step_graph(
-        self, page: HandoffPage, layers: Sequence[GraphLayer], bytes_per_s: float
+        self, page: HandoffPage, layers: Sequence[PlacedLayer], bytes_per_s: float
     ) -> StepGraph:
         """Return a decode step through all layers as these threads compute it, playing a device."""
         graph: StepGraph = self._native.StepGraph(self._core, page, layers, bytes_per_s)

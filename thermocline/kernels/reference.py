@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Weight,
         WeightStack,
     )
+    from thermocline.kernels.whole_step import PlacedParts
 
 _LANES = 16
 # What is computed at a time: intermediate values stay in a core's cache.
@@ -110,6 +111,10 @@ class ReferenceKernels:
     def whole_layer(self) -> None:
         """See `Kernels.whole_layer`: the parts apart are the judge."""
         return
+
+    def whole_step(self, layers: Sequence[PlacedParts]) -> None:
+        """See `Kernels.whole_step`."""
+        del layers
 
     def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
         decoded = decode_blocks(weight.raw[rows], weight.format.type_id)

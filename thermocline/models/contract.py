@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.handoff import Handoff
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import LayerParts, OnRouted
+    from thermocline.kernels.whole_step import StepOutput
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex, Routing
     from thermocline.models.rope import RopeRule
@@ -150,6 +151,11 @@ class Model(Head, Protocol):
         """Whether `layer` can be called: the kernels compute a layer as one job."""
         ...
 
+    @property
+    def has_whole_steps(self) -> bool:
+        """Whether `step` can be called: and all of them."""
+        ...
+
     def layer(
         self,
         layer: LayerIndex,
@@ -161,6 +167,13 @@ class Model(Head, Protocol):
         """Return the residual stream [T, D] after the layer, and its routing.
 
         The bits are those of `attend`, `route` and the experts one after another. on_routed: see `WholeLayer`.
+        """
+        ...
+
+    def step(self, chunk: Chunk, x: FloatArray, cache: SequenceCache) -> StepOutput:
+        """Return what all layers give of decoded tokens, x [T, D] before the first; not of branches.
+
+        The bits are those of `layer` for each of them.
         """
         ...
 

@@ -36,6 +36,7 @@ from thermocline.models.layers import (
     route,
 )
 from thermocline.models.metadata import RERANKING_HEAD
+from thermocline.models.placed_layers import PlacedLayers
 from thermocline.models.routing import RouterWeights
 from thermocline.models.spec import LayerKind
 from thermocline.models.weights import StackedExperts, WeightMap
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.recurrent_contract import RecurrentStates
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.kernels.whole_layer import OnRouted
+    from thermocline.kernels.whole_step import StepOutput, WholeStep
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, LayerIndex
     from thermocline.modelfile.reader import ModelFile
@@ -109,9 +111,11 @@ class Decoder:
         )
         rules = {layer.rope for layer in layers} - {None}
         tables = {rule: RotaryTable(kernels.dense, rule) for rule in rules if rule is not None}
+        self._tables = tables
         self._rotaries = tuple(
             None if layer.rope is None else tables[layer.rope] for layer in layers
         )
+        self._step: tuple[SequenceCache, PlacedLayers, WholeStep] | None = None
 
     def embed(self, token_ids: IntArray) -> FloatArray:
         return self._kernels.decode_rows(self._embedding, token_ids)
@@ -163,6 +167,10 @@ class Decoder:
     def has_whole_layers(self) -> bool:
         return self._kernels.whole_layer is not None
 
+    @property
+    def has_whole_steps(self) -> bool:
+        return self.has_whole_layers and not self.spec.router.own_used
+
     def layer(
         self,
         layer: LayerIndex,
@@ -198,6 +206,17 @@ class Decoder:
                 )
         out, expert_ids, weights = whole_layer(parts, given, on_routed)
         return out, Routing(expert_ids, weights)
+
+    def step(self, chunk: Chunk, x: FloatArray, cache: SequenceCache) -> StepOutput:
+        assert not chunk.is_prompt, "a step is of decoded tokens"
+        assert not chunk.has_branches, "branches are computed part by part"
+        if self._step is None or self._step[0] is not cache:
+            placed = PlacedLayers(self.non_expert, cache, self._tables)
+            step = self._kernels.whole_step(placed.layers())
+            assert step is not None, "has_whole_steps says whether this may be called"
+            self._step = cache, placed, step
+        _, placed, step = self._step
+        return step(placed.given(chunk, x))
 
     def router_weights(self, layer: LayerIndex) -> RouterWeights:
         parts = self._layers[layer]

@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.kernels.handoff import PATIENCE_NS, HandoffEnd
-from thermocline.kernels.whole_layer import (
-    AttentionWeights,
-    DeltaWeights,
-    LatentWeights,
-    RecurrentWeights,
-)
-from thermocline.messages import LayerIndex
-from thermocline.models.layers import RotaryTable, begin_states, cut_runs
+from thermocline.kernels.whole_step import step_places, step_ropes
+from thermocline.models.layers import RotaryTable
+from thermocline.models.placed_layers import PlacedLayers
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
@@ -29,15 +24,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from thermocline.kernels._native import GraphLayer, HandoffPage, StepGraph
+    from thermocline.kernels._native import HandoffPage, StepGraph
     from thermocline.kernels.cpu import NativeKernels
-    from thermocline.kernels.dense_contract import RopeTable
     from thermocline.kernels.handoff import Handoff
     from thermocline.kernels.weight import ExpertStack
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, FloatArray
     from thermocline.models.contract import NonExpertParts, SharedStep
-    from thermocline.models.rope import RopeRule
     from thermocline.traces.recorder import Recorder
     from thermocline.workers.lane import LaneThread
 
@@ -59,7 +52,6 @@ _SHOWN: Final[Mapping[int, Name]] = {
     StepNode.HOT: Name.HOT,
     StepNode.COMBINE: Name.COMBINE,
 }
-_NO_RUNS: Final = np.zeros((0, 4), np.int32)
 
 
 class SimulatedStep:
@@ -78,52 +70,35 @@ class SimulatedStep:
         recorder: Recorder,
     ) -> None:
         """slots: by layer, the device's; None without routed experts. bytes_per_s: of the link."""
-        self._parts = parts
-        self._slots = tuple(slots)
-        self._cache = cache
+        self._num_layers, self._hidden = len(parts.layers), len(parts.output_norm)
+        tables = {rule: RotaryTable(kernels.dense, rule) for rule in parts.ropes if rule}
+        self._placed = PlacedLayers(parts, cache, tables, slots)
         self._kernels = kernels
         self._lane = lane
         self._bytes_per_s = bytes_per_s
         self._recorder = recorder
-        self._rules: list[RopeRule] = list(dict.fromkeys(rope for rope in parts.ropes if rope))
-        self._tables = [RotaryTable(kernels.dense, rule) for rule in self._rules]
-        self._recurrent = [
-            LayerIndex(n)
-            for n, layer in enumerate(parts.layers)
-            if isinstance(layer.mixer, DeltaWeights | RecurrentWeights)
-        ]
         self._page: HandoffPage | None = None
         self._graph: StepGraph | None = None
         self._failure: Exception | None = None
 
     def __repr__(self) -> str:
         nodes = 0 if self._graph is None else self._graph.num_nodes
-        return f"SimulatedStep({len(self._parts.layers)} layers, {nodes} nodes)"
+        return f"SimulatedStep({self._num_layers} layers, {nodes} nodes)"
 
     def launch(self, handoff: Handoff, step: SharedStep) -> None:
         """See `StepDevice.launch`."""
         chunk, page = step.chunk, handoff.page
         graph = self._recorded(page)
-        end = max(chunk.positions.tolist()) + 1
-        places = [chunk.places(window=False), chunk.places(window=True)]
-        runs = _NO_RUNS
-        if self._recurrent and self._cache.states is not None:
-            runs = cut_runs(chunk)
-            if any(
-                segment.state is not None and segment.state.load is not None
-                for segment in chunk.segments
-            ):
-                for layer in self._recurrent:
-                    begin_states(chunk, self._cache.states.layer(layer))
+        given = self._placed.given(chunk, step.x)
         compute = partial(
             graph.run,
             step.epoch,
             PATIENCE_NS,
-            step.x,
-            chunk.positions,
-            [*(_arrays(table.up_to(end)) for table in self._tables), _without_turns(end)],
-            [(each.slots, *self._kernels.dense.run_tables(each.segments)) for each in places],
-            runs,
+            given.x,
+            given.positions,
+            step_ropes(given.ropes),
+            step_places(self._kernels.dense, given.places),
+            given.runs,
             step.residency,
         )
         self._failure = None
@@ -136,7 +111,7 @@ class SimulatedStep:
             self._lane.submit_background(_nothing()).result()  # behind the step
             if self._failure is not None:
                 raise self._failure
-        out = np.empty((num_rows, len(self._parts.output_norm)), np.float32)
+        out = np.empty((num_rows, self._hidden), np.float32)
         self._graph.output(out)
         return out
 
@@ -183,43 +158,10 @@ class SimulatedStep:
 
     def _recorded(self, page: HandoffPage) -> StepGraph:
         if self._graph is None or self._page is not page:
-            layers = list(map(self._layer, range(len(self._slots))))
+            layers = [self._kernels.placed_layer(each) for each in self._placed.layers()]
             self._page = page
             self._graph = self._kernels.step_graph(page, layers, self._bytes_per_s)
         return self._graph
-
-    def _layer(self, number: int) -> GraphLayer:
-        parts, rope = self._parts.layers[number], self._parts.ropes[number]
-        mixer = parts.mixer
-        is_window = isinstance(mixer, AttentionWeights) and mixer.window > 0
-        at = len(self._rules) if rope is None else self._rules.index(rope)
-        layer = self._kernels.graph_layer(parts, self._slots[number], at, int(is_window))
-        match mixer:
-            case AttentionWeights() | LatentWeights():
-                cache = self._cache.kv.layer(LayerIndex(number))
-                shape = cache.shape
-                layer.attends(
-                    int(shape.type), shape.block_tokens, shape.head_dim, cache.keys, cache.values
-                )
-            case DeltaWeights() | RecurrentWeights():
-                assert self._cache.states is not None, (
-                    "a model with recurrent layers needs a pool of states"
-                )
-                states = self._cache.states.layer(LayerIndex(number))
-                layer.recurs(states.conv, states.recurrent)
-            case None:
-                pass
-        return layer
-
-
-def _arrays(rope: RopeTable) -> tuple[FloatArray, FloatArray, bool]:
-    return rope.cosines, rope.sines, rope.pairs
-
-
-def _without_turns(num_positions: int) -> tuple[FloatArray, FloatArray, bool]:
-    """Return the table of layers whose heads do not turn."""
-    nothing = np.empty((num_positions, 0), np.float32)
-    return nothing, nothing, False
 
 
 def _nothing() -> Generator[None, None, None]:

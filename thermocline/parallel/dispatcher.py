@@ -9,6 +9,8 @@ import numpy as np
 from thermocline.experts.dispatch.dispatcher import StaticDispatcher
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from thermocline.experts.dispatch.dispatcher import Dispatches
     from thermocline.experts.placement.placement import Placement
     from thermocline.messages import Chunk, LayerIndex, Lease, Routing
@@ -34,4 +36,7 @@ class RankDispatcher:
         return (self._alone if is_alone else self._exchanged).dispatch(chunk, layer, routing)
 
     def computed_here(self, chunk: Chunk, layer: LayerIndex) -> None:
+        pass
+
+    def step_computed_here(self, chunk: Chunk, ended_ns: NDArray[np.int64]) -> None:
         pass

@@ -190,17 +190,20 @@ class LaneThread:
         self._put(LaneJob(_once(shown), partial(_settle, done), chunk))
         return done
 
-    async def drive(self, steps: Generator[Stop, None, R], chunk: Chunk) -> R:
-        """Take a chunk through its steps on this lane's thread, where its jobs run at once; return the result.
+    def drive(self, steps: Generator[Stop, None, R], chunk: Chunk) -> asyncio.Future[R]:
+        """Take a chunk through its steps on this lane's thread, where its jobs run at once; return its result to come.
 
-        Where it pauses, others may have their turn. What it `Waits` for leaves the lane to others. A decode
+        The lane begins now. Where it pauses, others may have their turn. What it `Waits` for leaves the lane to others. A decode
         step keeps it where it can, since somebody waits for its token: then only those go on that waited for
         other lanes.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[R] = loop.create_future()
         self._put(LaneJob(steps, partial(_post, loop, done), chunk))
-        return await done
+        if not chunk.is_prompt:
+            # Somebody waits for the step's token. What the caller is left to do has time until the step computes.
+            self._inbox.hand_over()
+        return done
 
     def submit_background(
         self, steps: Generator[None, None, R], *, urgent: bool = False

@@ -6,45 +6,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "thermocline/delta.h"
-#include "thermocline/dense.h"
 #include "thermocline/handoff.h"
+#include "thermocline/step.h"
 
 namespace thermocline {
 
-// What a layer computes with, wherever the step's tokens are. slots: the device's, one after another.
-struct GraphLayer {
-    const Layer* layer;
-    LayerCacheView cache;               // where it attends; no keys in other layers
-    float *conv_states, *states;        // where it is recurrent; a layer may have neither cache nor states
-    int64_t rope, places;               // which of the step's tables and places are its own
-    ExpertStacks slots;
-};
-
-struct GraphRope {
-    const float* cosines;  // [positions, rotary_dims / 2], of all positions up to the step's last
-    const float* sines;
-    int64_t positions, rotary_dims;
-    RopeLayout layout;
-};
-
-struct GraphPlaces {
-    const int32_t* slots;         // [rows], where keys and values go
-    const int32_t* starts;        // see LayerTokens
-    const int32_t* block_tables;
-    const int32_t* table_starts;
-    int64_t sequences;
-};
-
-// A step's inputs, by reference: they stay until it ends.
-struct GraphInputs {
-    int64_t rows;
-    const float* x;  // [rows, hidden]
-    const int32_t* positions;
-    std::vector<GraphRope> ropes;
-    std::vector<GraphPlaces> places;
-    std::vector<StateRun> runs;
-    std::vector<int64_t> copies;
+// A step's inputs, and where each expert is.
+struct GraphInputs : StepInputs {
     const int32_t* residency;  // [layers, experts], the slot of each expert, or below zero
     int64_t experts;
 };
@@ -60,7 +28,7 @@ struct NodeSpan {
 class StepGraph {
    public:
     // page: with a row for each of the most tokens of a step. nanoseconds_per_byte: of the link.
-    StepGraph(Compute compute, Dense dense, HandoffPage& page, std::vector<GraphLayer> layers,
+    StepGraph(Compute compute, Dense dense, HandoffPage& page, std::vector<PlacedLayer> layers,
               double nanoseconds_per_byte);
 
     // Computes a step; `output` has x [rows, hidden] behind the last layer if that is Done.
@@ -76,7 +44,6 @@ class StepGraph {
         int64_t layer;
     };
     HandoffEnd run_node(const Recorded& node);
-    void look_up_ropes();
     void attend(int64_t layer);
     void publish(int64_t layer);
     bool compute_hot(int64_t layer);
@@ -86,7 +53,7 @@ class StepGraph {
     Compute compute_;
     Dense dense_;
     HandoffPage& page_;
-    std::vector<GraphLayer> layers_;
+    std::vector<PlacedLayer> layers_;
     std::vector<Recorded> nodes_;
     double nanoseconds_per_byte_;
     std::vector<NodeSpan> spans_;
@@ -94,7 +61,7 @@ class StepGraph {
     std::vector<float> memory_;
     std::vector<int32_t> ids_, slots_;
     std::vector<const float*> sources_;
-    std::vector<std::vector<float>> cosines_, sines_;  // of the step's rows, by table
+    StepTurns turns_;
     float *x_, *residual_, *normed_, *kept_, *logits_, *weights_, *outputs_;
     // Of the step that runs.
     const GraphInputs* inputs_ = nullptr;

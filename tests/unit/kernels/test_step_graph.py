@@ -15,6 +15,7 @@ from tests.support.latent_cases import LATENT_OPTIONS
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.whole_step import PlacedParts
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
 
@@ -49,7 +50,7 @@ def layers_of(toy):
     """Return all layers, each with a cache of its own; the device holds every expert."""
     layers = []
     for parts in toy.parts:
-        layer = toy.kernels.graph_layer(parts, parts.routed.stack, 0, 0)
+        layer = toy.kernels.placed_layer(PlacedParts(parts, None, 0, 0, parts.routed.stack))
         layer.attends(0, BLOCK_TOKENS, SHAPE.head_dim, cache(), cache())
         layers.append(layer)
     return layers
@@ -76,7 +77,9 @@ def step(num_rows=2, slot=0):
         "x": np.random.default_rng(1).standard_normal((num_rows, SHAPE.hidden)).astype(np.float32),
         "positions": np.full(num_rows, 3, np.int32),
         "ropes": [(turn, 0 * turn, True)],
-        "places": [(table[::2].copy() * BLOCK_TOKENS + 3, starts, table, 2 * starts)],
+        "places": [
+            (table[::2].copy() * BLOCK_TOKENS + 3, starts, table, 2 * starts, 0 * starts[1:])
+        ],
         "runs": np.zeros((0, 4), np.int32),
         "residency": residency,
     }
@@ -139,7 +142,7 @@ def test_a_graph_keeps_what_it_was_recorded_with(toy):
 def test_a_cache_that_is_refused_is_not_used(toy):
     """A layer without a valid cache makes no graph."""
     parts = toy.parts[0]
-    layer = toy.kernels.graph_layer(parts, parts.routed.stack, 0, 0)
+    layer = toy.kernels.placed_layer(PlacedParts(parts, None, 0, 0, parts.routed.stack))
     wrong = np.zeros((BLOCKS, 3, BLOCK_TOKENS * 4 * SHAPE.head_dim), np.uint8)
     with pytest.raises(ValueError, match="heads"):
         layer.attends(0, BLOCK_TOKENS, SHAPE.head_dim, wrong, wrong)
@@ -156,7 +159,7 @@ def test_tables_and_places_below_zero_or_far_away_are_refused(toy, number):
     parts = toy.parts[0]
     for rope, places in ((number, 0), (0, number)):
         with pytest.raises(ValueError, match="tables and places"):
-            toy.kernels.graph_layer(parts, parts.routed.stack, rope, places)
+            toy.kernels.placed_layer(PlacedParts(parts, None, rope, places, parts.routed.stack))
 
 
 @pytest.mark.parametrize("bytes_per_s", [0.0, -1.0, 1e-300, float("nan"), float("-inf")])
@@ -183,7 +186,7 @@ def test_layers_need_the_tables_that_they_name(toy):
     """A step with too few of them is refused."""
     parts = toy.parts[0]
     page, _ = toy.kernels.handoff([parts], ROWS, SHAPE.used, SHAPE.hidden)
-    layer = toy.kernels.graph_layer(parts, parts.routed.stack, 2, 1)
+    layer = toy.kernels.placed_layer(PlacedParts(parts, None, 2, 1, parts.routed.stack))
     layer.attends(0, BLOCK_TOKENS, SHAPE.head_dim, cache(), cache())
     graph = toy.kernels.step_graph(page, [layer], 1e12)
     given_step = step()
@@ -205,7 +208,7 @@ def test_a_recurrent_layer_needs_runs(tmp_path):
         kernels = NativeKernels("portable", threads=1)
         parts = open_model(file, kernels).non_expert.layers[0]
         shape = parts.mixer.rule.shape
-        layer = kernels.graph_layer(parts, parts.routed.stack, 0, 0)
+        layer = kernels.placed_layer(PlacedParts(parts, None, 0, 0, parts.routed.stack))
         layer.recurs(
             np.zeros((2, shape.conv_width - 1, shape.channels), np.float32),
             np.zeros((2, shape.value_heads, shape.key_dim, shape.value_dim), np.float32),
@@ -234,7 +237,7 @@ def test_a_feed_forward_alone_remembers_nothing(tmp_path):
         model = open_model(file, kernels)
         number = next(n for n, part in enumerate(model.non_expert.layers) if part.mixer is None)
         parts = model.non_expert.layers[number]
-        layer = kernels.graph_layer(parts, parts.routed.stack, 0, 0)
+        layer = kernels.placed_layer(PlacedParts(parts, None, 0, 0, parts.routed.stack))
         with pytest.raises(ValueError, match="no attention"):
             layer.attends(0, BLOCK_TOKENS, SHAPE.head_dim, cache(), cache())
         with pytest.raises(ValueError, match="no recurrent state"):
@@ -257,7 +260,7 @@ def test_latent_rows_turn_all_that_lies_behind_their_value(tmp_path):
         parts, width = model.non_expert.layers[1], model.spec.head_dim
         rows = np.zeros((BLOCKS, 1, BLOCK_TOKENS * 4 * width), np.uint8)
         none = np.zeros((BLOCKS, 1, 0), np.uint8)
-        layer = kernels.graph_layer(parts, parts.routed.stack, 0, 0)
+        layer = kernels.placed_layer(PlacedParts(parts, None, 0, 0, parts.routed.stack))
         with pytest.raises(ValueError, match="number per row of kv"):
             layer.attends(0, BLOCK_TOKENS, width // 2, rows, none)
         layer.attends(0, BLOCK_TOKENS, width, rows, none)

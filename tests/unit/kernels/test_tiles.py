@@ -18,7 +18,8 @@ from tests.support.kernel_cases import stacked
 from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES
 from thermocline.kernels.contract import ExpertWork
-from thermocline.kernels.cpu import NativeKernels, best_instruction_set
+from thermocline.kernels.cpu import NativeKernels
+from thermocline.kernels.instruction_sets import best_instruction_set
 from thermocline.kernels.native import load_native
 from thermocline.kernels.weight import SUPPORTED_FORMATS, ExpertWeights, Weight
 from thermocline.modelfile.formats import FORMATS_BY_NAME

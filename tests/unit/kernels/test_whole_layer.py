@@ -171,6 +171,30 @@ def check_chunk(kernels, model, catalog, chunk, cache_type):
             assert np.array_equal(ours_left, theirs_left)
             assert np.array_equal(telling_left, theirs_left)
     assert np.isfinite(ours).all()
+    if not chunk.is_prompt and model.has_whole_steps:
+        check_step(
+            model, replace(chunk, embedded=own), x.astype(np.float32), cache_type, caches[0], ours
+        )
+
+
+def check_step(model, chunk, x, cache_type, expected_cache, expected):
+    """Compare all layers in one job with what one after another gave: output, choices, and what they left behind."""
+    cache, other = (cache_of(model.spec, cache_type) for _ in range(2))
+    step = model.step(chunk, x, cache)
+    assert np.array_equal(step.x, expected)
+    routed = [n for n, layer in enumerate(model.expert_layers) if layer is not None]
+    assert len(step.expert_ids) == len(step.weights) == len(routed)
+    for layer in map(LayerIndex, range(model.spec.num_layers)):
+        x, found = model.layer(layer, chunk, x, other)
+        if layer in routed:
+            assert np.array_equal(step.expert_ids[routed.index(layer)], found.expert_ids)
+            assert np.array_equal(step.weights[routed.index(layer)], found.weights)
+        for ours, theirs in zip(
+            arrays_of(cache, layer), arrays_of(expected_cache, layer), strict=True
+        ):
+            assert np.array_equal(ours, theirs)
+    assert (step.spans[:, 0] <= step.spans[:, 1]).all()
+    assert (step.spans[1:, 0] >= step.spans[:-1, 1]).all()
 
 
 @pytest.mark.parametrize("case", SCHEDULED_CASES + ARCH_CASES, ids=str)
@@ -179,6 +203,8 @@ def test_every_architecture_has_whole_layers(tmp_path, case):
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
     given = [([1], [37]), ([3, 1], [14, 20])]
     chunks = [chunk_of(lengths, starts, SegmentKind.DECODE) for lengths, starts in given]
+    expanded = [each._replace(num_expanded=each.length) for each in chunks[1].segments]
+    chunks.append(replace(chunks[1], segments=tuple(expanded)))
     check_layers(path, chunks, CacheType.F16)
 
 
@@ -259,5 +285,9 @@ def test_missing_experts_are_asked_for_in_pieces_where_the_choice_is_told(tmp_pa
 def test_the_reference_has_none(tmp_path):
     """Without a whole layer the parts are the way, and the model says so."""
     with open_model_file(write_toy_model(tmp_path / "toy.gguf", ToyShape())) as file:
-        assert not open_model(file, ReferenceKernels()).has_whole_layers
-        assert open_model(file, NativeKernels(threads=1)).has_whole_layers
+        reference, native = (
+            open_model(file, ReferenceKernels()),
+            open_model(file, NativeKernels(threads=1)),
+        )
+    assert (reference.has_whole_layers, reference.has_whole_steps) == (False, False)
+    assert (native.has_whole_layers, native.has_whole_steps) == (True, True)

@@ -7,7 +7,7 @@ import itertools
 import threading
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,6 +26,8 @@ from thermocline.workers.lane_queue import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from thermocline.messages import Chunk
 
 CHUNK = make_chunk(7)
 
@@ -95,6 +97,11 @@ async def test_a_closed_lane_refuses_work():
         await lane.run(Name.HOT, int, CHUNK)
 
 
+async def driven(lane: LaneThread, steps: Generator[Any, None, Any], chunk: Chunk) -> Any:
+    """Take a chunk through its steps, as a task."""
+    return await lane.drive(steps, chunk)
+
+
 async def test_a_chunk_has_the_lane_to_itself_and_its_jobs_run_at_once():
     """What a decode step's stages run on the lane does not queue behind the step itself."""
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
@@ -129,10 +136,10 @@ async def test_chunks_take_turns_in_order():
 
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
         async with asyncio.TaskGroup() as group:
-            group.create_task(lane.drive(prompt("a"), CHUNK))
+            group.create_task(driven(lane, prompt("a"), CHUNK))
             await asyncio.to_thread(started.wait, 5)
-            group.create_task(lane.drive(prompt("b"), CHUNK))
-            group.create_task(lane.drive(decode(), make_decode(CHUNK)))
+            group.create_task(driven(lane, prompt("b"), CHUNK))
+            group.create_task(driven(lane, decode(), make_decode(CHUNK)))
             await asyncio.sleep(0)
             ready.set()
     assert order == ["a0", "decode", "b0", "a1", "b1", "a2", "b2"]
@@ -152,7 +159,7 @@ async def test_a_prompt_that_waits_leaves_the_lane_to_others():
 
     lane = LaneThread(Lane.CPU, NullRecorder())
     async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(lane.drive(prompt("a", waits, Future()), CHUNK))
+        waiting = group.create_task(driven(lane, prompt("a", waits, Future()), CHUNK))
         await asyncio.sleep(0)
         assert await lane.drive(prompt("b"), CHUNK) == "b"
         closed = group.create_task(asyncio.to_thread(lane.close))
@@ -178,9 +185,9 @@ async def test_a_decode_step_keeps_the_lane_while_it_waits():
 
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
         async with asyncio.TaskGroup() as group:
-            group.create_task(lane.drive(decode(), make_decode(CHUNK)))
+            group.create_task(driven(lane, decode(), make_decode(CHUNK)))
             await asyncio.to_thread(begun.wait, 5)
-            group.create_task(lane.drive(prompt(), CHUNK))
+            group.create_task(driven(lane, prompt(), CHUNK))
             await asyncio.sleep(0)
             waits.set_result(None)
     assert order == ["decode", "prompt"]
@@ -234,9 +241,9 @@ async def test_what_a_decode_step_waits_for_may_wait_for_a_prompt():
 
     with LaneThread(Lane.CPU, NullRecorder()) as lane:
         async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-            group.create_task(lane.drive(prompt(), CHUNK))
+            group.create_task(driven(lane, prompt(), CHUNK))
             await asyncio.to_thread(prompt_begun.wait, 5)
-            group.create_task(lane.drive(decode(), make_decode(CHUNK)))
+            group.create_task(driven(lane, decode(), make_decode(CHUNK)))
             await asyncio.to_thread(begun.wait, 5)
             others.set_result(None)
     assert order == ["prompt goes on", "decode", "prompt ends"]

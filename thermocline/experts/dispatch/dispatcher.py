@@ -46,6 +46,10 @@ class ExpertDispatcher(Protocol):
         """Take note of a layer that the CPU computed whole, without a dispatch."""
         ...
 
+    def step_computed_here(self, chunk: Chunk, ended_ns: NDArray[np.int64]) -> None:
+        """Take note of a decode step that the CPU computed whole. ended_ns: when each layer was, int64 [layers], monotonic."""
+        ...
+
 
 class StaticDispatcher:
     """`ExpertDispatcher` of a placement that never changes.
@@ -79,6 +83,11 @@ class StaticDispatcher:
     def computed_here(self, chunk: Chunk, layer: LayerIndex) -> None:
         if self._times is not None:
             self._times.note(chunk, layer, offloaded=False)
+
+    def step_computed_here(self, chunk: Chunk, ended_ns: NDArray[np.int64]) -> None:
+        if self._times is not None:
+            first_s, last_s = (float(ended_ns[at]) * 1e-9 for at in (0, -1))
+            self._times.note_step(chunk, first_s, last_s, offloaded=False)
 
 
 class CacheDispatcher:
@@ -139,10 +148,15 @@ class CacheDispatcher:
         if self._times is not None:
             self._times.note(chunk, layer, offloaded=False)
 
+    def step_computed_here(self, chunk: Chunk, ended_ns: NDArray[np.int64]) -> None:
+        if self._times is not None:
+            first_s, last_s = (float(ended_ns[at]) * 1e-9 for at in (0, -1))
+            self._times.note_step(chunk, first_s, last_s, offloaded=False)
+
     def computed_step(self, chunk: Chunk, first_s: float, last_s: float) -> None:
         """Take note of a decode step that the device and the CPU computed together; see `ChunkTimes.note_step`."""
         if self._times is not None:
-            self._times.note_step(chunk, first_s, last_s)
+            self._times.note_step(chunk, first_s, last_s, offloaded=True)
 
     def _arriving(self, chunk: Chunk, layer: LayerIndex, experts: IntArray) -> NDArray[np.bool_]:
         """Return which of a layer's experts were copied ahead, or are being copied: bool [n]."""

@@ -87,11 +87,15 @@ def _core() -> ModuleType:
 
 
 def count_choices(
-    ids: IntArray, layers: IntArray, residency: IntArray, counts: NDArray[np.int64]
+    ids: IntArray,
+    layers: IntArray,
+    residency: IntArray,
+    counts: NDArray[np.int64],
+    num_tokens: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Add the choices int32 [n, T, K] of layers int32 [n] to `counts`, int64 [all layers, E].
+    """Add the choices int32 [n, T, K] of layers int32 [n] to `counts`, int64 [all layers, E], and T to theirs of `num_tokens`.
 
     Returns how many of them have a slot in `residency`, int32 [all layers, E], and in how many layers all have.
     """
-    found: tuple[int, int] = _core().count_choices(ids, layers, residency, counts)
+    found: tuple[int, int] = _core().count_choices(ids, layers, residency, counts, num_tokens)
     return found

@@ -148,10 +148,10 @@ class ChunkTimes:
         start = self._starts.get(chunk.id)
         return self.selector.offloads(chunk.num_tokens) if start is None else start.offloaded
 
-    def note_step(self, chunk: Chunk, first_s: float, last_s: float) -> None:
-        """Take note of an offloaded decode step: when its first and its last layer with experts were routed."""
+    def note_step(self, chunk: Chunk, first_s: float, last_s: float, *, offloaded: bool) -> None:
+        """Take note of a decode step that was one job: when its first and its last layer with experts were routed."""
         seconds = last_s - max(first_s, self._last_end_s)
-        self.selector.observe(chunk.num_tokens, seconds, offloaded=True)
+        self.selector.observe(chunk.num_tokens, seconds, offloaded=offloaded)
         self._last_end_s = last_s
 
     def note(self, chunk: Chunk, layer: LayerIndex, *, offloaded: bool) -> None:

@@ -2,6 +2,8 @@
 
 - FusedModel: one job for all layers, on a device. One launch beats any overlap. The CPU serves it the experts that it
   lacks, if any.
+- FusedStep: one native job for all layers of a decode step. No other lane works on it, and nobody has to be told anything
+  between its layers.
 - FusedLayer: one native job per layer. No other lane works on the chunk, and nothing happens between a layer's parts
   but a hint to prefetch.
 - Overlapped: stage by stage, on several lanes at once. Other lanes have work for the chunk.
@@ -45,13 +47,18 @@ class FusedLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedStep:
+    """One job for all layers of a decode step, on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class FusedModel:
-    """One job for all layers. with_cpu: experts that the device lacks are computed beside it."""
+    """One job for all layers, on a device. with_cpu: experts that the device lacks are computed beside it."""
 
     with_cpu: bool = False
 
 
-Execution: TypeAlias = Overlapped | Sequential | FusedLayer | FusedModel
+Execution: TypeAlias = Overlapped | Sequential | FusedLayer | FusedStep | FusedModel
 
 
 def why(execution: Execution) -> str:
@@ -61,6 +68,8 @@ def why(execution: Execution) -> str:
             return "a device computes all layers of it, and the CPU the experts that it lacks"
         case FusedModel():
             return "one device holds every weight and every expert"
+        case FusedStep():
+            return "no other lane works on it, and every expert is in memory"
         case FusedLayer():
             return "no other lane works on it"
         case Overlapped():
@@ -77,7 +86,7 @@ class Load:
 
     device_has_model: one device holds every weight and every expert. device_takes_step: a device computes all layers of a
     decode step of this size, and the CPU the experts that it lacks. layers_are_fusable: the CPU's kernels compute a
-    whole layer in one job, with every expert that is not elsewhere. other_lanes_have_work: a device or workers compute
+    whole layer in one job, with every expert that is not elsewhere. steps_are_fusable: and all layers of a decode step. other_lanes_have_work: a device or workers compute
     some of a chunk of this size. hints_are_wanted: each layer's choice of experts is told to the prefetcher.
     is_beside_answers: others are waiting for tokens. may_overlap: False compares with lanes that work one at a time.
     """
@@ -85,6 +94,7 @@ class Load:
     device_has_model: bool = False
     device_takes_step: bool = False
     layers_are_fusable: bool = False
+    steps_are_fusable: bool = False
     other_lanes_have_work: bool = False
     hints_are_wanted: bool = False
     is_beside_answers: bool = False
@@ -109,7 +119,8 @@ def choose(chunk: Chunk, load: Load) -> Execution:
     # A prompt's first hint comes before its first layer.
     reads_ahead = chunk.is_prompt and load.hints_are_wanted
     if load.layers_are_fusable and may_fuse and not (overlaps or reads_ahead):
-        return FusedLayer()
+        is_step = not (chunk.is_prompt or load.hints_are_wanted)
+        return FusedStep() if load.steps_are_fusable and is_step else FusedLayer()
     if overlaps and load.may_overlap:
         return Overlapped()
     return Sequential(YieldPer.LAYER if may_fuse and not overlaps else YieldPer.STAGE)

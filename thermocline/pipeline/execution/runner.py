@@ -21,6 +21,7 @@ from thermocline.pipeline.execution.policy import (
     Execution,
     FusedLayer,
     FusedModel,
+    FusedStep,
     Load,
     Overlapped,
     Sequential,
@@ -32,7 +33,7 @@ from thermocline.pipeline.execution.ring import Ring, RingExecutor
 from thermocline.workers.lane_queue import Waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from thermocline.messages import ChunkId, LayerIndex, RequestId, StageMessage
     from thermocline.pipeline.execution.executor import Executor, Steps
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 class ChunkLane(Protocol):
     """Where chunks are driven: the lane on which most of their jobs run."""
 
-    def drive(self, steps: Steps, chunk: Chunk) -> Coroutine[None, None, StepResult]:
-        """Take a chunk through its steps; where it stops, others may have their turn."""
+    def drive(self, steps: Steps, chunk: Chunk) -> Awaitable[StepResult]:
+        """Begin to take a chunk through its steps; where it stops, others may have their turn."""
         ...
 
 
@@ -63,11 +64,12 @@ class ChunkFailed:
 class FusedStages:
     """Stages that take Hidden through a layer, or through all of them. None: there is no such kernel.
 
-    num_layers: of the model. shared: of decode steps whose experts a device and the CPU share.
+    num_layers: of the model. step: of decode steps on the CPU. shared: of those whose experts a device and the CPU share.
     """
 
     num_layers: int
     layer: Stage[Hidden, Hidden] | None = None
+    step: Stage[Hidden, Hidden] | None = None
     model: Stage[Hidden, Hidden] | None = None
     shared: Stage[Hidden, Hidden] | None = None
 
@@ -211,9 +213,13 @@ def _executors(
     layers = range(fused.num_layers)
     if fused.layer is not None:
         executors[FusedLayer()] = FusedExecutor(passage, graph.stages, fused.layer, layers)
-    for with_cpu, stage in ((False, fused.model), (True, fused.shared)):
+    whole = (
+        (FusedStep(), fused.step),
+        (FusedModel(with_cpu=False), fused.model),
+        (FusedModel(with_cpu=True), fused.shared),
+    )
+    for way, stage in whole:
         if stage is not None:
-            way = FusedModel(with_cpu)
             executors[way] = FusedExecutor(passage, graph.stages, stage, layers[-1:])
     return executors
 

@@ -1,4 +1,4 @@
-"""The policy: which of the four executions a chunk gets, for every combination of what may be true."""
+"""The policy: which of the executions a chunk gets, for every combination of what may be true."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from thermocline.messages import CachePlaces
 from thermocline.pipeline.execution.policy import (
     FusedLayer,
     FusedModel,
+    FusedStep,
     Load,
     Overlapped,
     Sequential,
@@ -35,7 +36,11 @@ def test_nothing_is_fused_away_that_somebody_needs(chunk):
         if way == FusedModel(with_cpu=True):
             assert not chunk.is_prompt
             assert not load.hints_are_wanted
-        if isinstance(way, FusedLayer):
+        if isinstance(way, FusedStep):
+            assert load.steps_are_fusable
+            assert not (load.hints_are_wanted)
+            assert not (chunk.is_prompt)
+        if isinstance(way, FusedLayer | FusedStep):
             assert load.layers_are_fusable
             assert not load.other_lanes_have_work
             assert not (load.hints_are_wanted and chunk.is_prompt)
@@ -72,6 +77,16 @@ def test_each_way_has_its_case(load, way):
 def test_a_decode_step_is_fused_beside_answers_too():
     """Only prompts are cut for the sake of answers: a step is an answer's own."""
     assert choose(STEP, Load(layers_are_fusable=True, is_beside_answers=True)) == FusedLayer()
+
+
+def test_all_layers_of_a_step_are_one_job_where_they_may_be():
+    """Not a prompt's, which others may interrupt, and not where prefetch is told of each layer."""
+    load = Load(layers_are_fusable=True, steps_are_fusable=True)
+    assert choose(STEP, load) == FusedStep()
+    assert choose(STEP, replace(load, is_beside_answers=True)) == FusedStep()
+    assert choose(STEP, replace(load, hints_are_wanted=True)) == FusedLayer()
+    assert choose(STEP, replace(load, other_lanes_have_work=True)) == Overlapped()
+    assert choose(PROMPT, load) == FusedLayer()
 
 
 def test_branches_are_computed_part_by_part_on_the_cpu():
