@@ -3,7 +3,6 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
-#include <thread>
 #include <utility>
 
 #include "bindings_compute.h"
@@ -21,10 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(200);
 // How long a lane lets another one finish what it does in Python.
 constexpr auto kCourtesy = std::chrono::microseconds(200);
-
-// How long a thread that gives a lane work lets it go first.
-constexpr auto kHandover = std::chrono::microseconds(500);
-constexpr auto kNap = std::chrono::microseconds(20);
 
 template <typename Done>
 void spin(Clock::time_point until, Done done) {
@@ -45,18 +40,6 @@ class Inbox {
         size_.notify_one();
     }
 
-    // Lets a thread that waited for an item which is there now go first: until it computes, or for a moment.
-    void hand_over() const {
-        // It has the lock before it stops waiting, and so had no chance yet.
-        if (items_.empty() || !is_waiting_.load(std::memory_order_relaxed)) return;
-        const WithoutGil unlocked;
-        const auto end = Clock::now() + kHandover;
-        do {
-            std::this_thread::sleep_for(kNap);  // spinning would take the processor that the lane wakes on
-        } while ((size_.load(std::memory_order_acquire) != 0 || lanes_in_python.load(std::memory_order_acquire) != 0) &&
-                 Clock::now() < end);
-    }
-
     [[nodiscard]] bool is_empty() const { return items_.empty(); }
 
     // Waits for an item. Called by one thread, the lane's.
@@ -69,21 +52,8 @@ class Inbox {
     }
 
    private:
-    // Set with the interpreter lock held, at both ends.
-    class Waiting {
-       public:
-        explicit Waiting(std::atomic<bool>& flag) : flag_(flag) { flag_.store(true, std::memory_order_relaxed); }
-        ~Waiting() { flag_.store(false, std::memory_order_relaxed); }
-        Waiting(const Waiting&) = delete;
-        Waiting& operator=(const Waiting&) = delete;
-
-       private:
-        std::atomic<bool>& flag_;
-    };
-
     void wait() {
         if (is_native_) lane_mark.set();
-        const Waiting waiting(is_waiting_);
         const WithoutGil unlocked;
         const auto begin = Clock::now();
         const auto has_item = [this] { return size_.load(std::memory_order_acquire) != 0; };
@@ -97,7 +67,6 @@ class Inbox {
     const bool is_native_;
     std::deque<nb::object> items_;
     std::atomic<int> size_{0};
-    std::atomic<bool> is_waiting_{false};
     Clock::duration expected_{0};  // how long a wait lately was
 };
 
@@ -108,9 +77,6 @@ void bind_inbox(nb::module_& m) {
         .def(nb::init<bool>(), nb::arg("is_native"),
              "is_native: the thread lets go of the interpreter lock in this module alone.")
         .def("put", &Inbox::put, nb::arg("item").none(), "Add an item. From any thread; never waits.")
-        .def("hand_over", &Inbox::hand_over,
-             "Let the thread that waited for the item that is there now go first: until it computes, at most half a\n"
-             "millisecond.")
         .def("take", &Inbox::take, "Remove and return the first item, waiting for one. From one thread.")
         .def("is_empty", &Inbox::is_empty, "Whether no item waits.");
 }

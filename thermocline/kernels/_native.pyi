@@ -390,12 +390,6 @@ class Inbox:
     def put(self, item: object | None) -> None:
         """Add an item. From any thread; never waits."""
 
-    def hand_over(self) -> None:
-        """
-        Let the thread that waited for the item that is there now go first: until it computes, at most half a
-        millisecond.
-        """
-
     def take(self) -> object:
         """Remove and return the first item, waiting for one. From one thread."""
 

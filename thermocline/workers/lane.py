@@ -200,9 +200,6 @@ class LaneThread:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[R] = loop.create_future()
         self._put(LaneJob(steps, partial(_post, loop, done), chunk))
-        if not chunk.is_prompt:
-            # Somebody waits for the step's token. What the caller is left to do has time until the step computes.
-            self._inbox.hand_over()
         return done
 
     def submit_background(
