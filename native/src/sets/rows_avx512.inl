@@ -59,7 +59,11 @@ struct RowFormat<12> : KHeader {  // Q4_K
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
         for (int i = 0; i < 4; ++i) q[i] = nibble_lanes(p + 16 + 64 * (i / 2), i % 2);
     }
+    static THERMOCLINE_FORCED __m512i lanes(const uint8_t* p, int part, int half) {
+        return nibble_lanes(p + 16 + 64 * part, half);
+    }
     static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return drop_high(add_fours<32>(dots)); }
+    static THERMOCLINE_FORCED __m512i add_halves(const __m512i (&dots)[4]) { return add_up(dots); }
 };
 
 template <>
@@ -124,6 +128,52 @@ THERMOCLINE_FORCED __m512i levels_of(const uint8_t* table, __m512i nibbles) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), nibbles);
 }
 
+// Four blocks of 32 whose nibbles lie 16 bytes together: a block is a lane, of its first columns or of its last.
+THERMOCLINE_FORCED __m512i block_lanes(const uint8_t* p, int64_t block_bytes, int half) {
+    const auto block = [&](int64_t n) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + n * block_bytes)); };
+    // Measured: inserting one after another takes half as long again.
+    const auto two = [&](int64_t n) { return _mm256_inserti128_si256(_mm256_castsi128_si256(block(n)), block(n + 1), 1); };
+    const __m512i all = two_blocks(two(0), two(2));
+    return _mm512_and_si512(half == 0 ? all : _mm512_srli_epi16(all, 4), _mm512_set1_epi8(15));
+}
+
+// The first bytes of four blocks of 17, of each of 16 rows: a block is a lane, a row a byte of it. Block i of a row
+// that is read r bytes earlier has its byte at i + r of lane i, so rows need not be turned one by one.
+THERMOCLINE_FORCED __m512i first_bytes_17(const uint8_t* p, int64_t row_bytes) {
+    constexpr uint64_t kFirst = 1 | 1ull << 17 | 1ull << 34 | 1ull << 51;
+    __m512i low = _mm512_setzero_si512(), high = low;
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; ++r) {
+        const __mmask64 at = _cvtu64_mask64(kFirst << r);
+        low = _mm512_mask_loadu_epi8(low, at, p + r * row_bytes - r);
+        high = _mm512_mask_loadu_epi8(high, at, p + (r + 8) * row_bytes - r);
+    }
+    const __m128i ascending = _mm_set_epi8(7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i lane = _mm512_set_epi64(0x0303030303030303, 0x0303030303030303, 0x0202020202020202, 0x0202020202020202,
+                                          0x0101010101010101, 0x0101010101010101, 0, 0);
+    const __m512i from = _mm512_add_epi8(_mm512_broadcast_i32x4(ascending), lane);
+    return _mm512_mask_blend_epi64(0xaa, _mm512_shuffle_epi8(low, from), _mm512_shuffle_epi8(high, from));
+}
+
+// The same of the float16 that begin four blocks of 18: of rows 0 to 7 and of the others, eight to a lane.
+THERMOCLINE_FORCED void first_halves_18(const uint8_t* p, int64_t row_bytes, __m512i (&halves)[2]) {
+    constexpr uint64_t kFirst = 3 | 3ull << 18 | 3ull << 36 | 3ull << 54;
+    __m512i fours[4] = {};
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+        const __mmask64 at = _cvtu64_mask64(kFirst << (2 * r));
+#pragma GCC unroll 4
+        for (int four = 0; four < 4; ++four)
+            fours[four] = _mm512_mask_loadu_epi8(fours[four], at, p + (4 * four + r) * row_bytes - 2 * r);
+    }
+    const __m128i ascending = _mm_set_epi8(7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i lane = _mm512_set_epi64(0x0606060606060606, 0x0606060606060606, 0x0404040404040404, 0x0404040404040404,
+                                          0x0202020202020202, 0x0202020202020202, 0, 0);
+    const __m512i from = _mm512_add_epi8(_mm512_broadcast_i32x4(ascending), lane);
+    for (int i = 0; i < 2; ++i)
+        halves[i] = _mm512_mask_blend_epi64(0xaa, _mm512_shuffle_epi8(fours[2 * i], from), _mm512_shuffle_epi8(fours[2 * i + 1], from));
+}
+
 // Blocks of 32 that begin with a float16. kBits: of a weight, without a sign.
 template <int Block, int Bits>
 struct HalfBlocks {
@@ -132,7 +182,20 @@ struct HalfBlocks {
     static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(Bits)>(dots); }
     static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
                                           float (*)[kStripRows]) {
-        for (int block = 0; block < kSpan / 32; ++block) store_group32(scale, group, block, row_halves(rows, block * Block));
+        if constexpr (Block == 18) {
+            alignas(64) __m128i of[2][2][4];  // half a span, rows below 8, block
+            for (int part = 0; part < 2; ++part) {
+                __m512i halves[2];
+                first_halves_18(rows.p0 + 4 * Block * part, rows.stride, halves);
+                for (int i = 0; i < 2; ++i) _mm512_store_si512(of[part][i], halves[i]);
+            }
+            for (int block = 0; block < kSpan / 32; ++block) {
+                const auto rows8 = [&](int i) { return _mm_load_si128(&of[block / 4][i][block % 4]); };
+                store_group32(scale, group, block, _mm512_cvtph_ps(_mm256_set_m128i(rows8(1), rows8(0))));
+            }
+        } else {
+            for (int block = 0; block < kSpan / 32; ++block) store_group32(scale, group, block, row_halves(rows, block * Block));
+        }
     }
 };
 
@@ -161,6 +224,9 @@ struct RowFormat<2> : HalfBlocks<18, 4> {  // Q4_0
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
         for (int i = 0; i < 4; ++i) q[i] = block_nibbles(p + 36 * i + 2, 18);
     }
+    static constexpr bool kLanes = true;
+    static THERMOCLINE_FORCED __m512i lanes(const uint8_t* p, int part, int half) { return block_lanes(p + 72 * part + 2, 18, half); }
+    static THERMOCLINE_FORCED __m512i add_halves(const __m512i (&dots)[4]) { return add_fours<dot_bits(4) + 1>(dots); }
 };
 
 template <>
@@ -168,6 +234,9 @@ struct RowFormat<3> : PairBlocks<20, 4> {  // Q4_1
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
         for (int i = 0; i < 4; ++i) q[i] = block_nibbles(p + 40 * i + 4, 20);
     }
+    static constexpr bool kLanes = true;
+    static THERMOCLINE_FORCED __m512i lanes(const uint8_t* p, int part, int half) { return block_lanes(p + 80 * part + 4, 20, half); }
+    static THERMOCLINE_FORCED __m512i add_halves(const __m512i (&dots)[4]) { return add_fours<dot_bits(4) + 1>(dots); }
 };
 
 template <>
@@ -200,6 +269,9 @@ struct RowFormat<20> : HalfBlocks<18, 8> {  // IQ4_NL
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
         for (int i = 0; i < 4; ++i) q[i] = levels_of(unpacking::kUneven, block_nibbles(p + 36 * i + 2, 18));
     }
+    static constexpr bool kLanes = true;
+    static THERMOCLINE_FORCED __m512i lanes(const uint8_t* p, int part, int half) { return levels_of(unpacking::kUneven, block_lanes(p + 72 * part + 2, 18, half)); }
+    static THERMOCLINE_FORCED __m512i add_halves(const __m512i (&dots)[4]) { return add_fours<dot_bits(8) + 1>(dots); }
 };
 
 template <>
@@ -210,6 +282,12 @@ struct RowFormat<23> {  // IQ4_XS
         for (int i = 0; i < 4; ++i) q[i] = levels_of(unpacking::kUneven, block_nibbles(p + 8 + 32 * i, 16));
     }
     static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(8)>(dots); }
+    static constexpr bool kLanes = true;
+    static THERMOCLINE_FORCED __m512i lanes(const uint8_t* p, int part, int half) {
+        const __m512i all = _mm512_loadu_si512(p + 8 + 64 * part);
+        return levels_of(unpacking::kUneven, _mm512_and_si512(half == 0 ? all : _mm512_srli_epi16(all, 4), _mm512_set1_epi8(15)));
+    }
+    static THERMOCLINE_FORCED __m512i add_halves(const __m512i (&dots)[4]) { return add_fours<dot_bits(8) + 1>(dots); }
     // Eight scales of six bits, less 32: the low four in the second word, the high two in the first one's upper half.
     static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
                                           float (*)[kStripRows]) {
@@ -229,19 +307,23 @@ struct RowFormat<23> {  // IQ4_XS
 template <>
 struct RowFormat<39> {  // MXFP4
     static constexpr int kBytes = 8 * 17;
-    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false, kSevenBits = true;
+    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false, kLanes = true, kSevenBits = true;
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
         for (int i = 0; i < 4; ++i) q[i] = levels_of(unpacking::kE2M1, block_nibbles(p + 34 * i + 1, 17));
     }
+    static THERMOCLINE_FORCED __m512i lanes(const uint8_t* p, int part, int half) {
+        return levels_of(unpacking::kE2M1, block_lanes(p + 68 * part + 1, 17, half));
+    }
     static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(5)>(dots); }
+    static THERMOCLINE_FORCED __m512i add_halves(const __m512i (&dots)[4]) { return add_fours<dot_bits(5) + 1>(dots); }
     // Half of 2^(e - 127) of each row's byte e; the two smallest are subnormal.
     static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
                                           float (*)[kStripRows]) {
         const __m512i one = _mm512_set1_epi32(1);
+        alignas(64) uint8_t bytes[kSpan / 32][kStripRows];
+        for (int part = 0; part < 2; ++part) _mm512_store_si512(bytes[4 * part], first_bytes_17(rows.p0 + 68 * part, rows.stride));
         for (int block = 0; block < kSpan / 32; ++block) {
-            alignas(16) uint8_t bytes[kStripRows];
-            for (int r = 0; r < kStripRows; ++r) bytes[r] = rows.p0[17 * block + r * rows.stride];
-            const __m512i e = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+            const __m512i e = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes[block])));
             const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, one), 23);
             const __m512i tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
             const __m512i bits = _mm512_mask_mov_epi32(normal, _mm512_cmple_epu32_mask(e, one), tiny);
@@ -301,9 +383,16 @@ THERMOCLINE_FORCED void turn_pairs(const __m512i* rows, __m512i* group) {
     }
 }
 
+template <typename Format>
+concept HasLanes = requires { Format::kLanes; };
+template <typename Format>
+constexpr bool has_lanes = HasLanes<Format>;
+
 template <int TypeId, int Group, int Tokens>
 struct Rows {
     using Format = RowFormat<TypeId>;
+    // Whether registers are filled with halves of groups, which need activations in another order.
+    static constexpr bool kTurned = Format::kNibbles || (Group == 32 && has_lanes<Format>);
     static constexpr int kSums = kSpan / Group;        // registers of sums per span
     static constexpr int64_t kSpans = 8 / Tokens;      // spans whose sums are kept at a time
     using Sums = __m512i[Tokens][kSpans][kSums];
@@ -325,16 +414,16 @@ struct Rows {
     static THERMOCLINE_FORCED void add_up(const uint8_t* p, int64_t row_bytes, const uint8_t* const* x, int64_t s,
                                           int pair, Sums& sums) {
         const __m512i zero = _mm512_setzero_si512();
-        if constexpr (Format::kNibbles && Group == 32) {
+        if constexpr (kTurned && Group == 32) {
             __m512i dots[Tokens][4];
             for (int i = 0; i < 4; ++i)
                 for (int half = 0; half < 2; ++half) {
-                    const __m512i q = nibble_lanes(p + i / 2 * row_bytes + 16 + 64 * (i % 2), half);
+                    const __m512i q = Format::lanes(p + i / 2 * row_bytes, i % 2, half);
                     for (int t = 0; t < Tokens; ++t)
                         dots[t][i] = dots_of(half ? dots[t][i] : zero, q, x[t] + 64 * (i % 2 * 2 + half));
                 }
             for (int t = 0; t < Tokens; ++t)
-                sums[t][s][pair] = Format::add_up(dots[t]);
+                sums[t][s][pair] = Format::add_halves(dots[t]);
         } else {
             __m512i q[2][4];
             for (int row = 0; row < 2; ++row) Format::unpack(p + row * row_bytes, q[row]);
@@ -359,16 +448,55 @@ struct Rows {
     static THERMOCLINE_FORCED void turn(const __m512i* sums, __m512i* dots) {
         if constexpr (Group == 16)
             turn_sixteens<Format::kNibbles>(sums, dots);
-        else if constexpr (Format::kNibbles)
+        else if constexpr (kTurned)
             turn_halves(sums, dots);
         else
             turn_pairs(sums, dots);
     }
 
-    static void multiply(int type_id, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
+    // What the first groups of span s of `sums`, whose bytes are at `rows`, add to the totals.
+    static THERMOCLINE_FORCED void add_groups(const RowPointers& rows, int groups, int64_t s, const Sums& sums,
+                                              const uint8_t* const* bases, const ActivationLayout& layout,
+                                              int64_t first_group, Floats (&totals)[Tokens]) {
+        alignas(64) float scale[kMaxGroups][kStripRows], minimum[kMaxGroups][kStripRows];
+        Format::scales(rows, Group, scale, minimum);
+        for (int t = 0; t < Tokens; ++t) {
+            __m512i dots[kSums];
+            turn(sums[t][s], dots);
+            totals[t] = add_span<1, Format::kMinimum>(
+                groups, totals[t], [&](int g) { return Ints{dots[g]}; }, scale, minimum, bases[t], layout, first_group);
+        }
+    }
+
+    // What the last columns add, fewer than a span: as a span whose other columns are zeros.
+    static void add_rest(const PackSource& from, const uint8_t* coming, const uint8_t* const* bases,
+                         const ActivationLayout& layout, Sums& sums, Floats (&totals)[Tokens]) {
+        const int64_t whole = from.count / kSpan, left = from.count % kSpan;
+        const int64_t left_bytes = left / 32 * (Format::kBytes / 8);
+        alignas(64) uint8_t rows[kStripRows][Format::kBytes] = {}, x[Tokens][kSpan] = {}, turned[kTurned ? Tokens : 1][kSpan];
+        for (int r = 0; r < kStripRows; ++r)
+            __builtin_memcpy(rows[r], from.src + r * from.row_bytes + whole * Format::kBytes, static_cast<size_t>(left_bytes));
+        const uint8_t* at[Tokens];
+        for (int t = 0; t < Tokens; ++t) {
+            __builtin_memcpy(x[t], bases[t] + whole * kSpan, static_cast<size_t>(left));
+            at[t] = x[t];
+            if constexpr (kTurned) {
+                turn_activations(x[t], turned[t]);
+                at[t] = turned[t];
+            }
+        }
+        for (int pair = 0; pair < kStripRows / 2; ++pair) {
+            for (const uint8_t* const to = coming + 2 * left_bytes; coming < to; coming += 64) __builtin_prefetch(coming, 0, 2);
+            add_up(rows[2 * pair], Format::kBytes, at, 0, pair, sums);
+        }
+        add_groups(RowPointers(rows[0], Format::kBytes), static_cast<int>(left / Group), 0, sums, bases, layout, whole * kSums,
+                   totals);
+    }
+
+    static void multiply(int, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
                          const ActivationLayout& layout, float* c) {
         Sums sums;
-        alignas(64) uint8_t turned[Format::kNibbles ? Tokens : 1][kSpans][kSpan];
+        alignas(64) uint8_t turned[kTurned ? Tokens : 1][kSpans][kSpan];
         const int64_t all = from.count / kSpan;
         Floats totals[Tokens];
         for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
@@ -378,7 +506,7 @@ struct Rows {
             const uint8_t* x[Tokens];
             for (int t = 0; t < Tokens; ++t) {
                 x[t] = bases[t] + first * kSpan;
-                if constexpr (Format::kNibbles) {
+                if constexpr (kTurned) {
                     for (int64_t s = 0; s < spans; ++s) turn_activations(x[t] + s * kSpan, turned[t][s]);
                     x[t] = turned[t][0];
                 }
@@ -394,25 +522,12 @@ struct Rows {
             }
             for (int64_t s = 0; s < spans; ++s) {
                 coming = ask<kRestLines>(coming);
-                alignas(64) float scale[kMaxGroups][kStripRows], minimum[kMaxGroups][kStripRows];
-                Format::scales(RowPointers(from.src + (first + s) * Format::kBytes, from.row_bytes), Group, scale,
-                               minimum);
-                for (int t = 0; t < Tokens; ++t) {
-                    __m512i dots[kSums];
-                    turn(sums[t][s], dots);
-                    totals[t] = add_span<1, Format::kMinimum>(
-                        kSums, totals[t], [&](int g) { return Ints{dots[g]}; }, scale, minimum, bases[t], layout,
-                        (first + s) * kSums);
-                }
+                add_groups(RowPointers(from.src + (first + s) * Format::kBytes, from.row_bytes), kSums, s, sums, bases, layout,
+                           (first + s) * kSums, totals);
             }
         }
         if constexpr (Format::kBlocks32) {
-            if (from.count % kSpan != 0) {
-                PackSource rest = from;
-                rest.ahead = nullptr, rest.ahead_bytes = 0;
-                AnyRows<Tokens, Group, Format::kMinimum, Format::kSevenBits>::add_columns(
-                    type_id, rest, all * kSpan, bases, layout, totals);
-            }
+            if (from.count % kSpan != 0) add_rest(from, coming, bases, layout, sums, totals);
         }
         for (int t = 0; t < Tokens; ++t) store_floats(c + t * kPanelRows, totals[t]);
     }
