@@ -469,17 +469,27 @@ struct Rows {
         }
     }
 
+    // The first `count` bytes, then zeros; to: of Bytes, rounded up to 64. Nothing behind these is read.
+    template <int Bytes>
+    static THERMOCLINE_FORCED void copy_padded(const uint8_t* from, int64_t count, uint8_t* to) {
+        for (int64_t at = 0; at < Bytes; at += 64, count -= 64) {
+            const __mmask64 mask = count >= 64 ? ~0ull : count > 0 ? (1ull << count) - 1 : 0;
+            _mm512_store_si512(to + at, _mm512_maskz_loadu_epi8(mask, from + at));
+        }
+    }
+
     // What the last columns add, fewer than a span: as a span whose other columns are zeros.
     static void add_rest(const PackSource& from, const uint8_t* coming, const uint8_t* const* bases,
                          const ActivationLayout& layout, Sums& sums, Floats (&totals)[Tokens]) {
         const int64_t whole = from.count / kSpan, left = from.count % kSpan;
         const int64_t left_bytes = left / 32 * (Format::kBytes / 8);
-        alignas(64) uint8_t rows[kStripRows][Format::kBytes] = {}, x[Tokens][kSpan] = {}, turned[kTurned ? Tokens : 1][kSpan];
+        constexpr int kPadded = (Format::kBytes + 63) / 64 * 64;
+        alignas(64) uint8_t rows[kStripRows][kPadded], x[Tokens][kSpan], turned[kTurned ? Tokens : 1][kSpan];
         for (int r = 0; r < kStripRows; ++r)
-            __builtin_memcpy(rows[r], from.src + r * from.row_bytes + whole * Format::kBytes, static_cast<size_t>(left_bytes));
+            copy_padded<Format::kBytes>(from.src + r * from.row_bytes + whole * Format::kBytes, left_bytes, rows[r]);
         const uint8_t* at[Tokens];
         for (int t = 0; t < Tokens; ++t) {
-            __builtin_memcpy(x[t], bases[t] + whole * kSpan, static_cast<size_t>(left));
+            copy_padded<kSpan>(bases[t] + whole * kSpan, left, x[t]);
             at[t] = x[t];
             if constexpr (kTurned) {
                 turn_activations(x[t], turned[t]);
@@ -488,9 +498,9 @@ struct Rows {
         }
         for (int pair = 0; pair < kStripRows / 2; ++pair) {
             for (const uint8_t* const to = coming + 2 * left_bytes; coming < to; coming += 64) __builtin_prefetch(coming, 0, 2);
-            add_up(rows[2 * pair], Format::kBytes, at, 0, pair, sums);
+            add_up(rows[2 * pair], kPadded, at, 0, pair, sums);
         }
-        add_groups(RowPointers(rows[0], Format::kBytes), static_cast<int>(left / Group), 0, sums, bases, layout, whole * kSums,
+        add_groups(RowPointers(rows[0], kPadded), static_cast<int>(left / Group), 0, sums, bases, layout, whole * kSums,
                    totals);
     }
 
