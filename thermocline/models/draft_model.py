@@ -37,6 +37,7 @@ class DraftModel:
         """target: the larger model's file. Raises ModelError, also where the two have different vocabularies."""
         self._vocab_size = read_draft_spec(file, target).vocab_size
         self._model = open_model(file, kernels)
+        self._held: SequenceCache | None = None
 
     def __repr__(self) -> str:
         return f"DraftModel({self._model.spec.name})"
@@ -57,12 +58,16 @@ class DraftModel:
         before: not read.
         """
         del before
-        model, held = self._model, SequenceCache(cache)
+        model, held = self._model, self._held
+        if held is None or held.kv is not cache:
+            held = self._held = SequenceCache(cache)
         # The larger model may have a few more tokens at its end, of which this one knows nothing.
         ids = np.where(chunk.token_ids < self._vocab_size, chunk.token_ids, 0).astype(np.int32)
         x = model.embed(ids)
         own = model.embed_layers(ids, x, prompt=chunk.is_prompt)
         chunk = replace(chunk, token_ids=ids, embedded=own)
+        if model.has_whole_steps and not (chunk.is_prompt or chunk.has_branches):
+            return model.step(chunk, x, held).x
         for index in range(model.spec.num_layers):
             layer = LayerIndex(index)
             if model.has_whole_layers:

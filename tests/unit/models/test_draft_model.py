@@ -20,8 +20,9 @@ from thermocline.models.draft_model import DraftModel, require_same_vocabulary
 SMALL = ToyArch("qwen3", layers=2, experts=0)
 
 
+@pytest.mark.parametrize("kind", list(SegmentKind))
 @pytest.mark.parametrize("num_tokens", [1, 20])
-def test_parts_and_whole_layers_agree(tmp_path, num_tokens):
+def test_parts_and_whole_layers_agree(tmp_path, num_tokens, kind):
     """A token that only the larger model has counts as the first one."""
     path = write_toy_arch(tmp_path / "m.gguf", SMALL)
     ids = [(7 * n) % 200 for n in range(num_tokens)]
@@ -31,13 +32,25 @@ def test_parts_and_whole_layers_agree(tmp_path, num_tokens):
             for last in (0, 100_000):
                 model = DraftModel(file, file, kernels)
                 pool = KVPool(model.kv_shapes, 8, 16, CacheType.F32)
-                states = model.states(
-                    chunk_of([*ids, last], 0, SegmentKind.PROMPT), np.empty((0, 0)), pool
-                )
+                states = model.states(chunk_of([*ids, last], 0, kind), np.empty((0, 0)), pool)
                 found.append(model.logits(states))
     native, other, slow, _ = found
     assert np.array_equal(native, other)
     assert_within(native, slow, "reference/float32")
+
+
+def test_each_cache_has_its_own_keys(tmp_path):
+    """A drafted token behind a prompt, in one cache and in another one after it: equal, and not what the first left."""
+    path = write_toy_arch(tmp_path / "m.gguf", SMALL)
+    with open_model_file(path) as file:
+        model, found = DraftModel(file, file, NativeKernels(threads=1)), []
+        for prompt in ([3, 5, 8], [9, 5, 8], [3, 5, 8]):
+            pool = KVPool(model.kv_shapes, 8, 16, CacheType.F32)
+            model.states(chunk_of(prompt, 0, SegmentKind.PROMPT), np.empty((0, 0)), pool)
+            step = chunk_of([13], len(prompt), SegmentKind.DECODE)
+            found.append(model.states(step, np.empty((0, 0)), pool).copy())
+    assert np.array_equal(found[0], found[2])
+    assert not np.array_equal(found[0], found[1])
 
 
 def test_vocabularies_are_compared(tmp_path):
