@@ -318,6 +318,60 @@ def test_a_step_is_computed_or_refused(toy, used, data):
     assert end == DONE
 
 
+def whole_step(toy):
+    """Return all layers as one job of the CPU, with caches of their own."""
+    return toy.kernels._native.WholeStep(toy.kernels._core, layers_of(toy))
+
+
+def whole_arguments(num_rows=2):
+    """Return what it takes, and room for what it gives."""
+    given_step = step(num_rows)
+    del given_step["residency"]
+    chosen = SHAPE.layers, num_rows, SHAPE.used
+    return given_step | {
+        "embedded": None,
+        "out": np.full((num_rows, SHAPE.hidden), np.nan, np.float32),
+        "ids": np.full(chosen, -1, np.int32),
+        "weights": np.zeros(chosen, np.float32),
+        "spans": np.zeros((SHAPE.layers, 2), np.int64),
+    }
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_a_whole_step_is_computed_or_refused(toy, data):
+    """One number or one axis of any array is another: an error, or a step within its memory that writes all of its output."""
+    arguments = whole_arguments()
+    name = data.draw(st.sampled_from(sorted(arguments)))
+    value = arguments[name]
+    if isinstance(value, list):
+        group = list(value[0])
+        index = data.draw(st.integers(0, len(group) - (2 if name == "ropes" else 1)))
+        group[index] = changed(data.draw, group[index])
+        arguments[name] = [tuple(group)]
+    elif value is None:
+        shape = data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3))
+        arguments[name] = np.zeros(shape, np.float32)
+    else:
+        arguments[name] = changed(data.draw, value)
+    try:
+        whole_step(toy).run(**arguments)
+    except ValueError:
+        return
+    assert np.isfinite(arguments["out"]).all()
+    assert ((arguments["ids"] >= 0) & (arguments["ids"] < SHAPE.experts)).all()
+    assert (arguments["spans"] > 0).all()
+
+
+def test_layers_that_are_no_model_are_refused(toy):
+    """None at all, a missing one, and one without its cache."""
+    make, core = toy.kernels._native.WholeStep, toy.kernels._core
+    placed = toy.kernels.placed_layer(PlacedParts(toy.parts[0], None, 0, 0))
+    for layers, what in (([], "has layers"), ([None], "missing"), ([placed], "attends or recurs")):
+        with pytest.raises(ValueError, match=what):
+            make(core, layers)
+
+
 @settings(max_examples=50, deadline=None)
 @given(shape=st.lists(st.integers(0, 80), min_size=1, max_size=3).map(tuple))
 def test_outputs_must_fit(used, shape):
