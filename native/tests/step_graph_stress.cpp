@@ -39,7 +39,7 @@ struct ToyLayer {
         layer.norm = norm.data();
         layer.is_routed = is_routed;
         if (is_routed) {
-            layer.router = {router.weight(), {kChosen, Gating::Softmax, nullptr, nullptr, 1, 1, true, 0.0f, 1.0f}};
+            layer.router = {router.weight(), {kChosen, Gating::Softmax, nullptr, nullptr, 1, 1, 1, true, 0.0f, 1.0f}};
             layer.experts.gate = experts.gate.stack();
             layer.experts.up = experts.up.stack();
             layer.experts.down = experts.down.stack();
@@ -207,7 +207,7 @@ class Pair {
             std::vector<int32_t> ids(static_cast<size_t>(tokens.rows * kChosen));
             std::vector<float> weights(ids.size());
             run_layer(compute_, dense_, Form::Decode, layers_[static_cast<size_t>(l)]->layer, tokens.of_layer(),
-                      cache_.view(l), x.data(), out.data(), ids.data(), weights.data());
+                      cache_.view(l), x.data(), out.data(), ids.data(), weights.data(), {});
             x.swap(out);
             if (l == kDense) continue;
             has_log = has_log && std::equal(ids.begin(), ids.end(), page_->ids(l)) &&
@@ -216,8 +216,23 @@ class Pair {
         expect(has_log, "the log is not what the layers chose", number);
         expect(std::memcmp(x.data(), graph_->output(), x.size() * sizeof(float)) == 0, "the bits of a step differ", number);
         expect(cache_ == device_cache_, "the caches differ", number);
+        check_whole_step(number, tokens, x);
         for (const float value : x)
             if (!std::isfinite(value)) return expect(false, "an output is not finite", number);
+    }
+
+    // All layers as one job of the CPU.
+    void check_whole_step(int64_t number, const Tokens& tokens, const std::vector<float>& expected) {
+        std::vector<PlacedLayer> placed;
+        for (int64_t l = 0; l < kLayers; ++l)
+            placed.push_back({&layers_[static_cast<size_t>(l)]->layer, whole_cache_.view(l), nullptr, nullptr, 0, 0, {}});
+        std::vector<float> out(expected.size());
+        std::vector<int32_t> ids(static_cast<size_t>((kLayers - 1) * tokens.rows * kChosen));
+        std::vector<float> weights(ids.size());
+        std::vector<StepSpan> spans(static_cast<size_t>(kLayers));
+        run_step(compute_, dense_, placed, tokens.inputs(residency_), out.data(), ids.data(), weights.data(), spans.data());
+        expect(out == expected, "the bits of a whole step differ", number);
+        expect(whole_cache_ == cache_, "the cache of a whole step differs", number);
     }
 
     Random random_{21};
@@ -230,7 +245,7 @@ class Pair {
     std::vector<std::unique_ptr<ToyExperts>> slots_;
     std::vector<ExpertStacks> stacks_;
     std::vector<int32_t> residency_;
-    Cache cache_, device_cache_;
+    Cache cache_, device_cache_, whole_cache_;
     std::unique_ptr<HandoffPage> page_;
     std::unique_ptr<StepGraph> graph_;
     uint32_t epoch_ = 0xffffffc0u;
