@@ -6,6 +6,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(scripts/oracle_env.sh)
+# The environment has a core of its own, which an editable install does not build again.
+core=$("$python" -c 'from thermocline.kernels import _native; print(_native.__file__)')
+if [ -n "$(find native -type f -newer "$core" -print -quit)" ]; then
+  "$python" -m pip install -q --no-deps --config-settings=build-dir="build/oracle" -e . >&2
+fi
 if [ "${1:-}" = golden ]; then
   "$python" -m tests.oracle.make_logits_golden
   "$python" -m tests.oracle.make_converted_golden
