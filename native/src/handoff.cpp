@@ -1,10 +1,10 @@
 #include "thermocline/handoff.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <thread>
 
+#include "monotonic.h"
 #include "thermocline/relax.h"
 
 namespace thermocline {
@@ -12,11 +12,6 @@ namespace {
 
 // A side that waits only looks at first. Then it lets others have the processor, if they want it.
 constexpr int64_t kLookNs = 50'000;
-
-int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
 
 // Looks until `done`, which is given the nanoseconds since the beginning and says whether to stop.
 template <typename Done>

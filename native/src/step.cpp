@@ -1,19 +1,11 @@
 #include "thermocline/step.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "monotonic.h"
 #include "scratch.h"
 
 namespace thermocline {
-namespace {
-
-int64_t now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
-
-}  // namespace
 
 void StepTurns::look_up(const StepInputs& inputs) {
     const size_t count = inputs.ropes.size();

@@ -5,16 +5,13 @@
 #include <cstring>
 #include <utility>
 
+#include "monotonic.h"
 #include "thermocline/relax.h"
 
 namespace thermocline {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-int64_t now_ns() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 

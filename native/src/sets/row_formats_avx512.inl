@@ -176,7 +176,7 @@ THERMOCLINE_FORCED void first_halves_18(const uint8_t* p, int64_t row_bytes, __m
 template <int Block, int Bits>
 struct HalfBlocks {
     static constexpr int kBytes = 8 * Block;
-    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false, kSevenBits = Bits < 8;
+    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false;
     static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(Bits)>(dots); }
     static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
                                           float (*)[kStripRows]) {
@@ -201,7 +201,7 @@ struct HalfBlocks {
 template <int Block, int Bits>
 struct PairBlocks {
     static constexpr int kBytes = 8 * Block;
-    static constexpr bool kMinimum = true, kBlocks32 = true, kNibbles = false, kSevenBits = true;
+    static constexpr bool kMinimum = true, kBlocks32 = true, kNibbles = false;
     static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(Bits)>(dots); }
     static THERMOCLINE_FORCED void scales(const RowPointers& rows, int group, float (*scale)[kStripRows],
                                           float (*minimum)[kStripRows]) {
@@ -305,7 +305,7 @@ struct RowFormat<23> {  // IQ4_XS
 template <>
 struct RowFormat<39> {  // MXFP4
     static constexpr int kBytes = 8 * 17;
-    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false, kLanes = true, kSevenBits = true;
+    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false, kLanes = true;
     static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
         for (int i = 0; i < 4; ++i) q[i] = levels_of(unpacking::kE2M1, block_nibbles(p + 34 * i + 1, 17));
     }

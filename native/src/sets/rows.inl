@@ -96,9 +96,10 @@ struct AnyRows {
         float scale[kSpans][kStripRows][kMaxGroups], minimum[kSpans][kStripRows][kMaxGroups];
     };
 
-    // What the columns from `begin` on, a multiple of kSpan, add to the totals.
-    static void add_columns(int type_id, const PackSource& from, int64_t begin, const uint8_t* const* bases,
-                            const ActivationLayout& layout, Floats (&totals)[Tokens]) {
+    static void multiply(int type_id, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
+                         const ActivationLayout& layout, float* c) {
+        Floats totals[Tokens];
+        for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
         const UnpackFn unpack = find_unpack(type_id);
         UnpackInfo info{};
         unpack_info(type_id, info);
@@ -110,7 +111,7 @@ struct AnyRows {
         const uint8_t* asked = from.ahead;  // of what comes, each step asks for as many bytes as it reads
         const uint8_t* wanted = from.ahead;
         const int64_t step_bytes = from.ahead_bytes > 0 ? span_bytes : 0;
-        for (int64_t first = begin; first < from.count; first += kSpans * kSpan) {
+        for (int64_t first = 0; first < from.count; first += kSpans * kSpan) {
             const uint8_t* src = from.src + first / kSpan * span_bytes;
             const auto columns = [&](int64_t s) {
                 const int64_t left = from.count - first - s * kSpan;
@@ -155,13 +156,6 @@ struct AnyRows {
                 }
             }
         }
-    }
-
-    static void multiply(int type_id, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
-                         const ActivationLayout& layout, float* c) {
-        Floats totals[Tokens];
-        for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
-        add_columns(type_id, from, 0, bases, layout, totals);
         for (int t = 0; t < Tokens; ++t) store_floats(c + t * kPanelRows, totals[t]);
     }
 };

@@ -58,14 +58,12 @@ THERMOCLINE_FORCED void turn_pairs(const __m512i* rows, __m512i* group) {
 
 template <typename Format>
 concept HasLanes = requires { Format::kLanes; };
-template <typename Format>
-constexpr bool has_lanes = HasLanes<Format>;
 
 template <int TypeId, int Group, int Tokens>
 struct Rows {
     using Format = RowFormat<TypeId>;
     // Whether registers are filled with halves of groups, which need activations in another order.
-    static constexpr bool kTurned = Format::kNibbles || (Group == 32 && has_lanes<Format>);
+    static constexpr bool kTurned = Format::kNibbles || (Group == 32 && HasLanes<Format>);
     static constexpr int kSums = kSpan / Group;        // registers of sums per span
     // Spans whose sums are kept at a time. Measured: with eight, Q8_0 came from memory a sixth slower; one is no faster.
     static constexpr int64_t kSpans = 2;

@@ -216,7 +216,7 @@ async def test_a_character_over_several_tokens_is_never_broken(speller):
     async with live(speller) as server:
         chunks = await server.stream(TEXT, prompt=[0x80], max_tokens=9 * 5)
         deltas = [chunk["choices"][0]["text"] for chunk in chunks[:-1]]
-        assert all(delta and set(delta) <= set(SPELLED) for delta in deltas)
+        assert set(deltas) == set(SPELLED)
         assert "".join(deltas) == SPELLED * 5
         chunks = await server.stream(TEXT, prompt=[0x80], max_tokens=7)
         assert content(chunks) == SPELLED[:2] + "\N{REPLACEMENT CHARACTER}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import threading
 from dataclasses import replace
 
@@ -28,6 +30,7 @@ from thermocline.kernels.weight import Weight
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 
 pytestmark = pytest.mark.usefixtures("guarded")
+NO_ACCESS = 0  # PROT_NONE, which the mmap module does not name
 COUNTS = [*range(1, 10), 17, 64, 257, 300]  # 256 tokens share one unpacking of the weights
 FUSED = ("avx2", "avxvnni", "avx512")  # sets whose sums fuse multiply and add in one order
 
@@ -41,15 +44,17 @@ def tolerance(implementation, format_name: str) -> str:
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
 def test_a_product_is_that_of_the_decoded_weight(implementation, format_name):
-    """Close to the product in double with the gguf package's weights, for one token and for many."""
+    """Close to the product in double with the gguf package's weights, for one token and for many; also with a rest."""
     rng = np.random.default_rng(1)
-    kernels, weight = implementation.make(), make_weight(rng, format_name, 100, 1024)
-    x = tokens_of(rng, 19, 1024)
-    expected = exact_product(weight, x)
-    entry = tolerance(implementation, format_name)
-    assert_within(kernels.matmul(weight, x), expected, entry)
-    alone = np.concatenate([kernels.matmul(weight, row[None]) for row in x])
-    assert_within(alone, expected, entry)
+    kernels = implementation.make()
+    has_rest = FORMATS_BY_NAME[format_name].block_elements <= 32
+    for cols in (1024, *([704] if has_rest else [])):
+        weight, x = make_weight(rng, format_name, 100, cols), tokens_of(rng, 19, cols)
+        expected = exact_product(weight, x)
+        entry = tolerance(implementation, format_name)
+        assert_within(kernels.matmul(weight, x), expected, entry)
+        alone = np.concatenate([kernels.matmul(weight, row[None]) for row in x])
+        assert_within(alone, expected, entry)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
@@ -92,13 +97,44 @@ def test_a_token_does_not_feel_its_neighbours(isa, format_name):
             assert same_bits(together, alone[-count:]), f"{count} tokens, {threads} threads"
 
 
+def between_pages(raw, *, at_end):
+    """Return a copy of an array that begins, or ends, at the edge of pages between two that nobody may read."""
+    page = mmap.PAGESIZE
+    inner = -(-raw.nbytes // page) * page
+    memory = mmap.mmap(-1, inner + 2 * page)
+    array = np.frombuffer(memory, np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    for edge in (0, page + inner):
+        assert libc.mprotect(ctypes.c_void_p(array.ctypes.data + edge), page, NO_ACCESS) == 0
+    first = page + (inner - raw.nbytes if at_end else 0)
+    copy = array[first : first + raw.nbytes].reshape(raw.shape)
+    copy[...] = raw
+    return copy
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_nothing_is_read_before_or_behind_a_matrix(isa, format_name, at_end):
+    """A file's mapping may begin or end there. One token, two and many, whole spans and a rest: the bits of elsewhere."""
+    rng = np.random.default_rng(23)
+    has_rest = FORMATS_BY_NAME[format_name].block_elements <= 32
+    for cols in (1024, *([192, 544] if has_rest else [])):
+        weight, x = make_weight(rng, format_name, 48, cols), tokens_of(rng, 5, cols)
+        weight = replace(weight, raw=between_pages(weight.raw, at_end=at_end))
+        elsewhere = replace(weight, raw=weight.raw.copy())
+        for count in (1, 2, 5):
+            found, expected = (native(isa).matmul(each, x[:count]) for each in (weight, elsewhere))
+            assert same_bits(found, expected), f"{cols} columns, {count} tokens"
+
+
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("isa", ISAS)
 def test_one_and_two_tokens_have_the_bits_of_many(isa, format_name):
-    """Whole strips and long rows, which one or two tokens may go through in another order; also with a rest of 32 or 192 columns."""
+    """Whole strips and long rows, which one or two tokens may go through in another order; also with a rest of 32 or 192 columns, or with no more."""
     rng = np.random.default_rng(17)
     has_rest = FORMATS_BY_NAME[format_name].block_elements <= 32
-    for cols in (256, 1280, 2816, *([544, 704] if has_rest else [])):
+    for cols in (256, 1280, 2816, *([192, 544, 704] if has_rest else [])):
         weight, x = make_weight(rng, format_name, 64, cols), tokens_of(rng, 7, cols)
         for threads in (1, 3):
             kernels = native(isa, threads)

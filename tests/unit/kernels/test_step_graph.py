@@ -293,20 +293,28 @@ def changed(draw, array):
     return np.resize(array, shape) if array.size else np.zeros(shape, array.dtype)
 
 
+def change_one(draw, arguments):
+    """Change one of a step's arguments."""
+    name = draw(st.sampled_from(sorted(arguments)))
+    value = arguments[name]
+    if isinstance(value, list):
+        group = list(value[0])
+        index = draw(st.integers(0, len(group) - (2 if name == "ropes" else 1)))
+        group[index] = changed(draw, group[index])
+        arguments[name] = [tuple(group)]
+    elif value is None:
+        shape = draw(st.lists(st.integers(0, 3), min_size=3, max_size=3))
+        arguments[name] = np.zeros(shape, np.float32)
+    else:
+        arguments[name] = changed(draw, value)
+
+
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_a_step_is_computed_or_refused(toy, used, data):
     """One number or one axis of any array is another: an error, or a step within its memory."""
     graph, arguments = used.graph, step()
-    name = data.draw(st.sampled_from(sorted(arguments)))
-    value = arguments[name]
-    if isinstance(value, list):
-        group = list(value[0])
-        index = data.draw(st.integers(0, len(group) - (2 if name == "ropes" else 1)))
-        group[index] = changed(data.draw, group[index])
-        arguments[name] = [tuple(group)]
-    else:
-        arguments[name] = changed(data.draw, value)
+    change_one(data.draw, arguments)
     used.epoch += 1
     try:
         end = graph.run(used.epoch, (1000, 1000), **arguments)
@@ -342,18 +350,7 @@ def whole_arguments(num_rows=2):
 def test_a_whole_step_is_computed_or_refused(toy, data):
     """One number or one axis of any array is another: an error, or a step within its memory that writes all of its output."""
     arguments = whole_arguments()
-    name = data.draw(st.sampled_from(sorted(arguments)))
-    value = arguments[name]
-    if isinstance(value, list):
-        group = list(value[0])
-        index = data.draw(st.integers(0, len(group) - (2 if name == "ropes" else 1)))
-        group[index] = changed(data.draw, group[index])
-        arguments[name] = [tuple(group)]
-    elif value is None:
-        shape = data.draw(st.lists(st.integers(0, 3), min_size=3, max_size=3))
-        arguments[name] = np.zeros(shape, np.float32)
-    else:
-        arguments[name] = changed(data.draw, value)
+    change_one(data.draw, arguments)
     try:
         whole_step(toy).run(**arguments)
     except ValueError:

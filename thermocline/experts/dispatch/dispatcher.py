@@ -85,9 +85,7 @@ class StaticDispatcher:
             self._times.note(chunk, layer, offloaded=False)
 
     def step_computed_here(self, chunk: Chunk, ended_ns: NDArray[np.int64]) -> None:
-        if self._times is not None:
-            first_s, last_s = (float(ended_ns[at]) * 1e-9 for at in (0, -1))
-            self._times.note_step(chunk, first_s, last_s, offloaded=False)
+        _note_step_here(self._times, chunk, ended_ns)
 
 
 class CacheDispatcher:
@@ -149,9 +147,7 @@ class CacheDispatcher:
             self._times.note(chunk, layer, offloaded=False)
 
     def step_computed_here(self, chunk: Chunk, ended_ns: NDArray[np.int64]) -> None:
-        if self._times is not None:
-            first_s, last_s = (float(ended_ns[at]) * 1e-9 for at in (0, -1))
-            self._times.note_step(chunk, first_s, last_s, offloaded=False)
+        _note_step_here(self._times, chunk, ended_ns)
 
     def computed_step(self, chunk: Chunk, first_s: float, last_s: float) -> None:
         """Take note of a decode step that the device and the CPU computed together; see `ChunkTimes.note_step`."""
@@ -185,3 +181,10 @@ def _offloads(times: ChunkTimes | None, chunk: Chunk, layer: LayerIndex) -> bool
     offloads = times.offloads(chunk)
     times.note(chunk, layer, offloaded=offloads)
     return offloads
+
+
+def _note_step_here(times: ChunkTimes | None, chunk: Chunk, ended_ns: NDArray[np.int64]) -> None:
+    if times is not None:
+        times.note_step(
+            chunk, float(ended_ns[0]) * 1e-9, float(ended_ns[-1]) * 1e-9, offloaded=False
+        )

@@ -38,8 +38,8 @@ def test_nothing_is_fused_away_that_somebody_needs(chunk):
             assert not load.hints_are_wanted
         if isinstance(way, FusedStep):
             assert load.steps_are_fusable
-            assert not (load.hints_are_wanted)
-            assert not (chunk.is_prompt)
+            assert not load.hints_are_wanted
+            assert not chunk.is_prompt
         if isinstance(way, FusedLayer | FusedStep):
             assert load.layers_are_fusable
             assert not load.other_lanes_have_work
