@@ -20,21 +20,17 @@ CHUNK = 256
 
 
 @triton.jit
-def run_of(fmt: tl.constexpr) -> tl.constexpr:
-    """Return how many consecutive columns of a plane come before the other plane's; 128 where planes are halves."""
+def plane_columns(chunk: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr) -> tl.tensor:
+    """Return int32 [128]: the columns of a chunk's plane, in the order in which `unpack_chunk` has them."""
+    i = tl.arange(0, 128)
+    # Columns of a plane that come before the other plane's. Here, not in a function: what a function returns is no
+    # constant in Triton 3.6.
     is_four: tl.constexpr = fmt == "Q4_0" or fmt == "Q4_1" or fmt == "IQ4_NL" or fmt == "IQ4_XS"
     is_sixteens: tl.constexpr = is_four or fmt == "Q5_0" or fmt == "Q5_1" or fmt == "MXFP4"
     is_two_level: tl.constexpr = fmt == "Q4_K" or fmt == "Q5_K"
     short: tl.constexpr = 8 if fmt == "NVFP4" else (16 if is_sixteens else 32)
     long: tl.constexpr = 64 if fmt == "Q6_K" else 128
-    return short if fmt == "NVFP4" or is_sixteens or is_two_level else long
-
-
-@triton.jit
-def plane_columns(chunk: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr) -> tl.tensor:
-    """Return int32 [128]: the columns of a chunk's plane, in the order in which `unpack_chunk` has them."""
-    i = tl.arange(0, 128)
-    run: tl.constexpr = run_of(fmt)
+    run: tl.constexpr = short if fmt == "NVFP4" or is_sixteens or is_two_level else long
     return chunk * 256 + i // run * (2 * run) + i % run + plane * run
 
 
@@ -52,11 +48,13 @@ def unpack_chunk(
     row: pointers [n] to the first byte of each row; live: bool [n], rows that may be read; codebook: what
     `device_codebook` returns, any pointer for formats without one.
     """
+    is_four: tl.constexpr = fmt == "Q4_0" or fmt == "Q4_1" or fmt == "IQ4_NL" or fmt == "IQ4_XS"
+    is_five: tl.constexpr = fmt == "Q5_0" or fmt == "Q5_1"
     if fmt == "Q4_K" or fmt == "Q5_K":
         low, high = two_level(row, live, chunk, fmt)
     elif fmt == "Q6_K":
         low, high = q6_k(row, live, chunk)
-    elif run_of(fmt) < 128:
+    elif is_four or is_five or fmt == "MXFP4" or fmt == "NVFP4":
         low, high = nibbles(row, live, chunk, cols, fmt)
     else:
         low = _side(row, live, chunk, codebook, 0, cols, fmt)
