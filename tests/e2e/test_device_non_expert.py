@@ -48,7 +48,7 @@ SIDE_BY_SIDE = [
 def config(device: str, *, chunk: int = 64, kv_type="f32", blocks: int = 16, **rest):
     """Return settings with reference experts, so that only the arithmetic of non-expert weights differs."""
     return EngineConfig(
-        placement=PlacementConfig(trunk_device=device, **rest),
+        placement=PlacementConfig(**{"trunk_device": device, "hot_device": "none"} | rest),
         scheduler=SchedulerConfig(prefill_chunk_tokens=chunk),
         memory=MemoryConfig(kv_type=kv_type, max_context_tokens=96, block_tokens=blocks),
         kernels="reference",
@@ -107,7 +107,10 @@ async def test_a_whole_model_there_answers_alike(tmp_path, monkeypatch, device, 
     found = await tokens_and_logits(path, config(device, **hot), PROMPT[:40])
     assert {1, 20, 40} <= {*jobs}
     assert found[0] == expected[0]
-    assert_within(found[1], expected[1], "non-expert/float32")
+    # A GPU's matrix units round what they multiply in prompts.
+    is_real = device == "cuda"
+    entry = "non-expert/whole models" if is_real else "non-expert/float32"
+    assert_within(found[1], expected[1], entry)
 
 
 SCHEDULES = {

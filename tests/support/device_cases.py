@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from tests.support.device_rows import dequantize_rows
+from tests.support.kernel_cases import exact_outputs
 from thermocline.kernels.gpu import attention, dequant, expert_ffn, gather_combine
+from thermocline.kernels.gpu.formats import WIDE_FORMATS
 from thermocline.kernels.gpu.slots import ExpertSlots, SlotMatrix, SlotWork
 
 if TYPE_CHECKING:
@@ -48,6 +50,26 @@ class GuardedDeviceMemory:
         for guard in self._guards:
             is_poison = guard.isnan() if guard.is_floating_point() else guard == POISON
             assert is_poison.all(), "written outside of the output"
+
+
+def rounded_outputs(work: ExpertWork) -> np.ndarray:
+    """Return `exact_outputs` of operands that are rounded as the device's matrix units want them."""
+    stack = work.stack
+    gate_up = [part.format.name for part in stack.matrices[:-1]]
+    return exact_outputs(work, _rounding(*gate_up), _rounding(stack.down.format.name))
+
+
+def _rounding(*formats: str):
+    return _to_tf32 if WIDE_FORMATS.intersection(formats) else _to_bfloat16
+
+
+def _to_tf32(values: np.ndarray) -> np.ndarray:
+    bits = values.astype(np.float32).view(np.uint32) + np.uint32(1 << 12)
+    return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+
+
+def _to_bfloat16(values: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(values.astype(np.float32)).bfloat16().double().numpy()
 
 
 class DeviceKernels:

@@ -229,28 +229,33 @@ def routed_work(
     return replace(work, rows=rows), pair_of.reshape(tokens, slots)
 
 
-def exact_outputs(work: ExpertWork) -> np.ndarray:
-    """Return scale * down(inner) in double, inner by the formula of the stack: [pairs, hidden]."""
+def exact_outputs(work: ExpertWork, first=np.float64, last=np.float64) -> np.ndarray:
+    """Return scale * down(inner) in double, inner by the formula of the stack: [pairs, hidden].
+
+    first, last: how operands of gate and up, and those of down, are rounded.
+    """
     outs, start, stack = [], 0, work.stack
     for expert, count in zip(work.experts.tolist(), work.counts.tolist(), strict=True):
         pairs = slice(start, start + count)
         start += count
-        up = exact_linear(
-            stack.up, stack.biases and stack.biases.up, expert, work.x[work.rows[pairs]]
-        )
+        x = work.x[work.rows[pairs]]
+        up = exact_linear(stack.up, stack.biases and stack.biases.up, expert, x, first)
         gate = None
         if stack.gate is not None:
             bias = stack.biases and stack.biases.gate
-            gate = exact_linear(stack.gate, bias, expert, work.x[work.rows[pairs]])
+            gate = exact_linear(stack.gate, bias, expert, x, first)
         inner = exact_inner(stack.activation, gate, up)
-        out = exact_linear(stack.down, stack.biases and stack.biases.down, expert, inner)
+        out = exact_linear(stack.down, stack.biases and stack.biases.down, expert, inner, last)
         outs.append(out * work.scale[pairs, None])
     return np.concatenate(outs)
 
 
-def exact_linear(stack: WeightStack, bias: WeightStack | None, expert: int, x) -> np.ndarray:
-    """Return the product with one expert's matrix plus its bias, in double."""
-    out = exact_product(stack[expert], x) * stack[expert].scale
+def exact_linear(
+    stack: WeightStack, bias: WeightStack | None, expert: int, x, rounded=np.float64
+) -> np.ndarray:
+    """Return the product with one expert's matrix plus its bias, in double, of operands that are `rounded` first."""
+    weights = decoded(stack[expert])
+    out = rounded(x) @ rounded(weights).T * stack[expert].scale
     return out if bias is None else out + bias.raw[expert].view(np.float32)
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from thermocline.kernels.gpu.activations import activated
-from thermocline.kernels.gpu.unpack import columns_of, row_sums, unpack_planes, zero_plane
+from thermocline.kernels.gpu.unpack import plane_columns, row_sums, unpack_chunk
 
 
 @triton.jit
@@ -23,16 +23,16 @@ def _add_chunk(
     fmt: tl.constexpr,
     num_pairs: tl.constexpr,
 ) -> tl.tuple:
-    """Return `sums` of each pair, which have a plane's shape, plus the chunk's products with x (pointers to rows)."""
+    """Return `sums` [n, 128] of each pair plus the chunk's products with x (pointers to rows)."""
     for plane in tl.static_range(2):
-        column = columns_of(planes[plane], chunk, plane, fmt)
+        column = plane_columns(chunk, plane, fmt)
         added: tl.tuple = ()
         for pair in tl.static_range(num_pairs):
             if cols % 256 == 0:
                 values = tl.load(x[pair] + column)
             else:
                 values = tl.load(x[pair] + column, mask=column < cols, other=0.0)
-            added = added + (sums[pair] + planes[plane] * values,)  # noqa: RUF005 - Triton's tuples
+            added = added + (sums[pair] + planes[plane] * values[None, :],)  # noqa: RUF005 - Triton's tuples
         sums = added
     return sums
 
@@ -86,19 +86,19 @@ def gate_up_rows_kernel(
         # Beyond the tile's pairs its first is computed again, and not stored.
         token = tl.load(rows_ptr + first + tl.where(pair < count, pair, 0))
         x = x + (x_ptr + token.to(tl.int64) * cols,)  # noqa: RUF005 - Triton's tuples
-        gate = gate + (zero_plane(block_rows, gate_fmt),)  # noqa: RUF005 - Triton's tuples
-        up = up + (zero_plane(block_rows, up_fmt),)  # noqa: RUF005 - Triton's tuples
+        gate = gate + (tl.zeros((block_rows, 128), tl.float32),)  # noqa: RUF005 - Triton's tuples
+        up = up + (tl.zeros((block_rows, 128), tl.float32),)  # noqa: RUF005 - Triton's tuples
     for chunk in tl.range(0, (cols + 255) // 256):
         if has_gate:
-            planes = unpack_planes(gate_row, live, chunk, gate_codebook_ptr, cols, gate_fmt)
+            planes = unpack_chunk(gate_row, live, chunk, gate_codebook_ptr, cols, gate_fmt)
             gate = _add_chunk(gate, planes, x, chunk, cols, gate_fmt, num_pairs)
-        planes = unpack_planes(up_row, live, chunk, up_codebook_ptr, cols, up_fmt)
+        planes = unpack_chunk(up_row, live, chunk, up_codebook_ptr, cols, up_fmt)
         up = _add_chunk(up, planes, x, chunk, cols, up_fmt, num_pairs)
     for pair in tl.static_range(num_pairs):
-        value = row_sums(gate[pair])
+        value = row_sums(gate[pair], gate_fmt)
         if is_scaled:
             value *= tl.load(gate_scale_ptr + first + pair, mask=pair < count, other=0.0)
-        other = row_sums(up[pair])
+        other = row_sums(up[pair], up_fmt)
         if has_bias:
             if has_gate:
                 value += tl.load(gate_bias_ptr + slot * bias_stride + row, mask=live, other=0.0)
@@ -143,15 +143,15 @@ def down_rows_kernel(
     for pair in tl.static_range(num_pairs):
         index = first + tl.where(pair < count, pair, 0)
         inner = inner + (inner_ptr + index.to(tl.int64) * cols,)  # noqa: RUF005 - Triton's tuples
-        sums = sums + (zero_plane(block_rows, fmt),)  # noqa: RUF005 - Triton's tuples
+        sums = sums + (tl.zeros((block_rows, 128), tl.float32),)  # noqa: RUF005 - Triton's tuples
     for chunk in tl.range(0, (cols + 255) // 256):
-        planes = unpack_planes(down_row, live, chunk, codebook_ptr, cols, fmt)
+        planes = unpack_chunk(down_row, live, chunk, codebook_ptr, cols, fmt)
         sums = _add_chunk(sums, planes, inner, chunk, cols, fmt, num_pairs)
     for pair in tl.static_range(num_pairs):
         index = (first + pair).to(tl.int64)
         scale = tl.load(scale_ptr + index, mask=pair < count, other=0.0)
         at = out_ptr + index * num_rows + row
-        value = row_sums(sums[pair])
+        value = row_sums(sums[pair], fmt)
         if has_bias:
             value += tl.load(bias_ptr + slot * bias_stride + row, mask=live, other=0.0)
         value *= scale

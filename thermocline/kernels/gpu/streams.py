@@ -57,6 +57,7 @@ class DeviceStreams:
         self._compute = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call] # torch's own
         self._copies = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call] # torch's own
         self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
+        self._kept_graph: Callable[[], None] | None = None
         self._health = DeviceHealth(str(device), self._probe)
         self._pending: SimpleQueue[tuple[DeviceEvent, Future[None]] | None] = SimpleQueue()
         self._waiter: threading.Thread | None = None
@@ -158,6 +159,13 @@ class DeviceStreams:
         torch's errors for what can not be captured.
         """
         assert self._compute is not None, "nothing can be captured on this device"
+        if self._kept_graph is None:
+            # torch takes no pool a second time whose graphs are all gone, so that one always stays.
+            one = torch.zeros(1, device=self.device)
+            self._kept_graph = self._captured(lambda: _zero(one))
+        return self._captured(work)
+
+    def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on asking the driver for memory meanwhile. One pool for all graphs: one runs
         # at a time, and none leaves anything in the pool that is read after it.
@@ -273,3 +281,7 @@ class DeviceStreams:
                 done.set_exception(error)
             else:
                 done.set_result(None)
+
+
+def _zero(tensor: torch.Tensor) -> None:
+    tensor.zero_()

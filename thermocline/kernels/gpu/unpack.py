@@ -2,8 +2,7 @@
 
 A chunk comes as two planes of 128 columns, since formats of four bits keep two weights in a byte: plane 0
 holds the low halves, plane 1 the high ones. Both hold runs of consecutive columns, which `plane_columns`
-names; a product may take columns in any order, so that nothing is moved. Sums are kept as the groups of a format lie,
-since moving them costs time. Knows no operator.
+names; a product may take columns in any order, so that nothing is moved. Knows no operator.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ CHUNK = 256
 
 
 @triton.jit
-def run_columns(first: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr) -> tl.tensor:
-    """Return the columns, in their chunk, of weights at places `first` of a plane that run no further than its runs."""
+def plane_columns(chunk: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr) -> tl.tensor:
+    """Return int32 [128]: the columns of a chunk's plane, in the order in which `unpack_chunk` has them."""
+    i = tl.arange(0, 128)
     # Columns of a plane that come before the other plane's. Here, not in a function: what a function returns is no
     # constant in Triton 3.6.
     is_four: tl.constexpr = fmt == "Q4_0" or fmt == "Q4_1" or fmt == "IQ4_NL" or fmt == "IQ4_XS"
@@ -31,62 +31,7 @@ def run_columns(first: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr) -> tl.
     short: tl.constexpr = 8 if fmt == "NVFP4" else (16 if is_sixteens else 32)
     long: tl.constexpr = 64 if fmt == "Q6_K" else 128
     run: tl.constexpr = short if fmt == "NVFP4" or is_sixteens or is_two_level else long
-    return first // run * (2 * run) + first % run + plane * run
-
-
-@triton.jit
-def plane_columns(chunk: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr) -> tl.tensor:
-    """Return int32 [128]: the columns of a chunk's plane, in the order in which `unpack_chunk` has them."""
-    return chunk * 256 + run_columns(tl.arange(0, 128), plane, fmt)
-
-
-@triton.jit
-def columns_of(
-    weights: tl.tensor, chunk: tl.tensor, plane: tl.constexpr, fmt: tl.constexpr
-) -> tl.tensor:
-    """Return int32 [1, ...]: the columns of a plane that is as `unpack_planes` has it."""
-    width: tl.constexpr = weights.shape[len(weights.shape) - 1]
-    i = tl.arange(0, width)
-    if len(weights.shape) == 2:
-        return chunk * 256 + plane * 128 + i[None, :]
-    elif len(weights.shape) == 3:
-        group = tl.arange(0, weights.shape[1])[None, :, None]
-        return chunk * 256 + run_columns(group * width, plane, fmt) + i[None, None, :]
-    else:
-        outer = tl.arange(0, weights.shape[1])[None, :, None, None]
-        group = outer * weights.shape[2] + tl.arange(0, weights.shape[2])[None, None, :, None]
-        return chunk * 256 + run_columns(group * width, plane, fmt) + i[None, None, None, :]
-
-
-@triton.jit
-def zero_plane(n: tl.constexpr, fmt: tl.constexpr) -> tl.tensor:
-    """Return zeros of a plane's shape in `unpack_planes`."""
-    is_four: tl.constexpr = fmt == "Q4_0" or fmt == "Q4_1" or fmt == "IQ4_NL" or fmt == "IQ4_XS"
-    is_five: tl.constexpr = fmt == "Q5_0" or fmt == "Q5_1"
-    is_entries: tl.constexpr = fmt == "IQ1_S" or fmt == "IQ1_M" or fmt == "IQ2_XXS"
-    if fmt == "Q4_K" or fmt == "Q5_K" or fmt == "Q8_0" or fmt == "TQ2_0":
-        return tl.zeros((n, 4, 32), tl.float32)
-    elif is_four or is_five or fmt == "MXFP4" or fmt == "Q6_K":
-        return tl.zeros((n, 8, 16), tl.float32)
-    elif is_entries or fmt == "IQ2_XS" or fmt == "IQ2_S" or fmt == "NVFP4":
-        return tl.zeros((n, 16, 8), tl.float32)
-    elif fmt == "IQ3_XXS" or fmt == "IQ3_S":
-        return tl.zeros((n, 32, 4), tl.float32)
-    elif fmt == "Q2_K" or fmt == "Q3_K":
-        return tl.zeros((n, 4, 2, 16), tl.float32)
-    else:
-        return tl.zeros((n, 128), tl.float32)
-
-
-@triton.jit
-def row_sums(sums: tl.tensor) -> tl.tensor:
-    """Return [n]: the sums of rows [n, ...]. Axis by axis: Triton 3.6 adds up wrong lanes of a reshaped tensor."""
-    if len(sums.shape) == 4:
-        return tl.sum(tl.sum(tl.sum(sums, 3), 2), 1)
-    elif len(sums.shape) == 3:
-        return tl.sum(tl.sum(sums, 2), 1)
-    else:
-        return tl.sum(sums, 1)
+    return chunk * 256 + i // run * (2 * run) + i % run + plane * run
 
 
 @triton.jit
@@ -103,33 +48,43 @@ def unpack_chunk(
     row: pointers [n] to the first byte of each row; live: bool [n], rows that may be read; codebook: what
     `device_codebook` returns, any pointer for formats without one.
     """
-    low, high = unpack_planes(row, live, chunk, codebook, cols, fmt)
+    is_four: tl.constexpr = fmt == "Q4_0" or fmt == "Q4_1" or fmt == "IQ4_NL" or fmt == "IQ4_XS"
+    is_five: tl.constexpr = fmt == "Q5_0" or fmt == "Q5_1"
+    if fmt == "Q4_K" or fmt == "Q5_K":
+        low, high = two_level(row, live, chunk, fmt)
+    elif fmt == "Q6_K":
+        low, high = q6_k(row, live, chunk)
+    elif is_four or is_five or fmt == "MXFP4" or fmt == "NVFP4":
+        low, high = nibbles(row, live, chunk, cols, fmt)
+    else:
+        low = _side(row, live, chunk, codebook, 0, cols, fmt)
+        high = _side(row, live, chunk, codebook, 1, cols, fmt)
     n: tl.constexpr = row.shape[0]
     return low.reshape(n, 128), high.reshape(n, 128)
 
 
 @triton.jit
-def unpack_planes(
-    row: tl.tensor,
-    live: tl.tensor,
-    chunk: tl.tensor,
-    codebook: tl.tensor,
-    cols: tl.constexpr,
-    fmt: tl.constexpr,
-) -> tl.tuple:
-    """Return the planes of `unpack_chunk` as the format's groups have them: [n, ...], 128 weights a row."""
+def row_sums(sums: tl.tensor, fmt: tl.constexpr) -> tl.tensor:
+    """Return [n]: the sums of rows [n, 128] of what was multiplied with planes.
+
+    Group by group: Triton 3.6 adds up wrong lanes of a tensor whose groups lie in lanes far apart.
+    """
+    n: tl.constexpr = sums.shape[0]
     is_four: tl.constexpr = fmt == "Q4_0" or fmt == "Q4_1" or fmt == "IQ4_NL" or fmt == "IQ4_XS"
     is_five: tl.constexpr = fmt == "Q5_0" or fmt == "Q5_1"
-    if fmt == "Q4_K" or fmt == "Q5_K":
-        return two_level(row, live, chunk, fmt)
-    elif fmt == "Q6_K":
-        return q6_k(row, live, chunk)
-    elif is_four or is_five or fmt == "MXFP4" or fmt == "NVFP4":
-        return nibbles(row, live, chunk, cols, fmt)
+    is_entries: tl.constexpr = fmt == "IQ1_S" or fmt == "IQ1_M" or fmt == "IQ2_XXS"
+    if fmt == "Q2_K" or fmt == "Q3_K":
+        return tl.sum(tl.sum(tl.sum(sums.reshape(n, 4, 2, 16), 3), 2), 1)
+    elif is_four or is_five or fmt == "MXFP4" or fmt == "Q6_K":
+        return tl.sum(tl.sum(sums.reshape(n, 8, 16), 2), 1)
+    elif is_entries or fmt == "IQ2_XS" or fmt == "IQ2_S" or fmt == "NVFP4":
+        return tl.sum(tl.sum(sums.reshape(n, 16, 8), 2), 1)
+    elif fmt == "IQ3_XXS" or fmt == "IQ3_S":
+        return tl.sum(tl.sum(sums.reshape(n, 32, 4), 2), 1)
+    elif fmt == "Q4_K" or fmt == "Q5_K" or fmt == "Q8_0" or fmt == "TQ2_0":
+        return tl.sum(tl.sum(sums.reshape(n, 4, 32), 2), 1)
     else:
-        low = _side(row, live, chunk, codebook, 0, cols, fmt)
-        high = _side(row, live, chunk, codebook, 1, cols, fmt)
-        return low, high
+        return tl.sum(sums, 1)
 
 
 @triton.jit

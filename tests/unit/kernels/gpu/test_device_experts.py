@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.compare import assert_within
+from tests.support.device_cases import rounded_outputs
 from tests.support.kernel_cases import (
     PLAIN,
     exact_outputs,
@@ -46,7 +47,11 @@ def check(kernels, prompt: bool, formats, counts, hidden: int, intermediate: int
     work, expected = case(formats, counts, hidden, intermediate)
     places = np.arange(len(counts))[::-1] * 2 + 1  # slots in no order, with others between
     out = kernels.expert_outputs(kernels.slot_work(work, places), prompt=prompt)
-    assert_within(out, expected, kernels.tolerance(prompt=prompt))
+    if prompt and kernels.name == "cuda":
+        # Few inner numbers may nearly cancel, and then what is rounded matters: rounded here, too.
+        assert_within(out, rounded_outputs(work), "device/rounded operands")
+    else:
+        assert_within(out, expected, kernels.tolerance(prompt=prompt))
 
 
 @pytest.mark.slow

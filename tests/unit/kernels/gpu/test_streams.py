@@ -202,6 +202,7 @@ def test_the_error_that_broke_a_capture_is_the_one_reported(monkeypatch, faked, 
     """Not the one of ending it, which happens all the same; a capture that can not be ended says so itself."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", BrokenGraph)
     monkeypatch.setattr(BrokenGraph, "num_ended", 0)
+    monkeypatch.setattr(faked, "_kept_graph", lambda: None)
 
     def fail() -> None:
         raise failure
@@ -279,11 +280,19 @@ def test_captured_work_runs_again_on_the_same_memory():
         out = torch.zeros(4, device=streams.device)
         out.copy_(x * 3)  # warms up what may not be made while capturing
         out.zero_()
-        replay = streams.capture(lambda: out.copy_(x * 3) and None)
-        streams.finish(spin=True)
-        assert out.tolist() == [0] * 4
-        for value in (1.0, 2.0):
-            x.fill_(value)
-            replay()
+
+        def work() -> None:
+            out.copy_(x * 3)
+
+        # A graph that is let go leaves the next one its pool.
+        for _ in range(2):
+            out.zero_()
+            replay = streams.capture(work)
             streams.finish(spin=True)
-            assert out.tolist() == [3 * value] * 4
+            assert out.tolist() == [0] * 4
+            for value in (1.0, 2.0):
+                x.fill_(value)
+                replay()
+                streams.finish(spin=True)
+                assert out.tolist() == [3 * value] * 4
+            del replay
