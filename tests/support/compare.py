@@ -75,8 +75,8 @@ TOLERANCES = MappingProxyType(
         # On a device's matrix units: weights, activations and inner activations rounded to bfloat16, each
         # 3e-6 of the power; 2e-5 measured on whole experts with the rounding written out.
         "device/bfloat16": 5e-5,
-        # The same against doubles of operands that were rounded so: an inner activation may be rounded the other
-        # way, and the matrix units cut TF32 off where it is rounded here.
+        # The same against doubles of operands that were rounded so, TF32 cut off: an inner activation may be rounded
+        # the other way.
         "device/rounded operands": 1e-5,
     }
 )

@@ -64,7 +64,7 @@ def _rounding(*formats: str):
 
 
 def _to_tf32(values: np.ndarray) -> np.ndarray:
-    bits = values.astype(np.float32).view(np.uint32) + np.uint32(1 << 12)
+    bits = values.astype(np.float32).view(np.uint32)  # the last digits are cut off
     return (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 

@@ -6,15 +6,12 @@ functions stand in, which wait without the interpreter's lock. Knows no expert a
 
 from __future__ import annotations
 
-import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 import triton
 
-from thermocline.errors import DeviceFaultError
 from thermocline.kernels.gpu.gather_combine import naive_gather_combine
 from thermocline.kernels.gpu.handoff_kernels import (
     flag_kernel,
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 _LINE_WORDS: Final = 16
 _COLUMNS: Final = 1024  # of a program that combines
 _COPIED: Final = 2048  # numbers of x that `publish_kernel` copies at once
-# Mapped, and so for every context of the process.
-_REGISTER_FLAGS: Final = 3
 _LOOK_NS: Final = 1000
 
 
@@ -61,8 +56,7 @@ class DevicePage:
         """Of the step that runs; 0 for one of nobody, which needs no CPU."""
         self._has_kernels = device.type == "cuda" if has_kernels is None else has_kernels
         self._patience_ns = patience_ns
-        if device.type == "cuda":
-            _register(self, streams)
+        streams.share(self.page.memory)
         memory = torch.from_numpy(self.page.memory)
         layers, rows, chosen, hidden = shape
 
@@ -192,26 +186,3 @@ class DevicePage:
     def _epoch_here(self) -> int:
         """Return the epoch where the device's memory is the host's."""
         return int(self.epoch) % (1 << 32)
-
-
-def _register(owner: DevicePage, streams: DeviceStreams) -> None:
-    """Let the device see a page for as long as `owner` lives."""
-    page = owner.page
-    address, nbytes = page.memory.ctypes.data, page.memory.nbytes
-    driver = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's own
-    error = int(driver.cudaHostRegister(address, nbytes, _REGISTER_FLAGS))
-    if error:
-        with suppress(RuntimeError):  # the driver tells the next launch, too
-            torch.zeros(1, device=streams.device)
-        raise DeviceFaultError(
-            f"{streams} can not see {nbytes} bytes of the CPU's memory (cudaHostRegister returned {error}). Fix: a "
-            "higher limit of locked memory (ulimit -l), or another driver"
-        )
-    weakref.finalize(owner, _unregister, page)
-
-
-def _unregister(page: HandoffPage) -> None:
-    # At the end of a process the driver may be gone, and its memory with it.
-    with suppress(RuntimeError):
-        driver = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's own
-        driver.cudaHostUnregister(page.memory.ctypes.data)

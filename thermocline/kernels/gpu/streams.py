@@ -6,6 +6,7 @@ when the call returns, and events are done when made. Knows nothing of what is c
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from concurrent.futures import Future
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger("thermocline.devices")
 _READ_ONLY: Final = 8  # cudaHostRegisterReadOnly
+# cudaHostRegisterPortable and cudaHostRegisterMapped: for every context of the process.
+_SHARED: Final = 3
 
 
 class _DoneEvent:
@@ -56,7 +59,7 @@ class DeviceStreams:
         self._is_cuda = device.type == "cuda"
         self._compute = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call] # torch's own
         self._copies = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call] # torch's own
-        self._pool = torch.cuda.graph_pool_handle() if self._is_cuda else None
+        self._pool = self._new_pool()
         self._kept_graph: Callable[[], None] | None = None
         self._health = DeviceHealth(str(device), self._probe)
         self._pending: SimpleQueue[tuple[DeviceEvent, Future[None]] | None] = SimpleQueue()
@@ -65,6 +68,9 @@ class DeviceStreams:
         self._closed = False
         self._max_bytes: int | None = None
         self._locked: list[int] = []  # addresses
+        self._shared: dict[
+            int, NDArray[np.uint8]
+        ] = {}  # by address; registered memory must not be freed
 
     @classmethod
     def open(cls, kind: str, number: int | None = None) -> Self:
@@ -159,11 +165,20 @@ class DeviceStreams:
         torch's errors for what can not be captured.
         """
         assert self._compute is not None, "nothing can be captured on this device"
-        if self._kept_graph is None:
-            # torch takes no pool a second time whose graphs are all gone, so that one always stays.
-            one = torch.zeros(1, device=self.device)
-            self._kept_graph = self._captured(lambda: _zero(one))
-        return self._captured(work)
+        try:
+            with _without_collection():
+                if self._kept_graph is None:
+                    # torch takes no pool a second time whose graphs are all gone, so that one always stays.
+                    one = torch.zeros(1, device=self.device)
+                    self._kept_graph = self._captured(lambda: _zero(one))
+                return self._captured(work)
+        except BaseException:
+            # torch may hold that its pool is still being recorded into.
+            self._kept_graph, self._pool = None, self._new_pool()
+            raise
+
+    def _new_pool(self) -> Any:  # noqa: ANN401 - torch's own type
+        return torch.cuda.graph_pool_handle() if self._is_cuda else None
 
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
@@ -200,6 +215,25 @@ class DeviceStreams:
             with suppress(RuntimeError):
                 torch.zeros(1, device=self.device)
         return False
+
+    def share(self, memory: NDArray[np.uint8]) -> None:
+        """Let kernels read and write host memory across the link, until `close`. Once more for the same does nothing.
+
+        Raises DeviceFaultError where the driver refuses.
+        """
+        address = memory.ctypes.data
+        if not self._is_cuda or address in self._shared:
+            return
+        driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's own
+        error = int(driver.cudaHostRegister(address, memory.nbytes, _SHARED))
+        if error:
+            with suppress(RuntimeError):  # the driver tells the next launch, too
+                torch.zeros(1, device=self.device)
+            raise DeviceFaultError(
+                f"{self} can not see {memory.nbytes} bytes of the CPU's memory (cudaHostRegister returned {error}). "
+                "Fix: a higher limit of locked memory (ulimit -l), or another driver"
+            )
+        self._shared[address] = memory
 
     def upload(self, array: NDArray[np.generic]) -> torch.Tensor:
         """Return a copy of `array` on the device, ready when this returns."""
@@ -247,7 +281,7 @@ class DeviceStreams:
                 self.finish(spin=False)
                 if self._copies is not None:
                     self._copies.synchronize()
-                for address in self._locked:
+                for address in (*self._locked, *self._shared):
                     driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's own
                     driver.cudaHostUnregister(address)
                 if self._is_cuda and self._max_bytes is not None:
@@ -285,3 +319,15 @@ class DeviceStreams:
 
 def _zero(tensor: torch.Tensor) -> None:
     tensor.zero_()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Let the collector free nothing meanwhile: what it finds may be a device's, and a capture ends by such a call."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -186,7 +186,6 @@ def test_a_step_that_was_given_up_does_not_wait(rig):
 
 def test_a_cpu_that_never_comes_is_given_up(rig):
     """After the patience for one that does nothing: nobody serves, and the step's number is on the page."""
-    rig.device = None  # a page is registered once
     rig.device = rig.seen(patience_ns=PATIENCE_NS)
     rig.device.epoch.fill_(7)
     rig.device.begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from contextlib import nullcontext
@@ -213,6 +214,49 @@ def test_the_error_that_broke_a_capture_is_the_one_reported(monkeypatch, faked, 
     assert BrokenGraph.num_ended == 1
     with pytest.raises(RuntimeError, match="previous error"):
         faked.capture(lambda: None)
+
+
+class GraphOfPools:
+    """A capture that notes its pool."""
+
+    pools: list[object] = []
+
+    def capture_begin(self, **how) -> None:
+        self.pools.append(how["pool"])
+
+    def capture_end(self) -> None:
+        pass
+
+    def replay(self) -> None:
+        pass
+
+
+def test_a_broken_capture_leaves_its_pool(monkeypatch, faked):
+    """torch may think that it is still recorded into; the first graph of a pool is kept, so that the pool is."""
+    handles = iter(range(9))
+    monkeypatch.setattr(faked, "_new_pool", lambda: next(handles))
+    monkeypatch.setattr(faked, "_pool", 100)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", GraphOfPools)
+    monkeypatch.setattr(GraphOfPools, "pools", [])
+
+    def fail() -> None:
+        raise ValueError
+
+    faked.capture(lambda: None)
+    with pytest.raises(ValueError):  # noqa: PT011 - our own
+        faked.capture(fail)
+    faked.capture(lambda: None)
+    faked.capture(lambda: None)
+    assert GraphOfPools.pools == [100, 100, 100, 0, 0, 0]
+
+
+def test_nothing_is_collected_while_work_is_captured(monkeypatch, faked):
+    """What the collector frees may call the driver, which ends a capture. It is on again afterwards."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", GraphOfPools)
+    seen = []
+    faked.capture(lambda: seen.append(gc.isenabled()))
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
