@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from thermocline.kernels.gpu.dequant_codebooks import CODEBOOK_DECODERS
-from thermocline.kernels.gpu.device_codebooks import device_codebook
+from thermocline.kernels.gpu.device_codebooks import IQ4_LEVELS, device_codebook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 def naive_dequantize(raw: Tensor, block_format: BlockFormat) -> Tensor:
     """Return float32 [..., cols] of uint8 [..., bytes of a row], in plain torch, on any device."""
     blocks = raw.reshape(-1, block_format.block_bytes)
-    codebook = device_codebook(block_format.name, raw.device)
-    if codebook is None:
-        decoded = _DECODERS[block_format.name](blocks)
+    decoder = _DECODERS.get(block_format.name)
+    if decoder is not None:
+        decoded = decoder(blocks)
     else:
+        codebook = device_codebook(block_format.name, raw.device)
+        assert codebook is not None, f"{block_format.name} is no format of the device"
         decoded = CODEBOOK_DECODERS[block_format.name](blocks, codebook)
     return decoded.reshape(*raw.shape[:-1], -1)
 
@@ -149,12 +151,12 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
     four = blocks[:, 4:8].repeat_interleave(2, 1).int() >> (group % 2 * 4) & 15
     top = blocks[:, 2:3].int() | blocks[:, 3:4].int() << 8
     scales = (four | (top >> (group * 2) & 3) << 4).float() - 32
-    levels = _levels(blocks[:, 8:].reshape(-1, 8, 16), _IQ4_LEVELS)
+    levels = _levels(blocks[:, 8:].reshape(-1, 8, 16), IQ4_LEVELS)
     return (_view(blocks, 0, 2) * scales)[:, :, None] * levels
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
-    return _view(blocks, 0, 2) * _levels(blocks[:, None, 2:], _IQ4_LEVELS)[:, 0]
+    return _view(blocks, 0, 2) * _levels(blocks[:, None, 2:], IQ4_LEVELS)[:, 0]
 
 
 def _mxfp4(blocks: Tensor) -> Tensor:
@@ -171,7 +173,6 @@ def _nvfp4(blocks: Tensor) -> Tensor:
     return scales[:, :, None] * _levels(blocks[:, 4:].reshape(-1, 4, 8), _MXFP4_LEVELS)
 
 
-_IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _MXFP4_LEVELS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _DECODERS = {
     "F32": _plain(torch.float32),

@@ -55,7 +55,7 @@ def unpack_chunk(
     elif fmt == "Q6_K":
         low, high = q6_k(row, live, chunk)
     elif is_four or is_five or fmt == "MXFP4" or fmt == "NVFP4":
-        low, high = nibbles(row, live, chunk, cols, fmt)
+        low, high = nibbles(row, live, chunk, codebook, cols, fmt)
     else:
         low = _side(row, live, chunk, codebook, 0, cols, fmt)
         high = _side(row, live, chunk, codebook, 1, cols, fmt)
@@ -123,13 +123,14 @@ def _q8_0(
     row: tl.tensor, live: tl.tensor, chunk: tl.tensor, plane: tl.constexpr, cols: tl.constexpr
 ) -> tl.tensor:
     """Q8_0: blocks of 32, d and a byte per weight; [n, 4, 32] in the order of the columns."""
-    block = (chunk * 8 + plane * 4 + tl.arange(0, 4))[None, :, None]
-    live_block = live[:, None, None]
+    block = (chunk * 8 + plane * 4 + tl.arange(0, 4))[None, :]
+    live_block = live[:, None]
     if cols % 256 != 0:
         live_block = live_block & (block < cols // 32)
-    head = row[:, None, None] + block * 34
-    at = (head + 2 + tl.arange(0, 32)[None, None, :]).to(tl.pointer_type(tl.int8))
-    return tl.load(at, mask=live_block, other=0).to(tl.float32) * half(head, live_block)
+    head = row[:, None] + block * 34
+    at = ((head + 2)[:, :, None] + tl.arange(0, 32)[None, None, :]).to(tl.pointer_type(tl.int8))
+    q = tl.load(at, mask=live_block[:, :, None], other=0).to(tl.float32)
+    return q * half(head, live_block)[:, :, None]
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thermocline.kernels.gpu.block_loads import byte, half, two_bytes, word
+from thermocline.kernels.gpu.block_loads import byte, half, word
 
 
 @triton.jit
@@ -40,24 +40,25 @@ def two_level(row: tl.tensor, live: tl.tensor, chunk: tl.tensor, fmt: tl.constex
     """
     size: tl.constexpr = 144 if fmt == "Q4_K" else 176
     block = row + chunk * size
-    j = tl.arange(0, 4)[None, :, None]
+    j = tl.arange(0, 4)[None, :]
     byte = tl.arange(0, 32)[None, None, :]
     live_block, head = live[:, None, None], block[:, None, None]
-    q = tl.load(head + (size - 128) + j * 32 + byte, mask=live_block, other=0)
+    q = tl.load(head + (size - 128) + j[:, :, None] * 32 + byte, mask=live_block, other=0)
     low, high = q & 15, q >> 4
     if fmt == "Q5_K":
-        fifth = tl.load(head + 16 + byte + j * 0, mask=live_block, other=0)
-        low |= ((fifth >> (2 * j).to(tl.uint8)) & 1) << 4
-        high |= ((fifth >> (2 * j + 1).to(tl.uint8)) & 1) << 4
-    d, minimum = half(head, live_block), half(head + 2, live_block)
-    scales, minimums = word(head + 4, live_block), word(head + 8, live_block)
-    rest = word(head + 12, live_block)
-    first = low.to(tl.float32) * (d * _six_bits(scales, rest, 2 * j)) - minimum * _six_bits(
-        minimums, rest >> 4, 2 * j
-    )
-    second = high.to(tl.float32) * (d * _six_bits(scales, rest, 2 * j + 1)) - minimum * _six_bits(
-        minimums, rest >> 4, 2 * j + 1
-    )
+        fifth = tl.load(head + 16 + byte, mask=live_block, other=0)
+        shift = (2 * j).to(tl.uint8)[:, :, None]
+        low |= ((fifth >> shift) & 1) << 4
+        high |= ((fifth >> (shift + 1)) & 1) << 4
+    d, minimum = half(block, live)[:, None], half(block + 2, live)[:, None]
+    scales, minimums = word(block + 4, live)[:, None], word(block + 8, live)[:, None]
+    rest = word(block + 12, live)[:, None]
+    first_scale = d * _six_bits(scales, rest, 2 * j)
+    first_minimum = minimum * _six_bits(minimums, rest >> 4, 2 * j)
+    second_scale = d * _six_bits(scales, rest, 2 * j + 1)
+    second_minimum = minimum * _six_bits(minimums, rest >> 4, 2 * j + 1)
+    first = low.to(tl.float32) * first_scale[:, :, None] - first_minimum[:, :, None]
+    second = high.to(tl.float32) * second_scale[:, :, None] - second_minimum[:, :, None]
     return first, second
 
 
@@ -67,18 +68,21 @@ def q6_k(row: tl.tensor, live: tl.tensor, chunk: tl.tensor) -> tl.tuple:
 
     Bytes: 128 of low bits, 64 of high bits, 16 of scales, d.
     """
-    group = tl.arange(0, 8)[None, :, None]
-    pair = tl.arange(0, 8)[None, None, :] * 2
-    head, live_block = (row + chunk * 210)[:, None, None], live[:, None, None]
-    q = two_bytes(head + group * 16 + pair, live_block)
-    top = two_bytes(head + 128 + group // 4 * 32 + group % 2 * 16 + pair, live_block)
-    shift = group % 4 // 2 * 2
+    group, pair = tl.arange(0, 8)[None, :], tl.arange(0, 8)[None, None, :]
+    block = row + chunk * 210
+    head, live_block = block[:, None], live[:, None, None]
+    # Neighbours are seen to be so only where two bytes are what is counted.
+    low_at = (head + group * 16).to(tl.pointer_type(tl.uint16))
+    top_at = (head + 128 + group // 4 * 32 + group % 2 * 16).to(tl.pointer_type(tl.uint16))
+    q = tl.load(low_at[:, :, None] + pair, mask=live_block, other=0).to(tl.uint32)
+    top = tl.load(top_at[:, :, None] + pair, mask=live_block, other=0).to(tl.uint32)
+    shift = (group % 4 // 2 * 2)[:, :, None]
     low = (q & 0x0F0F) | ((top << (4 - shift)) & 0x3030)
     high = ((q >> 4) & 0x0F0F) | ((top >> shift) & 0x3030)
     at = (head + 192 + group // 4 * 8 + group % 4).to(tl.pointer_type(tl.int8))
-    d = half(head + 208, live_block)
-    first = d * tl.load(at, mask=live_block, other=0).to(tl.float32)
-    second = d * tl.load(at + 4, mask=live_block, other=0).to(tl.float32)
+    d = half(block + 208, live)[:, None]
+    first = (d * tl.load(at, mask=live[:, None], other=0).to(tl.float32))[:, :, None]
+    second = (d * tl.load(at + 4, mask=live[:, None], other=0).to(tl.float32))[:, :, None]
     # q * scale has at most 24 bits, so that this is (q - 32) * scale to the bit.
     return _split(low) * first - 32.0 * first, _split(high) * second - 32.0 * second
 
@@ -90,15 +94,16 @@ def q2_k(row: tl.tensor, live: tl.tensor, chunk: tl.tensor, plane: tl.constexpr)
     Bytes: 16 of scales, 64 of weights (32 for each half of the block, whose two bits at 2j are columns 32j and on),
     d, dmin.
     """
-    head, live_block = (row + chunk * 84)[:, None, None, None], live[:, None, None, None]
-    shift = tl.arange(0, 4)[None, :, None, None] * 2
-    side = tl.arange(0, 2)[None, None, :, None]
+    block = row + chunk * 84
+    shift, side = tl.arange(0, 4)[None, :, None] * 2, tl.arange(0, 2)[None, None, :]
     i = tl.arange(0, 16)[None, None, None, :]
-    q = byte(head + 16 + plane * 32 + side * 16 + i, live_block)
+    head, live_block = block[:, None, None], live[:, None, None]
+    q = byte((head + 16 + plane * 32 + side * 16)[:, :, :, None] + i, live_block[:, :, :, None])
     scales = byte(head + plane * 8 + shift + side, live_block)
-    scale = half(head + 80, live_block) * (scales & 15).to(tl.float32)
-    minimum = half(head + 82, live_block) * (scales >> 4).to(tl.float32)
-    return ((q >> shift) & 3).to(tl.float32) * scale - minimum
+    scale = half(block + 80, live)[:, None, None] * (scales & 15).to(tl.float32)
+    minimum = half(block + 82, live)[:, None, None] * (scales >> 4).to(tl.float32)
+    weights = ((q >> shift[:, :, :, None]) & 3).to(tl.float32)
+    return weights * scale[:, :, :, None] - minimum[:, :, :, None]
 
 
 @triton.jit
@@ -107,26 +112,29 @@ def q3_k(row: tl.tensor, live: tl.tensor, chunk: tl.tensor, plane: tl.constexpr)
 
     Bytes: 32 of third bits, 64 of low bits as in Q2_K, 12 of scales (four bits in eight, two in four), d.
     """
-    head, live_block = (row + chunk * 110)[:, None, None, None], live[:, None, None, None]
-    shift = tl.arange(0, 4)[None, :, None, None] * 2
-    side = tl.arange(0, 2)[None, None, :, None]
-    at = side * 16 + tl.arange(0, 16)[None, None, None, :]
-    low = (byte(head + 32 + plane * 32 + at, live_block) >> shift) & 3
-    third = (byte(head + at, live_block) >> (plane * 4 + shift // 2)) & 1
+    block = row + chunk * 110
+    shift, side = tl.arange(0, 4)[None, :, None] * 2, tl.arange(0, 2)[None, None, :]
+    head, live_block = block[:, None, None], live[:, None, None]
+    at = (side * 16)[:, :, :, None] + tl.arange(0, 16)[None, None, None, :]
+    wide, live_weight = head[:, :, :, None], live_block[:, :, :, None]
+    low = (byte(wide + 32 + plane * 32 + at, live_weight) >> shift[:, :, :, None]) & 3
+    third = (byte(wide + at, live_weight) >> (plane * 4 + shift // 2)[:, :, :, None]) & 1
     group = shift + side
     four = (byte(head + 96 + group, live_block) >> (plane * 4)) & 15
     two = (byte(head + 104 + group % 4, live_block) >> (plane * 4 + group // 4 * 2)) & 3
-    scale = half(head + 108, live_block) * ((four | (two << 4)).to(tl.float32) - 32.0)
-    return ((low | (third << 2)).to(tl.float32) - 4.0) * scale
+    d = half(block + 108, live)[:, None, None]
+    scale = d * ((four | (two << 4)).to(tl.float32) - 32.0)
+    return ((low | (third << 2)).to(tl.float32) - 4.0) * scale[:, :, :, None]
 
 
 @triton.jit
 def tq2_0(row: tl.tensor, live: tl.tensor, chunk: tl.tensor, plane: tl.constexpr) -> tl.tensor:
     """TQ2_0: -1, 0 and 1 as two bits, which lie as in Q2_K, then d; [n, 4, 32] in the order of the columns."""
-    head, live_block = (row + chunk * 66)[:, None, None], live[:, None, None]
+    block = row + chunk * 66
     shift = tl.arange(0, 4)[None, :, None] * 2
-    q = byte(head + plane * 32 + tl.arange(0, 32)[None, None, :], live_block)
-    return (((q >> shift) & 3).to(tl.float32) - 1.0) * half(head + 64, live_block)
+    at = block[:, None, None] + plane * 32 + tl.arange(0, 32)[None, None, :]
+    q = byte(at, live[:, None, None])
+    return (((q >> shift) & 3).to(tl.float32) - 1.0) * half(block + 64, live)[:, None, None]
 
 
 @triton.jit
@@ -142,7 +150,7 @@ def tq1_0(row: tl.tensor, live: tl.tensor, chunk: tl.tensor, plane: tl.constexpr
     late_digit = tl.where(is_second, (column - 160) // 16, (column - 240) // 4)
     digit = tl.where(is_first, column // 32, late_digit)
     power = tl.where(digit == 4, 81, (0x1B090301 >> (digit % 4 * 8)) & 255).to(tl.uint32)
-    head, live_block = (row + chunk * 54)[:, None], live[:, None]
-    packed = byte(head + tl.where(is_first, column % 32, late), live_block)
+    block = row + chunk * 54
+    packed = byte(block[:, None] + tl.where(is_first, column % 32, late), live[:, None])
     q = (((packed * power) & 255) * 3) >> 8
-    return (q.to(tl.float32) - 1.0) * half(head + 52, live_block)
+    return (q.to(tl.float32) - 1.0) * half(block + 52, live)[:, None]

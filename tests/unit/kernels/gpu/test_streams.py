@@ -7,6 +7,7 @@ import gc
 import logging
 import threading
 from contextlib import nullcontext
+from typing import ClassVar
 
 import pytest
 import torch
@@ -219,7 +220,7 @@ def test_the_error_that_broke_a_capture_is_the_one_reported(monkeypatch, faked, 
 class GraphOfPools:
     """A capture that notes its pool."""
 
-    pools: list[object] = []
+    pools: ClassVar[list[object]] = []
 
     def capture_begin(self, **how) -> None:
         self.pools.append(how["pool"])
