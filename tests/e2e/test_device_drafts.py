@@ -137,14 +137,19 @@ def test_a_node_is_its_way_down_alone(tmp_path, monkeypatch, jobs, device, place
     assert jobs[job, True]
 
 
-def assert_same(found: Answer, expected: Answer, about) -> None:
+# Of log-probabilities. What one schedule computes as a prompt another may decode, and only the former is rounded on a
+# GPU: 6e-3 measured.
+LARGEST_DIFFERENCE = {"torch-cpu": 1e-3, "cuda": 2e-2}
+
+
+def assert_same(found: Answer, expected: Answer, device: str, about) -> None:
     """All that a reader sees but how it comes in pieces, log-probabilities by the tolerance."""
     assert joined(found) == joined(expected), about
     mine, theirs = (
         [one.logprob for event in answer.events for one in event.logprobs]
         for answer in (found, expected)
     )
-    np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(mine, theirs, rtol=0, atol=LARGEST_DIFFERENCE[device])
 
 
 def joined(answer: Answer) -> tuple[object, ...]:
@@ -193,7 +198,7 @@ def test_no_draft_changes_an_answer(tmp_path, monkeypatch, jobs, device, place, 
         with eager_device():
             answers = asyncio.run(answers_with(path, config, mine))
         for asked, answer, alone in zip(mine, answers, expected[batch], strict=True):
-            assert_same(answer, alone, (asked, config))
+            assert_same(answer, alone, device, (asked, config))
             total_accepted += answer.num_accepted
     assert total_accepted, "no draft was ever right, which tests nothing"
     # A busy machine may compute shared steps stage by stage.
@@ -220,7 +225,7 @@ def test_steps_are_saved_by_each_job(tmp_path, monkeypatch, jobs, device, place,
     )
     with eager_device():
         (answer,) = asyncio.run(answers_with(path, config, [request]))
-    assert_same(answer, alone, config)
+    assert_same(answer, alone, device, config)
     assert answer.num_accepted >= (5 if branches else 10)
     # A busy machine may compute shared steps stage by stage.
     late = {"attend_and_route"} if device == "cuda" and place == "hybrid" else set()
@@ -252,6 +257,6 @@ def test_a_file_s_own_block_drafts_on_the_cpu(tmp_path, monkeypatch, device, pla
         with eager_device():
             answers = asyncio.run(answers_with(path, config, mine[batch]))
         for answer, alone in zip(answers, expected[batch], strict=True):
-            assert_same(answer, alone, config)
+            assert_same(answer, alone, device, config)
         num_drafted += sum(answer.num_drafted for answer in answers)
     assert num_drafted, "nothing was drafted, which tests nothing"

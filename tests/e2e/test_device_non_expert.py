@@ -88,6 +88,17 @@ async def test_quantised_models_agree(tmp_path, device, case):
     assert_within(found[1], expected[1], "non-expert/whole models")
 
 
+SQUARING = "device/whole models that square"
+
+
+def entry_of(device: str, name: str) -> str:
+    """Return the tolerance of a model all of whose weights are in float32."""
+    if device != "cuda":
+        return "non-expert/float32"
+    # A GPU's matrix units round what they multiply in prompts.
+    return SQUARING if name.startswith("nemotron") else "non-expert/whole models"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["deepseek2_odd", "nemotron_h_moe_default"])
@@ -107,10 +118,7 @@ async def test_a_whole_model_there_answers_alike(tmp_path, monkeypatch, device, 
     found = await tokens_and_logits(path, config(device, **hot), PROMPT[:40])
     assert {1, 20, 40} <= {*jobs}
     assert found[0] == expected[0]
-    # A GPU's matrix units round what they multiply in prompts.
-    is_real = device == "cuda"
-    entry = "non-expert/whole models" if is_real else "non-expert/float32"
-    assert_within(found[1], expected[1], entry)
+    assert_within(found[1], expected[1], entry_of(device, name))
 
 
 SCHEDULES = {

@@ -78,6 +78,9 @@ TOLERANCES = MappingProxyType(
         # The same against doubles of operands that were rounded so, TF32 cut off: an inner activation may be rounded
         # the other way.
         "device/rounded operands": 1e-5,
+        # Whole toys whose experts square their activations, in prompts on a GPU (docs/decisions/0105): 0.0077 with the
+        # rounding written out on the CPU, and the same on a GPU.
+        "device/whole models that square": 2e-2,
     }
 )
 """Largest allowed NMSE by "oracle/weight format"."""

@@ -6,12 +6,14 @@ have is written.
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from thermocline.errors import DeviceFaultError
 from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.weight import Weight, WeightStack
 from thermocline.kernels.whole_layer import AttentionWeights
 from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.models.device_steps import SparePlaces
@@ -46,7 +48,10 @@ def check_non_expert(device: DeviceNonExpert, model: Model) -> None:
     for number in device.part.layers:
         parts = model.non_expert.layers[number]
         window = parts.mixer.window if isinstance(parts.mixer, AttentionWeights) else None
-        kinds.setdefault((type(parts.mixer), window, parts.routed is None), LayerIndex(number))
+        # Each format has device code of its own.
+        formats = tuple(_formats(parts.mixer)), tuple(_formats(parts.shared))
+        rules = (type(parts.mixer), window, parts.routed is None, formats)
+        kinds.setdefault(rules, LayerIndex(number))
     rng = np.random.default_rng(0)
     cache = lone_cache(model.spec, 1, device.block_tokens, CacheType.F32)
     try:
@@ -75,6 +80,15 @@ def check_non_expert(device: DeviceNonExpert, model: Model) -> None:
                 _compare(f"the head of {what}", head, model.head(last, prompt=prompt), device)
     finally:
         device.forget()
+
+
+def _formats(parts: object) -> Iterator[str]:
+    """Yield the names of the formats of a part's matrices, in their order."""
+    if isinstance(parts, Weight | WeightStack):
+        yield parts.format.name
+    elif is_dataclass(parts) and not isinstance(parts, type):
+        for each in fields(parts):
+            yield from _formats(getattr(parts, each.name))
 
 
 def _steps(block_tokens: int, context_tokens: int) -> Iterator[tuple[SegmentKind, IntArray]]:

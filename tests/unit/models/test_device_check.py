@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.support.arch_cases import ARCH_CASES
 from tests.support.capturing_device import Capturing, everything
+from tests.support.kernel_cases import decoded
 from tests.support.toy_archs import write_toy_arch
 from tests.unit.kernels.test_whole_layer import BLOCK
 from thermocline.errors import DeviceFaultError
 from thermocline.kernels.cache_format import CacheType
-from thermocline.kernels.gpu import attention
+from thermocline.kernels.gpu import attention, weights
 from thermocline.kernels.gpu.steps import StepBuffers
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kernels.weight import Weight
 from thermocline.kv.cache import KVCacheSpec
 from thermocline.messages import SegmentKind
+from thermocline.modelfile.formats import FORMATS_BY_NAME
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models import device_non_expert
 from thermocline.models.device_check import check_non_expert
@@ -103,3 +107,24 @@ def test_a_device_that_is_wrong_somewhere_is_found_out(opened, monkeypatch, what
     with pytest.raises(DeviceFaultError, match=f"{step}.*comes out differently"):
         check_non_expert(device, model)
     assert len(device._captured) == len(device._begun) == 0
+
+
+def test_each_format_is_tried(tmp_path, monkeypatch):
+    """A layer whose matrices are of another format has device code of its own, which may be what is wrong."""
+    case = next(case for case in ARCH_CASES if case.name == "olmoe_default")
+    with open_model_file(write_toy_arch(tmp_path / "toy.gguf", case.toy)) as file:
+        kernels = ReferenceKernels()
+        model = open_model(file, kernels)
+        parts = model.non_expert.layers[1]
+        halves = decoded(parts.mixer.output).astype(np.float16)
+        other = Weight("o", FORMATS_BY_NAME["F16"], halves.view(np.uint8), halves.shape[1])
+        mixed = replace(parts, mixer=replace(parts.mixer, output=other))
+        layers = [mixed if layer is parts else layer for layer in model.non_expert.layers]
+        monkeypatch.setattr(model, "non_expert", replace(model.non_expert, layers=layers))
+        monkeypatch.setattr(
+            weights, "naive_block_product", lambda matrix, x, **_: x.new_ones(len(x), matrix.rows)
+        )
+        with Capturing() as streams:
+            device = DeviceNonExpert(model, kernels, streams, WISH)
+            with pytest.raises(DeviceFaultError, match="layer 1"):
+                check_non_expert(device, model)
