@@ -207,11 +207,7 @@ class DeviceNonExpert:
             logits = output.multiply(normed, prompt=prompt)
             if self.spec.logit_softcap:
                 logits = softcap(logits, self.spec.logit_softcap)
-            host = self._streams.host_empty(*logits.shape, dtype=torch.float32)
-            host.copy_(logits, non_blocking=True)
-            self._streams.finish(spin=not prompt)
-        out: FloatArray = host.numpy()
-        return out
+            return self._streams.to_host(logits, spin=not prompt)
 
     def forget(self) -> None:
         """Release buffers and captured graphs, which are made again where they are needed."""

@@ -257,11 +257,7 @@ class GpuDevice:
 
     def _fetch(self, found: torch.Tensor, *, prompt: bool) -> FloatArray:
         """Return a result on the host. Blocks for all that is queued."""
-        host = self._streams.host_empty(*found.shape, dtype=torch.float32)
-        host.copy_(found, non_blocking=True)
-        self._streams.finish(spin=not prompt)
-        values: FloatArray = host.numpy()
-        return values
+        return self._streams.to_host(found, spin=not prompt)
 
     def resident(self) -> ResidentExperts:
         """Return what computes resident experts in a step through all layers."""

@@ -118,9 +118,7 @@ class StepBuffers:
 
         spin: see `DeviceStreams.finish`.
         """
-        host = self._streams.host_empty(len(self._out), dtype=torch.float32)
-        host.copy_(self._out, non_blocking=True)
-        self._streams.finish(spin=spin)
+        host = torch.from_numpy(self._streams.to_host(self._out, spin=spin))
         parts = self._parts(host, num_chosen)
         residual, x, ids, weights, *kept = (part[: self._num_rows] for part in parts)
         return HostOutput(

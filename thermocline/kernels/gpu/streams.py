@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from thermocline.errors import DeviceFaultError, EngineClosedError
+from thermocline.kernels.gpu import host_results
 from thermocline.kernels.gpu.health import DeviceHealth, WatchedEvent
 from thermocline.kernels.gpu.memory import memory_errors
 from thermocline.kernels.gpu.requirements import require_gpu
@@ -67,6 +68,7 @@ class DeviceStreams:
         self._starting = threading.Lock()
         self._closed = False
         self._max_bytes: int | None = None
+        self._results = host_results.HostResults(pinned=self._is_cuda)
         self._locked: list[int] = []  # addresses
         self._shared: dict[
             int, NDArray[np.uint8]
@@ -196,8 +198,22 @@ class DeviceStreams:
         return graph.replay
 
     def host_empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return host memory, pinned where the device has memory of its own."""
+        """Return host memory, pinned where the device has memory of its own, to be let go by the thread that computes."""
         return torch.empty(shape, dtype=dtype, pin_memory=self._is_cuda)
+
+    def to_host(self, found: torch.Tensor, *, spin: bool) -> NDArray[Any]:
+        """Return a copy of a result when all that was queued is done. spin: see `finish`.
+
+        The array may be let go by any thread.
+        """
+        if found.nbytes > host_results.MAX_BYTES:
+            copy = torch.empty(found.shape, dtype=found.dtype)
+            copy.copy_(found)
+            return copy.numpy()
+        host, array = self._results.take(found.shape, found.dtype)
+        host.copy_(found, non_blocking=True)
+        self.finish(spin=spin)
+        return array
 
     def lock(self, address: int, nbytes: int) -> bool:
         """Have the driver keep mapped host memory in place until `close`, so that copies read it directly.
