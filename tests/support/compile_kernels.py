@@ -33,6 +33,7 @@ from thermocline.kernels.gpu.paged_tiles import (
     attend_tiles_kernel,
     merge_splits_kernel,
 )
+from thermocline.kernels.gpu.row_kernels import rms_norm_kernel, turn_kernel
 from thermocline.kernels.gpu.tile_schedule import tile_schedule_kernel
 from thermocline.kernels.weight import ExpertActivation
 from thermocline.modelfile.formats import FORMATS_BY_NAME
@@ -246,6 +247,20 @@ def cases() -> Iterator[Case]:
     yield Case(tile_schedule_kernel, types, constants)
     yield from paged("Q8_0", 128, 8, 512)
     yield from shared_steps()
+    yield from rows()
+
+
+def rows() -> Iterator[Case]:
+    """Norms of a token and of a head, and both ways to turn a head."""
+    types = dict.fromkeys(("out_ptr", "x_ptr", "gain_ptr"), "*fp32") | {"epsilon": "fp32"}
+    for width, warps in ((HIDDEN, 4), (80, 1)):
+        sizes = {"width": width, "block": triton.next_power_of_2(width)}
+        yield Case(rms_norm_kernel, types, sizes, warps)
+    types = dict.fromkeys(("out_ptr", "x_ptr", "cosines_ptr", "sines_ptr"), "*fp32")
+    for head_dim, half, pairs in ((128, 64, False), (80, 20, True)):
+        sizes = {"head_dim": head_dim, "half": half, "pairs": pairs}
+        sizes["block"] = triton.next_power_of_2(head_dim)
+        yield Case(turn_kernel, types | {"heads": "i32"}, sizes, 1)
 
 
 def shared_steps() -> Iterator[Case]:

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from thermocline.kernels.dense_contract import Activation, Gating
+from thermocline.kernels.gpu.row_kernels import norm_rows, turn_rows
 
 if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import RoutingRule
@@ -44,6 +45,13 @@ class DeviceRouting:
 
 def rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis."""
+    if x.is_cuda and gain.dim() == 1:
+        return norm_rows(x, gain, epsilon)
+    return naive_rms_norm(x, gain, epsilon)
+
+
+def naive_rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return `rms_norm` in plain torch."""
     scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon)
     return x * scale * gain
 
@@ -75,6 +83,13 @@ def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
 
 def rotate(x: torch.Tensor, rope: DeviceRope) -> torch.Tensor:
     """Return x [tokens, heads, head_dim] with its first dimensions turned."""
+    if x.is_cuda:
+        return turn_rows(x, rope.cosines, rope.sines, pairs=rope.pairs)
+    return naive_rotate(x, rope)
+
+
+def naive_rotate(x: torch.Tensor, rope: DeviceRope) -> torch.Tensor:
+    """Return `rotate` in plain torch."""
     half = rope.cosines.shape[1]
     turning, rest = x[..., : 2 * half], x[..., 2 * half :]
     cos, sin = rope.cosines[:, None, :], rope.sines[:, None, :]
