@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.support.device_rows import dequantize_kernel
+from thermocline.kernels.dense_contract import Gating
 from thermocline.kernels.gpu.attention import NUM_SPLITS, TileSizes
 from thermocline.kernels.gpu.expert_ffn import DECODE, PROMPT, TileForm
 from thermocline.kernels.gpu.formats import DEVICE_FORMATS, WIDE_FORMATS
@@ -33,6 +34,7 @@ from thermocline.kernels.gpu.paged_tiles import (
     attend_tiles_kernel,
     merge_splits_kernel,
 )
+from thermocline.kernels.gpu.routing_kernels import choose_kernel, slots_kernel
 from thermocline.kernels.gpu.row_kernels import rms_norm_kernel, turn_kernel
 from thermocline.kernels.gpu.tile_schedule import tile_schedule_kernel
 from thermocline.kernels.weight import ExpertActivation
@@ -248,6 +250,21 @@ def cases() -> Iterator[Case]:
     yield from paged("Q8_0", 128, 8, 512)
     yield from shared_steps()
     yield from rows()
+    yield from routing()
+
+
+def routing() -> Iterator[Case]:
+    """Each gating, with and without what is added to it; few pairs and their slots."""
+    types = dict.fromkeys(("weights_ptr", "logits_ptr", "bias_ptr", "logit_bias_ptr"), "*fp32")
+    types |= {"ids_ptr": "*i64", "min_sum": "fp32", "scale": "fp32"}
+    for gating in Gating:
+        sizes = {"experts": 100, "chosen": 6, "block": 128, "block_chosen": 8}
+        rule = {"gating": gating.name, "normalize": gating is not Gating.SOFTMAX_CHOSEN}
+        rule |= {"has_bias": gating is Gating.SIGMOID, "has_logit_bias": gating is Gating.SOFTMAX}
+        yield Case(choose_kernel, types, sizes | rule, 1)
+    types = dict.fromkeys(("slots_ptr", "counts_ptr", "rows_ptr", "pair_of_ptr"), "*i32")
+    types |= {"table_ptr": "*i32", "ids_ptr": "*i64", "num_live_ptr": "*i64", "num_pairs": "i32"}
+    yield Case(slots_kernel, types, {"chosen": 8, "block": 64}, 1)
 
 
 def rows() -> Iterator[Case]:

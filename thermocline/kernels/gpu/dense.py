@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from thermocline.kernels.dense_contract import Activation, Gating
+from thermocline.kernels.gpu.routing_kernels import choose_experts
 from thermocline.kernels.gpu.row_kernels import norm_rows, turn_rows
 
 if TYPE_CHECKING:
@@ -120,6 +121,13 @@ def gate(x: torch.Tensor, gates: torch.Tensor, activation: Activation) -> torch.
 
 def route(logits: torch.Tensor, given: DeviceRouting) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (ids int64, weights float32), each [tokens, chosen]: best first, ties by lower id."""
+    if logits.is_cuda and given.rule.groups == 1:
+        return choose_experts(logits, given.rule, given.bias, given.logit_bias)
+    return naive_route(logits, given)
+
+
+def naive_route(logits: torch.Tensor, given: DeviceRouting) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `route` in plain torch."""
     rule = given.rule
     if given.logit_bias is not None:
         logits = logits + given.logit_bias

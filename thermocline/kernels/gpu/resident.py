@@ -12,6 +12,7 @@ import torch
 
 from thermocline.kernels.gpu.expert_ffn import expert_outputs, naive_expert_outputs
 from thermocline.kernels.gpu.gather_combine import gather_combine, naive_gather_combine
+from thermocline.kernels.gpu.routing_kernels import find_slots
 from thermocline.kernels.gpu.slots import SlotWork
 
 if TYPE_CHECKING:
@@ -103,42 +104,52 @@ class ResidentExperts:
         """
         assert given.ids is not None, "a layer without routed experts has no pairs"
         assert given.weights is not None, "a layer without routed experts has no pairs"
-        num_tokens, num_chosen = given.ids.shape
         if layer not in self._slots:
             nowhere = given.ids.new_full(given.ids.shape, -1, dtype=torch.int32)
             return given.x.new_empty((0, given.x.shape[1])), nowhere
-        ids, slots = given.ids.reshape(-1), self._table[layer]
-        slots_of_pairs = slots[ids]
-        pairs = torch.arange(len(ids), device=ids.device)
-        is_live = pairs < num_live * num_chosen
-        is_here = is_live & (slots_of_pairs >= 0)
-        if len(ids) <= _MAX_UNSORTED_PAIRS:
-            order, pair_of = pairs, pairs
-            slots, counts = slots_of_pairs, is_live.int()
+        weights, gate_scale = given.weights.reshape(-1), None
+        if given.ids.numel() <= _MAX_UNSORTED_PAIRS:
+            find = find_slots if given.ids.is_cuda else naive_find_slots
+            slots, counts, rows, pair_of = find(given.ids, self._table[layer], num_live)
+            experts = given.ids.reshape(-1)
         else:
-            # Pairs of padding come last, behind those of all experts.
-            ids = torch.where(is_live, ids, self._num_experts)
-            order = torch.argsort(ids, stable=True)
-            pair_of = torch.empty_like(order).index_copy_(0, order, pairs)
-            ones = torch.ones_like(ids, dtype=torch.int32)
-            counts = slots.new_zeros(self._num_experts + 1).index_add_(0, ids, ones)
-            counts = counts[: self._num_experts]
-        weights, gate_scale = given.weights.reshape(-1)[order], None
+            order, counts, pair_of = self._sorted(given.ids, self._table[layer], num_live)
+            slots, rows = self._table[layer], (order // given.ids.shape[1]).int()
+            weights, experts = weights[order], given.ids.reshape(-1)[order]
         if layer in self._factors:
             gates, outputs = self._factors[layer]
-            experts = given.ids.reshape(-1)[order]
             weights, gate_scale = weights * outputs[experts], gates[experts]
-        work = SlotWork(
-            self._slots[layer],
-            slots,
-            counts,
-            given.x,
-            (order // num_chosen).int(),
-            weights,
-            gate_scale,
-        )
-        pair_of = torch.where(is_here, pair_of, -1).view(num_tokens, num_chosen).int()
+        work = SlotWork(self._slots[layer], slots, counts, given.x, rows, weights, gate_scale)
         outputs = (
             expert_outputs(work, prompt=prompt) if given.x.is_cuda else naive_expert_outputs(work)
         )
         return outputs, pair_of
+
+    def _sorted(
+        self, ids: torch.Tensor, slots: torch.Tensor, num_live: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the pairs by expert, int64 [pairs]; each expert's count, int32 [E]; and where each pair is, as `outputs`."""
+        num_tokens, num_chosen = ids.shape
+        ids = ids.reshape(-1)
+        pairs = torch.arange(len(ids), device=ids.device)
+        is_live = pairs < num_live * num_chosen
+        is_here = is_live & (slots[ids] >= 0)
+        # Pairs of padding come last, behind those of all experts.
+        ids = torch.where(is_live, ids, self._num_experts)
+        order = torch.argsort(ids, stable=True)
+        pair_of = torch.empty_like(order).index_copy_(0, order, pairs)
+        ones = torch.ones_like(ids, dtype=torch.int32)
+        counts = slots.new_zeros(self._num_experts + 1).index_add_(0, ids, ones)
+        pair_of = torch.where(is_here, pair_of, -1).view(num_tokens, num_chosen).int()
+        return order, counts[: self._num_experts], pair_of
+
+
+def naive_find_slots(
+    ids: torch.Tensor, table: torch.Tensor, num_live: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Twin of `find_slots` in plain torch."""
+    pairs = torch.arange(ids.numel(), device=ids.device)
+    slots = table[ids.reshape(-1)]
+    is_live = pairs < num_live * ids.shape[1]
+    pair_of = torch.where(is_live & (slots >= 0), pairs, -1).view(ids.shape).int()
+    return slots, is_live.int(), (pairs // ids.shape[1]).int(), pair_of

@@ -49,7 +49,7 @@ def test_kernels_compile_and_fit_the_smallest_shared_memory(tmp_path):
         *("gate_up_tiles_kernel", "down_rows_kernel", "down_tiles_kernel", "tile_schedule_kernel"),
         *("attend_tiles_kernel", "attend_splits_kernel", "merge_splits_kernel"),
         *("flag_kernel", "publish_kernel", "wait_kernel", "shared_combine_kernel"),
-        *("rms_norm_kernel", "turn_kernel"),
+        *("rms_norm_kernel", "turn_kernel", "choose_kernel", "slots_kernel"),
     }
     assert {name for name, _, _, _ in compiled} == names
     assert {target for _, _, target, _ in compiled} == TARGETS
