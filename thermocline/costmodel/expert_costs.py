@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from thermocline.messages import IntArray
 
 SecondsArray: TypeAlias = NDArray[np.float64]
@@ -22,7 +24,8 @@ class ExpertCosts:
     counts at which cpu_s and device_s are known. device_s: with the transfer of each row's input and output.
     copy_s: of the expert to the device. launch_overhead_s: of a layer on the device, whatever the number of experts.
     copy_slowdown: the part of its speed that the CPU loses during a copy, 0 to 1. output_row_s: of the transfer of one
-    row's output, which is a part of device_s.
+    row's output, which is a part of device_s. recorded: of one expert with one row, and of the launch, in a decode step
+    that the device has recorded; None where it records none.
     """
 
     nbytes: int
@@ -34,6 +37,16 @@ class ExpertCosts:
     launch_overhead_s: float = 0.0
     copy_slowdown: float = 0.0
     output_row_s: float = 0.0
+    recorded: tuple[float, float] | None = None
+
+    def in_recorded_steps(self) -> Self:
+        """Return the costs of decoding in such steps, where each launch is not a launch of the host's."""
+        if self.recorded is None:
+            return self
+        first_s, launch_s = self.recorded
+        first_s = min(first_s, self.device_s[0])
+        rest = self.device_s[1:]
+        return replace(self, device_s=(first_s, *rest), launch_overhead_s=launch_s, recorded=None)
 
     def cpu_seconds(self, rows: IntArray) -> SecondsArray:
         """Return what experts with so many rows each cost the CPU, [n] for [n]."""

@@ -113,7 +113,9 @@ def open_devices(
     placement = _what_is_there(placement, allocation)
     gpu = None
     if _device_of(placement) is not None:
-        gpu = OpenGpu(streams, owned.enter_context(_gpu_lane(config, recorder)), arena)
+        lane = owned.enter_context(_gpu_lane(config, recorder))
+        is_whole = non_expert is not None and non_expert.part.is_whole
+        gpu = OpenGpu(streams, lane, arena, records_steps=is_whole and streams.can_capture)
     reasons += allocation.refused
     return Devices(placement, non_expert, gpu, needs, allocation.cache, allocation, reasons)
 

@@ -27,7 +27,7 @@ from thermocline.traces.lanes import Name
 from thermocline.units import align_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
@@ -184,6 +184,34 @@ class GpuDevice:
             found = self._queue(layer, numbers, sent, dispatch, prompt=prompt)
             return self._fetch(found, prompt=prompt)
 
+    def recorded(
+        self, layer: LayerIndex, dispatch: ExpertDispatch, slots: IntArray, sent: _GpuRows
+    ) -> Callable[[int], None] | None:
+        """Return what computes a decode step's experts so many times from a recording, and blocks; on the calling thread.
+
+        None where nothing can be recorded.
+        """
+        if not self._streams.can_capture:
+            return None
+        with self._streams.computing():
+            self._upload_rows(sent)
+            rows = np.searchsorted(sent.rows, dispatch.rows)
+            numbers = self._upload_numbers(slots, dispatch.counts, rows)
+            given = self._work(layer, numbers, sent, dispatch)
+            _compute(given, prompt=False)  # compiles
+            try:
+                replay = self._streams.capture(lambda: _discard(_compute(given, prompt=False)))
+            except RuntimeError:  # steps are not recorded either, and say so
+                return None
+
+        def run(times: int) -> None:
+            with self._streams.computing():
+                for _ in range(times):
+                    replay()
+                self._streams.finish(spin=True)
+
+        return run
+
     def _keep(
         self, work: LayerWork, dispatch: ExpertDispatch, slots: IntArray, sent: _GpuRows
     ) -> torch.Tensor:
@@ -240,11 +268,20 @@ class GpuDevice:
         prompt: bool,
     ) -> torch.Tensor:
         """Queue the experts' compute. numbers: int32, their slots, how many pairs each has, and the pairs' rows."""
+        return _compute(self._work(layer, numbers, sent, dispatch), prompt=prompt)
+
+    def _work(
+        self,
+        layer: LayerIndex,
+        numbers: Sequence[torch.Tensor],
+        sent: _GpuRows,
+        dispatch: ExpertDispatch,
+    ) -> SlotWork:
         slots, counts, rows = numbers
         x = sent.device
         assert x is not None, "the rows are on the device"
         factors, gates = self._pair_factors(layer, dispatch)
-        given = SlotWork(
+        return SlotWork(
             self._slots[layer],
             slots,
             counts,
@@ -253,7 +290,6 @@ class GpuDevice:
             self._upload(factors)[0],
             None if gates is None else self._upload(gates)[0],
         )
-        return expert_outputs(given, prompt=prompt) if x.is_cuda else naive_expert_outputs(given)
 
     def _fetch(self, found: torch.Tensor, *, prompt: bool) -> FloatArray:
         """Return a result on the host. Blocks for all that is queued."""
@@ -322,3 +358,11 @@ class GpuDevice:
         return self.arena.as_strided(
             (count, rows, row_bytes), (UNIT_BYTES, row_bytes, 1), part.start
         )
+
+
+def _compute(given: SlotWork, *, prompt: bool) -> torch.Tensor:
+    return expert_outputs(given, prompt=prompt) if given.x.is_cuda else naive_expert_outputs(given)
+
+
+def _discard(_: torch.Tensor) -> None:
+    """Forget a result: what is recorded returns nothing."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Mean square of the difference over that of the CPU's outputs. They round differently: 1e-4 is usual.
 _MAX_ERROR: Final = 1e-2
+# At a time: what they wait for at the end is not theirs.
+_REPLAYS: Final = 32
 _COMPARED_ROWS: Final = (1, 16)  # one of each arithmetic
 _LEAST_S: Final = 1e-7
 
@@ -65,13 +67,29 @@ class GpuTrial:
             each_s = max((single_s - one_s) / max(count - 1, 1), _LEAST_S)
             call_s = max(one_s - each_s, 0.0)
             device = [max((seconds - call_s) / n, each_s) for seconds, n in calls.values()]
+            recorded = self._recorded(layer, slots[: max(count, 1)])
         host_s = _least(partial(self._copy_on_host, layer))
         return TrialTimes(
             tuple(device),
             copy_s,
             call_s + launch_overhead_seconds(self.lane),
             min(1.0, host_s / copy_s) / self.threads,
+            recorded,
         )
+
+    def _recorded(self, layer: LayerIndex, slots: IntArray) -> tuple[float, float] | None:
+        """Return the seconds of one expert with one row and of the launch when replayed; None where nothing is recorded."""
+        few, many = (self._replayed_seconds(layer, part) for part in (slots[:1], slots))
+        if few is None or many is None:
+            return None
+        each_s = max((many - few) / max(len(slots) - 1, 1), _LEAST_S)
+        return each_s, max(few - each_s, 0.0)
+
+    def _replayed_seconds(self, layer: LayerIndex, slots: IntArray) -> float | None:
+        """Return the seconds of a replay among many, which wait for nothing but the one before."""
+        work, x = trial_dispatch(len(slots), 1, self.catalog.stack(layer).hidden_size)
+        replay = self.device.recorded(layer, work, slots, self.device.sent(x))
+        return None if replay is None else _least(partial(replay, _REPLAYS)) / _REPLAYS
 
     def _take_slots(self, held: ExitStack, layer: LayerIndex) -> IntArray:
         """Return some slots, at least one, with the layer's first experts in them."""

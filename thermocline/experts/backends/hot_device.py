@@ -100,11 +100,15 @@ class HotDevice:
 
 @dataclass(frozen=True, slots=True)
 class OpenGpu:
-    """An open GPU: its streams, and the lane of its compute. arena: what experts and the KV cache have in common."""
+    """An open GPU: its streams, and the lane of its compute. arena: what experts and the KV cache have in common.
+
+    records_steps: it has all non-expert weights, so that it computes whole decode steps, which are recorded.
+    """
 
     streams: DeviceStreams
     lane: LaneThread
     arena: torch.Tensor | None = None
+    records_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,8 @@ def build_gpu_device(
         trial.times(layers[0])  # checks that its outputs are the CPU's
     shares = memory.shares()
     empty = _EmptyDevice(
-        device, layers, sum(shares.values()), given.num_staged, trial, gpu.lane, (copies,), shares
+        *(device, layers, sum(shares.values()), given.num_staged, trial, gpu.lane, (copies,)),
+        *(shares, gpu.records_steps),
     )
     hot = _fill(empty, config, experts, recorder, owned)
     if lent is not None:
@@ -212,7 +217,8 @@ def device_layers(catalog: ExpertCatalog) -> list[LayerIndex]:
 @dataclass(frozen=True, slots=True)
 class _EmptyDevice:
     """A device without experts. layers: whose experts may come; capacity_bytes: for experts that stay;
-    num_staged: slots for uploads besides. shares: of the capacity, by layout, where slots have one.
+    num_staged: slots for uploads besides. shares: of the capacity, by layout, where slots have one. records_steps: see
+    `OpenGpu`.
     """
 
     device: SimulatedDevice | GpuDevice
@@ -223,6 +229,7 @@ class _EmptyDevice:
     lane: LaneThread
     lanes: tuple[LaneThread, ...]
     shares: Mapping[str, int] | None = None
+    records_steps: bool = False
 
 
 def _fill(
@@ -276,6 +283,8 @@ def _cache_policy(
     empty: _EmptyDevice, experts: RoutedExperts, costs: Sequence[ExpertCosts | None]
 ) -> SegmentedLruPolicy:
     """Return a policy that begins with what is known of earlier runs."""
+    if empty.records_steps:
+        costs = [one and one.in_recorded_steps() for one in costs]
     policy = SegmentedLruPolicy(
         costs, experts.catalog.num_experts, empty.capacity_bytes, num_used=experts.num_used
     )

@@ -58,6 +58,7 @@ class TrialTimes:
     copy_s: float
     launch_overhead_s: float
     copy_slowdown: float = 0.0
+    recorded: tuple[float, float] | None = None
 
 
 class Trial(Protocol):
@@ -155,6 +156,7 @@ def _measure(
         copy_s=found.copy_s,
         launch_overhead_s=found.launch_overhead_s,
         copy_slowdown=found.copy_slowdown,
+        recorded=found.recorded,
         # Transfers back are taken to be as fast as those of experts.
         output_row_s=found.copy_s * _FLOAT_BYTES * stack.hidden_size / catalog.expert_bytes(layer),
     )

@@ -317,3 +317,17 @@ def test_no_move_breaks_a_lease_or_the_capacity(steps):
             coming = [each for each in coming if each not in going]
         assert sum(nbytes[each.layer] for each in (*resident, *coming)) <= capacity
         policy.check_integrity()
+
+
+def test_a_device_that_records_its_steps_is_not_judged_by_the_host_s_launches():
+    """Each launch by the host takes longer than the CPU's whole layer; in a recorded step there is none."""
+    eager = replace(SMALL, launch_overhead_s=3.0, recorded=(0.05, 0.01))
+    assert "the device takes 3.10 s" in one_layer(costs=eager, num_used=3).reason
+    recorded = eager.in_recorded_steps()
+    assert (recorded.device_s, recorded.launch_overhead_s) == ((0.05, 0.4), 0.01)
+    policy = one_layer(costs=recorded, num_used=3)
+    assert policy.reason == ""
+    use(policy, 0, 3, times=4)
+    assert policy.next_move(()) is not None
+    assert SMALL.in_recorded_steps() is SMALL
+    assert replace(eager, recorded=(9.0, 0.0)).in_recorded_steps().device_s == SMALL.device_s
