@@ -168,7 +168,7 @@ def joined(answer: Answer) -> tuple[object, ...]:
 def test_no_draft_changes_an_answer(tmp_path, monkeypatch, jobs, device, place, case):
     """Chains and trees, right, wrong and absurd, under random schedules: with batches, shared prefixes and preemption."""
     path = write_toy_arch(tmp_path / "m.gguf", case.toy)
-    chance = random.Random(f"torch-cpu {place} {case}")
+    chance = random.Random(f"torch-cpu {place} {case}")  # the same requests on every device
     requests = [random_request(chance) for _ in range(NUM_REQUESTS)]
     there = placement(device, place)
     expected = asyncio.run(answers_without(path, requests, there))

@@ -8,7 +8,7 @@ result.
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -29,7 +29,7 @@ class HostResults:
 
     def __init__(self, *, pinned: bool) -> None:
         self._pinned = pinned
-        self._free: defaultdict[int, deque[torch.Tensor]] = defaultdict(deque)
+        self._free: dict[int, deque[torch.Tensor]] = {}
         self.num_bytes = 0
         """Of all pieces, used or not."""
 
@@ -44,7 +44,7 @@ class HostResults:
         nbytes = count * dtype.itemsize
         assert nbytes <= MAX_BYTES, f"{nbytes} bytes are no piece"
         size = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length()) if nbytes else _LEAST_BYTES
-        free = self._free[size]
+        free = self._free.setdefault(size, deque())
         try:
             piece = free.popleft()
         except IndexError:

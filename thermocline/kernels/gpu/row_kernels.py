@@ -20,7 +20,7 @@ _MAX_WARPS = 8
 
 
 def norm_rows(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis. gain: float32 [width]."""
+    """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis. x: float32 [..., width]; gain: float32 [width]."""
     given, width = x.contiguous(), x.shape[-1]
     out = torch.empty_like(given)
     if given.numel():
@@ -32,7 +32,7 @@ def norm_rows(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
 
 
 def turn_rows(x: Tensor, cosines: Tensor, sines: Tensor, *, pairs: bool) -> Tensor:
-    """Return x [tokens, heads, head_dim] with its first dimensions turned.
+    """Return x, float32 [tokens, heads, head_dim], with its first dimensions turned.
 
     cosines, sines: float32 [tokens, half], contiguous. pairs: neighbours turn together, not dimension i with half + i.
     """

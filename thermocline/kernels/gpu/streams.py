@@ -70,9 +70,8 @@ class DeviceStreams:
         self._max_bytes: int | None = None
         self._results = host_results.HostResults(pinned=self._is_cuda)
         self._locked: list[int] = []  # addresses
-        self._shared: dict[
-            int, NDArray[np.uint8]
-        ] = {}  # by address; registered memory must not be freed
+        # By address: registered memory must not be freed.
+        self._shared: dict[int, NDArray[np.uint8]] = {}
 
     @classmethod
     def open(cls, kind: str, number: int | None = None) -> Self:
@@ -283,6 +282,7 @@ class DeviceStreams:
         self._closed = True
         if not self._health.is_dead:
             self._finish_all()
+        self._kept_graph = None
         if self._waiter is not None:
             self._pending.put(None)
             self._waiter.join()
