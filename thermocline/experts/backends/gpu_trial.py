@@ -42,13 +42,14 @@ _LEAST_S: Final = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class GpuTrial:
-    """`Trial` of a GPU. kernels: the CPU's, of so many threads."""
+    """`Trial` of a GPU. kernels: the CPU's, of so many threads. records_steps: whether what a recorded step costs matters."""
 
     device: GpuDevice
     catalog: ExpertCatalog
     kernels: Kernels
     threads: int
     lane: LaneThread
+    records_steps: bool = False
 
     def times(self, layer: LayerIndex) -> TrialTimes:
         """See `Trial.times`. Raises DeviceFaultError where outputs differ from the CPU's, DeviceMemoryError."""
@@ -67,7 +68,7 @@ class GpuTrial:
             each_s = max((single_s - one_s) / max(count - 1, 1), _LEAST_S)
             call_s = max(one_s - each_s, 0.0)
             device = [max((seconds - call_s) / n, each_s) for seconds, n in calls.values()]
-            recorded = self._recorded(layer, slots[: max(count, 1)])
+            recorded = self._recorded(layer, slots[:count]) if self.records_steps else None
         host_s = _least(partial(self._copy_on_host, layer))
         return TrialTimes(
             tuple(device),

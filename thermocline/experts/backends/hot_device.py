@@ -183,8 +183,10 @@ def build_gpu_device(
     if sum(catalog.num_experts * catalog.expert_bytes(n) for n in layers) <= given.lockable_bytes:
         mover.lock_after({layer: catalog.stack(layer) for layer in layers})
     device = GpuDevice(catalog, tuple(layers), memory, gpu.streams, gpu.lane, mover, gpu.arena)
-    trial = GpuTrial(device, catalog, experts.kernels, experts.threads, gpu.lane)
-    if config.expert_cache == "static":
+    is_static = config.expert_cache == "static"
+    counts_steps = gpu.records_steps and not is_static
+    trial = GpuTrial(device, catalog, experts.kernels, experts.threads, gpu.lane, counts_steps)
+    if is_static:
         trial.times(layers[0])  # checks that its outputs are the CPU's
     shares = memory.shares()
     empty = _EmptyDevice(
