@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.kernel_cases import make_expert, make_weight, stacked
+from thermocline.errors import DeviceFaultError
 from thermocline.experts.backends.expert_copies import ExpertCopies, slot_bytes, slot_parts
 from thermocline.experts.backends.locked_pages import LockedPages
 from thermocline.kernels.gpu.streams import DeviceStreams
@@ -135,3 +136,24 @@ def test_what_the_driver_locked_is_unlocked_at_the_end(monkeypatch):
         assert streams.lock(4096, 4096)
         assert not streams.lock(8192, 4096)
     assert calls == [(4096, 4096, 8), (8192, 4096, 8), (4096,)]
+
+
+def test_memory_that_is_shared_with_a_device_is_its_own_once_and_to_the_end(monkeypatch):
+    """Readable and writable for every context; what the driver refuses is a typed error."""
+    calls: list[tuple[object, ...]] = []
+    driver = SimpleNamespace(
+        cudaHostRegister=lambda *given: (calls.append(given), 0 if given[1] == 64 else 712)[1],
+        cudaHostUnregister=lambda address: calls.append((address,)),
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    memory, refused = np.zeros(64, np.uint8), np.zeros(65, np.uint8)
+    with DeviceStreams(torch.device("cpu")) as streams:
+        streams.share(memory)
+        assert not calls, "torch's CPU sees all memory"
+        streams._is_cuda = True
+        streams.share(memory)
+        streams.share(memory)
+        with pytest.raises(DeviceFaultError, match=r"65 bytes.*712.*ulimit -l"):
+            streams.share(refused)
+    address = memory.ctypes.data
+    assert calls == [(address, 64, 3), (refused.ctypes.data, 65, 3), (address,)]

@@ -222,14 +222,20 @@ class DeviceStreams:
         if not self._is_cuda:
             return False
         with self.copying():
-            driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's own
-            if int(driver.cudaHostRegister(address, nbytes, _READ_ONLY)) == 0:
-                self._locked.append(address)
-                return True
+            if self._register(address, nbytes, _READ_ONLY):
+                return False
+        self._locked.append(address)
+        return True
+
+    def _register(self, address: int, nbytes: int, flags: int) -> int:
+        """Return the driver's answer to cudaHostRegister, 0 for yes."""
+        driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's own
+        error = int(driver.cudaHostRegister(address, nbytes, flags))
+        if error:
             # This thread's next launch would fail with the driver's refusal.
             with suppress(RuntimeError):
                 torch.zeros(1, device=self.device)
-        return False
+        return error
 
     def share(self, memory: NDArray[np.uint8]) -> None:
         """Let kernels read and write host memory across the link, until `close`. Once more for the same does nothing.
@@ -239,11 +245,7 @@ class DeviceStreams:
         address = memory.ctypes.data
         if not self._is_cuda or address in self._shared:
             return
-        driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's own
-        error = int(driver.cudaHostRegister(address, memory.nbytes, _SHARED))
-        if error:
-            with suppress(RuntimeError):  # the driver tells the next launch, too
-                torch.zeros(1, device=self.device)
+        if error := self._register(address, memory.nbytes, _SHARED):
             raise DeviceFaultError(
                 f"{self} can not see {memory.nbytes} bytes of the CPU's memory (cudaHostRegister returned {error}). "
                 "Fix: a higher limit of locked memory (ulimit -l), or another driver"
