@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -104,6 +105,28 @@ void compare_decoded(const KernelSet& set, const KernelSet& portable, const Matr
         portable.gemm->decode_row(w.type_id, w.row(r), w.cols, theirs.data());
         if (!same_bits(ours.data(), theirs.data(), w.cols)) return expect(false, set.name, w.type_id, "decoded rows differ");
     }
+}
+
+// Panels to the bit: every count of columns that a last span can have, few rows and all of them, either group.
+void compare_panels(const KernelSet& set, const KernelSet& portable, int type_id) {
+    UnpackInfo info{};
+    if (!unpack_info(type_id, info)) return;
+    auto ours = std::make_unique<QuantPanel>(), theirs = std::make_unique<QuantPanel>();
+    const Matrix m = random_matrix(type_id, kStripRows, kSpan);
+    const auto same = [&](int64_t count, int group, int rows) {
+        const PackSource from{m.weight.data, m.weight.row_bytes, rows, count, nullptr, 0};
+        set.gemm->pack(type_id, from, group, 1, *ours);
+        portable.gemm->pack(type_id, from, group, 1, *theirs);
+        const auto scales = static_cast<int64_t>(count / group * kStripRows);
+        return std::memcmp(ours->q[1], theirs->q[1], static_cast<size_t>(count * kStripRows)) == 0 &&
+               same_bits(ours->scale[1][0], theirs->scale[1][0], scales) &&
+               (!info.has_minimum || same_bits(ours->minimum[1][0], theirs->minimum[1][0], scales));
+    };
+    for (int64_t count = info.block_elements; count <= kSpan; count += info.block_elements)
+        for (int group = kGroupMin; group <= info.group; group += kGroupMin)
+            for (const int rows : {1, kStripRows - 1, kStripRows})
+                expect(same(count, group, rows), set.name, type_id,
+                       "a panel of " + std::to_string(rows) + " rows and " + std::to_string(count) + " columns differs");
 }
 
 // Returns the largest NMSE.
@@ -230,6 +253,7 @@ int main() {
                 const double found = compare_products(ours, theirs, type_id, cols);
                 worst = found > worst ? found : worst;
             }
+            compare_panels(ours.set, portable, type_id);
             check_special(ours, type_id, widest);
         }
         double experts = 0.0;

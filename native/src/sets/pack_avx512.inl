@@ -124,16 +124,11 @@ void pack_q6_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPane
     }
 }
 
-inline void q8_0_scales(const RowPointers& rows, int64_t count, int group, float (*scale_of)[kStripRows]) {
-    for (int64_t block = 0; block < count / 32; ++block)
-        store_group32(scale_of, group, static_cast<int>(block), row_halves(rows, block * 34));
-}
-
-void pack_q8_0(const RowPointers& rows, const Ahead& ahead, int64_t count, int group, int strip,
-               QuantPanel& panel) {
-    q8_0_scales(rows, count, group, panel.scale[strip]);
+void pack_q8_0(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+    for (int block = 0; block < kSpan / 32; ++block)
+        store_group32(panel.scale[strip], group, block, row_halves(rows, block * 34));
     const __m512i sign = _mm512_set1_epi8(-128);
-    for (int64_t block = 0; block < count / 32; ++block) {
+    for (int64_t block = 0; block < kSpan / 32; ++block) {
         ahead.ask(block, kSpan / 32);
         for (int part = 0; part < 2; ++part) {
             __m512i bytes[4];
@@ -142,19 +137,4 @@ void pack_q8_0(const RowPointers& rows, const Ahead& ahead, int64_t count, int g
                 _mm512_store_si512(panel.q[strip][block * 8 + part * 4 + i], _mm512_xor_si512(bytes[i], sign));
         }
     }
-}
-
-void pack(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
-    if (from.rows == kStripRows) {
-        const RowPointers rows(from.src, from.row_bytes);
-        const Ahead ahead{from.ahead, from.ahead_bytes};
-        switch (type_id) {
-            case 8: return pack_q8_0(rows, ahead, from.count, group, strip, panel);
-            case 12: return pack_q4_k(rows, ahead, group, strip, panel);
-            case 13: return pack_q5_k(rows, ahead, group, strip, panel);
-            case 14: return pack_q6_k(rows, ahead, strip, panel);
-            default: break;
-        }
-    }
-    pack_any(type_id, from, group, strip, panel);
 }

@@ -35,6 +35,7 @@ PlainRowsFn find_plain_rows(int) { return nullptr; }
 #endif
 #if defined(__AVX512F__)
 #include "sets/rows_avx512.inl"
+#include "sets/pack_blocks_avx512.inl"
 #elif defined(__AVX2__)
 #include "sets/rows_avx2.inl"
 #include "sets/pack_avx2.inl"

@@ -1,0 +1,210 @@
+// Weight rows into panels: the types that pack_avx512.inl has not, by the ways of row_formats_avx512.inl. Packed bytes are turned
+// before they are unpacked, so that four columns of 16 rows lie in a register.
+
+// 32 columns whose nibbles lie in 16 bytes, the first 16 in the low ones: where those bytes are, and how nibbles become weights.
+template <int TypeId>
+struct NibbleBlocks;
+
+template <int Block, int At, int Fifth = 0>
+struct PlainNibbles {
+    static constexpr int kBlock = Block, kAt = At, kFifth = Fifth;
+    static THERMOCLINE_FORCED __m512i weights(__m512i nibbles) { return nibbles; }
+};
+template <int Block, int At, const uint8_t* Levels>
+struct LevelNibbles {
+    static constexpr int kBlock = Block, kAt = At, kFifth = 0;
+    static THERMOCLINE_FORCED __m512i weights(__m512i nibbles) { return levels_of(Levels, nibbles); }
+};
+
+template <> struct NibbleBlocks<2> : PlainNibbles<18, 2> {};                       // Q4_0
+template <> struct NibbleBlocks<3> : PlainNibbles<20, 4> {};                       // Q4_1
+template <> struct NibbleBlocks<6> : PlainNibbles<22, 6, 2> {};                    // Q5_0
+template <> struct NibbleBlocks<7> : PlainNibbles<24, 8, 4> {};                    // Q5_1
+template <> struct NibbleBlocks<20> : LevelNibbles<18, 2, unpacking::kUneven> {};  // IQ4_NL
+template <> struct NibbleBlocks<23> : LevelNibbles<16, 8, unpacking::kUneven> {};  // IQ4_XS: a header, then nibbles alone
+template <> struct NibbleBlocks<39> : LevelNibbles<17, 1, unpacking::kE2M1> {};    // MXFP4
+
+// The four bytes at `at` of each row, rows as lanes.
+inline __m512i row_words(const RowPointers& rows, int64_t at) {
+    alignas(64) uint32_t words[kStripRows];
+    for (int r = 0; r < kStripRows; ++r) __builtin_memcpy(&words[r], rows.p0 + at + r * rows.stride, 4);
+    return _mm512_load_si512(words);
+}
+
+// Bit 4 of byte j of each row's lane: bit 4 * four + j of the row's word.
+template <int Four>
+THERMOCLINE_FORCED __m512i with_fifth_bit(__m512i nibbles, __m512i word) {
+    constexpr int kByte = Four / 2, kBits = Four % 2 == 0 ? 0x08040201 : static_cast<int>(0x80402010);
+    const __m512i from = _mm512_set4_epi32(0x0c0c0c0c + 0x01010101 * kByte, 0x08080808 + 0x01010101 * kByte,
+                                           0x04040404 + 0x01010101 * kByte, 0x01010101 * kByte);
+    const __mmask64 is_set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(word, from), _mm512_set1_epi32(kBits));
+    return _mm512_mask_add_epi8(nibbles, is_set, nibbles, _mm512_set1_epi8(16));
+}
+
+template <int TypeId>
+void pack_nibbles(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+    using Blocks = NibbleBlocks<TypeId>;
+    RowFormat<TypeId>::scales(rows, group, panel.scale[strip], panel.minimum[strip]);
+#pragma GCC unroll 8
+    for (int block = 0; block < kSpan / 32; ++block) {
+        const int64_t at = block * Blocks::kBlock;
+        __m512i bytes[4];
+        ahead.ask(block, kSpan / 32);
+        transpose16(rows, at + Blocks::kAt, bytes);
+        uint8_t(*q)[kStripRows][4] = &panel.q[strip][8 * block];
+        __m512i low[4], high[4];
+        for (int i = 0; i < 4; ++i) {
+            low[i] = Blocks::weights(nibbles(bytes[i]));
+            high[i] = Blocks::weights(high_nibbles(bytes[i]));
+        }
+        if constexpr (Blocks::kFifth != 0) {
+            const __m512i word = row_words(rows, at + Blocks::kFifth);
+            low[0] = with_fifth_bit<0>(low[0], word), low[1] = with_fifth_bit<1>(low[1], word);
+            low[2] = with_fifth_bit<2>(low[2], word), low[3] = with_fifth_bit<3>(low[3], word);
+            high[0] = with_fifth_bit<4>(high[0], word), high[1] = with_fifth_bit<5>(high[1], word);
+            high[2] = with_fifth_bit<6>(high[2], word), high[3] = with_fifth_bit<7>(high[3], word);
+        }
+        for (int i = 0; i < 4; ++i) {
+            _mm512_store_si512(q[i], low[i]);
+            _mm512_store_si512(q[4 + i], high[i]);
+        }
+    }
+}
+
+// 32 columns from bytes that hold four weights each, of columns 32 apart: bytes[i] are columns 4i on, from `first` on.
+THERMOCLINE_FORCED __m512i pair_of_bits(__m512i bytes, int which) {
+    return _mm512_and_si512(_mm512_srli_epi32(bytes, static_cast<unsigned>(2 * which)), _mm512_set1_epi8(3));
+}
+
+void pack_q2_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+    const __m512i both = row_words(rows, 80);
+    const __m512 d = halves_to_floats(both), dmin = halves_to_floats(_mm512_srli_epi32(both, 16));
+    __m512i words[4];
+    transpose16(rows, 0, words);
+    for (int g = 0; g < 16; ++g) {
+        const __m512i byte = byte_of(words[g / 4], g % 4), fifteen = _mm512_set1_epi32(15);
+        const __m512 scale = _mm512_cvtepi32_ps(_mm512_and_si512(byte, fifteen));
+        _mm512_store_ps(panel.scale[strip][g], _mm512_mul_ps(d, scale));
+        _mm512_store_ps(panel.minimum[strip][g], _mm512_mul_ps(dmin, _mm512_cvtepi32_ps(_mm512_srli_epi32(byte, 4))));
+    }
+#pragma GCC unroll 4
+    for (int column = 0; column < 4; ++column) {
+        __m512i bytes[4];
+        ahead.ask(column, 4);
+        transpose16(rows, 16 + 16 * column, bytes);
+        uint8_t(*q)[kStripRows][4] = &panel.q[strip][column / 2 * 32 + column % 2 * 4];
+        for (int i = 0; i < 4; ++i)
+            for (int j = 0; j < 4; ++j) _mm512_store_si512(q[8 * j + i], pair_of_bits(bytes[i], j));
+    }
+}
+
+// Scale j (of 16, less 32) has its low four bits in byte j % 8, nibble j / 8, and its high two in byte 8 + j % 4, pair j / 4.
+inline void q3_k_scales(const RowPointers& rows, float (*scale)[kStripRows]) {
+    __m512i w[4];
+    transpose16(rows, 94, w);  // two bytes early: a row's last are d
+    const auto joined = [](__m512i before, __m512i after) {
+        return _mm512_or_si512(_mm512_srli_epi32(before, 16), _mm512_slli_epi32(after, 16));
+    };
+    const __m512i low[2] = {joined(w[0], w[1]), joined(w[1], w[2])}, tail = joined(w[2], w[3]);
+    const __m512 d = halves_to_floats(_mm512_srli_epi32(w[3], 16));
+    const __m512i top = _mm512_set1_epi8(0x30);
+    for (int quarter = 0; quarter < 4; ++quarter) {
+        const __m512i four = quarter < 2 ? nibbles(low[quarter]) : high_nibbles(low[quarter - 2]);
+        const __m512i six = or_masked(four, _mm512_rolv_epi32(tail, _mm512_set1_epi32((36 - 2 * quarter) % 32)), top);
+        for (int i = 0; i < 4; ++i) {
+            const __m512i multiple = _mm512_sub_epi32(byte_of(six, i), _mm512_set1_epi32(32));
+            _mm512_store_ps(scale[4 * quarter + i], _mm512_mul_ps(d, _mm512_cvtepi32_ps(multiple)));
+        }
+    }
+}
+
+void pack_q3_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+    q3_k_scales(rows, panel.scale[strip]);
+    const __m512i third = _mm512_set1_epi8(4);
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; ++part) {
+        __m512i high[4];
+        transpose16(rows, 16 * part, high);
+        for (int half = 0; half < 2; ++half) {
+            __m512i bytes[4];
+            ahead.ask(2 * part + half, 4);
+            transpose16(rows, 32 + 32 * half + 16 * part, bytes);
+            uint8_t(*q)[kStripRows][4] = &panel.q[strip][32 * half + 4 * part];
+            for (int i = 0; i < 4; ++i)
+                for (int j = 0; j < 4; ++j) {
+                    const __m512i moved = _mm512_rolv_epi32(high[i], _mm512_set1_epi32((34 - 4 * half - j) % 32));
+                    _mm512_store_si512(q[8 * j + i], or_masked(pair_of_bits(bytes[i], j), moved, third));
+                }
+        }
+    }
+}
+
+// Half of an unsigned E4M3 number in each lane's low byte; 0x7f alone is no number and is 0.
+THERMOCLINE_FORCED __m512 halves_of_e4m3(__m512i byte) {
+    const __m512i bits = _mm512_and_si512(byte, _mm512_set1_epi32(0x7f));
+    const __m512i tiny = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(bits), _mm512_set1_ps(0x1p-10f)));
+    const __m512i normal = _mm512_add_epi32(_mm512_slli_epi32(bits, 20), _mm512_set1_epi32((127 - 8) << 23));
+    const __m512i value = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(8)), tiny);
+    return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(byte, _mm512_set1_epi32(0x7f)), value));
+}
+
+void pack_nvfp4(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+#pragma GCC unroll 4
+    for (int block = 0; block < 4; ++block) {
+        const __m512i scales = row_words(rows, 36 * block);
+        for (int g = 0; g < 4; ++g) _mm512_store_ps(panel.scale[strip][4 * block + g], halves_of_e4m3(byte_of(scales, g)));
+        ahead.ask(block, 4);
+        for (int half = 0; half < 2; ++half) {
+            __m512i bytes[4];
+            transpose16(rows, 36 * block + 4 + 16 * half, bytes);
+            uint8_t(*q)[kStripRows][4] = &panel.q[strip][16 * block + 8 * half];
+            for (int i = 0; i < 4; ++i) {  // eight bytes are 16 columns
+                _mm512_store_si512(q[i / 2 * 4 + i % 2], levels_of(unpacking::kE2M1, nibbles(bytes[i])));
+                _mm512_store_si512(q[i / 2 * 4 + 2 + i % 2], levels_of(unpacking::kE2M1, high_nibbles(bytes[i])));
+            }
+        }
+    }
+}
+
+// A whole span of 16 rows; false for types that have no form here.
+bool pack_span(int type_id, const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+    switch (type_id) {
+        case 2: pack_nibbles<2>(rows, ahead, group, strip, panel); return true;
+        case 3: pack_nibbles<3>(rows, ahead, group, strip, panel); return true;
+        case 6: pack_nibbles<6>(rows, ahead, group, strip, panel); return true;
+        case 7: pack_nibbles<7>(rows, ahead, group, strip, panel); return true;
+        case 8: pack_q8_0(rows, ahead, group, strip, panel); return true;
+        case 10: pack_q2_k(rows, ahead, strip, panel); return true;
+        case 11: pack_q3_k(rows, ahead, strip, panel); return true;
+        case 12: pack_q4_k(rows, ahead, group, strip, panel); return true;
+        case 13: pack_q5_k(rows, ahead, group, strip, panel); return true;
+        case 14: pack_q6_k(rows, ahead, strip, panel); return true;
+        case 20: pack_nibbles<20>(rows, ahead, group, strip, panel); return true;
+        case 23: pack_nibbles<23>(rows, ahead, group, strip, panel); return true;
+        case 39: pack_nibbles<39>(rows, ahead, group, strip, panel); return true;
+        case 40: pack_nvfp4(rows, ahead, strip, panel); return true;
+        default: return false;
+    }
+}
+
+// A row's last columns, where they are no whole span: the rest is zeros, which nobody multiplies.
+bool pack_rest(int type_id, const PackSource& from, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+    constexpr int64_t kStride = 320;  // at least a span of any type of small blocks
+    alignas(64) uint8_t padded[kStripRows * kStride] = {};
+    UnpackInfo info{};
+    unpack_info(type_id, info);
+    if (kSpan / info.block_elements * info.block_bytes > kStride) return false;
+    const auto bytes = static_cast<size_t>(from.count / info.block_elements * info.block_bytes);
+    for (int r = 0; r < kStripRows; ++r) __builtin_memcpy(padded + r * kStride, from.src + r * from.row_bytes, bytes);
+    return pack_span(type_id, RowPointers(padded, kStride), ahead, group, strip, panel);
+}
+
+void pack(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
+    const Ahead ahead{from.ahead, from.ahead_bytes};
+    if (from.rows == kStripRows) {
+        if (from.count == kSpan ? pack_span(type_id, RowPointers(from.src, from.row_bytes), ahead, group, strip, panel)
+                                : pack_rest(type_id, from, ahead, group, strip, panel))
+            return;
+    }
+    pack_any(type_id, from, group, strip, panel);
+}
