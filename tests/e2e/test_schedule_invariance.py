@@ -73,7 +73,7 @@ async def test_every_schedule_gives_the_same_bits(tmp_path, name):
 
 @pytest.mark.slow
 async def test_the_form_of_latent_attention_does_not_depend_on_chunks(tmp_path):
-    """64 of the prompt's tokens are expanded in pieces of any size, or found: the same tokens and bits."""
+    """Whole cells of the prompt are expanded in pieces of any size, or found: the same tokens and bits."""
     toy = ToyArch("deepseek2", **LATENT_OPTIONS["v3"])
     path = write_toy_arch(tmp_path / "toy.gguf", toy)
     expected = await tokens_and_logits(path, config(0.0, 1024, trace=False))

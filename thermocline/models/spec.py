@@ -102,14 +102,15 @@ class LatentSpec:
         """Return how many tokens of a prompt attend together in the expanded form; 0 where that never pays.
 
         Keys and values of a position cost rank * (plain + value_dim) multiplications per head, and then each pair of
-        a token and a position this much less than in the absorbed form. A power of two of at least twice the tokens
-        for which both cost the same: 512 in DeepSeek and Kimi, 1024 in GLM-4.7-Flash.
+        a token and a position this much less than in the absorbed form, which pays the same for each of its tokens. A
+        power of two of at least the tokens for which both cost the same at far positions (at near ones the expanded
+        form always wins): 256 in DeepSeek and Kimi, 512 in GLM-4.7-Flash.
         """
         saved = 2 * self.rank - self.plain - self.value_dim
         if saved <= 0:
             return 0
         even = self.rank * (self.plain + self.value_dim) / saved
-        return 1 << math.ceil(math.log2(2 * even))
+        return 1 << math.ceil(math.log2(even))
 
 
 @dataclass(frozen=True, slots=True)

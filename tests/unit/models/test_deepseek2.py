@@ -155,15 +155,21 @@ def test_a_group_is_judged_by_its_best_expert_or_two(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [((512, 0, 192, 128, 64), 512), ((512, 0, 256, 256, 64), 1024), ((32, 0, 24, 16, 8), 64)],
+    [((512, 0, 192, 128, 64), 256), ((512, 0, 256, 256, 64), 512), ((32, 0, 24, 16, 8), 32)],
 )
 def test_cells_of_a_prompt_are_as_long_as_the_form_needs(sizes, expected):
-    """Twice the tokens for which both forms cost the same, as a power of two; none where it never pays."""
+    """As few as pay wherever they begin, as a power of two; none where it never pays."""
     latent = LatentSpec(*sizes)
     assert latent.expanded_tokens == expected
     made = latent.rank * (latent.plain + latent.value_dim)
-    saved = 2 * latent.rank + latent.turned - (latent.key_dim + latent.value_dim)
-    assert expected // 2 < 2 * made / saved <= expected
+
+    def pays(num_tokens: int, start: int) -> bool:
+        pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+        absorbed = num_tokens * made + pairs * (2 * latent.rank + latent.turned)
+        return (start + num_tokens) * made + pairs * (latent.key_dim + latent.value_dim) < absorbed
+
+    assert all(pays(expected, start) for start in range(0, 1 << 20, 4096))
+    assert not pays(expected // 2, 1 << 20)
     assert LatentSpec(16, 0, 40, 32, 8).expanded_tokens == 0
 
 
