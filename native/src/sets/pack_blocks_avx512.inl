@@ -24,13 +24,6 @@ template <> struct NibbleBlocks<20> : LevelNibbles<18, 2, unpacking::kUneven> {}
 template <> struct NibbleBlocks<23> : LevelNibbles<16, 8, unpacking::kUneven> {};  // IQ4_XS: a header, then nibbles alone
 template <> struct NibbleBlocks<39> : LevelNibbles<17, 1, unpacking::kE2M1> {};    // MXFP4
 
-// The four bytes at `at` of each row, rows as lanes.
-inline __m512i row_words(const RowPointers& rows, int64_t at) {
-    alignas(64) uint32_t words[kStripRows];
-    for (int r = 0; r < kStripRows; ++r) __builtin_memcpy(&words[r], rows.p0 + at + r * rows.stride, 4);
-    return _mm512_load_si512(words);
-}
-
 // Bit 4 of byte j of each row's lane: bit 4 * four + j of the row's word.
 template <int Four>
 THERMOCLINE_FORCED __m512i with_fifth_bit(__m512i nibbles, __m512i word) {
@@ -77,16 +70,7 @@ THERMOCLINE_FORCED __m512i pair_of_bits(__m512i bytes, int which) {
 }
 
 void pack_q2_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
-    const __m512i both = row_words(rows, 80);
-    const __m512 d = halves_to_floats(both), dmin = halves_to_floats(_mm512_srli_epi32(both, 16));
-    __m512i words[4];
-    transpose16(rows, 0, words);
-    for (int g = 0; g < 16; ++g) {
-        const __m512i byte = byte_of(words[g / 4], g % 4), fifteen = _mm512_set1_epi32(15);
-        const __m512 scale = _mm512_cvtepi32_ps(_mm512_and_si512(byte, fifteen));
-        _mm512_store_ps(panel.scale[strip][g], _mm512_mul_ps(d, scale));
-        _mm512_store_ps(panel.minimum[strip][g], _mm512_mul_ps(dmin, _mm512_cvtepi32_ps(_mm512_srli_epi32(byte, 4))));
-    }
+    RowFormat<10>::scales(rows, kGroupMin, panel.scale[strip], panel.minimum[strip]);
 #pragma GCC unroll 4
     for (int column = 0; column < 4; ++column) {
         __m512i bytes[4];
@@ -98,28 +82,8 @@ void pack_q2_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPane
     }
 }
 
-// Scale j (of 16, less 32) has its low four bits in byte j % 8, nibble j / 8, and its high two in byte 8 + j % 4, pair j / 4.
-inline void q3_k_scales(const RowPointers& rows, float (*scale)[kStripRows]) {
-    __m512i w[4];
-    transpose16(rows, 94, w);  // two bytes early: a row's last are d
-    const auto joined = [](__m512i before, __m512i after) {
-        return _mm512_or_si512(_mm512_srli_epi32(before, 16), _mm512_slli_epi32(after, 16));
-    };
-    const __m512i low[2] = {joined(w[0], w[1]), joined(w[1], w[2])}, tail = joined(w[2], w[3]);
-    const __m512 d = halves_to_floats(_mm512_srli_epi32(w[3], 16));
-    const __m512i top = _mm512_set1_epi8(0x30);
-    for (int quarter = 0; quarter < 4; ++quarter) {
-        const __m512i four = quarter < 2 ? nibbles(low[quarter]) : high_nibbles(low[quarter - 2]);
-        const __m512i six = or_masked(four, _mm512_rolv_epi32(tail, _mm512_set1_epi32((36 - 2 * quarter) % 32)), top);
-        for (int i = 0; i < 4; ++i) {
-            const __m512i multiple = _mm512_sub_epi32(byte_of(six, i), _mm512_set1_epi32(32));
-            _mm512_store_ps(scale[4 * quarter + i], _mm512_mul_ps(d, _mm512_cvtepi32_ps(multiple)));
-        }
-    }
-}
-
 void pack_q3_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
-    q3_k_scales(rows, panel.scale[strip]);
+    RowFormat<11>::scales(rows, kGroupMin, panel.scale[strip], panel.minimum[strip]);
     const __m512i third = _mm512_set1_epi8(4);
 #pragma GCC unroll 2
     for (int part = 0; part < 2; ++part) {
@@ -139,20 +103,10 @@ void pack_q3_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPane
     }
 }
 
-// Half of an unsigned E4M3 number in each lane's low byte; 0x7f alone is no number and is 0.
-THERMOCLINE_FORCED __m512 halves_of_e4m3(__m512i byte) {
-    const __m512i bits = _mm512_and_si512(byte, _mm512_set1_epi32(0x7f));
-    const __m512i tiny = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(bits), _mm512_set1_ps(0x1p-10f)));
-    const __m512i normal = _mm512_add_epi32(_mm512_slli_epi32(bits, 20), _mm512_set1_epi32((127 - 8) << 23));
-    const __m512i value = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(8)), tiny);
-    return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(byte, _mm512_set1_epi32(0x7f)), value));
-}
-
 void pack_nvfp4(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+    RowFormat<40>::scales(rows, kGroupMin, panel.scale[strip], panel.minimum[strip]);
 #pragma GCC unroll 4
     for (int block = 0; block < 4; ++block) {
-        const __m512i scales = row_words(rows, 36 * block);
-        for (int g = 0; g < 4; ++g) _mm512_store_ps(panel.scale[strip][4 * block + g], halves_of_e4m3(byte_of(scales, g)));
         ahead.ask(block, 4);
         for (int half = 0; half < 2; ++half) {
             __m512i bytes[4];

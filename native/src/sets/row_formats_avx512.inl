@@ -329,3 +329,103 @@ struct RowFormat<39> {  // MXFP4
         }
     }
 };
+
+// The four bytes at `at` of each row, rows as lanes.
+inline __m512i row_words(const RowPointers& rows, int64_t at) {
+    alignas(64) uint32_t words[kStripRows];
+    for (int r = 0; r < kStripRows; ++r) __builtin_memcpy(&words[r], rows.p0 + at + r * rows.stride, 4);
+    return _mm512_load_si512(words);
+}
+
+// 64 columns of two bits each from 32 bytes that hold those of four times 32: the low or the high two pairs of a byte.
+THERMOCLINE_FORCED __m512i two_pairs_of_bits(const uint8_t* p, int which) {
+    const __m512i shift = which == 0 ? halves64(0, 2) : halves64(4, 6);
+    return _mm512_and_si512(_mm512_srlv_epi64(both_halves(p), shift), _mm512_set1_epi8(3));
+}
+
+template <>
+struct RowFormat<10> {  // Q2_K
+    static constexpr int kBytes = 84;
+    static constexpr bool kMinimum = true, kBlocks32 = false, kNibbles = false;
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        for (int i = 0; i < 4; ++i) q[i] = two_pairs_of_bits(p + 16 + 32 * (i / 2), i % 2);
+    }
+    static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(2)>(dots); }
+    static THERMOCLINE_FORCED void scales(const RowPointers& rows, int, float (*scale)[kStripRows],
+                                          float (*minimum)[kStripRows]) {
+        const __m512i both = row_words(rows, 80), fifteen = _mm512_set1_epi32(15);
+        const __m512 d = halves_to_floats(both), dmin = halves_to_floats(_mm512_srli_epi32(both, 16));
+        __m512i words[4];
+        transpose16(rows, 0, words);
+        for (int g = 0; g < 16; ++g) {
+            const __m512i byte = byte_of(words[g / 4], g % 4);
+            _mm512_store_ps(scale[g], _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_and_si512(byte, fifteen))));
+            _mm512_store_ps(minimum[g], _mm512_mul_ps(dmin, _mm512_cvtepi32_ps(_mm512_srli_epi32(byte, 4))));
+        }
+    }
+};
+
+template <>
+struct RowFormat<11> {  // Q3_K
+    static constexpr int kBytes = 110;
+    static constexpr bool kMinimum = false, kBlocks32 = false, kNibbles = false;
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        const __m512i high = both_halves(p), third = _mm512_set1_epi8(4);
+        // Bits 2i and 2i + 1 of each byte go to bit 2.
+        const __m512i turn[4] = {halves64(2, 1), halves64(0, 63), halves64(62, 61), halves64(60, 59)};
+        for (int i = 0; i < 4; ++i)
+            q[i] = or_masked(two_pairs_of_bits(p + 32 + 32 * (i / 2), i % 2), _mm512_rolv_epi64(high, turn[i]), third);
+    }
+    static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(3)>(dots); }
+    // Scale j (of 16, less 32) has its low four bits in byte j % 8, nibble j / 8, and its high two in byte 8 + j % 4, pair j / 4.
+    static THERMOCLINE_FORCED void scales(const RowPointers& rows, int, float (*scale)[kStripRows],
+                                          float (*)[kStripRows]) {
+        __m512i w[4];
+        transpose16(rows, 94, w);  // two bytes early: a row's last are d
+        const auto joined = [](__m512i before, __m512i after) {
+            return _mm512_or_si512(_mm512_srli_epi32(before, 16), _mm512_slli_epi32(after, 16));
+        };
+        const __m512i low[2] = {joined(w[0], w[1]), joined(w[1], w[2])}, tail = joined(w[2], w[3]);
+        const __m512 d = halves_to_floats(_mm512_srli_epi32(w[3], 16));
+        const __m512i top = _mm512_set1_epi8(0x30);
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const __m512i four = quarter < 2 ? nibbles(low[quarter]) : high_nibbles(low[quarter - 2]);
+            const __m512i six = or_masked(four, _mm512_rolv_epi32(tail, _mm512_set1_epi32((36 - 2 * quarter) % 32)), top);
+            for (int i = 0; i < 4; ++i) {
+                const __m512i multiple = _mm512_sub_epi32(byte_of(six, i), _mm512_set1_epi32(32));
+                _mm512_store_ps(scale[4 * quarter + i], _mm512_mul_ps(d, _mm512_cvtepi32_ps(multiple)));
+            }
+        }
+    }
+};
+
+// Half of an unsigned E4M3 number in each lane's low byte; 0x7f alone is no number and is 0.
+THERMOCLINE_FORCED __m512 halves_of_e4m3(__m512i byte) {
+    const __m512i bits = _mm512_and_si512(byte, _mm512_set1_epi32(0x7f));
+    const __m512i tiny = _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(bits), _mm512_set1_ps(0x1p-10f)));
+    const __m512i normal = _mm512_add_epi32(_mm512_slli_epi32(bits, 20), _mm512_set1_epi32((127 - 8) << 23));
+    const __m512i value = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(8)), tiny);
+    return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(_mm512_cmpneq_epi32_mask(byte, _mm512_set1_epi32(0x7f)), value));
+}
+
+template <>
+struct RowFormat<40> {  // NVFP4: blocks of 64 with four scales; eight bytes are 16 columns
+    static constexpr int kBytes = 4 * 36;
+    static constexpr bool kMinimum = false, kBlocks32 = true, kNibbles = false;
+    static THERMOCLINE_FORCED void unpack(const uint8_t* p, __m512i* q) {
+        const __m512i twice = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0), shift = _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0);
+        for (int i = 0; i < 4; ++i) {
+            const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 36 * i + 4));
+            const __m512i moved = _mm512_srlv_epi64(_mm512_permutexvar_epi64(twice, _mm512_castsi256_si512(bytes)), shift);
+            q[i] = levels_of(unpacking::kE2M1, _mm512_and_si512(moved, _mm512_set1_epi8(15)));
+        }
+    }
+    static THERMOCLINE_FORCED __m512i add_up(const __m512i (&dots)[4]) { return add_fours<dot_bits(5)>(dots); }
+    static THERMOCLINE_FORCED void scales(const RowPointers& rows, int, float (*scale)[kStripRows],
+                                          float (*)[kStripRows]) {
+        for (int block = 0; block < 4; ++block) {
+            const __m512i four = row_words(rows, 36 * block);
+            for (int g = 0; g < 4; ++g) _mm512_store_ps(scale[4 * block + g], halves_of_e4m3(byte_of(four, g)));
+        }
+    }
+};

@@ -233,12 +233,15 @@ RowsFn find_rows(int type_id, const QuantForm& form, int64_t tokens) {
         case 6: return group == 32 ? rows_of<6, 32>(tokens) : rows_of<6, 16>(tokens);
         case 7: return group == 32 ? rows_of<7, 32>(tokens) : rows_of<7, 16>(tokens);
         case 8: return group == 32 ? rows_of<8, 32>(tokens) : rows_of<8, 16>(tokens);
+        case 10: return rows_of<10, 16>(tokens);
+        case 11: return rows_of<11, 16>(tokens);
         case 12: return group == 32 ? rows_of<12, 32>(tokens) : rows_of<12, 16>(tokens);
         case 13: return group == 32 ? rows_of<13, 32>(tokens) : rows_of<13, 16>(tokens);
         case 14: return rows_of<14, 16>(tokens);
         case 20: return group == 32 ? rows_of<20, 32>(tokens) : rows_of<20, 16>(tokens);
         case 23: return group == 32 ? rows_of<23, 32>(tokens) : rows_of<23, 16>(tokens);
         case 39: return group == 32 ? rows_of<39, 32>(tokens) : rows_of<39, 16>(tokens);
+        case 40: return rows_of<40, 16>(tokens);
         default: return find_any_rows(form, tokens);
     }
 }
