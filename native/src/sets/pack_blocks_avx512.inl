@@ -120,6 +120,28 @@ void pack_nvfp4(const RowPointers& rows, const Ahead& ahead, int strip, QuantPan
     }
 }
 
+// Entries of a codebook: row by row, then turned.
+template <int TypeId>
+void pack_entries(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+    using Format = RowFormat<TypeId>;
+    Format::scales(rows, group, panel.scale[strip], panel.minimum[strip]);
+    const uint8_t* grid = codebook(TypeId);
+    alignas(64) uint8_t q[kStripRows][kSpan];
+    for (int r = 0; r < kStripRows; ++r) {
+        ahead.ask(r, kStripRows);
+        __m512i of[4];
+        if constexpr (HasSigns<Format>) {
+            __mmask64 negative[4];
+            Format::unpack(rows.p0 + r * rows.stride, of, negative, grid);
+            for (int i = 0; i < 4; ++i) of[i] = Format::unsigned_of(of[i], negative[i]);
+        } else {
+            Format::unpack(rows.p0 + r * rows.stride, of, grid);
+        }
+        for (int i = 0; i < 4; ++i) _mm512_store_si512(q[r] + 64 * i, of[i]);
+    }
+    for (int k = 0; k < kSpan; k += 16) transpose16(&q[0][k], kSpan, &panel.q[strip][k / 4][0][0]);
+}
+
 // A whole span of 16 rows; false for types that have no form here.
 bool pack_span(int type_id, const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
     switch (type_id) {
@@ -133,8 +155,15 @@ bool pack_span(int type_id, const RowPointers& rows, const Ahead& ahead, int gro
         case 12: pack_q4_k(rows, ahead, group, strip, panel); return true;
         case 13: pack_q5_k(rows, ahead, group, strip, panel); return true;
         case 14: pack_q6_k(rows, ahead, strip, panel); return true;
+        case 16: pack_entries<16>(rows, ahead, group, strip, panel); return true;
+        case 17: pack_entries<17>(rows, ahead, group, strip, panel); return true;
+        case 18: pack_entries<18>(rows, ahead, group, strip, panel); return true;
+        case 19: pack_entries<19>(rows, ahead, group, strip, panel); return true;
         case 20: pack_nibbles<20>(rows, ahead, group, strip, panel); return true;
+        case 21: pack_entries<21>(rows, ahead, group, strip, panel); return true;
+        case 22: pack_entries<22>(rows, ahead, group, strip, panel); return true;
         case 23: pack_nibbles<23>(rows, ahead, group, strip, panel); return true;
+        case 29: pack_entries<29>(rows, ahead, group, strip, panel); return true;
         case 39: pack_nibbles<39>(rows, ahead, group, strip, panel); return true;
         case 40: pack_nvfp4(rows, ahead, strip, panel); return true;
         default: return false;

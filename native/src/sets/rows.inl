@@ -68,8 +68,8 @@ inline void sums_of_16(const uint8_t* q, const uint8_t* x, int32_t* sums) {
 #endif
 
 // What `groups` groups of a span, from the row's `first_group` on, add to a strip's totals: in the order of the panel
-// form. dot_of(g) is the integer sum of group g without its start; its scale and minimum are number Step * g.
-template <int Step, bool Minimum, typename DotOf>
+// form. dot_of(g) is the integer sum of group g, without its start if it has one; its scale and minimum are number Step * g.
+template <int Step, bool Minimum, bool Start, typename DotOf>
 THERMOCLINE_FORCED Floats add_span(int groups, Floats total, const DotOf& dot_of, const float (*scale)[kStripRows],
                                    const float (*minimum)[kStripRows], const uint8_t* token,
                                    const ActivationLayout& layout, int64_t first_group) {
@@ -79,7 +79,7 @@ THERMOCLINE_FORCED Floats add_span(int groups, Floats total, const DotOf& dot_of
     const auto* sum = reinterpret_cast<const float*>(numbers + layout.sum);
 #pragma GCC unroll 16
     for (int g = 0; g < groups; ++g) {
-        const Ints dot = add(dot_of(g), set_ints(start[g]));
+        const Ints dot = Start ? add(dot_of(g), set_ints(start[g])) : dot_of(g);
         total = add_product(total, to_floats(dot), multiply(load_floats(scale[Step * g]), set_floats(a[g])));
         if constexpr (Minimum) total = subtract_product(total, load_floats(minimum[Step * g]), set_floats(sum[g]));
     }
@@ -148,7 +148,7 @@ struct AnyRows {
                         else return add(dot, load_ints(dots[kStep * g + 1]));
                     };
                     const auto add_groups = [&](int groups) {
-                        totals[t] = add_span<kStep, Minimum>(groups, totals[t], dot_of, scale, minimum, bases[t],
+                        totals[t] = add_span<kStep, Minimum, true>(groups, totals[t], dot_of, scale, minimum, bases[t],
                                                              layout, (first + s * kSpan) / Group);
                     };
                     if (columns(s) == kSpan) add_groups(kSums);

@@ -4,6 +4,7 @@
 // floating-point part is that of the panel form, operation for operation: the results are equal to the bit.
 
 #include "sets/row_formats_avx512.inl"
+#include "sets/row_grids_avx512.inl"
 
 // Groups of 16, a row each, in the order of the format.
 template <bool Nibbles>
@@ -59,6 +60,11 @@ THERMOCLINE_FORCED void turn_pairs(const __m512i* rows, __m512i* group) {
 template <typename Format>
 concept HasLanes = requires { Format::kLanes; };
 
+template <typename Format>
+concept HasGrid = requires { Format::kGrid; };
+template <typename Format>
+concept HasSigns = requires { Format::kSigned; };
+
 template <int TypeId, int Group, int Tokens>
 struct Rows {
     using Format = RowFormat<TypeId>;
@@ -83,8 +89,8 @@ struct Rows {
     }
 
     // Sums of two rows of a span.
-    static THERMOCLINE_FORCED void add_up(const uint8_t* p, int64_t row_bytes, const uint8_t* const* x, int64_t s,
-                                          int pair, Sums& sums) {
+    static THERMOCLINE_FORCED void add_up(const uint8_t* p, int64_t row_bytes, const uint8_t* grid,
+                                          const uint8_t* const* x, int64_t s, int pair, Sums& sums) {
         const __m512i zero = _mm512_setzero_si512();
         if constexpr (kTurned && Group == 32) {
             __m512i dots[Tokens][4];
@@ -98,12 +104,25 @@ struct Rows {
                 sums[t][s][pair] = Format::add_halves(dots[t]);
         } else {
             __m512i q[2][4];
-            for (int row = 0; row < 2; ++row) Format::unpack(p + row * row_bytes, q[row]);
+            [[maybe_unused]] __mmask64 negative[2][4];
+#pragma GCC unroll 2
+            for (int row = 0; row < 2; ++row) {
+                if constexpr (HasSigns<Format>)
+                    Format::unpack(p + row * row_bytes, q[row], negative[row], grid);
+                else if constexpr (HasGrid<Format>)
+                    Format::unpack(p + row * row_bytes, q[row], grid);
+                else
+                    Format::unpack(p + row * row_bytes, q[row]);
+            }
             for (int t = 0; t < Tokens; ++t) {
                 __m512i of16[2];
                 for (int row = 0; row < 2; ++row) {
                     __m512i dots[4];
-                    for (int i = 0; i < 4; ++i) dots[i] = dots_of(zero, q[row][i], x[t] + 64 * i);
+                    for (int i = 0; i < 4; ++i) {
+                        __m512i a = _mm512_loadu_si512(x[t] + 64 * i);
+                        if constexpr (HasSigns<Format>) a = _mm512_mask_sub_epi8(a, negative[row][i], zero, a);
+                        dots[i] = _mm512_dpbusd_epi32(zero, q[row][i], a);
+                    }
                     of16[row] = Format::add_up(dots);
                 }
                 if constexpr (Group == 32) {  // lanes 4j + i, j even and odd, are the halves of a group
@@ -135,7 +154,7 @@ struct Rows {
         for (int t = 0; t < Tokens; ++t) {
             __m512i dots[kSums];
             turn(sums[t][s], dots);
-            totals[t] = add_span<1, Format::kMinimum>(
+            totals[t] = add_span<1, Format::kMinimum, !HasSigns<Format>>(
                 groups, totals[t], [&](int g) { return Ints{dots[g]}; }, scale, minimum, bases[t], layout, first_group);
         }
     }
@@ -169,7 +188,7 @@ struct Rows {
         }
         for (int pair = 0; pair < kStripRows / 2; ++pair) {
             for (const uint8_t* const to = coming + 2 * left_bytes; coming < to; coming += 64) __builtin_prefetch(coming, 0, 2);
-            add_up(rows[2 * pair], kPadded, at, 0, pair, sums);
+            add_up(rows[2 * pair], kPadded, nullptr, at, 0, pair, sums);  // no grid: blocks of 256 have no rest
         }
         add_groups(RowPointers(rows[0], kPadded), static_cast<int>(left / Group), 0, sums, bases, layout, whole * kSums,
                    totals);
@@ -180,6 +199,7 @@ struct Rows {
         Sums sums;
         alignas(64) uint8_t turned[kTurned ? Tokens : 1][kSpans][kSpan];
         const int64_t all = from.count / kSpan;
+        const uint8_t* grid = HasGrid<Format> ? codebook(TypeId) : nullptr;
         Floats totals[Tokens];
         for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
         const uint8_t* coming = from.ahead ? from.ahead : from.src;
@@ -199,7 +219,7 @@ struct Rows {
                     coming = ask<kPairLines>(coming);
                     const uint8_t* at[Tokens];
                     for (int t = 0; t < Tokens; ++t) at[t] = x[t] + s * kSpan;
-                    add_up(p, from.row_bytes, at, s, pair, sums);
+                    add_up(p, from.row_bytes, grid, at, s, pair, sums);
                 }
             }
             for (int64_t s = 0; s < spans; ++s) {
@@ -241,6 +261,13 @@ RowsFn find_rows(int type_id, const QuantForm& form, int64_t tokens) {
         case 20: return group == 32 ? rows_of<20, 32>(tokens) : rows_of<20, 16>(tokens);
         case 23: return group == 32 ? rows_of<23, 32>(tokens) : rows_of<23, 16>(tokens);
         case 39: return group == 32 ? rows_of<39, 32>(tokens) : rows_of<39, 16>(tokens);
+        case 16: return group == 32 ? rows_of<16, 32>(tokens) : rows_of<16, 16>(tokens);
+        case 17: return rows_of<17, 16>(tokens);
+        case 18: return group == 32 ? rows_of<18, 32>(tokens) : rows_of<18, 16>(tokens);
+        case 19: return group == 32 ? rows_of<19, 32>(tokens) : rows_of<19, 16>(tokens);
+        case 21: return group == 32 ? rows_of<21, 32>(tokens) : rows_of<21, 16>(tokens);
+        case 22: return rows_of<22, 16>(tokens);
+        case 29: return rows_of<29, 16>(tokens);
         case 40: return rows_of<40, 16>(tokens);
         default: return find_any_rows(form, tokens);
     }
