@@ -123,18 +123,3 @@ void pack_q6_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPane
         }
     }
 }
-
-void pack_q8_0(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
-    for (int block = 0; block < kSpan / 32; ++block)
-        store_group32(panel.scale[strip], group, block, row_halves(rows, block * 34));
-    const __m512i sign = _mm512_set1_epi8(-128);
-    for (int64_t block = 0; block < kSpan / 32; ++block) {
-        ahead.ask(block, kSpan / 32);
-        for (int part = 0; part < 2; ++part) {
-            __m512i bytes[4];
-            transpose16(rows, block * 34 + 2 + 16 * part, bytes);
-            for (int i = 0; i < 4; ++i)
-                _mm512_store_si512(panel.q[strip][block * 8 + part * 4 + i], _mm512_xor_si512(bytes[i], sign));
-        }
-    }
-}

@@ -1,5 +1,5 @@
 // Weight rows into panels: the types that pack_avx512.inl has not, by the ways of row_formats_avx512.inl. Packed bytes are turned
-// before they are unpacked, so that four columns of 16 rows lie in a register.
+// before they are unpacked, so that four columns of 16 rows lie in a register. Knows no products.
 
 // 32 columns whose nibbles lie in 16 bytes, the first 16 in the low ones: where those bytes are, and how nibbles become weights.
 template <int TypeId>
@@ -64,7 +64,21 @@ void pack_nibbles(const RowPointers& rows, const Ahead& ahead, int group, int st
     }
 }
 
-// 32 columns from bytes that hold four weights each, of columns 32 apart: bytes[i] are columns 4i on, from `first` on.
+void pack_q8_0(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+    RowFormat<8>::scales(rows, group, panel.scale[strip], panel.minimum[strip]);
+    const __m512i sign = _mm512_set1_epi8(-128);
+    for (int64_t block = 0; block < kSpan / 32; ++block) {
+        ahead.ask(block, kSpan / 32);
+        for (int part = 0; part < 2; ++part) {
+            __m512i bytes[4];
+            transpose16(rows, block * 34 + 2 + 16 * part, bytes);
+            for (int i = 0; i < 4; ++i)
+                _mm512_store_si512(panel.q[strip][block * 8 + part * 4 + i], _mm512_xor_si512(bytes[i], sign));
+        }
+    }
+}
+
+// Of bytes that hold four weights each, of columns 32 apart: the weights of one of the four.
 THERMOCLINE_FORCED __m512i pair_of_bits(__m512i bytes, int which) {
     return _mm512_and_si512(_mm512_srli_epi32(bytes, static_cast<unsigned>(2 * which)), _mm512_set1_epi8(3));
 }

@@ -1,5 +1,6 @@
-// The second half of row_formats_avx512.inl: types whose weights are entries of a codebook. Entries are loaded one by
-// one: gathers are no faster here, and slow where processors are protected from what leaks through them.
+// The second half of row_formats_avx512.inl: types whose weights are entries of a codebook. Knows no order of rows either.
+// Entries are loaded one by one: gathers are slower for most types, and everywhere where processors are protected from
+// what leaks through them.
 
 // Eight entries of eight bytes; index_of(i): which.
 template <typename IndexOf>

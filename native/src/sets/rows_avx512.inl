@@ -258,16 +258,16 @@ RowsFn find_rows(int type_id, const QuantForm& form, int64_t tokens) {
         case 12: return group == 32 ? rows_of<12, 32>(tokens) : rows_of<12, 16>(tokens);
         case 13: return group == 32 ? rows_of<13, 32>(tokens) : rows_of<13, 16>(tokens);
         case 14: return rows_of<14, 16>(tokens);
-        case 20: return group == 32 ? rows_of<20, 32>(tokens) : rows_of<20, 16>(tokens);
-        case 23: return group == 32 ? rows_of<23, 32>(tokens) : rows_of<23, 16>(tokens);
-        case 39: return group == 32 ? rows_of<39, 32>(tokens) : rows_of<39, 16>(tokens);
         case 16: return group == 32 ? rows_of<16, 32>(tokens) : rows_of<16, 16>(tokens);
         case 17: return rows_of<17, 16>(tokens);
         case 18: return group == 32 ? rows_of<18, 32>(tokens) : rows_of<18, 16>(tokens);
         case 19: return group == 32 ? rows_of<19, 32>(tokens) : rows_of<19, 16>(tokens);
+        case 20: return group == 32 ? rows_of<20, 32>(tokens) : rows_of<20, 16>(tokens);
         case 21: return group == 32 ? rows_of<21, 32>(tokens) : rows_of<21, 16>(tokens);
         case 22: return rows_of<22, 16>(tokens);
+        case 23: return group == 32 ? rows_of<23, 32>(tokens) : rows_of<23, 16>(tokens);
         case 29: return rows_of<29, 16>(tokens);
+        case 39: return group == 32 ? rows_of<39, 32>(tokens) : rows_of<39, 16>(tokens);
         case 40: return rows_of<40, 16>(tokens);
         default: return find_any_rows(form, tokens);
     }
