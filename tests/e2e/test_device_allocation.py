@@ -31,6 +31,7 @@ from thermocline.engine.cache_builder import cpu_cache
 from thermocline.engine.devices import open_devices
 from thermocline.engine.expert_placement import place_experts
 from thermocline.errors import DeviceMemoryError
+from thermocline.experts.cache.store import ExpertStore
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.placement.allocation import DeviceAllocation, allocate
 from thermocline.experts.placement.wish import device_needs, device_wish
@@ -138,6 +139,8 @@ def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, mon
         context_ = BuildContext(
             config, devices, file, model, kernels, recorder, limits, owned, kept
         )
+        # All slots stay free: gigabytes would be copied.
+        monkeypatch.setattr(ExpertStore, "install", lambda *_: None)
         placed = place_experts(context_, ExpertCatalog(model.expert_layers))
         experts = account.total_bytes - taken + own
         assert placed.devices.placement.hot_device == "cuda", placed.devices.reasons

@@ -53,7 +53,7 @@ NAMES = ("laguna_default", "qwen35moe_default", "lfm2moe_default", "deepseek2_v3
 TREE_CASES = [case for name in NAMES for case in ARCH_CASES if str(case) == name]
 NUM_REQUESTS = 12 if TIMES > 1 else 6
 PLACES = {
-    "stages": {},
+    "cold": {},
     "whole": {"hot_fraction": 1.0},
     "hybrid": {"hot_fraction": 0.51},
 }
@@ -71,7 +71,7 @@ def in_places(cases):
 
 
 def placement(device: str, place: str) -> PlacementConfig:
-    if place == "stages":
+    if place == "cold":
         return PlacementConfig(trunk_device=device, hot_device="none")
     hot = {"hot_device": device, "expert_cache": "static"}
     return PlacementConfig(trunk_device=device, **hot, **PLACES[place])
@@ -98,7 +98,7 @@ def _count(monkeypatch, found, name):
     monkeypatch.setattr(DeviceNonExpert, name, counted)
 
 
-JOB_OF = {"stages": "attend_and_route", "whole": "all_layers", "hybrid": "shared_layers"}
+JOB_OF = {"cold": "shared_layers", "whole": "all_layers", "hybrid": "shared_layers"}
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_node_is_its_way_down_alone(tmp_path, monkeypatch, jobs, device, place
         )
     assert len({np.frombuffer(each, np.float32).tobytes() for each in tree.values()}) == len(tree)
     # Trees of more rows than a shared step takes go stage by stage.
-    job = "attend_and_route" if place == "hybrid" else JOB_OF[place]
+    job = JOB_OF[place] if place == "whole" else "attend_and_route"
     assert jobs[job, True]
 
 
@@ -193,7 +193,7 @@ def test_no_draft_changes_an_answer(tmp_path, monkeypatch, jobs, device, place, 
             for one in requests[batch]
         ]
         config = replace(random_config(chance), placement=there)
-        if place == "hybrid":
+        if place != "whole":
             config = replace(config, prefetch=PrefetchConfig(mode="off"))
         with eager_device():
             answers = asyncio.run(answers_with(path, config, mine))
@@ -228,7 +228,7 @@ def test_steps_are_saved_by_each_job(tmp_path, monkeypatch, jobs, device, place,
     assert_same(answer, alone, device, config)
     assert answer.num_accepted >= (5 if branches else 10)
     # A busy machine may compute shared steps stage by stage.
-    late = {"attend_and_route"} if device == "cuda" and place == "hybrid" else set()
+    late = {"attend_and_route"} if device == "cuda" and place != "whole" else set()
     assert {name for name, _ in jobs} - late == {JOB_OF[place]}
     assert jobs[JOB_OF[place], bool(branches)] > 0
 

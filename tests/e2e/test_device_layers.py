@@ -168,7 +168,7 @@ async def test_experts_that_are_kept_away_never_come(tmp_path, monkeypatch, flag
         return begin_copy(self, key, slot, urgent=urgent)
 
     monkeypatch.setattr(GpuDevice, "begin_copy", noted)
-    placement = {"hot_device": "torch-cpu", "expert_budget_bytes": 200_000} | flags
+    placement = {"hot_device": "torch-cpu", "expert_budget_bytes": 60_000} | flags
     settings = config("cpu", chunk=64, **placement)
     with eager_device():
         async with Engine.open(path, settings) as engine:

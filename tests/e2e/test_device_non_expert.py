@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -121,6 +122,32 @@ async def test_a_whole_model_there_answers_alike(tmp_path, monkeypatch, device, 
     assert_within(found[1], expected[1], entry_of(device, name))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+async def test_a_dense_model_is_one_job_there(tmp_path, monkeypatch, device):
+    """Prompts and steps of a model without experts: no layer of it comes back to the host."""
+    case = next(case for case in ARCH_CASES if case.name == "gemma4_dense")
+    path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
+    jobs: Counter[str] = Counter()
+    for name in ("all_layers", "attend_and_route"):
+
+        def counted(self, *args, name=name, compute=DeviceNonExpert.__dict__[name]):
+            jobs[name] += 1
+            return compute(self, *args)
+
+        monkeypatch.setattr(DeviceNonExpert, name, counted)
+    expected = await tokens_and_logits(path, config("cpu"), PROMPT[:40])
+    assert not jobs
+    async with Engine.open(path, config(device)) as engine:
+        jobs.clear()
+        tokens = await greedy_tokens(engine, PROMPT[:20], 6)
+        logits = await prompt_logits(engine, PROMPT[:40])
+    assert tokens == expected[0]
+    assert_within(logits, expected[1], entry_of(device, case.name))
+    assert jobs["all_layers"] >= 7
+    assert not jobs["attend_and_route"]
+
+
 SCHEDULES = {
     "small chunks": {"chunk": 7},
     "single tokens": {"chunk": 1},
@@ -220,9 +247,10 @@ async def test_replayed_steps_answer_alike(tmp_path, monkeypatch, arch):
     monkeypatch.setattr(DeviceStreams, "can_capture", True)
     monkeypatch.setattr(DeviceStreams, "capture", capture)
     assert await answers() == expected
-    # Of batches of 1, 2 and 4, all of them before the first request: contexts that grow need no others.
-    assert at_opening == [0, 3 * case.toy.layers]
-    assert len(recorded) == 3 * case.toy.layers
+    # All of them before the first request: contexts that grow need no others. Of batches of 1, 2 and 4 every layer and the
+    # head; of batches of 1, 2, 4 and 8 all layers at once, which are computed beside the CPU.
+    assert at_opening == [0, 3 * (case.toy.layers + 1) + 4]
+    assert len(recorded) == at_opening[1]
 
 
 @pytest.mark.slow
@@ -255,11 +283,12 @@ async def test_a_whole_model_on_the_device_is_captured_before_requests(
     monkeypatch.setattr(DeviceStreams, "can_capture", True)
     monkeypatch.setattr(DeviceStreams, "capture", capture)
     assert await answers() == expected
-    assert at_opening == [0, 3]
-    assert len(recorded) == 3
+    # And of the head, for each size.
+    assert at_opening == [0, 6]
+    assert len(recorded) == 6
     assert "captured" not in reasons[0]
     assert "kernels of experts are compiled" in reasons[1]
-    assert "decode steps of up to 4 tokens are 3 captured graphs" in reasons[1]
+    assert "decode steps of up to 4 tokens are 6 captured graphs" in reasons[1]
 
 
 async def test_a_capture_without_memory_fails_no_request(tmp_path, monkeypatch, caplog):
@@ -285,9 +314,12 @@ async def test_a_capture_without_memory_fails_no_request(tmp_path, monkeypatch, 
     monkeypatch.setattr(DeviceStreams, "can_capture", True)
     monkeypatch.setattr(DeviceStreams, "capture", capture)
     assert await answers() == expected
-    assert len(tried) == 2
-    for rows, line in zip((2, 1), caplog.messages, strict=True):
-        assert f"steps of {rows} tokens run without a captured graph" in line
+    # Layers of each size of a batch, and the head.
+    lines = [f"steps of {rows} tokens run without a captured graph" for rows in (2, 1)]
+    lines.insert(1, "logits are computed without a captured graph")
+    assert len(tried) == len(lines)
+    for text, line in zip(lines, caplog.messages, strict=True):
+        assert text in line
 
 
 @pytest.mark.slow
@@ -379,7 +411,8 @@ async def test_the_trace_shows_the_device_at_work(tmp_path, device):
     assert lanes_of["attend"] == lanes_of["head"] == {Lane.GPU_COMPUTE}
     assert lanes_of["embed"] == lanes_of["cold"] == {Lane.CPU}
     assert "router" not in lanes_of
-    assert "layer" not in lanes_of
+    # Of the answer's steps, which are one job of the device.
+    assert lanes_of["layer"] == {Lane.GPU_COMPUTE}
 
 
 async def test_experts_forced_to_the_cpu_need_no_gpu(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -27,12 +28,14 @@ from thermocline import (
     SchedulerConfig,
     TraceConfig,
 )
-from thermocline.config import MemoryConfig
+from thermocline.config import HeatConfig, MemoryConfig
 from thermocline.engine import devices as assembly
 from thermocline.errors import ConfigError, DeviceFaultError, DeviceMemoryError, DeviceMissingError
 from thermocline.experts.backends import gpu as gpu_device
+from thermocline.experts.backends.gpu import GpuDevice
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.models import device_sizes
+from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.hot_layers import find_hot_layers
 from thermocline.traces.jobs import find_plans
@@ -134,13 +137,66 @@ async def test_answers_are_those_of_the_cpu(path, on_cpu, device, placement, non
     assert placement != "half" or hits.hot_share < 1
     spans = [event for event in events if isinstance(event, SpanEvent)]
     # With the non-expert weights and every expert there, all layers are one job.
-    name = Name.LAYER if (placement, non_expert) == ("all", "device") else Name.HOT
+    has_all = placement in ("all", "moving")
+    name = Name.LAYER if has_all and non_expert == "device" else Name.HOT
     assert any(event.lane is Lane.GPU_COMPUTE and event.name is name for event in spans)
     copies = [event for event in spans if event.lane is Lane.GPU_H2D]
     assert {event.name for event in copies} == {Name.LOAD}
     copies.sort(key=lambda event: event.start_ns)
     for one, other in pairwise(copies):
         assert one.end_ns <= other.start_ns, "copies of one lane overlap"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [700_000, 1_500_000, None])
+async def test_a_device_has_experts_before_the_first_request(path, tmp_path, budget):
+    """As many as there is room for: spread evenly at first, and once it is known those that are used most."""
+    heat = HeatConfig(file=str(tmp_path / "heat"))
+    config = replace(settings(hot_device="torch-cpu", expert_budget_bytes=budget), heat=heat)
+    with eager_device():
+        async with Engine.open(path, config) as engine:
+            store = engine._parts.experts.hot_device.store
+            first = store.placement()
+            hot = [len(experts) for experts in first.hot]
+            assert store.statistics().total_uploads == sum(hot) > 0
+            assert max(hot) - min(hot) <= 1
+            least = min(engine._parts.footprint.expert_bytes)
+            room = store.statistics().capacity_bytes - store.statistics().resident_bytes
+            assert room < least or sum(hot) == len(hot) * first.num_experts
+            if budget is None:
+                assert store.is_full
+            for text in range(6):
+                await greedy_tokens(engine, PROMPT[text : text + 9], 8)
+        async with Engine.open(path, config) as engine:
+            now = engine._parts.experts.hot_device.store.placement()
+            use = engine._parts.experts.initial_placement.known.warmth
+    assert now.num_hot == first.num_hot
+    for layer, hot in enumerate(now.hot):
+        there = np.isin(np.arange(now.num_experts), hot)
+        if not there.all():
+            assert use[layer, there].min(initial=np.inf) >= use[layer, ~there].max() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("locks", [True, False])
+async def test_pages_in_memory_are_locked_first(path, monkeypatch, locks):
+    """Before any expert is copied; those of a file that is not in memory wait until they are used."""
+    order = []
+    monkeypatch.setattr(DeviceStreams, "lock", lambda *_: order.append("lock") or True)
+    begin = GpuDevice.begin_copy
+    monkeypatch.setattr(
+        GpuDevice,
+        "begin_copy",
+        lambda self, key, slot, *, urgent=False: (
+            order.append("copy") or begin(self, key, slot, urgent=urgent)
+        ),
+    )
+    monkeypatch.setattr(ResidencyProbe, "is_resident", lambda _: locks)
+    with eager_device():
+        async with Engine.open(path, settings(hot_device="torch-cpu")):
+            pass
+    assert "copy" in order
+    assert (order[0] == "lock") == locks == ("lock" in order)
 
 
 @pytest.mark.slow

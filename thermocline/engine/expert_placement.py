@@ -28,6 +28,7 @@ from thermocline.experts.placement.wish import placement_constraints
 from thermocline.kernels.cpu import checked_threads
 from thermocline.messages import LayerIndex
 from thermocline.prefetch.memory import page_cache_room_bytes
+from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.remote.assignment import assign_experts
 
 if TYPE_CHECKING:
@@ -128,7 +129,13 @@ def _with_slots(placed: PlacedExperts) -> PlacedExperts:
     slots = {name: LayoutSlots(nbytes[name], counts[name]) for name in nbytes}
     lockable = int(_LOCKABLE_SHARE * page_cache_room_bytes())
     named = lent and lent.renamed(names)
-    memory = ExpertMemory(slots, allocation.num_staged, lockable, named, allocation.arena_start)
+    memory = ExpertMemory(
+        slots,
+        allocation.num_staged,
+        lockable,
+        lent=named,
+        cache_start=allocation.arena_start,
+    )
     slot_bytes = sum(of.count * of.expert_bytes for of in slots.values())
     allocation = replace(allocation, lent=lent, slot_bytes=slot_bytes)
     devices = replace(devices, allocation=allocation)
@@ -141,9 +148,8 @@ def _open_hot_device(context: BuildContext, placed: PlacedExperts) -> HotDevice 
         if wanted.is_gpu_hot:
             assert gpu is not None, "a GPU that is hot is open"
             assert placed.memory is not None, "a GPU that is hot has slots"
-            device = build_gpu_device(
-                wanted, placed.routed, gpu, placed.memory, context.recorder, opened
-            )
+            memory = replace(placed.memory, is_in_memory=_is_in_memory(context, placed))
+            device = build_gpu_device(wanted, placed.routed, gpu, memory, context.recorder, opened)
         elif wanted.hot_device == "simulated" and wanted.expert_cache != "off":
             # The CPU's kernels on a thread of the device's own: its results are those of cold experts.
             kernels = make_kernels(context.config, threads=1)
@@ -154,3 +160,11 @@ def _open_hot_device(context: BuildContext, placed: PlacedExperts) -> HotDevice 
             return None
         context.owned.push(opened.pop_all())
         return device
+
+
+def _is_in_memory(context: BuildContext, placed: PlacedExperts) -> bool:
+    """Return whether the experts' pages are in memory, as far as the system says."""
+    try:
+        return ResidencyProbe(context.file, placed.routed.catalog).is_resident()
+    except OSError:
+        return False

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.engine.shared_step_check import LayerByLayer, check_shared_steps
+from thermocline.engine.whole_device import no_resident_experts
 from thermocline.experts.backends.simulated import SimulatedDevice
+from thermocline.experts.cache.empty_store import EmptyStore
+from thermocline.experts.catalog import ExpertCatalog
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.handoff import Handoff
 from thermocline.messages import LayerIndex
@@ -18,6 +21,7 @@ from thermocline.stages.shared_model import SharedModelStage
 if TYPE_CHECKING:
     from thermocline.engine.build_context import BuildContext
     from thermocline.experts.backends.hot_device import HotDevice
+    from thermocline.experts.cache.empty_store import StepStore
     from thermocline.experts.routing_observer import RoutingObserver
     from thermocline.kv.cache import SequenceCache
     from thermocline.models.contract import StepDevice
@@ -40,37 +44,47 @@ def build_shared_step(
 
     cache, lane: the CPU's.
     """
-    kernels, model = context.kernels, context.model
-    if hot is None or not isinstance(kernels, NativeKernels) or model.spec.cpu_only:
+    kernels, spec, non_expert = context.kernels, context.model.spec, context.devices.non_expert
+    if not isinstance(kernels, NativeKernels) or spec.cpu_only or not spec.has_experts:
         return None
-    handoff = Handoff(kernels, model.non_expert.layers, _MAX_ROWS)
-    non_expert = context.devices.non_expert
-    device: StepDevice | None
-    if non_expert is None:
+    if hot is None and non_expert is None:
+        return None
+    handoff = Handoff(kernels, context.model.non_expert.layers, _MAX_ROWS)
+    device: StepDevice | None = None
+    store: StepStore = EmptyStore(spec.num_layers, spec.router.num_experts)
+    if hot is not None:
+        store = hot.store
+    if non_expert is not None:
+        device = _device_step(context, hot, non_expert, handoff, store)
+    elif hot is not None:
         device = _simulated_step(context, hot, cache)
-    else:
-        device = _device_step(context, hot, non_expert, handoff)
     if device is None:
         return None
-    return SharedModelStage(device, handoff, hot.store, hot.dispatcher, observer, lane)
+    dispatcher = None if hot is None else hot.dispatcher
+    return SharedModelStage(device, handoff, store, dispatcher, observer, lane)
 
 
 def _device_step(
-    context: BuildContext, hot: HotDevice, non_expert: DeviceNonExpert, handoff: Handoff
+    context: BuildContext,
+    hot: HotDevice | None,
+    non_expert: DeviceNonExpert,
+    handoff: Handoff,
+    store: StepStore,
 ) -> StepDevice | None:
-    """Return that of a device which has the non-expert weights, too; None where it comes out differently."""
-    gpu, experts = context.devices.gpu, hot.device
+    """Return that of a device which has the non-expert weights, and may have experts; None where it comes out differently."""
+    gpu, experts = context.devices.gpu, None if hot is None else hot.device
     if gpu is None or isinstance(experts, SimulatedDevice) or not non_expert.part.is_whole:
         return None
     from thermocline.models.device_shared_step import DeviceSharedStep
 
-    device = DeviceSharedStep(
-        non_expert, experts.resident(), gpu.streams, gpu.lane, context.recorder
-    )
+    resident = no_resident_experts(context) if experts is None else experts.resident()
+    assert resident is not None, "the device is open"
+    device = DeviceSharedStep(non_expert, resident, gpu.streams, gpu.lane, context.recorder)
     if not gpu.streams.can_capture:
         return device
-    layers = LayerByLayer(non_expert, experts, hot.catalog, context.kernels)
-    residency = np.stack(hot.store.hold())
+    catalog = ExpertCatalog(context.model.expert_layers) if hot is None else hot.catalog
+    layers = LayerByLayer(non_expert, experts, catalog, context.kernels)
+    residency = np.stack(store.hold())
     try:
         check_shared_steps(device, handoff, non_expert, layers, residency)
     except Exception as error:  # noqa: BLE001 - whatever it is, steps go stage by stage
@@ -80,7 +94,7 @@ def _device_step(
         )
         return None
     finally:
-        hot.store.let_go()
+        store.let_go()
     return device
 
 

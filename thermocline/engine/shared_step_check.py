@@ -40,11 +40,11 @@ class LayerByLayer:
     def __init__(
         self,
         non_expert: DeviceNonExpert,
-        experts: GpuDevice,
+        experts: GpuDevice | None,
         catalog: ExpertCatalog,
         kernels: Kernels,
     ) -> None:
-        """kernels: the CPU's."""
+        """experts: None where the device has none. kernels: the CPU's."""
         self._non_expert = non_expert
         self._experts = experts
         self._catalog = catalog
@@ -72,6 +72,7 @@ class LayerByLayer:
     def _hot(
         self, layer: LayerIndex, work: ExpertDispatch, x: FloatArray, slots: IntArray
     ) -> FloatArray:
+        assert self._experts is not None, "without experts there all are cold"
         sent = self._experts.sent(x)
         return self._experts.outputs(layer, work, slots[work.experts], sent, prompt=False)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from thermocline.engine.shared_step import build_shared_step
+from thermocline.engine.whole_device import whole_model_experts
 from thermocline.experts.routing_observer import RoutingObserver
 from thermocline.messages import LayerIndex
 from thermocline.pipeline.execution.graph import moe_graph
@@ -87,9 +88,11 @@ def build_runner(
     if tap is None:
         shared = build_shared_step(context, device, cache, observer, cpu)
     fused = FusedStages(num_layers, shared=shared)
+    whole = None
     if non_expert is not None and device_layers:
-        if non_expert.part.is_whole and device is not None and device.full is not None:
-            whole = FusedModelStage(non_expert, device.full, observer, non_expert_lane)
+        there = whole_model_experts(context, device)
+        if there is not None and tap is None:
+            whole = FusedModelStage(non_expert, there, observer, non_expert_lane)
             fused = FusedStages(num_layers, model=whole, shared=shared)
     elif model.has_whole_layers:
         hints = experts.stages.get("prefetch")
@@ -112,6 +115,7 @@ def build_runner(
             experts,
             fused,
             shared,
+            whole,
             has_experts=model.spec.has_experts,
             attends_here=not device_layers,
             may_overlap=config.scheduler.overlap,
@@ -143,6 +147,7 @@ def _load(
     experts: ExpertBackends,
     fused: FusedStages,
     shared: SharedModelStage | None,
+    whole: FusedModelStage | None,
     *,
     has_experts: bool,
     attends_here: bool,
@@ -153,23 +158,26 @@ def _load(
     Without experts, hints are about prompts alone.
     """
     device, governor, dispatcher = experts.hot_device, experts.governor, experts.dispatcher
-    full = device.full if device is not None and fused.model is not None else None
     # Workers that were asked for compute their experts, always; --hot-device cpu computes its own apart.
     is_remote = experts.remote is not None and experts.balancer is None
     is_fusable = not is_remote and ("hot" not in experts.stages or device is not None)
     member = experts.member
     may_offload = device is not None or experts.remote is not None
-    takes_steps = shared is not None and experts.remote is None
+
+    takes_steps = is_fusable and member is None and experts.remote is None
+
+    def takes_step(chunk: Chunk, *, offloads: bool) -> bool:
+        if shared is None or not takes_steps or not shared.takes(chunk):
+            return False
+        # A device with the whole cache attends anyway, and its layers one by one wait for the host at every step.
+        return not attends_here or (offloads and shared.has_experts)
 
     def load(chunk: Chunk) -> Load:
         offloads = may_offload and not dispatcher.is_left_to_cpu(chunk.num_tokens)
         is_shared = member is not None and not member.computes_alone(chunk.id)
         return Load(
-            device_has_model=full is not None and full.is_full,
-            device_takes_step=takes_steps
-            and offloads
-            and shared is not None
-            and shared.takes(chunk),
+            device_has_model=whole is not None and whole.is_ready,
+            device_takes_step=takes_step(chunk, offloads=offloads),
             layers_are_fusable=fused.layer is not None and is_fusable and not is_shared,
             steps_are_fusable=fused.step is not None,
             other_lanes_have_work=offloads or is_remote or is_shared or not attends_here,

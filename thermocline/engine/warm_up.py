@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from thermocline.engine.whole_device import whole_model_experts
+
 if TYPE_CHECKING:
     from thermocline.engine.build_context import BuildContext
     from thermocline.experts.backends.hot_device import HotDevice
@@ -26,9 +28,8 @@ def warm_up_devices(context: BuildContext, hot: HotDevice | None) -> tuple[str, 
         num_chosen = context.model.spec.router.num_experts_used
         done.append(compile_experts(hot.device, num_chosen))
     if non_expert is not None:
-        full = None if hot is None else hot.full
-        is_whole = non_expert.part.is_whole and full is not None and full.is_full
-        held = full.held if is_whole and full is not None else None
+        there = whole_model_experts(context, hot)
+        held = None if there is None or not there.is_full else there.held
         drafts = context.config.speculation.drafters != "off"
         max_requests = context.config.scheduler.max_requests
         done.append(warm_up(non_expert, max_requests, held, drafts=drafts))

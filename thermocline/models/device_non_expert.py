@@ -19,6 +19,7 @@ import torch
 from thermocline.errors import DeviceMemoryError
 from thermocline.kernels.cache_format import CacheShape
 from thermocline.kernels.gpu.cache import DeviceKVPool, DeviceStates
+from thermocline.kernels.gpu.captured_rows import CapturedRows
 from thermocline.kernels.gpu.dense import DeviceRope, rms_norm, softcap
 from thermocline.kernels.gpu.layer import DeviceLayer, LayerOutput
 from thermocline.kernels.gpu.steps import CapturedSteps, RowSizes
@@ -128,6 +129,7 @@ class DeviceNonExpert:
         kept = 2 if any(self._ends.values()) else 0
         self._captured = CapturedSteps(streams, RowSizes(hidden, max(chosen, default=0), kept))
         self._whole = CapturedSteps(streams, RowSizes(hidden, self._num_chosen))
+        self._few_logits = CapturedRows(streams, partial(self._logits, prompt=False), "logits")
         self._begun: OrderedDict[ChunkId, tuple[StepPlan, StepBuffers]] = OrderedDict()
         self._sharing: SharedExperts | None = None
 
@@ -136,8 +138,9 @@ class DeviceNonExpert:
 
     @property
     def num_captured(self) -> int:
-        """Graphs of decode steps: of a layer, or of all layers at once."""
-        return self._captured.num_captured + self._whole.num_captured
+        """Graphs of decode steps: of a layer, of all layers at once, or of the head."""
+        steps = self._captured.num_captured + self._whole.num_captured
+        return steps + self._few_logits.num_captured
 
     def attend_and_route(self, layer: LayerIndex, chunk: Chunk, x: FloatArray) -> Routed:
         """Return `Model.attend` and `Model.route` of x [T, D] in one. Raises DeviceMemoryError."""
@@ -200,19 +203,24 @@ class DeviceNonExpert:
 
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         """See `Model.head`. Raises DeviceMemoryError."""
+        with self._computing():
+            if not prompt:
+                return self._few_logits(x, spin=True)
+            logits = self._logits(self._streams.upload(x), prompt=True)
+            return self._streams.to_host(logits, spin=False)
+
+    def _logits(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
         assert self._head is not None, "the head is not on the device"
         norm, output = self._head
-        with self._computing():
-            normed = rms_norm(self._streams.upload(x), norm, self.spec.rms_epsilon)
-            logits = output.multiply(normed, prompt=prompt)
-            if self.spec.logit_softcap:
-                logits = softcap(logits, self.spec.logit_softcap)
-            return self._streams.to_host(logits, spin=not prompt)
+        normed = rms_norm(x, norm, self.spec.rms_epsilon)
+        logits = output.multiply(normed, prompt=prompt)
+        return softcap(logits, self.spec.logit_softcap) if self.spec.logit_softcap else logits
 
     def forget(self) -> None:
         """Release buffers and captured graphs, which are made again where they are needed."""
         self._captured.clear()
         self._whole.clear()
+        self._few_logits.clear()
         self._begun.clear()
 
     @contextmanager
@@ -257,6 +265,8 @@ class DeviceNonExpert:
             if given.ids is not None and given.weights is not None:
                 ids.append(given.ids)
                 weights.append(given.weights)
+        if not ids:  # all layers are dense
+            return LayerOutput(x, x, None, None)
         return LayerOutput(x, x, torch.cat(ids, 1), torch.cat(weights, 1))
 
     def _memory(self, layer: LayerIndex) -> DeviceLayerCache | DeviceStates | None:

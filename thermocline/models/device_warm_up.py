@@ -64,8 +64,8 @@ def warm_up(
         try:
             for _ in range(turns):
                 job()
-            if device.part.has_head:
-                device.head(_rows(device, tokens), prompt=chunk.is_prompt)
+                if device.part.has_head:
+                    device.head(_rows(device, tokens), prompt=chunk.is_prompt)
         except DeviceFaultError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, requests that need it fail by themselves

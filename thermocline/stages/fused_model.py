@@ -9,7 +9,7 @@ from thermocline.messages import Hidden, LayerIndex
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
-    from thermocline.experts.backends.full_device import FullDevice
+    from thermocline.experts.backends.full_device import FullDevice, NoExperts
     from thermocline.experts.routing_observer import RoutingObserver
     from thermocline.messages import FloatArray
     from thermocline.models.device_non_expert import DeviceNonExpert
@@ -22,7 +22,7 @@ class FusedModelStage:
     def __init__(
         self,
         non_expert: DeviceNonExpert,
-        experts: FullDevice,
+        experts: FullDevice | NoExperts,
         observer: RoutingObserver,
         lane: JobLane,
     ) -> None:
@@ -30,6 +30,11 @@ class FusedModelStage:
         self._experts = experts
         self._observer = observer
         self._lane = lane
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all experts are on the device now."""
+        return self._experts.is_full
 
     async def __call__(self, hidden: Hidden) -> Hidden:
         """Compute every layer. Raises DeviceMemoryError."""

@@ -19,7 +19,7 @@ from thermocline.models.contract import SharedStep
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
-    from thermocline.experts.cache.store import ExpertStore
+    from thermocline.experts.cache.empty_store import StepStore
     from thermocline.experts.dispatch.dispatcher import CacheDispatcher
     from thermocline.experts.routing_observer import RoutingObserver
     from thermocline.kernels.handoff import Handoff
@@ -40,12 +40,12 @@ class SharedModelStage:
         self,
         device: StepDevice,
         handoff: Handoff,
-        store: ExpertStore,
-        dispatcher: CacheDispatcher,
+        store: StepStore,
+        dispatcher: CacheDispatcher | None,
         observer: RoutingObserver,
         lane: LaneThread,
     ) -> None:
-        """lane: the CPU's."""
+        """dispatcher: told how long steps take, if there is one. lane: the CPU's."""
         self.device = device
         self.handoff = handoff
         self._store = store
@@ -58,10 +58,15 @@ class SharedModelStage:
         self._num_lost = 0
 
     def takes(self, chunk: Chunk) -> bool:
-        """Whether a chunk is such a step, small enough, and the device has experts for it, and computes its branches."""
+        """Whether a chunk is such a step, small enough, and the device computes its branches."""
         is_step = not chunk.is_prompt and chunk.num_tokens <= self.handoff.max_rows
         is_step &= self.device.takes_branches or not chunk.has_branches
-        return is_step and not self._store.is_empty and self._num_lost <= _MAX_LOST
+        return is_step and self._num_lost <= _MAX_LOST
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the device has any experts now."""
+        return not self._store.is_empty
 
     async def __call__(self, hidden: Hidden) -> Hidden:
         """Compute every layer. Raises StepLostError, and what the device raises."""
@@ -87,7 +92,8 @@ class SharedModelStage:
         finally:
             self._store.let_go()
         first, last = (float(handoff.spans[layer, 0]) * _NS for layer in self._edges)
-        self._dispatcher.computed_step(chunk, first, last)
+        if self._dispatcher is not None:
+            self._dispatcher.computed_step(chunk, first, last)
         return x
 
     def _observe(self, chunk: Chunk, residency: IntArray) -> None:

@@ -122,6 +122,30 @@ def test_copies_leave_the_buffers_out_when_enough_was_copied(layers, locks, monk
         assert len(buffered) == (0 if locks else 3 * NUM_LAYERS * NUM_EXPERTS)
 
 
+def test_pages_that_are_in_memory_are_locked_before_the_first_copy(layers, monkeypatch):
+    """No copy goes by a buffer then; an expert whose pages the driver refuses does."""
+    buffered: list[int] = []
+    plain = np.copyto
+    monkeypatch.setattr(np, "copyto", lambda to, of: (buffered.append(of.nbytes), plain(to, of)))
+    answers = iter([True, False])
+    monkeypatch.setattr(DeviceStreams, "lock", lambda *_: next(answers))
+    size = slot_bytes(layers[LayerIndex(0)])
+    with (
+        DeviceStreams(torch.device("cpu")) as streams,
+        LaneThread(Lane.GPU_H2D, NullRecorder()) as lane,
+    ):
+        mover = ExpertCopies(streams, lane, size, NullRecorder())
+        mover.lock(layers)
+        for layer, parts_by_buffer in ((0, 0), (1, 0), (2, 3)):
+            slot = torch.zeros(size, dtype=torch.uint8)
+            key, parts = ExpertKey.of(layer, 1), slot_parts(layers[LayerIndex(layer)])
+            mover.begin(key, parts, slot, urgent=True).result(20)
+            assert len(buffered) == parts_by_buffer
+            for part in parts:
+                found = slot.numpy()[part.start : part.start + part.nbytes]
+                np.testing.assert_array_equal(found, part.stack.raw[1].reshape(-1))
+
+
 def test_what_the_driver_locked_is_unlocked_at_the_end(monkeypatch):
     """Read-only pages; a refusal is no error, and nothing is unlocked that was not locked."""
     calls: list[tuple[object, ...]] = []

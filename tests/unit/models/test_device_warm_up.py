@@ -48,11 +48,11 @@ def answer(device: DeviceNonExpert, positions: list[int], number: int) -> None:
 
 
 def test_no_context_and_no_batch_is_captured_later(opened, caplog):
-    """One graph of each layer and size of a batch, before any request: contexts grow over borders of blocks, and mix."""
+    """One graph of each layer, and of the head, and size of a batch, before any request: contexts grow over borders of blocks, and mix."""
     device, streams = opened
     with caplog.at_level(logging.INFO, "thermocline.devices"):
         warm_up(device, 3, None)
-    captured = NUM_SIZES * device.spec.num_layers
+    captured = NUM_SIZES * (device.spec.num_layers + 1)  # the head, too
     assert streams.events.count("captured") == device.num_captured == captured
     for part in everything(device):
         assert not part.any(), "something that a request may have was written to"
@@ -72,7 +72,8 @@ def test_steps_of_one_answer_with_drafts_are_captured_too(opened):
     device, streams = opened
     warm_up(device, 3, None, drafts=True)
     sizes = NUM_SIZES + 1 + (2 if device.is_recurrent else 0)
-    assert device.num_captured == sizes * device.spec.num_layers
+    heads = NUM_SIZES + 1
+    assert device.num_captured == sizes * device.spec.num_layers + heads
     for part in everything(device):
         assert not part.any(), "something that a request may have was written to"
     streams.events.clear()
@@ -108,7 +109,7 @@ def test_what_fails_is_logged_and_the_rest_is_captured(opened, caplog, monkeypat
     assert "prompt of 32 tokens" in failed
     assert "no kernel for this" in failed
     assert "1 of 7 shapes failed" in ready
-    assert device.num_captured == NUM_SIZES * device.spec.num_layers
+    assert device.num_captured == NUM_SIZES * (device.spec.num_layers + 1)
 
 
 def test_a_device_that_fails_for_good_is_told(opened, monkeypatch):

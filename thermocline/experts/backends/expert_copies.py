@@ -75,10 +75,15 @@ class ExpertCopies:
     def lock_after(self, layers: Mapping[LayerIndex, ExpertStack]) -> None:
         """Lock the pages of these layers' experts when as many bytes were copied for chunks as they have.
 
-        To lock a page takes about as long as to copy it once through a buffer.
+        To lock a page that is not in memory takes as long as to copy it once through a buffer.
         """
         self._pages = LockedPages(self._streams.lock, layers)
         self._until_locked_bytes = self._pages.nbytes
+
+    def lock(self, layers: Mapping[LayerIndex, ExpertStack]) -> None:
+        """Lock the pages of these layers' experts now. Blocks: for some seconds per 100 GB that are in memory already."""
+        self._pages = LockedPages(self._streams.lock, layers)
+        self._lane.submit_background(self._pages.lock_all()).result()
 
     def begin(
         self, key: ExpertKey, parts: tuple[SlotPart, ...], slot: torch.Tensor, *, urgent: bool

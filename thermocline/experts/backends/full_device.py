@@ -43,3 +43,21 @@ class FullDevice:
     def count_hits(self, routing: Routing) -> None:
         """Count what a layer chose: all of it was here."""
         self._store.count_hits(routing.expert_ids.size)
+
+
+class NoExperts:
+    """`FullDevice` of a model without routed experts: nothing is missing, and nothing has to be held."""
+
+    is_full = True
+
+    def __init__(self, resident: ResidentExperts) -> None:
+        """resident: of no layer."""
+        self._resident = resident
+
+    @contextmanager
+    def held(self) -> Iterator[ResidentExperts]:
+        """See `FullDevice.held`."""
+        yield self._resident
+
+    def count_hits(self, routing: Routing) -> None:
+        """Count nothing: no layer routes."""

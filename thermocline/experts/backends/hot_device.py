@@ -12,6 +12,8 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.experts.backends.full_device import FullDevice
 from thermocline.experts.backends.on_device import DeviceExpertBackend
 from thermocline.experts.backends.simulated import CopyEngine, SimulatedDevice, SlowedKernels
@@ -35,10 +37,9 @@ from thermocline.traces.lanes import Lane
 from thermocline.workers.lane import LaneThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from contextlib import ExitStack
 
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -115,13 +116,14 @@ class OpenGpu:
 class ExpertMemory:
     """What experts have of a GPU. slots: by layout, for experts that stay; num_staged: for uploads, beside them.
 
-    lockable_bytes: of the host's memory, that may be locked. lent: of the cache, which begins `cache_start` bytes into
-    the arena.
+    lockable_bytes: of the host's memory, that may be locked. is_in_memory: whether all pages of the experts are there.
+    lent: of the cache, which begins `cache_start` bytes into the arena.
     """
 
     slots: Mapping[str, LayoutSlots]
     num_staged: int
     lockable_bytes: int = 0
+    is_in_memory: bool = False
     lent: LentSegments | None = None
     cache_start: int = 0
 
@@ -181,7 +183,8 @@ def build_gpu_device(
     largest = max(slots.expert_bytes for slots in given.slots.values())
     mover = ExpertCopies(gpu.streams, copies, largest, recorder)
     if sum(catalog.num_experts * catalog.expert_bytes(n) for n in layers) <= given.lockable_bytes:
-        mover.lock_after({layer: catalog.stack(layer) for layer in layers})
+        lock = mover.lock if given.is_in_memory else mover.lock_after
+        lock({layer: catalog.stack(layer) for layer in layers})
     device = GpuDevice(catalog, tuple(layers), memory, gpu.streams, gpu.lane, mover, gpu.arena)
     is_static = config.expert_cache == "static"
     counts_steps = gpu.records_steps and not is_static
@@ -261,6 +264,8 @@ def _fill(
     if experts.kept_away is not None:
         store.bind(first, experts.kept_away)
     store.install(first)
+    if empty.shares is not None and not is_static and not policy.reason:
+        store.install(_others(experts, costs, dict(empty.shares), first))
     rule: SplitRule = OnlyResident()
     min_upload_tokens, times = inf, None
     if not is_static:
@@ -318,6 +323,35 @@ def _simulated_slots(config: PlacementConfig, catalog: ExpertCatalog) -> tuple[i
         return max(MAX_STAGED, min(num_lacking(resident, wanted, per_layer), most)), resident
     num_staged = num_staged_slots(memory, largest, wanted, per_layer)
     return num_staged, max(memory - num_staged * largest, 0)
+
+
+def _others(
+    experts: RoutedExperts,
+    costs: Sequence[ExpertCosts | None],
+    shares: dict[str, int],
+    first: Collection[ExpertKey],
+) -> Iterator[ExpertKey]:
+    """Yield experts for all places that are left: those that were used most, or the same numbers of every layer.
+
+    shares: bytes by layout.
+    """
+    known, taken = experts.warmth, set(first)
+    order = np.zeros((len(costs), experts.catalog.num_experts))
+    if known is not None:
+        order -= known / np.maximum(known.sum(1, keepdims=True), 1)
+    for key in first:
+        cost = costs[key.layer]
+        if cost is not None:
+            shares[cost.layout] -= cost.nbytes
+    # Column by column, so that equals are spread over the layers.
+    for number in np.argsort(order.T.reshape(-1), kind="stable").tolist():
+        expert, layer = divmod(number, len(costs))
+        cost, key = costs[layer], ExpertKey.of(layer, expert)
+        kept_away = experts.kept_away is not None and experts.kept_away[layer, expert]
+        if cost is None or key in taken or kept_away or shares[cost.layout] < cost.nbytes:
+            continue
+        shares[cost.layout] -= cost.nbytes
+        yield key
 
 
 def _by_rank(placement: Placement) -> Iterator[ExpertKey]:

@@ -1,0 +1,39 @@
+"""What computes the experts of a device that has all else, for steps through all layers.
+
+A part of the assembly. Loads torch only where such a device is open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thermocline.experts.backends.full_device import NoExperts
+
+if TYPE_CHECKING:
+    from thermocline.engine.build_context import BuildContext
+    from thermocline.experts.backends.full_device import FullDevice
+    from thermocline.experts.backends.hot_device import HotDevice
+    from thermocline.kernels.gpu.resident import ResidentExperts
+
+
+def whole_model_experts(
+    context: BuildContext, hot: HotDevice | None
+) -> FullDevice | NoExperts | None:
+    """Return the experts of steps that a device computes alone: where it may hold all of them, or the model has none."""
+    non_expert = context.devices.non_expert
+    if non_expert is None or not non_expert.part.is_whole:
+        return None
+    if context.model.spec.has_experts:
+        return None if hot is None else hot.full
+    found = no_resident_experts(context)
+    return None if found is None else NoExperts(found)
+
+
+def no_resident_experts(context: BuildContext) -> ResidentExperts | None:
+    """Return a device's side of steps none of whose experts it has; None without a device."""
+    gpu, spec = context.devices.gpu, context.model.spec
+    if gpu is None:
+        return None
+    from thermocline.kernels.gpu.resident import ResidentExperts
+
+    return ResidentExperts(gpu.streams, {}, spec.num_layers, spec.router.num_experts, {})
