@@ -120,6 +120,7 @@ THERMOCLINE_FORCED __m256i high_byte(__m256i words, int index) {
 // kEightBitShift says so), and how 32 columns become bytes in their order: number kUnrolled * i + N of the span that
 // `from` begins at. kTogether of them share what they read. Types of blocks of 32 have kUnrolled 1, and any number of
 // blocks. Those with kNibbles have the first 16 columns in low nibbles and the last 16 in high ones, and give half N.
+// Those with kSixteens have a scale per 16 columns, others one per 32.
 template <int TypeId>
 struct RowFormat;
 
@@ -165,7 +166,7 @@ struct RowFormat<13> : KRows {  // Q5_K
 
 template <>
 struct RowFormat<14> {  // Q6_K
-    static constexpr bool kMinimum = false, kNibbles = false;
+    static constexpr bool kMinimum = false, kNibbles = false, kSixteens = true;
     static constexpr int kBytes = 210, kLargest = 63, kUnrolled = 4, kTogether = 4;
     template <int N, typename From>
     static THERMOCLINE_FORCED __m256i unpack(const From& from, int i) {
@@ -182,6 +183,59 @@ struct RowFormat<14> {  // Q6_K
 #pragma GCC unroll 16
         for (int g = 0; g < 16; ++g)
             _mm256_store_ps(to.scale[g], _mm256_mul_ps(d, _mm256_cvtepi32_ps(high_byte(words[g / 4], g % 4))));
+    }
+};
+
+template <>
+struct RowFormat<10> {  // Q2_K
+    static constexpr bool kMinimum = true, kNibbles = false, kSixteens = true;
+    static constexpr int kBytes = 84, kLargest = 3, kUnrolled = 4, kTogether = 4;
+    template <int N, typename From>
+    static THERMOCLINE_FORCED __m256i unpack(const From& from, int i) {
+        return only(down<2 * N>(from.at(16 + 32 * i)), 3);
+    }
+    static THERMOCLINE_FORCED void scales(const uint8_t* p, int64_t row_bytes, int, RowScales& to) {
+        const __m256i both = pairs_of_rows(p + 80, row_bytes);
+        const __m256 d = low_halves(both), dmin = high_halves(both);
+        __m256i words[4];
+        words_of_rows(p, row_bytes, words);
+#pragma GCC unroll 16
+        for (int g = 0; g < 16; ++g) {
+            const __m256i scales = low4(words[g / 4]), minima = low4(down<4>(words[g / 4]));
+            _mm256_store_ps(to.scale[g], _mm256_mul_ps(d, _mm256_cvtepi32_ps(low_byte(scales, g % 4))));
+            _mm256_store_ps(to.minimum[g], _mm256_mul_ps(dmin, _mm256_cvtepi32_ps(low_byte(minima, g % 4))));
+        }
+    }
+};
+
+template <>
+struct RowFormat<11> {  // Q3_K
+    static constexpr bool kMinimum = false, kNibbles = false, kSixteens = true;
+    static constexpr int kBytes = 110, kLargest = 7, kUnrolled = 8, kTogether = 4;
+    template <int N, typename From>
+    static THERMOCLINE_FORCED __m256i unpack(const From& from, int) {
+        const __m256i low = only(down<2 * (N % 4)>(from.at(32 + 32 * (N / 4))), 3), high = from.at(0);
+        const __m256i third = N < 2 ? _mm256_slli_epi16(high, N < 2 ? 2 - N : 0) : down<N < 2 ? 0 : N - 2>(high);
+        return _mm256_or_si256(low, only(third, 4));
+    }
+    // Scale j (of 16, less 32) has its low four bits in byte j % 8, nibble j / 8, and its high two in byte 8 + j % 4, pair j / 4.
+    static THERMOCLINE_FORCED void scales(const uint8_t* p, int64_t row_bytes, int, RowScales& to) {
+        __m256i w[4];
+        words_of_rows(p + 94, row_bytes, w);  // two bytes early: a row's last are d
+        const auto joined = [](__m256i before, __m256i after) {
+            return _mm256_or_si256(_mm256_srli_epi32(before, 16), _mm256_slli_epi32(after, 16));
+        };
+        const __m256i low[2] = {joined(w[0], w[1]), joined(w[1], w[2])}, tail = joined(w[2], w[3]);
+        const __m256 d = high_halves(w[3]);
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const __m256i four = low4(quarter < 2 ? low[quarter] : down<4>(low[quarter - 2]));
+            const __m256i pair = quarter < 2 ? _mm256_slli_epi16(tail, 4 - 2 * quarter) : _mm256_srli_epi16(tail, 2 * quarter - 4);
+            const __m256i six = _mm256_or_si256(four, only(pair, 0x30));
+            for (int i = 0; i < 4; ++i) {
+                const __m256i multiple = _mm256_sub_epi32(low_byte(six, i), _mm256_set1_epi32(32));
+                _mm256_store_ps(to.scale[4 * quarter + i], _mm256_mul_ps(d, _mm256_cvtepi32_ps(multiple)));
+            }
+        }
     }
 };
 
@@ -304,6 +358,34 @@ struct RowFormat<39> : NibbleRows {  // MXFP4
             const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
             const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), _mm256_min_epi32(e, two));
             _mm256_store_ps(to.scale[b], _mm256_castsi256_ps(_mm256_max_epi32(normal, tiny)));
+        }
+    }
+};
+
+// Half of an unsigned E4M3 number in each lane's low byte; 0x7f alone is no number and is 0.
+THERMOCLINE_FORCED __m256 halves_of_e4m3(__m256i byte) {
+    const __m256i bits = _mm256_and_si256(byte, _mm256_set1_epi32(0x7f));
+    const __m256 tiny = _mm256_mul_ps(_mm256_cvtepi32_ps(bits), _mm256_set1_ps(0x1p-10f));
+    const __m256i normal = _mm256_add_epi32(_mm256_slli_epi32(bits, 20), _mm256_set1_epi32((127 - 8) << 23));
+    const __m256i is_tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), bits);
+    const __m256i value = _mm256_blendv_epi8(normal, _mm256_castps_si256(tiny), is_tiny);
+    return _mm256_castsi256_ps(_mm256_andnot_si256(_mm256_cmpeq_epi32(byte, _mm256_set1_epi32(0x7f)), value));
+}
+
+template <>
+struct RowFormat<40> {  // NVFP4: blocks of 64 with four scales; eight bytes are 16 columns, low nibbles first
+    static constexpr bool kMinimum = false, kNibbles = false, kSixteens = true;
+    static constexpr int kBytes = 4 * 36, kLargest = 24, kUnrolled = 1, kTogether = 1;
+    template <int N>
+    static THERMOCLINE_FORCED __m256i unpack(const OneRow& from, int i) {
+        const __m256i twice = _mm256_permute4x64_epi64(_mm256_castsi128_si256(load16(from.p + 36 * (i / 2) + 4 + 16 * (i % 2))), 0x50);
+        const __m256i levels = _mm256_broadcastsi128_si256(load16(unpacking::kE2M1));
+        return _mm256_shuffle_epi8(levels, low4(_mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 4, 0, 4))));
+    }
+    static THERMOCLINE_FORCED void scales(const uint8_t* p, int64_t row_bytes, int blocks, RowScales& to) {
+        for (int b = 0; b < blocks / 2; ++b) {
+            const __m256i four = pairs_of_rows(p + 36 * b, row_bytes);
+            for (int g = 0; g < 4; ++g) _mm256_store_ps(to.scale[4 * b + g], halves_of_e4m3(low_byte(four, g)));
         }
     }
 };

@@ -4,6 +4,7 @@
 // part is that of the panel form, operation for operation: the results are equal to the bit.
 
 #include "sets/row_formats_avx2.inl"
+#include "sets/row_grids_avx2.inl"
 
 // Products of 32 weights of a row and 32 activations, added up in pairs (16 bits) or fours (32 bits).
 // merges_in_16_bits: how often such sums of the largest weight may be doubled in 16 bits; -1: they begin with 32.
@@ -60,6 +61,13 @@ struct Merge {
     }
 };
 
+template <typename Format>
+concept HasGrid = requires { Format::kGrid; };
+template <typename Format>
+concept HasSigns = requires { Format::kSigned; };
+template <typename Format>
+concept HasSixteens = requires { Format::kSixteens; };
+
 // Where a step of a span is, and what it is multiplied with.
 template <int Tokens>
 struct RowStep {
@@ -70,6 +78,8 @@ struct RowStep {
     const uint8_t* numbers[Tokens];  // and the numbers of its groups
     const ActivationLayout& layout;
     const RowScales& scales;
+    const GridRow* rows;  // of types with a codebook: of each row's span, and its entries
+    const uint8_t* grid;
 };
 
 template <int TypeId, int Group, int Tokens>
@@ -79,17 +89,17 @@ struct Rows {
     static constexpr int kTogether = Format::kTogether, kSums = 32 / Group;
     static constexpr int kSteps = kSpan / 32 / Format::kUnrolled;
     // Scales of a type that has one per 16 columns, or of which 32 columns share one.
-    static constexpr int kScales = TypeId == 14 ? 2 : 1;
-    // Where 16 columns are a group, their sums are not added up, and reading whole rows is cheaper.
-    static constexpr bool kByTwos = Format::kNibbles || Group == 32;
-    // The merges of the tree: the first is between the halves of a group of 32, which are one register's then.
-    static constexpr int kMerges = merges_in_16_bits(Format::kLargest), kFirst = Group == 32 ? 2 : 1;
+    static constexpr int kScales = HasSixteens<Format> ? 2 : 1;
+    // Where 16 columns are a group, their sums are not added up, and reading whole rows is cheaper; so it is with entries.
+    static constexpr bool kByTwos = (Format::kNibbles || Group == 32) && !HasGrid<Format>;
+    // The merges of the tree: by twos the first is between the halves of a group of 32, which are one register's then.
+    static constexpr int kMerges = merges_in_16_bits(Format::kLargest), kFirst = kByTwos && Group == 32 ? 2 : 1;
     using AddHalves = Merge<1, kMerges>;
     using Quarters = Merge<kFirst, kMerges>;
     using Eighths = Merge<kFirst + 1, kMerges>;
     using Last = Merge<kFirst + 2, (kMerges > kFirst + 1 ? kFirst + 1 : kMerges)>;
     // Sums of weights that bits of zero offset start at 0; the quantiser says what the others start at.
-    static constexpr bool kStarts = Format::kLargest == 255 ? kEightBitShift != 128 : !Format::kMinimum;
+    static constexpr bool kStarts = Format::kLargest == 255 ? kEightBitShift != 128 : !(Format::kMinimum || HasSigns<Format>);
     using Columns = __m256i[kTogether][kByTwos ? 2 : 1][Tokens];
     using Sums = __m256i[kTogether][kSums][Tokens];
 
@@ -118,13 +128,25 @@ struct Rows {
         }
     }
 
-    // Sums of one row, each group's in 128 bits.
+    // Sums of one row, those of each 16 columns in 128 bits.
     template <int N, int J = 0>
-    static THERMOCLINE_FORCED void multiply_one(const OneRow& row, int step, const Columns& x, Sums& sums) {
+    static THERMOCLINE_FORCED void multiply_one(const Step& at, int row, const Columns& x, Sums& sums) {
         if constexpr (J < kTogether) {
-            const __m256i q = Format::template unpack<N + J>(row, step);
-            for (int t = 0; t < Tokens; ++t) sums[J][0][t] = products_of<Format::kLargest>(q, x[J][0][t]);
-            multiply_one<N, J + 1>(row, step, x, sums);
+            const uint8_t* p = at.p + row * at.row_bytes;
+            if constexpr (HasSigns<Format>) {
+                const __m256i q = Format::entries(p, at.rows[row], at.grid, at.number);
+                const __m256i minus = mask_of(Format::signs(p, at.rows[row], at.number));
+                for (int t = 0; t < Tokens; ++t) {
+                    const __m256i turned = _mm256_sub_epi8(_mm256_xor_si256(x[J][0][t], minus), minus);
+                    sums[J][0][t] = products_of<Format::kLargest>(q, turned);
+                }
+            } else {
+                __m256i q;
+                if constexpr (HasGrid<Format>) q = Format::entries(p, at.rows[row], at.grid, at.number);
+                else q = Format::template unpack<N + J>(OneRow{p}, at.number);
+                for (int t = 0; t < Tokens; ++t) sums[J][0][t] = products_of<Format::kLargest>(q, x[J][0][t]);
+            }
+            multiply_one<N, J + 1>(at, row, x, sums);
         }
     }
 
@@ -146,10 +168,10 @@ struct Rows {
                     const uint8_t* p = at.p + (2 * part + i) * at.row_bytes;
                     multiply_two<N>({p, p + 4 * at.row_bytes}, at.number, x, twos[i]);
                 } else {
-                    const uint8_t* p = at.p + (4 * part + 2 * i) * at.row_bytes;
+                    const int row = 4 * part + 2 * i;
                     Sums a, b;
-                    multiply_one<N>({p}, at.number, x, a);
-                    multiply_one<N>({p + at.row_bytes}, at.number, x, b);
+                    multiply_one<N>(at, row, x, a);
+                    multiply_one<N>(at, row + 1, x, b);
                     each(1, [&](int j, int, int t) { twos[i][j][0][t] = Quarters::quarters(a[j][0][t], b[j][0][t]); });
                 }
             }
@@ -158,13 +180,18 @@ struct Rows {
                 fours[part][j][i][t] = kByTwos ? Quarters::quarters(a, b) : Last::ready(Eighths::eighths(a, b));
             });
         }
-        each(kByTwos ? kSums : 1, [&](int j, int i, int t) {
+        each(kByTwos ? kSums : 1, [&](int j, [[maybe_unused]] int i, int t) {
             const __m256i a = fours[0][j][i][t], b = fours[1][j][i][t];
             if constexpr (kByTwos) {
                 sums[j][i][t] = Last::ready(Eighths::eighths(a, b));
             } else {
-                sums[j][0][t] = _mm256_permute2x128_si256(a, b, 0x20);
-                sums[j][1][t] = _mm256_permute2x128_si256(a, b, 0x31);
+                const __m256i first = _mm256_permute2x128_si256(a, b, 0x20), last = _mm256_permute2x128_si256(a, b, 0x31);
+                if constexpr (Group == 32) {
+                    sums[j][0][t] = _mm256_add_epi32(first, last);
+                } else {
+                    sums[j][0][t] = first;
+                    sums[j][1][t] = last;
+                }
             }
         });
     }
@@ -225,6 +252,7 @@ struct Rows {
                          const ActivationLayout& layout, float* c) {
         const uint8_t* ahead = from.ahead_bytes > 0 ? from.ahead : from.src;
         const int64_t ahead_step = from.ahead_bytes > 0 ? kTogether * Format::kBytes : 0;
+        const uint8_t* grid = HasGrid<Format> ? codebook(TypeId) : nullptr;
         for (int first = 0; first < kStripRows; first += kTreeRows) {
             __m256 totals[Tokens];
             for (int t = 0; t < Tokens; ++t) totals[t] = _mm256_setzero_ps();
@@ -234,7 +262,10 @@ struct Rows {
                 const int steps = left < kSpan ? static_cast<int>(left / (kSpan / kSteps)) : kSteps;
                 RowScales scales;
                 Format::scales(p, from.row_bytes, steps, scales);
-                Step at{p, from.row_bytes, 0, {}, {}, layout, scales};
+                GridRow rows[HasGrid<Format> ? kTreeRows : 1];
+                if constexpr (HasGrid<Format>)
+                    for (int r = 0; r < kTreeRows; ++r) Format::prepare(p + r * from.row_bytes, rows[r]);
+                Step at{p, from.row_bytes, 0, {}, {}, layout, scales, rows, grid};
                 for (int t = 0; t < Tokens; ++t) {
                     at.x[t] = bases[t] + column;
                     at.numbers[t] = bases[t] + column / Group * 4;
@@ -250,7 +281,7 @@ template <int TypeId>
 RowsFn rows_of(int group, int64_t tokens) {
     if (tokens > 2) return nullptr;
     if (group == 16) return tokens == 1 ? Rows<TypeId, 16, 1>::multiply : Rows<TypeId, 16, 2>::multiply;
-    if constexpr (TypeId != 14) return tokens == 1 ? Rows<TypeId, 32, 1>::multiply : Rows<TypeId, 32, 2>::multiply;
+    if constexpr (!HasSixteens<RowFormat<TypeId>>) return tokens == 1 ? Rows<TypeId, 32, 1>::multiply : Rows<TypeId, 32, 2>::multiply;
     return nullptr;
 }
 
@@ -261,12 +292,22 @@ RowsFn find_rows(int type_id, const QuantForm& form, int64_t tokens) {
         case 6: return rows_of<6>(form.group, tokens);
         case 7: return rows_of<7>(form.group, tokens);
         case 8: return rows_of<8>(form.group, tokens);
+        case 10: return rows_of<10>(form.group, tokens);
+        case 11: return rows_of<11>(form.group, tokens);
         case 12: return rows_of<12>(form.group, tokens);
         case 13: return rows_of<13>(form.group, tokens);
         case 14: return rows_of<14>(form.group, tokens);
+        case 16: return rows_of<16>(form.group, tokens);
+        case 17: return rows_of<17>(form.group, tokens);
+        case 18: return rows_of<18>(form.group, tokens);
+        case 19: return rows_of<19>(form.group, tokens);
         case 20: return rows_of<20>(form.group, tokens);
+        case 21: return rows_of<21>(form.group, tokens);
+        case 22: return rows_of<22>(form.group, tokens);
         case 23: return rows_of<23>(form.group, tokens);
+        case 29: return rows_of<29>(form.group, tokens);
         case 39: return rows_of<39>(form.group, tokens);
+        case 40: return rows_of<40>(form.group, tokens);
         default: return find_any_rows(form, tokens);
     }
 }
