@@ -30,6 +30,31 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vnni");
 }
 bool has_amx() { return has_avx512() && has_bf16_tiles() && ask_for_tiles(); }
+
+// Entries of codebooks are put together by shuffles. Intel's processors have fewer units for such of 512 bits than for
+// those of 256, and take long to move a register's parts to general ones: there the narrower form is faster, by up to
+// four fifths for long indices. The results are equal to the bit.
+bool is_narrow_on_intel(int type_id) {
+    return type_id == 17 || type_id == 19 || type_id == 21 || type_id == 22 || type_id == 29;
+}
+RowsFn find_rows_on_intel(int type_id, const QuantForm& form, int64_t tokens) {
+    const GemmKernels& kernels = is_narrow_on_intel(type_id) ? avx2::gemm_kernels : avx512::gemm_kernels;
+    return kernels.find_rows(type_id, form, tokens);
+}
+void pack_on_intel(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
+    const GemmKernels& kernels = is_narrow_on_intel(type_id) ? avx2::gemm_kernels : avx512::gemm_kernels;
+    kernels.pack(type_id, from, group, strip, panel);
+}
+
+const GemmKernels* avx512_gemm() {
+    static const GemmKernels on_intel = [] {
+        GemmKernels kernels = avx512::gemm_kernels;
+        kernels.find_rows = find_rows_on_intel;
+        kernels.pack = pack_on_intel;
+        return kernels;
+    }();
+    return __builtin_cpu_is("intel") ? &on_intel : &avx512::gemm_kernels;
+}
 #endif
 
 }  // namespace
@@ -40,10 +65,10 @@ const SetChoice* kernel_sets(size_t& count) {
 #if defined(__x86_64__)
         {{"avx2", &avx2::gemm_kernels, &avx2::dense_kernels}, has_avx2()},
         {{"avxvnni", &avxvnni::gemm_kernels, &avx2::dense_kernels}, has_avxvnni()},
-        {{"avx512", &avx512::gemm_kernels, &avx512::dense_kernels}, has_avx512()},
+        {{"avx512", avx512_gemm(), &avx512::dense_kernels}, has_avx512()},
         // Tiles are for prompts; all else is what AVX-512 does.
-        {{"amx", &avx512::gemm_kernels, &avx512::dense_kernels, &amx::tile_kernels}, has_amx()},
-        {{"amx_emulated", &avx512::gemm_kernels, &avx512::dense_kernels, &amx_emulated::tile_kernels},
+        {{"amx", avx512_gemm(), &avx512::dense_kernels, &amx::tile_kernels}, has_amx()},
+        {{"amx_emulated", avx512_gemm(), &avx512::dense_kernels, &amx_emulated::tile_kernels},
          has_avx512(),
          true},
 #elif defined(__aarch64__)

@@ -374,8 +374,15 @@ THERMOCLINE_FORCED __m256 halves_of_e4m3(__m256i byte) {
 
 template <>
 struct RowFormat<40> {  // NVFP4: blocks of 64 with four scales; eight bytes are 16 columns, low nibbles first
-    static constexpr bool kMinimum = false, kNibbles = false, kSixteens = true;
+    static constexpr bool kMinimum = false, kNibbles = false, kSixteens = true, kEights = true;
     static constexpr int kBytes = 4 * 36, kLargest = 24, kUnrolled = 1, kTogether = 1;
+    // Low or high nibbles of 16 bytes.
+    template <int Half, typename From>
+    static THERMOCLINE_FORCED __m256i unpack(const From& from, int i) {
+        const __m256i levels = _mm256_broadcastsi128_si256(load16(unpacking::kE2M1));
+        return _mm256_shuffle_epi8(levels, nibbles<Half>(from, 36 * (i / 2) + 4 + 16 * (i % 2)));
+    }
+    // 32 columns in order.
     template <int N>
     static THERMOCLINE_FORCED __m256i unpack(const OneRow& from, int i) {
         const __m256i twice = _mm256_permute4x64_epi64(_mm256_castsi128_si256(load16(from.p + 36 * (i / 2) + 4 + 16 * (i % 2))), 0x50);

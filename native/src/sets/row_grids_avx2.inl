@@ -1,13 +1,20 @@
 // The second half of row_formats_avx2.inl: types whose weights are entries of a codebook. Indices and signs of a row's span
 // are laid out once, in the nearest cache; entries are loaded one by one, since gathers are slow on many processors.
 
-// Of one row's span: 32 or 64 indices, where they are longer than bytes, and for each 32 columns the bits of signs, or
-// four bytes that are added to eight columns each.
+// Of one row's span: 32 or 64 indices, where they are longer than bytes; and for each 32 columns 32 signs, or four bytes
+// that are added to eight columns each.
 struct alignas(32) GridRow {
-    uint16_t index[64];
+    union {
+        uint16_t index[64];
+        uint8_t bytes[64];
+    };
     uint32_t bits[8];
     THERMOCLINE_FORCED void store_index(int n, __m256i sixteen) {
         _mm256_store_si256(reinterpret_cast<__m256i*>(index + 16 * n), sixteen);
+    }
+    // Indices of eight bits are copied, too: one row's are found by one pointer for all rows, then.
+    THERMOCLINE_FORCED void copy_bytes(const uint8_t* from) {
+        for (int i = 0; i < 2; ++i) store_index(i, load32(from + 32 * i));
     }
     THERMOCLINE_FORCED void store_bits(__m256i all) { _mm256_store_si256(reinterpret_cast<__m256i*>(bits), all); }
 };
@@ -66,15 +73,17 @@ THERMOCLINE_FORCED __m256i longer_indices(const uint8_t* p, __m256i high, int st
     return all;
 }
 
-// Types with magnitudes and signs (kSigned), and types with what is added: `bits` of a GridRow, or of the row itself.
+// Types with magnitudes and signs (kSigned; kOffset is added to them where weights have no sign), and types with
+// unsigned weights. `entries` gives those of 32 columns, number n of the span.
 template <int Bytes, int Largest>
 struct GridRows {
     static constexpr int kBytes = Bytes, kLargest = Largest, kUnrolled = 1, kTogether = 1;
     static constexpr bool kMinimum = false, kNibbles = false, kGrid = true;
 };
-template <int Bytes, int Largest>
+template <int Bytes, int Largest, int Offset>
 struct SignedRows : GridRows<Bytes, Largest> {
     static constexpr bool kSigned = true;
+    static constexpr int kOffset = Offset;
     static THERMOCLINE_FORCED uint32_t signs(const uint8_t*, const GridRow& row, int n) { return row.bits[n]; }
 };
 
@@ -95,14 +104,15 @@ THERMOCLINE_FORCED void quarter_scales(const uint8_t* p, int64_t at, int64_t row
 }
 
 template <>
-struct RowFormat<16> : SignedRows<66, 63> {  // IQ2_XXS: d, then eight times four indices and a word of signs and scale
+struct RowFormat<16> : SignedRows<66, 63, 64> {  // IQ2_XXS: d, then eight times four indices and a word of signs and scale
     static THERMOCLINE_FORCED void prepare(const uint8_t* p, GridRow& to) {
+        to.copy_bytes(p + 2);
         const __m256 a = _mm256_castsi256_ps(load32(p + 2)), b = _mm256_castsi256_ps(load32(p + 34));
         const __m256i words = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
         to.store_bits(made_even(sevens_apart(words)));
     }
-    static THERMOCLINE_FORCED __m256i entries(const uint8_t* p, const GridRow&, const uint8_t* grid, int n) {
-        return entries8(grid, [&](int k) { return p[2 + 8 * n + k]; });
+    static THERMOCLINE_FORCED __m256i entries(const uint8_t*, const GridRow& row, const uint8_t* grid, int n) {
+        return entries8(grid, [&](int k) { return row.bytes[8 * n + k]; });
     }
     static THERMOCLINE_FORCED void scales(const uint8_t* p, int64_t row_bytes, int, RowScales& to) {
         const __m256 d = to_floats(halves_of_rows(p, row_bytes));
@@ -116,7 +126,7 @@ struct RowFormat<16> : SignedRows<66, 63> {  // IQ2_XXS: d, then eight times fou
 };
 
 template <>
-struct RowFormat<17> : SignedRows<74, 63> {  // IQ2_XS: d, 32 times nine bits of index and seven signs, 8 bytes of scales
+struct RowFormat<17> : SignedRows<74, 63, 64> {  // IQ2_XS: d, 32 times nine bits of index and seven signs, 8 bytes of scales
     static constexpr bool kSixteens = true;
     static THERMOCLINE_FORCED void prepare(const uint8_t* p, GridRow& to) {
         const __m256i words[2] = {load32(p + 2), load32(p + 34)};
@@ -133,7 +143,7 @@ struct RowFormat<17> : SignedRows<74, 63> {  // IQ2_XS: d, 32 times nine bits of
 };
 
 template <>
-struct RowFormat<22> : SignedRows<82, 63> {  // IQ2_S: d, 32 bytes of index, 32 of signs, 8 of more index bits, 8 of scales
+struct RowFormat<22> : SignedRows<82, 63, 64> {  // IQ2_S: d, 32 bytes of index, 32 of signs, 8 of more index bits, 8 of scales
     static constexpr bool kSixteens = true;
     static THERMOCLINE_FORCED void prepare(const uint8_t* p, GridRow& to) {
         for (int i = 0; i < 2; ++i) {
@@ -153,10 +163,13 @@ struct RowFormat<22> : SignedRows<82, 63> {  // IQ2_S: d, 32 bytes of index, 32 
 };
 
 template <>
-struct RowFormat<18> : SignedRows<98, 63> {  // IQ3_XXS: d, 64 bytes of index, eight words of signs and scale
-    static THERMOCLINE_FORCED void prepare(const uint8_t* p, GridRow& to) { to.store_bits(made_even(sevens_apart(load32(p + 66)))); }
-    static THERMOCLINE_FORCED __m256i entries(const uint8_t* p, const GridRow&, const uint8_t* grid, int n) {
-        return entries4(grid, [&](int k) { return p[2 + 8 * n + k]; });
+struct RowFormat<18> : SignedRows<98, 63, 64> {  // IQ3_XXS: d, 64 bytes of index, eight words of signs and scale
+    static THERMOCLINE_FORCED void prepare(const uint8_t* p, GridRow& to) {
+        to.copy_bytes(p + 2);
+        to.store_bits(made_even(sevens_apart(load32(p + 66))));
+    }
+    static THERMOCLINE_FORCED __m256i entries(const uint8_t*, const GridRow& row, const uint8_t* grid, int n) {
+        return entries4(grid, [&](int k) { return row.bytes[8 * n + k]; });
     }
     static THERMOCLINE_FORCED void scales(const uint8_t* p, int64_t row_bytes, int, RowScales& to) {
         const __m256 d = to_floats(halves_of_rows(p, row_bytes));
@@ -170,7 +183,7 @@ struct RowFormat<18> : SignedRows<98, 63> {  // IQ3_XXS: d, 64 bytes of index, e
 };
 
 template <>
-struct RowFormat<21> : SignedRows<110, 15> {  // IQ3_S: d, 64 bytes of index, 8 of ninth bits, 32 of signs, 4 of scales
+struct RowFormat<21> : SignedRows<110, 15, 16> {  // IQ3_S: d, 64 bytes of index, 8 of ninth bits, 32 of signs, 4 of scales
     static THERMOCLINE_FORCED void prepare(const uint8_t* p, GridRow& to) {
         const __m256i bit_of = _mm256_setr_epi16(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, -32768);
         for (int i = 0; i < 4; ++i) {
