@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llama_cpp")
 
+from benchmarks import synthetic_model
+from benchmarks.synthetic_blocks import DRAWABLE
+from benchmarks.synthetic_model import Shape
 from tests.oracle.llama_model import LlamaModel, write_float32_twin
 from tests.support.compare import assert_within
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
@@ -21,7 +25,7 @@ from tests.support.oracle_cases import (
     write_case,
 )
 from tests.support.toy_model import ToyShape, write_toy_model
-from thermocline.config import EngineConfig
+from thermocline.config import CpuConfig, EngineConfig, SchedulerConfig
 from thermocline.engine.api import Engine
 
 pytestmark = pytest.mark.oracle
@@ -83,3 +87,30 @@ async def test_a_missing_expert_width_agrees(tmp_path):
         ours = await prompt_logits(engine, ids)
     with LlamaModel(path) as llama:
         assert_within(ours, llama.logits(ids), "llama.cpp/F32")
+
+
+# Where every expert is chosen, as above.
+CHOSEN = Shape(2, 256, 4, 2, 64, 4, 4, 256, 512, 4096, 1e6)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "auto"])
+@pytest.mark.parametrize("name", sorted({*DRAWABLE} - {"F32", "F16", "BF16"}))
+async def test_every_type_agrees_on_the_same_file(tmp_path, monkeypatch, name, isa):
+    """A model all of whose matrices are in one type, those of two and three bits among them: a prompt, and an answer.
+
+    The last tokens come one by one, and so from rows as they lie, not from panels.
+    """
+    monkeypatch.setattr(synthetic_model, "SHAPES", {"chosen": CHOSEN})
+    path = synthetic_model.write_model(tmp_path / "model.gguf", "chosen", layers=2, mix=name)
+    ids = [int(n) for n in np.random.default_rng(5).integers(0, 500, 40)]
+    config = EngineConfig(
+        cpu=CpuConfig(isa=isa), scheduler=SchedulerConfig(prefill_chunk_tokens=37)
+    )
+    single = replace(config, scheduler=SchedulerConfig(prefill_chunk_tokens=1))
+    async with Engine.open(path, config) as engine:
+        ours = await prompt_logits(engine, ids)
+    async with Engine.open(path, single) as engine:
+        one_by_one = await prompt_logits(engine, ids[-8:])
+    with LlamaModel(path) as llama:
+        assert_within(ours, llama.logits(ids), "llama.cpp/any type")
+        assert_within(one_by_one, llama.logits(ids[-8:]), "llama.cpp/any type")

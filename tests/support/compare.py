@@ -37,6 +37,7 @@ TOLERANCES = MappingProxyType(
         "llama.cpp/Q5_K": 3e-3,
         "llama.cpp/Q6_K": 3e-3,
         "llama.cpp/mixed": 3e-3,
+        "llama.cpp/any type": 3e-3,  # 2e-4 to 3e-4 measured of most
         # Native kernels against the reference ones, whole models: as with transformers.
         "reference/float32": 1e-10,
         "reference/int8 activations": 5e-4,
