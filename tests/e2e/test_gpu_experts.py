@@ -256,6 +256,22 @@ async def test_experts_of_two_widths_share_a_device(tmp_path, device):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hot", ["none", "device", "simulated"])
+async def test_layers_may_use_other_numbers_of_experts(tmp_path, hot):
+    """By the native kernels, on a device that computes the rest: each layer by itself, since a step's page has one size."""
+    toy = next(case.toy for case in ARCH_CASES if case.name == "nemotron_h_moe_puzzle")
+    model = write_toy_arch(tmp_path / "toy.gguf", replace(toy, narrow=0))
+    tokens, logits, _, _ = await answers(model, settings(kernels="native", **ON_CPU))
+    where = {"hot_device": "torch-cpu" if hot == "device" else hot}
+    where["trunk_device"] = "cpu" if hot == "simulated" else "torch-cpu"
+    config = settings(kernels="native", expert_cache="static", hot_fraction=0.5, **where)
+    with eager_device():
+        found, ours, _, _ = await answers(model, config)
+    assert found == tokens
+    assert_within(ours, logits, "non-expert/whole models")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 async def test_a_worker_computes_beside_it(path, device):
     """Three tiers at once: a worker's experts are to the bit those that the CPU would have computed."""

@@ -47,7 +47,8 @@ def build_shared_step(
     kernels, spec, non_expert = context.kernels, context.model.spec, context.devices.non_expert
     if not isinstance(kernels, NativeKernels) or spec.cpu_only or not spec.has_experts:
         return None
-    if hot is None and non_expert is None:
+    # The page has one size for all layers' choices.
+    if spec.router.own_used or (hot is None and non_expert is None):
         return None
     handoff = Handoff(kernels, context.model.non_expert.layers, _MAX_ROWS)
     device: StepDevice | None = None

@@ -163,7 +163,6 @@ def _load(
     is_fusable = not is_remote and ("hot" not in experts.stages or device is not None)
     member = experts.member
     may_offload = device is not None or experts.remote is not None
-
     takes_steps = is_fusable and member is None and experts.remote is None
 
     def takes_step(chunk: Chunk, *, offloads: bool) -> bool:

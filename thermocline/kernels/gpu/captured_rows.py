@@ -1,7 +1,7 @@
 """A computation of a few rows that comes again with each decode step, captured for 1, 2, 4 and 8 of them.
 
-Others are filled up with zeros. As with steps it is computed eagerly the first time, captured the second, and replayed afterwards; where nothing can be
-captured, or a capture failed once, always eagerly. Knows no model.
+Others are filled up with zeros. As with steps it is computed eagerly the first time, captured the second, and replayed
+afterwards; where nothing can be captured, or a capture failed once, always eagerly. Knows no model.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class CapturedRows:
     ) -> None:
         """compute: the same every time; queues only. what: of the log, in the plural."""
         self._streams, self._compute, self._what = streams, compute, what
-        self._known: dict[
-            int, tuple[int, int]
-        ] = {}  # sizes that were computed, and their rows' widths
+        # Sizes that were computed, and their rows' widths.
+        self._known: dict[int, tuple[int, int]] = {}
         self._rows: dict[int, _Rows] = {}
         self._can_capture = streams.can_capture
 
