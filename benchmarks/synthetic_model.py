@@ -237,6 +237,7 @@ def write_model(
     shape = SHAPES[shape_name]
     num_layers = DEFAULT_LAYERS[shape_name] if layers is None else layers
     tensors = tuple(tensors_of(shape, num_layers, mix))
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     _write_header(partial, shape_name, num_layers, mix, tensors, skew)
     source = WeightSource(seed)
