@@ -35,7 +35,14 @@ bool has_amx() { return has_avx512() && has_bf16_tiles() && ask_for_tiles(); }
 // those of 256, and take long to move a register's parts to general ones: there the narrower form is faster, by up to
 // four fifths for long indices. The results are equal to the bit.
 bool is_narrow_on_intel(int type_id) {
-    return type_id == 17 || type_id == 19 || type_id == 21 || type_id == 22 || type_id == 29;
+    switch (type_id) {
+        case 17:  // IQ2_XS
+        case 19:  // IQ1_S
+        case 21:  // IQ3_S
+        case 22:  // IQ2_S
+        case 29: return true;  // IQ1_M
+        default: return false;
+    }
 }
 RowsFn find_rows_on_intel(int type_id, const QuantForm& form, int64_t tokens) {
     const GemmKernels& kernels = is_narrow_on_intel(type_id) ? avx2::gemm_kernels : avx512::gemm_kernels;
