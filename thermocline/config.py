@@ -197,7 +197,7 @@ class PlacementConfig(ShowsChanges):
 
     @property
     def fixed_fraction(self) -> float:
-        """The share of each layer's experts that is hot for good; a cache begins with none."""
+        """The share of each layer's experts that is hot for good; of a cache's none is."""
         is_cache = self.hot_device != "cpu" and self.expert_cache == "auto"
         return self.hot_fraction if self.has_hot_tier and not is_cache else 0.0
 

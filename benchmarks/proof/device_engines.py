@@ -48,7 +48,7 @@ def _placements(kind: str) -> dict[str, dict[str, Any]]:
         "both": whole | {"hot_fraction": 0.51},
         "all experts there": static | {"trunk_device": "cpu", "hot_fraction": 1.0},
         "everything there": whole | {"hot_fraction": 1.0},
-        "experts that come by use": {"hot_device": kind, "trunk_device": kind},
+        "experts that change places by use": {"hot_device": kind, "trunk_device": kind},
     }
 
 

@@ -127,7 +127,7 @@ def ways(
     answer: int,
     rounds: int,
 ) -> None:
-    """Prefill and decode in each way, in turns within one engine whose cache fills by use."""
+    """Prefill and decode in each way, in turns within one engine, whose experts change places by use."""
     path = Path(folder) / _FILE
     if not path.exists():
         sink.skip("ways", "the model was not written")
@@ -142,7 +142,7 @@ async def _ways(
     placement = PlacementConfig(hot_device=_device(kind), trunk_device=_device(kind))
     config = engine_config(max(prompts) + answer + 2, None, placement)
     async with Engine.open(path, config) as engine:
-        await time_request(engine, _prompt(engine, prompts[0], 99), answer)  # compiles, fills
+        await time_request(engine, _prompt(engine, prompts[0], 99), answer)  # compiles
         took = _Took(sink)
         for turn in range(rounds):
             for way in WAYS if turn % 2 == 0 else WAYS[::-1]:

@@ -37,6 +37,7 @@ from thermocline.experts.placement.allocation import DeviceAllocation, allocate
 from thermocline.experts.placement.wish import device_needs, device_wish
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.messages import ExpertKey
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.cache_size import cache_spec
 from thermocline.models.prompt_limits import prompt_limits
@@ -140,7 +141,8 @@ def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, mon
             config, devices, file, model, kernels, recorder, limits, owned, kept
         )
         # All slots stay free: gigabytes would be copied.
-        monkeypatch.setattr(ExpertStore, "install", lambda *_: None)
+        filled: list[ExpertKey] = []
+        monkeypatch.setattr(ExpertStore, "install", lambda _, keys: filled.extend(keys))
         placed = place_experts(context_, ExpertCatalog(model.expert_layers))
         experts = account.total_bytes - taken + own
         assert placed.devices.placement.hot_device == "cuda", placed.devices.reasons
@@ -150,6 +152,9 @@ def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, mon
         memory = placed.hot_device.device._memory
         assert sum(map(len, memory._free.values())) == plan.placement.num_hot
         lent = placed.devices.allocation.lent
+        hot = enumerate(plan.placement.hot)
+        assert {ExpertKey.of(layer, n) for layer, of in hot for n in of} <= {*filled}
+        assert len(filled) == plan.placement.num_hot + (lent.num_experts if lent else 0)
         assert sum(map(len, memory._lent_free.values())) == (lent.num_experts if lent else 0)
         assert experts == pytest.approx(plan.staging_bytes + plan.hot_expert_bytes, rel=0.01)
         assert account.total_bytes + plan.workspace_bytes <= gib * GIB

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from thermocline.experts.backends.hot_device import (
     device_layers,
 )
 from thermocline.experts.placement.allocation import expert_slots, lent_segments
+from thermocline.experts.placement.hot_selection import select_experts
 from thermocline.experts.placement.initial import InitialPlacement
 from thermocline.experts.placement.slots import LayoutSlots
 from thermocline.experts.placement.wish import placement_constraints
@@ -32,12 +34,15 @@ from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.remote.assignment import assign_experts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from thermocline.engine.build_context import BuildContext
     from thermocline.engine.devices import Devices
     from thermocline.experts.backends.hot_device import HotDevice
     from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.experts.placement.placement import Placement
     from thermocline.remote.assignment import Assignment
 
 
@@ -85,6 +90,9 @@ def _plan(context: BuildContext, catalog: ExpertCatalog, devices: Devices) -> Pl
     hot_mask = np.array([placement.hot_mask(LayerIndex(n)) for n in range(spec.num_layers)])
     workers = config.remote.workers
     assignment = assign_experts(hot_mask, len(workers), config.remote.held_share, spec.dense_layers)
+    warmth = None
+    if initial.known is not None and wanted.hot_choice != "even":
+        warmth = initial.known.warmth
     routed = RoutedExperts(
         catalog,
         placement,
@@ -93,10 +101,28 @@ def _plan(context: BuildContext, catalog: ExpertCatalog, devices: Devices) -> Pl
         checked_threads(config.cpu.threads),
         assignment.mask if workers else None,
         initial.kept_away,
-        None if initial.known is None or wanted.hot_choice == "even" else initial.known.warmth,
+        warmth,
+        partial(_select, devices, catalog, warmth),
     )
     placed = PlacedExperts(devices, initial, hot_mask, assignment, routed)
     return _with_slots(placed) if wanted.is_gpu_hot else placed
+
+
+def _select(
+    devices: Devices,
+    catalog: ExpertCatalog,
+    warmth: NDArray[np.float64] | None,
+    room: Mapping[str, int],
+) -> Placement:
+    """Return the experts that a GPU holds at first, as `thermocline plan` selects them. room: experts by the catalog's layouts."""
+    wanted, sizes = devices.placement, devices.needs.sizes
+    layers = device_layers(catalog)
+    slots = {sizes.layers[n].layout: room[catalog.layout(n)] for n in layers}
+    nbytes = {catalog.layout(n): catalog.expert_bytes(n) for n in layers}
+    budget = sum(count * nbytes[layout] for layout, count in room.items())
+    heat = None if warmth is None else warmth.tolist()
+    constraints = placement_constraints(wanted, sizes)
+    return select_experts(sizes, budget, constraints, heat, slots=slots).placement
 
 
 def _room_bytes(devices: Devices) -> int | None:

@@ -78,8 +78,10 @@ def _device_step(
         return None
     from thermocline.models.device_shared_step import DeviceSharedStep
 
-    resident = no_resident_experts(context) if experts is None else experts.resident()
-    assert resident is not None, "the device is open"
+    if experts is None:
+        resident = no_resident_experts(gpu.streams, context.model.spec)
+    else:
+        resident = experts.resident()
     device = DeviceSharedStep(non_expert, resident, gpu.streams, gpu.lane, context.recorder)
     if not gpu.streams.can_capture:
         return device

@@ -91,7 +91,7 @@ def build_runner(
     whole = None
     if non_expert is not None and device_layers:
         there = whole_model_experts(context, device)
-        if there is not None and tap is None:
+        if there is not None:
             whole = FusedModelStage(non_expert, there, observer, non_expert_lane)
             fused = FusedStages(num_layers, model=whole, shared=shared)
     elif model.has_whole_layers:

@@ -14,26 +14,24 @@ if TYPE_CHECKING:
     from thermocline.experts.backends.full_device import FullDevice
     from thermocline.experts.backends.hot_device import HotDevice
     from thermocline.kernels.gpu.resident import ResidentExperts
+    from thermocline.kernels.gpu.streams import DeviceStreams
+    from thermocline.models.spec import ModelSpec
 
 
 def whole_model_experts(
     context: BuildContext, hot: HotDevice | None
 ) -> FullDevice | NoExperts | None:
     """Return the experts of steps that a device computes alone: where it may hold all of them, or the model has none."""
-    non_expert = context.devices.non_expert
-    if non_expert is None or not non_expert.part.is_whole:
+    non_expert, gpu = context.devices.non_expert, context.devices.gpu
+    if non_expert is None or gpu is None or not non_expert.part.is_whole:
         return None
     if context.model.spec.has_experts:
         return None if hot is None else hot.full
-    found = no_resident_experts(context)
-    return None if found is None else NoExperts(found)
+    return NoExperts(no_resident_experts(gpu.streams, context.model.spec))
 
 
-def no_resident_experts(context: BuildContext) -> ResidentExperts | None:
-    """Return a device's side of steps none of whose experts it has; None without a device."""
-    gpu, spec = context.devices.gpu, context.model.spec
-    if gpu is None:
-        return None
+def no_resident_experts(streams: DeviceStreams, spec: ModelSpec) -> ResidentExperts:
+    """Return a device's side of steps none of whose experts it has."""
     from thermocline.kernels.gpu.resident import ResidentExperts
 
-    return ResidentExperts(gpu.streams, {}, spec.num_layers, spec.router.num_experts, {})
+    return ResidentExperts(streams, {}, spec.num_layers, spec.router.num_experts, {})

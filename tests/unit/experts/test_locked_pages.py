@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -53,6 +54,36 @@ def layers(tmp_path_factory):
     }
 
 
+@pytest.fixture
+def buffered(monkeypatch):
+    """Bytes of each matrix that goes by a buffer."""
+    found: list[int] = []
+    plain = np.copyto
+    monkeypatch.setattr(np, "copyto", lambda to, of: (found.append(of.nbytes), plain(to, of)))
+    return found
+
+
+@contextmanager
+def open_copies(layers):
+    with (
+        DeviceStreams(torch.device("cpu")) as streams,
+        LaneThread(Lane.GPU_H2D, NullRecorder()) as lane,
+    ):
+        yield ExpertCopies(streams, lane, slot_bytes(layers[LayerIndex(0)]), NullRecorder())
+
+
+def copy_one(mover, layers, layer: LayerIndex, expert: int, *, urgent: bool) -> None:
+    """Copy an expert to a slot of its own, where its bytes are the file's."""
+    slot, parts = (
+        torch.zeros(slot_bytes(layers[layer]), dtype=torch.uint8),
+        slot_parts(layers[layer]),
+    )
+    mover.begin(ExpertKey.of(layer, expert), parts, slot, urgent=urgent).result(20)
+    for part in parts:
+        found = slot.numpy()[part.start : part.start + part.nbytes]
+        np.testing.assert_array_equal(found, part.stack.raw[expert].reshape(-1))
+
+
 def test_spans_are_whole_pages_and_cover_each_layer(layers):
     """Side by side they are one span; a layer counts when all of its pages are locked."""
     locked: list[tuple[int, int]] = []
@@ -87,30 +118,16 @@ def test_a_refusal_ends_the_attempt(layers):
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_copies_leave_the_buffers_out_when_enough_was_copied(layers, locks, monkeypatch):
+def test_copies_leave_the_buffers_out_when_enough_was_copied(layers, locks, buffered, monkeypatch):
     """After as many urgent bytes as there are; the same bytes arrive, by buffer or straight."""
     monkeypatch.setattr(DeviceStreams, "lock", lambda *_: locks)
-    buffered: list[int] = []
-    plain = np.copyto
-    monkeypatch.setattr(np, "copyto", lambda to, of: (buffered.append(of.nbytes), plain(to, of)))
-    size = slot_bytes(layers[LayerIndex(0)])
-    with (
-        DeviceStreams(torch.device("cpu")) as streams,
-        LaneThread(Lane.GPU_H2D, NullRecorder()) as lane,
-    ):
-        mover = ExpertCopies(streams, lane, size, NullRecorder())
+    with open_copies(layers) as mover:
         mover.lock_after(layers)
 
         def copy_all(*, urgent: bool) -> None:
-            for layer, stack in layers.items():
-                parts = slot_parts(stack)
+            for layer in layers:
                 for expert in range(NUM_EXPERTS):
-                    slot = torch.zeros(size, dtype=torch.uint8)
-                    key = ExpertKey.of(layer, expert)
-                    mover.begin(key, parts, slot, urgent=urgent).result(20)
-                    for part in parts:
-                        found = slot.numpy()[part.start : part.start + part.nbytes]
-                        np.testing.assert_array_equal(found, part.stack.raw[expert].reshape(-1))
+                    copy_one(mover, layers, layer, expert, urgent=urgent)
 
         copy_all(urgent=False)
         copy_all(urgent=True)
@@ -122,28 +139,15 @@ def test_copies_leave_the_buffers_out_when_enough_was_copied(layers, locks, monk
         assert len(buffered) == (0 if locks else 3 * NUM_LAYERS * NUM_EXPERTS)
 
 
-def test_pages_that_are_in_memory_are_locked_before_the_first_copy(layers, monkeypatch):
+def test_pages_that_are_in_memory_are_locked_before_the_first_copy(layers, buffered, monkeypatch):
     """No copy goes by a buffer then; an expert whose pages the driver refuses does."""
-    buffered: list[int] = []
-    plain = np.copyto
-    monkeypatch.setattr(np, "copyto", lambda to, of: (buffered.append(of.nbytes), plain(to, of)))
     answers = iter([True, False])
     monkeypatch.setattr(DeviceStreams, "lock", lambda *_: next(answers))
-    size = slot_bytes(layers[LayerIndex(0)])
-    with (
-        DeviceStreams(torch.device("cpu")) as streams,
-        LaneThread(Lane.GPU_H2D, NullRecorder()) as lane,
-    ):
-        mover = ExpertCopies(streams, lane, size, NullRecorder())
+    with open_copies(layers) as mover:
         mover.lock(layers)
         for layer, parts_by_buffer in ((0, 0), (1, 0), (2, 3)):
-            slot = torch.zeros(size, dtype=torch.uint8)
-            key, parts = ExpertKey.of(layer, 1), slot_parts(layers[LayerIndex(layer)])
-            mover.begin(key, parts, slot, urgent=True).result(20)
+            copy_one(mover, layers, LayerIndex(layer), 1, urgent=True)
             assert len(buffered) == parts_by_buffer
-            for part in parts:
-                found = slot.numpy()[part.start : part.start + part.nbytes]
-                np.testing.assert_array_equal(found, part.stack.raw[1].reshape(-1))
 
 
 def test_what_the_driver_locked_is_unlocked_at_the_end(monkeypatch):

@@ -12,8 +12,6 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from thermocline.experts.backends.full_device import FullDevice
 from thermocline.experts.backends.on_device import DeviceExpertBackend
 from thermocline.experts.backends.simulated import CopyEngine, SimulatedDevice, SlowedKernels
@@ -37,9 +35,10 @@ from thermocline.traces.lanes import Lane
 from thermocline.workers.lane import LaneThread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import ExitStack
 
+    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -75,6 +74,8 @@ class RoutedExperts:
     """bool [layers, experts], what the user keeps on the CPU."""
     warmth: NDArray[np.float64] | None = None
     """How often each was chosen in earlier runs, [layers, experts]; None where that is not known."""
+    select: Callable[[Mapping[str, int]], Placement] | None = None
+    """Selects what a GPU holds at first, of so many experts of each layout, with those of `placement`; None for no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +265,10 @@ def _fill(
     if experts.kept_away is not None:
         store.bind(first, experts.kept_away)
     store.install(first)
-    if empty.shares is not None and not is_static and not policy.reason:
-        store.install(_others(experts, costs, dict(empty.shares), first))
+    if experts.select is not None and empty.shares is not None and not (is_static or policy.reason):
+        room = {one.layout: empty.shares[one.layout] // one.nbytes for one in costs if one}
+        asked = frozenset(first)
+        store.install(key for key in _by_rank(experts.select(room)) if key not in asked)
     rule: SplitRule = OnlyResident()
     min_upload_tokens, times = inf, None
     if not is_static:
@@ -323,35 +326,6 @@ def _simulated_slots(config: PlacementConfig, catalog: ExpertCatalog) -> tuple[i
         return max(MAX_STAGED, min(num_lacking(resident, wanted, per_layer), most)), resident
     num_staged = num_staged_slots(memory, largest, wanted, per_layer)
     return num_staged, max(memory - num_staged * largest, 0)
-
-
-def _others(
-    experts: RoutedExperts,
-    costs: Sequence[ExpertCosts | None],
-    shares: dict[str, int],
-    first: Collection[ExpertKey],
-) -> Iterator[ExpertKey]:
-    """Yield experts for all places that are left: those that were used most, or the same numbers of every layer.
-
-    shares: bytes by layout.
-    """
-    known, taken = experts.warmth, set(first)
-    order = np.zeros((len(costs), experts.catalog.num_experts))
-    if known is not None:
-        order -= known / np.maximum(known.sum(1, keepdims=True), 1)
-    for key in first:
-        cost = costs[key.layer]
-        if cost is not None:
-            shares[cost.layout] -= cost.nbytes
-    # Column by column, so that equals are spread over the layers.
-    for number in np.argsort(order.T.reshape(-1), kind="stable").tolist():
-        expert, layer = divmod(number, len(costs))
-        cost, key = costs[layer], ExpertKey.of(layer, expert)
-        kept_away = experts.kept_away is not None and experts.kept_away[layer, expert]
-        if cost is None or key in taken or kept_away or shares[cost.layout] < cost.nbytes:
-            continue
-        shares[cost.layout] -= cost.nbytes
-        yield key
 
 
 def _by_rank(placement: Placement) -> Iterator[ExpertKey]:
