@@ -2,6 +2,10 @@
 
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "amx_permission.h"
 
 namespace thermocline {
@@ -53,6 +57,16 @@ void pack_on_intel(int type_id, const PackSource& from, int group, int strip, Qu
     kernels.pack(type_id, from, group, strip, panel);
 }
 
+// Whether few tokens' weights come faster by the nearest cache, close ahead of their use, and left out of the others. Measured
+// on a Zen 5: 5 to 25 % more from memory than by the second-level cache, with every set. Elsewhere not tried.
+bool asks_nearest() {
+    constexpr unsigned kZen5 = 0x1a;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+    const unsigned family = (a >> 8 & 15) + (a >> 20 & 255);
+    return family >= kZen5;
+}
+
 const GemmKernels* avx512_gemm() {
     static const GemmKernels on_intel = [] {
         GemmKernels kernels = avx512::gemm_kernels;
@@ -67,15 +81,18 @@ const GemmKernels* avx512_gemm() {
 }  // namespace
 
 const SetChoice* kernel_sets(size_t& count) {
+#if defined(__x86_64__)
+    static const bool nearest = asks_nearest();
+#endif
     static const SetChoice sets[] = {
         {{"portable", &portable::gemm_kernels, &portable::dense_kernels}, true},
 #if defined(__x86_64__)
-        {{"avx2", &avx2::gemm_kernels, &avx2::dense_kernels}, has_avx2()},
-        {{"avxvnni", &avxvnni::gemm_kernels, &avx2::dense_kernels}, has_avxvnni()},
-        {{"avx512", avx512_gemm(), &avx512::dense_kernels}, has_avx512()},
+        {{"avx2", &avx2::gemm_kernels, &avx2::dense_kernels, nullptr, nearest}, has_avx2()},
+        {{"avxvnni", &avxvnni::gemm_kernels, &avx2::dense_kernels, nullptr, nearest}, has_avxvnni()},
+        {{"avx512", avx512_gemm(), &avx512::dense_kernels, nullptr, nearest}, has_avx512()},
         // Tiles are for prompts; all else is what AVX-512 does.
-        {{"amx", avx512_gemm(), &avx512::dense_kernels, &amx::tile_kernels}, has_amx()},
-        {{"amx_emulated", avx512_gemm(), &avx512::dense_kernels, &amx_emulated::tile_kernels},
+        {{"amx", avx512_gemm(), &avx512::dense_kernels, &amx::tile_kernels, nearest}, has_amx()},
+        {{"amx_emulated", avx512_gemm(), &avx512::dense_kernels, &amx_emulated::tile_kernels, nearest},
          has_avx512(),
          true},
 #elif defined(__aarch64__)

@@ -160,20 +160,27 @@ struct RowForm {
     explicit operator bool() const { return quantised || plain; }
 };
 
+// The strip whose bytes are asked for beside those of strip s. The nearest cache holds what comes at once, and no more.
+const Strip& strip_to_ask_for(const Panel& panel, const Panel& next, int s, bool nearest) {
+    if (!nearest) return next.strips[s];
+    return s + 1 < kStrips && panel.strips[s + 1].rows() > 0 ? panel.strips[s + 1] : next.strips[0];
+}
+
 // sums[t][32] = the panel's rows times the tokens, row by row: where the set has that form for the types and so few
 // tokens, and the strips are whole.
-bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
+bool multiply_rows(const KernelSet& set, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
     RowForm forms[kStrips];
     for (int s = 0; s < kStrips; ++s) {
         const Strip& strip = panel.strips[s];
-        if (strip.rows() == kStripRows) forms[s] = RowForm(gemm, strip.weight->type_id, of);
+        if (strip.rows() == kStripRows) forms[s] = RowForm(*set.gemm, strip.weight->type_id, of);
         if (strip.rows() > 0 && !forms[s]) return false;
     }
     for (int s = 0; s < kStrips; ++s) {
         if (!forms[s]) continue;
-        const Strip &strip = panel.strips[s], &then = next.strips[s];
+        const Strip& strip = panel.strips[s];
         const Weight& w = *strip.weight;
-        PackSource source{w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0};
+        const Strip& then = strip_to_ask_for(panel, next, s, set.asks_nearest);
+        PackSource source{w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0, set.asks_nearest};
         if (then.rows() == kStripRows) {
             source.ahead = then.weight->row(then.row);
             source.ahead_bytes = kStripRows * then.weight->row_bytes;
@@ -194,8 +201,10 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
     const Weight& weight = *panel.strips[0].weight;
     const Activations& act = *of.act;
     const int64_t tokens = of.count;
-    if (multiply_rows(gemm, panel, of, next, sums)) return;
+    if (multiply_rows(compute.set, panel, of, next, sums)) return;
     const int64_t spans = (weight.cols + kSpan - 1) / kSpan;
+    // Measured on a Zen 5: with 32 tokens and more up to 15 % faster by the nearest cache, with 4 to 16 up to 7 % slower.
+    const bool nearest = compute.set.asks_nearest && tokens >= 24;
     auto& quant = *scratch().panel.get<QuantPanel>(
         (sizeof(FloatPanel) + sizeof(QuantPanel) - 1) / sizeof(QuantPanel));
     auto& plain = *reinterpret_cast<FloatPanel*>(&quant);
@@ -223,7 +232,7 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
             const Weight& w = *from.weight;
             const int64_t asked = std::min<int64_t>(share[s], end[s] - ahead[s]);
             const PackSource source{w.row(from.row) + span * span_bytes[s], w.row_bytes, from.rows(), count,
-                                    ahead[s], asked};
+                                    ahead[s], asked, nearest};
             ahead[s] += asked;
             if (act.plain)
                 gemm.pack_float(w.type_id, source, s, plain);

@@ -62,6 +62,7 @@ struct PackSource {
     int64_t count;       // of columns
     const uint8_t* ahead;  // bytes that will be needed soon, asked for on the way
     int64_t ahead_bytes;
+    bool nearest = false;  // those bytes are wanted in the nearest cache, not in the next one
 };
 
 // c[t][0 .. 16) = 16 rows of `from.count` columns, a multiple of the type's block, times some tokens, straight from

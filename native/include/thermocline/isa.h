@@ -14,6 +14,7 @@ struct KernelSet {
     const GemmKernels* gemm;
     const DenseKernels* dense;
     const TileKernels* tiles = nullptr;  // for prompts; nullptr where the set has no matrix tiles
+    bool asks_nearest = false;           // on this processor few tokens' weights are best asked for into the nearest cache
 };
 
 // Narrowest first. `available`: the processor and the operating system have it. `emulated`: it computes what

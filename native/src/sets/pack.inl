@@ -6,20 +6,34 @@ struct alignas(64) UnpackedStrip {
     float minimum[kStripRows][kMaxGroups];
 };
 
+// Asks for `Lines` lines from `at` on, and returns where they end.
+template <int Lines>
+inline const uint8_t* ask_for_lines(const uint8_t* at, bool nearest) {
+    if (nearest) {
+#pragma GCC unroll 32
+        for (int i = 0; i < Lines; ++i) __builtin_prefetch(at + 64 * i, 0, 0);
+    } else {
+#pragma GCC unroll 32
+        for (int i = 0; i < Lines; ++i) __builtin_prefetch(at + 64 * i, 0, 2);
+    }
+    return at + 64 * Lines;
+}
+
 // Bytes that will be packed soon. Asking for all of them at once would fill the few places that a core
 // has for lines on their way, and stall it, so each step asks for its share.
 struct Ahead {
     const uint8_t* from;
     int64_t bytes;
+    bool nearest;
 
     inline void ask(int64_t step, int64_t steps) const {
         const int64_t end = bytes * (step + 1) / steps;
-        for (int64_t at = bytes * step / steps / 64 * 64; at + 64 <= end; at += 64) __builtin_prefetch(from + at, 0, 2);
+        for (int64_t at = bytes * step / steps / 64 * 64; at + 64 <= end; at += 64) ask_for_lines<1>(from + at, nearest);
     }
 };
 
 void pack_any(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
-    const Ahead ahead{from.ahead, from.ahead_bytes};
+    const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
     const int64_t count = from.count;
     UnpackInfo info{};
     unpack_info(type_id, info);
@@ -73,7 +87,7 @@ void decode_plain(int type_id, const uint8_t* src, int64_t count, float* out) {
 }
 
 void pack_float(int type_id, const PackSource& from, int strip, FloatPanel& panel) {
-    const Ahead ahead{from.ahead, from.ahead_bytes};
+    const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
     const int64_t count = from.count;
     alignas(64) float flat[kStripRows][kSpan];
     for (int r = 0; r < kStripRows; ++r) {

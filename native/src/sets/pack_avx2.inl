@@ -81,7 +81,7 @@ struct Packing {
     }
 
     static void pack(const PackSource& from, int group, int strip, QuantPanel& panel) {
-        const Ahead ahead{from.ahead, from.ahead_bytes};
+        const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
         const int steps = static_cast<int>(from.count / (kSpan / kSteps)), groups = static_cast<int>(from.count / group);
         for (int first = 0; first < kStripRows; first += kTreeRows) {
             const uint8_t* p = from.src + first * from.row_bytes;
@@ -113,7 +113,7 @@ struct GridPacking {
     }
 
     static void pack(const PackSource& from, int group, int strip, QuantPanel& panel) {
-        const Ahead ahead{from.ahead, from.ahead_bytes};
+        const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
         const uint8_t* grid = codebook(TypeId);
         for (int first = 0; first < kStripRows; first += kTreeRows) {
             const uint8_t* p = from.src + first * from.row_bytes;

@@ -197,7 +197,7 @@ bool pack_rest(int type_id, const PackSource& from, const Ahead& ahead, int grou
 }
 
 void pack(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
-    const Ahead ahead{from.ahead, from.ahead_bytes};
+    const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
     if (from.rows == kStripRows) {
         if (from.count == kSpan ? pack_span(type_id, RowPointers(from.src, from.row_bytes), ahead, group, strip, panel)
                                 : pack_rest(type_id, from, ahead, group, strip, panel))

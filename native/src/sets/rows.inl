@@ -124,7 +124,7 @@ struct AnyRows {
                 // at once only in the pieces in which they were written.
                 alignas(64) uint8_t q[kSpans][kSpan];
                 for (int64_t s = 0; s < spans; ++s) {
-                    for (wanted += step_bytes; asked < wanted; asked += 64) __builtin_prefetch(asked, 0, 2);
+                    for (wanted += step_bytes; asked < wanted;) asked = ask_for_lines<1>(asked, from.nearest);
                     if (columns(s) < kSpan) __builtin_memset(q[s], 0, kSpan);
                     unpack(src + r * from.row_bytes + s * span_bytes, columns(s), q[s], kept.scale[s][r],
                            kept.minimum[s][r]);

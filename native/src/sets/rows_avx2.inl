@@ -80,6 +80,7 @@ struct RowStep {
     const RowScales& scales;
     const GridRow* rows;  // of types with a codebook: of each row's span, and its entries
     const uint8_t* grid;
+    bool nearest;
 };
 
 template <int TypeId, int Group, int Tokens>
@@ -240,8 +241,7 @@ struct Rows {
     static THERMOCLINE_FORCED void add_step(const Step& at, const uint8_t*& ahead, int64_t ahead_step,
                                             __m256 (&totals)[Tokens]) {
         if constexpr (N < Format::kUnrolled) {
-#pragma GCC unroll 8
-            for (int i = 0; i < kTogether * Format::kBytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+            ask_for_lines<(kTogether * Format::kBytes + 63) / 64>(ahead, at.nearest);
             ahead += ahead_step;
             add_columns<N>(at, totals);
             add_step<N + kTogether>(at, ahead, ahead_step, totals);
@@ -265,7 +265,7 @@ struct Rows {
                 GridRow rows[HasGrid<Format> ? kTreeRows : 1];
                 if constexpr (HasGrid<Format>)
                     for (int r = 0; r < kTreeRows; ++r) Format::prepare(p + r * from.row_bytes, rows[r]);
-                Step at{p, from.row_bytes, 0, {}, {}, layout, scales, rows, grid};
+                Step at{p, from.row_bytes, 0, {}, {}, layout, scales, rows, grid, from.nearest};
                 for (int t = 0; t < Tokens; ++t) {
                     at.x[t] = bases[t] + column;
                     at.numbers[t] = bases[t] + column / Group * 4;

@@ -71,22 +71,16 @@ struct Rows {
     // Whether registers are filled with halves of groups, which need activations in another order.
     static constexpr bool kTurned = Format::kNibbles || (Group == 32 && HasLanes<Format>);
     static constexpr int kSums = kSpan / Group;        // registers of sums per span
-    // Spans whose sums are kept at a time. Measured: with eight, Q8_0 came from memory a sixth slower; one is no faster.
-    static constexpr int64_t kSpans = 2;
+    // Spans whose sums are kept at a time: some 500 bytes of a row, and 2 KiB of sums. Measured: with eight, Q8_0 came from
+    // memory a sixth slower on a Zen 4; with two instead of four, Q4_K up to a fifth slower on a Zen 5.
+    static constexpr int64_t kSpans = Group == 32 && Format::kBytes <= 144 ? 4 : 2;
     using Sums = __m512i[Tokens][kSpans][kSums];
 
-    // Lines that come, one strip of the same shape ahead (where it is of another, what is asked for is just less
-    // useful). Only so many can be on their way to a core, and it must never wait for one with nothing else asked
+    // Lines of the strip of the same shape that comes (where it is of another, what is asked for is just less useful). Only so many can be on their way to a core, and it must never wait for one with nothing else asked
     // for: so every pair of rows asks for its share, and the second half of a span, which takes as long as three
     // pairs, for the rest.
     static constexpr int kLines = (kStripRows * Format::kBytes + 63) / 64;
     static constexpr int kPairLines = (kLines + 5) / 11, kRestLines = kLines - kPairLines * (kStripRows / 2);
-    template <int Lines>
-    static THERMOCLINE_FORCED const uint8_t* ask(const uint8_t* at) {
-#pragma GCC unroll 32
-        for (int i = 0; i < Lines; ++i) __builtin_prefetch(at + 64 * i, 0, 2);
-        return at + 64 * Lines;
-    }
 
     // Sums of two rows of a span.
     static THERMOCLINE_FORCED void add_up(const uint8_t* p, int64_t row_bytes, const uint8_t* grid,
@@ -187,7 +181,7 @@ struct Rows {
             }
         }
         for (int pair = 0; pair < kStripRows / 2; ++pair) {
-            for (const uint8_t* const to = coming + 2 * left_bytes; coming < to; coming += 64) __builtin_prefetch(coming, 0, 2);
+            for (const uint8_t* const to = coming + 2 * left_bytes; coming < to;) coming = ask_for_lines<1>(coming, from.nearest);
             add_up(rows[2 * pair], kPadded, nullptr, at, 0, pair, sums);  // no grid: blocks of 256 have no rest
         }
         add_groups(RowPointers(rows[0], kPadded), static_cast<int>(left / Group), 0, sums, bases, layout, whole * kSums,
@@ -216,14 +210,14 @@ struct Rows {
             for (int pair = 0; pair < kStripRows / 2; ++pair) {
                 const uint8_t* p = from.src + 2 * pair * from.row_bytes + first * Format::kBytes;
                 for (int64_t s = 0; s < spans; ++s, p += Format::kBytes) {
-                    coming = ask<kPairLines>(coming);
+                    coming = ask_for_lines<kPairLines>(coming, from.nearest);
                     const uint8_t* at[Tokens];
                     for (int t = 0; t < Tokens; ++t) at[t] = x[t] + s * kSpan;
                     add_up(p, from.row_bytes, grid, at, s, pair, sums);
                 }
             }
             for (int64_t s = 0; s < spans; ++s) {
-                coming = ask<kRestLines>(coming);
+                coming = ask_for_lines<kRestLines>(coming, from.nearest);
                 add_groups(RowPointers(from.src + (first + s) * Format::kBytes, from.row_bytes), kSums, s, sums, bases, layout,
                            (first + s) * kSums, totals);
             }

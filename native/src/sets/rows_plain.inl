@@ -78,7 +78,7 @@ void multiply_plain_rows(const PackSource& from, const float* x, float* c) {
     const int64_t step_bytes = from.ahead_bytes > 0 ? sizeof near : 0;
     int64_t column = 0;
     for (; column + kColumns <= from.count; column += kColumns, x += kColumns) {
-        for (wanted += step_bytes; asked < wanted; asked += 64) __builtin_prefetch(asked, 0, 2);
+        for (wanted += step_bytes; asked < wanted;) asked = ask_for_lines<1>(asked, from.nearest);
 #pragma GCC unroll 16
         for (int r = 0; r < kStripRows; ++r) __builtin_memcpy(near[r], from.src + r * from.row_bytes + kBytes * column, sizeof near[r]);
         for (int64_t at = 0; at < kColumns; at += 8)
