@@ -160,27 +160,38 @@ struct RowForm {
     explicit operator bool() const { return quantised || plain; }
 };
 
-// The strip whose bytes are asked for beside those of strip s. The nearest cache holds what comes at once, and no more.
-const Strip& strip_to_ask_for(const Panel& panel, const Panel& next, int s, bool nearest) {
-    if (!nearest) return next.strips[s];
-    return s + 1 < kStrips && panel.strips[s + 1].rows() > 0 ? panel.strips[s + 1] : next.strips[0];
-}
+// What probably comes after a panel, whose bytes are asked for meanwhile. The nearest cache holds what comes at once and no
+// more, so that is only for jobs whose panels are all multiplied row by row.
+struct Coming {
+    Panel panel;
+    bool nearest = false;
+
+    // For a job of which no item has more tokens.
+    static bool into_nearest(const Compute& compute, int64_t most_tokens) {
+        return compute.set.asks_nearest && most_tokens <= 2;
+    }
+    // The strip that is asked for beside strip s of `now`.
+    const Strip& strip(const Panel& now, int s) const {
+        if (!nearest) return panel.strips[s];
+        return s + 1 < kStrips && now.strips[s + 1].rows() > 0 ? now.strips[s + 1] : panel.strips[0];
+    }
+};
 
 // sums[t][32] = the panel's rows times the tokens, row by row: where the set has that form for the types and so few
 // tokens, and the strips are whole.
-bool multiply_rows(const KernelSet& set, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
+bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of, const Coming& next, float* sums) {
     RowForm forms[kStrips];
     for (int s = 0; s < kStrips; ++s) {
         const Strip& strip = panel.strips[s];
-        if (strip.rows() == kStripRows) forms[s] = RowForm(*set.gemm, strip.weight->type_id, of);
+        if (strip.rows() == kStripRows) forms[s] = RowForm(gemm, strip.weight->type_id, of);
         if (strip.rows() > 0 && !forms[s]) return false;
     }
     for (int s = 0; s < kStrips; ++s) {
         if (!forms[s]) continue;
         const Strip& strip = panel.strips[s];
         const Weight& w = *strip.weight;
-        const Strip& then = strip_to_ask_for(panel, next, s, set.asks_nearest);
-        PackSource source{w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0, set.asks_nearest};
+        const Strip& then = next.strip(panel, s);
+        PackSource source{w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0, next.nearest};
         if (then.rows() == kStripRows) {
             source.ahead = then.weight->row(then.row);
             source.ahead_bytes = kStripRows * then.weight->row_bytes;
@@ -196,12 +207,12 @@ bool multiply_rows(const KernelSet& set, const Panel& panel, const Tokens& of, c
 
 // sums[t][32] = the panel's rows times the tokens. While it works it asks for the bytes of `next`, which will
 // probably come after it.
-void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of, const Panel& next, float* sums) {
+void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of, const Coming& next, float* sums) {
     const GemmKernels& gemm = *compute.set.gemm;
     const Weight& weight = *panel.strips[0].weight;
     const Activations& act = *of.act;
     const int64_t tokens = of.count;
-    if (multiply_rows(compute.set, panel, of, next, sums)) return;
+    if (multiply_rows(gemm, panel, of, next, sums)) return;
     const int64_t spans = (weight.cols + kSpan - 1) / kSpan;
     // Measured on a Zen 5: with 32 tokens and more up to 15 % faster by the nearest cache, with 4 to 16 up to 7 % slower.
     const bool nearest = compute.set.asks_nearest && tokens >= 24;
@@ -218,7 +229,7 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
         span_bytes[s] = kSpan / info.block_elements * info.block_bytes;
         UnpackInfo form{};
         if (unpack_info(panel.strips[s].weight->type_id, form)) quant.largest[s] = form.largest;
-        const Strip& then = next.strips[s];
+        const Strip& then = next.panel.strips[s];
         if (then.rows() == 0) continue;
         const int64_t bytes = then.rows() * then.weight->row_bytes;
         ahead[s] = then.weight->row(then.row);
@@ -286,6 +297,7 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
         const int64_t local = item - part.first_item, start = local / part.ranges * part.run;
         return {&part, start, std::min(start + part.run, part.panels), local % part.ranges * kTokenRange};
     };
+    const bool nearest = Coming::into_nearest(compute, tokens);
     compute.pool.for_each(items, [&](int64_t item) {
         const Place place = place_of(item);
         const Product& product = *place.part->product;
@@ -301,7 +313,7 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
                 const Place then = place_of(likely);
                 next = Panel::of(then.part->product->weight, then.start * kPanelRows);
             }
-            multiply_panel(compute, Panel::of(product.weight, row), of, next, sums);
+            multiply_panel(compute, Panel::of(product.weight, row), of, {next, nearest}, sums);
             const int64_t width = std::min<int64_t>(kPanelRows, product.weight.rows - row);
             const float scale = product.weight.scale;
             for (int64_t t = 0; t < n; ++t) {
@@ -327,6 +339,7 @@ void multiply_heads(const Compute& compute, const StackedWeight& weights, int64_
     const int64_t items = heads * pieces * ranges;
     const auto head_of = [&](int64_t item) { return item / (pieces * ranges); };
     const auto start_of = [&](int64_t item) { return item / ranges % pieces * run; };
+    const bool nearest = Coming::into_nearest(compute, tokens);
     compute.pool.for_each(items, [&](int64_t item) {
         const int64_t head = head_of(item), start = start_of(item);
         const int64_t first = item % ranges * kTokenRange, n = std::min(kTokenRange, tokens - first);
@@ -341,7 +354,7 @@ void multiply_heads(const Compute& compute, const StackedWeight& weights, int64_
             Panel next;
             if (panel + 1 < end) next = Panel::of(weight, row + kPanelRows);
             else if (likely < items) next = Panel::of(after, start_of(likely) * kPanelRows);
-            multiply_panel(compute, Panel::of(weight, row), of, next, sums);
+            multiply_panel(compute, Panel::of(weight, row), of, {next, nearest}, sums);
             for (int64_t t = 0; t < n; ++t) {
                 float* to = out + places[static_cast<size_t>(t)] * stride + row;
                 for (int64_t i = 0; i < width; ++i) to[i] = weight.scale * sums[t * kPanelRows + i];
@@ -369,6 +382,12 @@ void add_bias(const float* bias, int64_t row, int64_t tokens, int64_t width, flo
 // The rows that are multiplied together from `row` on: as many of gate and of up, or of up alone.
 Panel inner_panel(const ExpertWeights& w, int64_t row) {
     return has_gate(w.activation) ? Panel::of(w.gate, w.up, row) : Panel::of(w.up, row);
+}
+
+int64_t most_tokens(const ExpertWork& work) {
+    int64_t most = 0;
+    for (int64_t g = 0; g < work.num_groups; ++g) most = std::max(most, work.groups[g].count);
+    return most;
 }
 
 // h[pair][intermediate] = activation(gate, up) for every pair.
@@ -399,6 +418,7 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
                                  std::min(kTokenRange, group.count - first)});
     }
     const auto count = static_cast<int64_t>(items.size());
+    const bool nearest = Coming::into_nearest(compute, most_tokens(work));
     compute.pool.for_each(count, [&](int64_t index) {
         const Item& item = items[static_cast<size_t>(index)];
         const ExpertWeights& w = item.group->weights;
@@ -422,7 +442,7 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
             }
             float* up_sums = gated ? sums + kStripRows : sums;
             if (item.gate == item.up) {
-                multiply_panel(compute, inner_panel(w, row), gate_tokens, next, sums);
+                multiply_panel(compute, inner_panel(w, row), gate_tokens, {next, nearest}, sums);
             } else {  // two types: each by itself, with nothing in its other strip
                 float* others = sums + item.count * kPanelRows;
                 up_sums = others + kStripRows;
@@ -499,6 +519,7 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
     const PairScales scales(work);
     const Inner inner(compute, work);
     const int64_t panels = ceil_div(work.hidden, kPanelRows);
+    const bool nearest = Coming::into_nearest(compute, most_tokens(work));
     compute.pool.for_each(panels, [&](int64_t panel) {
         const int64_t row = panel * kPanelRows, width = std::min<int64_t>(kPanelRows, work.hidden - row);
         float* sums = scratch().sums.get<float>(work.pairs * kPanelRows);  // a panel's worth of every pair
@@ -515,7 +536,7 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
             for (int64_t first = 0; first < group.count; first += kTokenRange) {
                 const int64_t pair = group.first + first, count = std::min(kTokenRange, group.count - first);
                 const Tokens of(*inner.per_group[static_cast<size_t>(g)], nullptr, pair, count);
-                multiply_panel(compute, Panel::of(group.weights.down, row), of, next, sums + pair * kPanelRows);
+                multiply_panel(compute, Panel::of(group.weights.down, row), of, {next, nearest}, sums + pair * kPanelRows);
                 add_bias(group.weights.down_bias, row, count, width, sums + pair * kPanelRows);
             }
         }
