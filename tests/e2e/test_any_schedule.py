@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.arch_cases import DENSE_CASE, MORE_SCHEDULED_CASES, READERS_CASE, SCHEDULED_CASES
+from tests.support.arch_cases import (
+    DENSE_CASE,
+    DENSE_HYBRID_CASE,
+    MORE_SCHEDULED_CASES,
+    READERS_CASE,
+    SCHEDULED_CASES,
+)
 from tests.support.eager_device import FAST_LINK, SLOW_LINK, eager_device
 from tests.support.settled import settled
 from tests.support.toy_archs import write_toy_arch
@@ -144,7 +150,9 @@ REQUESTS = st.lists(
 
 # The longer target sets more.
 TIMES = int(os.environ.get("THERMOCLINE_SCHEDULES", "1"))
-OTHERS = (*SCHEDULED_CASES, DENSE_CASE, READERS_CASE) + (MORE_SCHEDULED_CASES if TIMES > 1 else ())
+OTHERS = (*SCHEDULED_CASES, DENSE_CASE, DENSE_HYBRID_CASE, READERS_CASE) + (
+    MORE_SCHEDULED_CASES if TIMES > 1 else ()
+)
 
 
 @pytest.fixture(scope="module", params=OTHERS, ids=str)

@@ -178,7 +178,7 @@ def _hybrid_settings(keys: Keys) -> dict[str, Any]:
     fraction = keys("rope.dimension_count") / keys.head_dim
     interval = keys("full_attention_interval")
     return {
-        "shared_expert_intermediate_size": keys("expert_shared_feed_forward_length"),
+        "shared_expert_intermediate_size": keys("expert_shared_feed_forward_length", 0),
         "linear_conv_kernel_dim": keys("ssm.conv_kernel"),
         "linear_key_head_dim": keys("ssm.state_size"),
         "linear_value_head_dim": keys("ssm.state_size"),
@@ -200,6 +200,12 @@ def _qwen35moe_config(keys: Keys, common: dict[str, Any]):
     settings = common | _hybrid_settings(keys)
     settings["rope_parameters"]["mrope_section"] = keys("rope.dimension_sections")[:3]
     return transformers.Qwen3_5MoeTextConfig(**settings)
+
+
+def _qwen35_config(keys: Keys, common: dict[str, Any]):
+    settings = _dense_settings(keys, common) | _hybrid_settings(keys)
+    settings["rope_parameters"]["mrope_section"] = keys("rope.dimension_sections")[:3]
+    return transformers.Qwen3_5TextConfig(**settings)
 
 
 def _qwen3next_config(keys: Keys, common: dict[str, Any]):
@@ -224,8 +230,11 @@ def _hybrid_state(keys: Keys, own: State) -> State:
         **_ATTENTION,
         **_SHARED,
     }
-    state = _renamed(own, names) | _experts(own)
-    state["mlp.shared_expert_gate.weight"] = _row(own["ffn_gate_inp_shexp.weight"])
+    if "ffn_gate_inp_shexp.weight" in own:
+        state = _renamed(own, names) | _experts(own)
+        state["mlp.shared_expert_gate.weight"] = _row(own["ffn_gate_inp_shexp.weight"])
+    else:
+        state = _renamed(own, names | _MLP)
     if "ssm_a" in own:
         state["linear_attn.A_log"] = np.log(-own["ssm_a"])
         state["linear_attn.dt_bias"] = own["ssm_dt.bias"]
@@ -397,6 +406,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "laguna": "LagunaForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -412,6 +422,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "laguna": _laguna_config,
     "olmoe": _olmoe_config,
     "qwen2moe": _qwen2moe_config,
+    "qwen35": _qwen35_config,
     "qwen35moe": _qwen35moe_config,
     "qwen3next": _qwen3next_config,
     "llama": _llama_config,
@@ -427,6 +438,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "laguna": _laguna_state,
     "olmoe": _olmoe_state,
     "qwen2moe": _qwen2moe_state,
+    "qwen35": _qwen35moe_state,
     "qwen35moe": _qwen35moe_state,
     "qwen3next": _qwen3next_state,
     "llama": _llama_state,

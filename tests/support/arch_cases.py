@@ -114,6 +114,10 @@ ARCH_CASES = (
     _case("odd", "qwen2", **_ODD | _NO_EXPERTS, biased=False, tied=True, seed=72),
     _case("default", "qwen3", **_NO_EXPERTS, head_dim=32, seed=81),
     _case("odd", "qwen3", **_ODD | _NO_EXPERTS, tied=True, extra=_YARN, seed=82),
+    _case("default", "qwen35", **_NO_EXPERTS, layers=4, rotary=8, seed=91),
+    _case(
+        "odd", "qwen35", **_ODD | _NO_EXPERTS, **_ODD_STATE, layers=5, rotary=6, tied=True, seed=92
+    ),
     *(_case(name, "deepseek2", **options) for name, options in LATENT_OPTIONS.items()),
     *ROUTER_CASES,
     *FORMULA_CASES,
@@ -199,6 +203,9 @@ READERS_CASE = _case(
 
 DENSE_CASE = _case("mixed", "qwen3", **_WIDE | _NO_EXPERTS, formats=_MIX)
 """A quantised model without experts."""
+
+DENSE_HYBRID_CASE = _case("mixed", "qwen35", **_WIDE | _NO_EXPERTS, formats=_MIX)
+"""The same whose layers attend and keep a state in turns."""
 
 LLAMA_CASES = tuple(
     case

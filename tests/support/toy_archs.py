@@ -265,11 +265,19 @@ def _qwen35moe_keys(toy: ToyArch) -> dict[str, Any]:
     return _hybrid_keys(toy) | {"rope.dimension_sections": sections}
 
 
+def _qwen35_keys(toy: ToyArch) -> dict[str, Any]:
+    own = {"feed_forward_length": toy.shared, "expert_shared_feed_forward_length": None}
+    return _qwen35moe_keys(toy) | NO_EXPERTS | own
+
+
 def _hybrid_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     if (layer + 1) % toy.interval:
         mixer = _delta(toy, draw)
     else:
         mixer = _attention(toy, draw, q_rows=2) | _head_norms(toy, draw)
+    if not toy.experts:
+        norm = {"post_attention_norm.weight": draw.gain(toy.hidden)}
+        return mixer | norm | _dense(toy, draw, toy.shared, "")
     experts = _experts(toy, draw)
     if toy.fused:
         parts = [experts.pop(f"ffn_{role}_exps.weight") for role in ("gate", "up")]
@@ -393,6 +401,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "laguna": _laguna_keys,
     "olmoe": _olmoe_keys,
     "qwen2moe": _qwen2moe_keys,
+    "qwen35": _qwen35_keys,
     "qwen35moe": _qwen35moe_keys,
     "qwen3next": _hybrid_keys,
     "llama": _llama_keys,
@@ -409,6 +418,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "laguna": _laguna_layer,
     "olmoe": _olmoe_layer,
     "qwen2moe": _qwen2moe_layer,
+    "qwen35": _hybrid_layer,
     "qwen35moe": _hybrid_layer,
     "qwen3next": _hybrid_layer,
     "llama": _llama_layer,

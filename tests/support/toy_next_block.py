@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 DRAFTING_TOYS = MappingProxyType(
     {
         "qwen35moe": ToyArch("qwen35moe", layers=4, rotary=8),
+        "qwen35": ToyArch("qwen35", layers=4, rotary=8, experts=0, used=0),
         "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
         "glm4moe": ToyArch("glm4moe", rotary=8),
         "deepseek2": ToyArch(
@@ -100,5 +101,5 @@ def _layer(toy: ToyArch, draw: Draw) -> Weights:
         experts = toy_layer(toy, draw, 4)
         experts["post_attention_norm.weight"] = experts.pop("attn_norm.weight")
         return experts | toy_layer(toy, draw, 3)
-    attends = toy.interval - 1 if toy.arch in ("qwen35moe", "qwen3next") else toy.layers
+    attends = toy.interval - 1 if toy.arch in ("qwen35", "qwen35moe", "qwen3next") else toy.layers
     return toy_layer(toy, draw, attends)

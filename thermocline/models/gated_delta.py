@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from thermocline.models.weights import WeightMap
 
 
-def read_hybrid_spec(file: ModelFile, *, tiled: bool) -> ModelSpec:
-    """Return the dimensions of a hybrid. tiled: see `DeltaShape`. Raises ModelError."""
+def read_hybrid_spec(file: ModelFile, *, tiled: bool, routed: bool = True) -> ModelSpec:
+    """Return the dimensions of a hybrid. tiled: see `DeltaShape`; routed: with experts. Raises ModelError."""
     read = SpecReader(file)
     read.refuse_expert_scale()
-    spec = read.decoder(normalize_top_k=True)
+    spec = read.decoder(normalize_top_k=True) if routed else read.dense_decoder()
     num_layers, extra = read.decoder_layers(spec.num_layers)
     interval = read.size("full_attention_interval", default=4)
     recurrent = read.layer_flags("attention.recurrent_layers", num_layers) or tuple(
@@ -63,8 +63,9 @@ def read_hybrid_spec(file: ModelFile, *, tiled: bool) -> ModelSpec:
         spec,
         num_layers=num_layers,
         num_predict_layers=extra,
+        num_dense_layers=0 if routed else num_layers,
         own_layer_kinds=kinds,
-        shared_intermediate_size=read.size("expert_shared_feed_forward_length"),
+        shared_intermediate_size=read.size("expert_shared_feed_forward_length") if routed else 0,
         own_rotary_dims=read.rotary_dims(spec.head_dim),
         recurrent=shape,
     )
@@ -86,11 +87,27 @@ def hybrid_layer(
         mixer, rope = _attention(weights, spec, prefix), plain_rope(spec)
     else:
         mixer, rope = _delta(weights, spec, prefix, *alpha_beta), None
+    norm = weights.vector(prefix + "post_attention_norm.weight", hidden)
+    if not spec.has_experts:
+        dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
+        return DecoderLayer(LayerParts(mixer, norm, spec.rms_epsilon, None, dense), rope, None)
     routed, experts = read_routed(weights, spec, prefix)
     gate = weights.row(prefix + "ffn_gate_inp_shexp.weight", hidden)
     shared: SharedExpert = replace(read_shared(weights, spec, prefix), gate=gate)
-    norm = weights.vector(prefix + "post_attention_norm.weight", hidden)
     return DecoderLayer(LayerParts(mixer, norm, spec.rms_epsilon, routed, shared), rope, experts)
+
+
+def tiled_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """Return one layer of a hybrid whose alphas and betas are a matrix each."""
+    if spec.layer_kinds[index] is not LayerKind.RECURRENT:
+        return hybrid_layer(weights, spec, index, None)
+    alpha, beta = (
+        weights.matrix(
+            f"blk.{index}.ssm_{part}.weight", delta_shape(spec).value_heads, spec.hidden_size
+        )
+        for part in ("alpha", "beta")
+    )
+    return hybrid_layer(weights, spec, index, (alpha, beta))
 
 
 def _attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> AttentionWeights:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thermocline.models.gated_delta import delta_shape, hybrid_layer, read_hybrid_spec
-from thermocline.models.spec import LayerKind
+from thermocline.models.gated_delta import hybrid_layer, read_hybrid_spec, tiled_layer
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
@@ -21,15 +20,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
-    if spec.layer_kinds[index] is not LayerKind.RECURRENT:
-        return hybrid_layer(weights, spec, index, None)
-    alpha, beta = (
-        weights.matrix(
-            f"blk.{index}.ssm_{part}.weight", delta_shape(spec).value_heads, spec.hidden_size
-        )
-        for part in ("alpha", "beta")
-    )
-    return hybrid_layer(weights, spec, index, (alpha, beta))
+    return tiled_layer(weights, spec, index)
 
 
 def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:

@@ -206,6 +206,14 @@ def _qwen35moe(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Qwen3_5MoeTextConfig(**settings)
 
 
+def _qwen35(common: dict[str, Any], tiny: TinyModel) -> Any:
+    settings = _dense(common | _hybrid(tiny), tiny)
+    settings["rope_parameters"]["mrope_section"] = [3, 3, 2]
+    if tiny.extra_block:
+        settings["mtp_num_hidden_layers"] = 1
+    return transformers.Qwen3_5TextConfig(**settings)
+
+
 def _qwen3next(common: dict[str, Any], tiny: TinyModel) -> Any:
     own = {"intermediate_size": 64, "norm_topk_prob": True, "decoder_sparse_step": 1}
     return transformers.Qwen3NextConfig(**(common | _hybrid(tiny) | own | tiny.options))
@@ -281,6 +289,7 @@ _CLASSES = {
     "olmoe": "OlmoeForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -299,6 +308,7 @@ _CONFIGS = {
     "olmoe": _olmoe,
     "qwen2moe": _qwen2moe,
     "qwen3moe": _qwen3moe,
+    "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
     "llama": _llama,

@@ -21,7 +21,7 @@ from tests.oracle.toolchain.tiny_routers import CLASSES, wide_experts
 if TYPE_CHECKING:
     from pathlib import Path
 
-_HYBRIDS = ("qwen3next", "qwen35moe")
+_HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
 
 
 _THETA = {"rope_theta": 10000.0, "original_max_position_embeddings": 64}
@@ -154,6 +154,8 @@ OTHER_CASES = (
     _case("small", "mixtral"),
     _case("small", "qwen2"),
     _case("small", "qwen3"),
+    _case("small", "qwen35"),
+    _case("extra_block", "qwen35", extra_block=True, seed=2),
     _case("llama3", "llama", seed=2, options={"rope_parameters": _LLAMA3}),
     _case("linear", "llama", seed=3, options={"rope_parameters": _LINEAR}),
     _case("yarn", "qwen3", seed=4, options={"rope_parameters": _YARN}),
@@ -219,6 +221,7 @@ MIXED_CASES = (
         for arch in ("deepseek_v3", "glm4_moe_lite")
     ),
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
+    _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "nemotron_h_moe", hidden=256, layers=7, seed=7, options=_NEMOTRON_WIDE),
     _case(
         "narrow_experts",

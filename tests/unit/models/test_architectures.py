@@ -42,6 +42,7 @@ TOYS = {
     "llama": ToyArch("llama", biased=False, experts=0, used=0),
     "qwen2": ToyArch("qwen2", experts=0, used=0),
     "qwen3": ToyArch("qwen3", experts=0, used=0),
+    "qwen35": ToyArch("qwen35", layers=4, rotary=8, experts=0, used=0),
     "gpt-oss": ToyArch("gpt-oss", layers=4, window=16),
     "lfm2moe": ToyArch("lfm2moe", layers=4, interval=3),
     "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
@@ -83,7 +84,7 @@ WITH_DENSE = (
     *("bailingmoe2", "dots1", "ernie4_5-moe", "glm4moe", "granitemoe"),
     *("lfm2moe", "nemotron_h_moe", "gemma4"),
 )
-WITHOUT_EXPERTS = ("llama", "qwen2", "qwen3")
+WITHOUT_EXPERTS = ("llama", "qwen2", "qwen3", "qwen35")
 WITHOUT_SHARED = (
     "olmoe",
     "minimax-m2",
