@@ -6,6 +6,7 @@ biases, Glm4Moe computes the same.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,13 @@ class TextModel(torch.nn.Module):
         out = self.model(input_ids=input_ids, **options)
         out.logits = self.lm_head(out.last_hidden_state)
         return out
+
+
+def _afmoe_model(config: Any) -> Any:
+    with warnings.catch_warnings():
+        # Without shared experts there are matrices of no rows, which are given their first numbers, too.
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        return transformers.AfmoeForCausalLM(config)
 
 
 def _partial(keys: Keys) -> dict[str, Any]:
@@ -145,6 +153,18 @@ def _hunyuan_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.HunYuanMoEV1Config(**(kept | own))
 
 
+def _afmoe_config(keys: Keys, common: dict[str, Any]) -> Any:
+    own = {
+        "intermediate_size": keys("feed_forward_length"),
+        "num_dense_layers": keys("leading_dense_block_count"),
+        "num_shared_experts": keys("expert_shared_count"),
+        "route_scale": float(keys("expert_weights_scale")),
+        "sliding_window": keys("attention.sliding_window"),
+        "mup_enabled": True,
+    }
+    return transformers.AfmoeConfig(**(common | own))
+
+
 def _renamed(own: State, names: dict[str, str]) -> State:
     return {
         theirs + name.removeprefix(ours): values
@@ -217,7 +237,25 @@ def _hunyuan_state(keys: Keys, own: State) -> State:
     return _renamed(own, names) | _experts(own)
 
 
+def _afmoe_state(keys: Keys, own: State) -> State:
+    names = _ATTENTION | {
+        "attn_gate.": "self_attn.gate_proj.",
+        "ffn_norm.": "pre_mlp_layernorm.",
+        "post_ffw_norm.": "post_mlp_layernorm.",
+        "ffn_gate_inp.": "mlp.router.gate.",
+        "exp_probs_b.bias": "mlp.expert_bias",
+    }
+    state = _renamed(own, names) | _experts(own)
+    if "exp_probs_b.bias" in own and not keys("expert_shared_count"):  # of no width there
+        hidden = keys("embedding_length")
+        for role in ("gate", "up"):
+            state[f"mlp.shared_experts.{role}_proj.weight"] = np.zeros((0, hidden), np.float32)
+        state["mlp.shared_experts.down_proj.weight"] = np.zeros((hidden, 0), np.float32)
+    return state
+
+
 CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
+    "afmoe": _afmoe_model,
     "bailingmoe2": transformers.Glm4MoeForCausalLM,
     "dots1": transformers.Dots1ForCausalLM,
     "ernie4_5-moe": transformers.Ernie4_5_MoeForCausalLM,
@@ -228,6 +266,7 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "qwen3vlmoe": TextModel,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
+    "afmoe": _afmoe_config,
     "bailingmoe2": _glm4moe_config,
     "dots1": _dots1_config,
     "ernie4_5-moe": _ernie_config,
@@ -238,6 +277,7 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "qwen3vlmoe": _qwen3vl_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
+    "afmoe": _afmoe_state,
     "bailingmoe2": _bailing_state,
     "dots1": _state,
     "ernie4_5-moe": _ernie_state,

@@ -55,6 +55,11 @@ _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
 
 ROUTER_CASES = (
+    _case("default", "afmoe", layers=5, window=16, seed=59),
+    _case("odd", "afmoe", **_ODD_HEADS | {"rotary": 24}, layers=4, window=7, dense=2, seed=60),
+    _case("all_routed", "afmoe", layers=4, window=64, dense=0, shared=0, tied=True, seed=71),
+    _case("one_expert", "afmoe", layers=4, experts=1, used=1, window=2, kv_heads=1, seed=72),
+    _case("lone_layer", "afmoe", layers=1, dense=0, window=16, biased=False, seed=73),
     _case("default", "bailingmoe2", rotary=8, extra=_GROUPS, seed=61),
     _case("default", "dots1", kv_heads=4, experts=9, seed=62),
     _case("odd", "ernie4_5-moe", **_ODD_HEADS, layers=2, tied=True, seed=63),
@@ -165,6 +170,7 @@ SCHEDULED_CASES = (
     _case("mixed", "llama", **_WIDE, formats=_MIX, slowed=True),
     _case("mixed", "deepseek2", **_WIDE | LATENT_MIXED, formats=_MIX | {"latent": "Q8_0"}),
     _case("mixed", "bailingmoe2", **_WIDE, rotary=32, formats=_MIX, extra=_GROUPS),
+    _case("mixed", "afmoe", **_WIDE, layers=4, rotary=64, formats=_MIX),
     # Rows of whole blocks of 32, not of 256, as gpt-oss has them.
     _case("mixed", "gpt-oss", **_WIDE | {"hidden": 160, "intermediate": 96}, formats=_NARROW_MIX),
     _case("mixed", "lfm2moe", **_WIDE | LFM2_MIXED, formats=_MIX),

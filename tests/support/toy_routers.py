@@ -199,7 +199,31 @@ def _hunyuan_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     }
 
 
+def _afmoe_keys(toy: ToyArch) -> dict[str, Any]:
+    return {
+        **_partial_sigmoid_keys(toy),
+        "expert_shared_count": _SHARED_COUNT if toy.shared else 0,
+        "feed_forward_length": 2 * toy.intermediate,
+        "attention.sliding_window": toy.window,
+    }
+
+
+def _afmoe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    shared = _SHARED_COUNT * toy.intermediate if toy.shared else 0
+    weights = _feed_forward(
+        toy, draw, layer, dense=2 * toy.intermediate, shared=shared, biased=True
+    )
+    return {
+        **_attention(toy, draw, "head"),
+        "attn_gate.weight": draw.matrix(toy.heads * toy.head_dim, toy.hidden, gain=2.0),
+        **{f"{name}.weight": draw.gain(toy.hidden) for name in _AFMOE_NORMS},
+        **weights,
+    }
+
+
+_AFMOE_NORMS = ("post_attention_norm", "ffn_norm", "post_ffw_norm")
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
+    "afmoe": _afmoe_keys,
     "bailingmoe2": _partial_sigmoid_keys,
     "dots1": _sigmoid_keys,
     "ernie4_5-moe": _ernie_keys,
@@ -211,6 +235,7 @@ KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
 }
 """Keys by architecture, without its prefix; None takes a usual one away."""
 LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
+    "afmoe": _afmoe_layer,
     "bailingmoe2": _bailing_layer,
     "dots1": _dots_layer,
     "ernie4_5-moe": _ernie_layer,

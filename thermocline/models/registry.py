@@ -39,6 +39,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "llama",
             "qwen2",
             "qwen3",
+            "afmoe",
             "bailingmoe2",
             "dots1",
             "ernie4_5-moe",

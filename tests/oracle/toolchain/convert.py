@@ -17,7 +17,13 @@ from pathlib import Path
 
 from tests.oracle.toolchain.sources import llama_cpp_sources
 
-_PRE_TOKENIZERS = {"olmoe": "olmo", "qwen35moe": "qwen35", "laguna": "laguna", "gpt-oss": "gpt-4o"}
+_PRE_TOKENIZERS = {
+    "olmoe": "olmo",
+    "qwen35moe": "qwen35",
+    "laguna": "laguna",
+    "gpt-oss": "gpt-4o",
+    "afmoe": "afmoe",
+}
 
 
 # Module and class that read a vocabulary in a way of their own.

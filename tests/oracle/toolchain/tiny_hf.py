@@ -27,6 +27,7 @@ _ROUTERS = (
     "mlp.gate.wg.weight",
     "block_sparse_moe.router.weight",
     "mlp.router.weight",
+    "mlp.router.gate.weight",
 )
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (

@@ -136,6 +136,19 @@ def _hunyuan(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.HunYuanMoEV1Config(**(kept | own | tiny.options))
 
 
+def _afmoe(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "intermediate_size": 64,
+        "num_dense_layers": 1,
+        "num_shared_experts": 2,
+        "route_scale": 1.5,
+        "sliding_window": 16,
+        "head_dim": 32,
+        "mup_enabled": True,
+    }
+    return transformers.AfmoeConfig(**(common | own | tiny.options))
+
+
 def _rewritten(folder: Path, tensors: Tensors, settings: dict[str, Any]) -> None:
     """Write a checkpoint's tensors, and change settings of its configuration."""
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -182,6 +195,12 @@ def _as_hunyuan(folder: Path, config: Any) -> None:
     _rewritten(folder, load_file(folder / "model.safetensors"), settings)
 
 
+def _as_afmoe(folder: Path, config: Any) -> None:
+    """Give the configuration what published ones say of the router, which transformers takes for granted."""
+    settings = {"route_norm": True, "score_func": "sigmoid"}
+    _rewritten(folder, load_file(folder / "model.safetensors"), settings)
+
+
 def _as_qwen3vl(folder: Path, config: Any) -> None:
     """Store experts as the published checkpoints do: a column for each output."""
     tensors = load_file(folder / "model.safetensors")
@@ -209,6 +228,7 @@ def add_glm_block(folder: Path, config: Any) -> None:
 
 
 CLASSES = {
+    "afmoe": "AfmoeForCausalLM",
     "bailingmoe2": "Glm4MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
@@ -219,6 +239,7 @@ CLASSES = {
     "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration",
 }
 CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
+    "afmoe": _afmoe,
     "bailingmoe2": _bailingmoe2,
     "dots1": _dots1,
     "ernie4_5-moe": _ernie,
@@ -229,6 +250,7 @@ CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "qwen3vlmoe": _qwen3vl,
 }
 PUBLISHED: dict[str, Callable[[Path, Any], None]] = {
+    "afmoe": _as_afmoe,
     "bailingmoe2": _as_bailing,
     "hunyuan-moe": _as_hunyuan,
     "qwen3vlmoe": _as_qwen3vl,

@@ -18,7 +18,7 @@ from thermocline.messages import Pooling
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import ARCHITECTURES, open_model, read_spec
 from thermocline.models.rope import LinearScaling, RopeRule, Yarn
-from thermocline.models.spec import LayerKind
+from thermocline.models.spec import LayerKind, WindowSpec
 
 TOYS = {
     "olmoe": ToyArch("olmoe", kv_heads=4),
@@ -27,6 +27,7 @@ TOYS = {
     "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
     "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
+    "afmoe": ToyArch("afmoe", layers=5, window=16),
     "bailingmoe2": ToyArch(
         "bailingmoe2",
         rotary=8,
@@ -80,7 +81,7 @@ OWN_OPTIONAL = {
 UNREAD = {"feed_forward_length"}
 WITH_DENSE = (
     *("olmoe", "laguna", "deepseek2"),
-    *("bailingmoe2", "dots1", "ernie4_5-moe", "glm4moe", "granitemoe"),
+    *("afmoe", "bailingmoe2", "dots1", "ernie4_5-moe", "glm4moe", "granitemoe"),
     *("lfm2moe", "nemotron_h_moe", "gemma4"),
 )
 WITHOUT_EXPERTS = ("llama", "qwen2", "qwen3")
@@ -179,6 +180,12 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("deepseek2", "attention.temperature_scale", 0.1, UnsupportedModelError),
         ("deepseek2", "rope.dimension_count", 24, ModelFileError),
         ("deepseek2", "nextn_predict_layers", 3, ModelFileError),
+        ("afmoe", "attention.sliding_window", 0, ModelFileError),
+        ("afmoe", "attention.sliding_window_pattern", [True, False], ModelFileError),
+        ("afmoe", "expert_gating_func", 4, UnsupportedModelError),
+        ("afmoe", "leading_dense_block_count", 5, ModelFileError),
+        ("afmoe", "rope.dimension_count", 18, ModelFileError),
+        ("afmoe", "rope.freq_base_swa", 0.0, ModelFileError),
         ("bailingmoe2", "expert_group_count", 3, ModelFileError),
         ("bailingmoe2", "expert_group_count", 8, ModelFileError),
         ("bailingmoe2", "expert_group_used_count", 5, ModelFileError),
@@ -332,6 +339,22 @@ def test_laguna_reads_what_differs_by_layer(tmp_path):
     path = write_toy_arch(tmp_path / "n.gguf", TOYS["laguna"], metadata=pattern)
     kinds = spec_of(path).layer_kinds
     assert [kind is LayerKind.WINDOW for kind in kinds] == [True, False, False, True, True]
+
+
+def test_afmoe_turns_where_it_has_a_window(tmp_path):
+    """Every fourth layer is full and does not turn, unless the file names others; a window may have its own base."""
+    toy = TOYS["afmoe"]
+    model = opened(write_toy_arch(tmp_path / "m.gguf", toy))
+    rope = RopeRule(16, 10000.0)
+    assert model.spec.window == WindowSpec(16, rope)
+    assert model.non_expert.ropes == (rope, rope, rope, None, rope)
+    assert model.spec.embedding_scale == 8.0
+    assert (model.spec.num_dense_layers, model.spec.dense_intermediate_size) == (1, 64)
+    keys = {"afmoe.rope.freq_base_swa": 500.0}
+    keys["afmoe.attention.sliding_window_pattern"] = [False, True, True, True, False]
+    model = opened(write_toy_arch(tmp_path / "n.gguf", toy, metadata=keys))
+    rope = RopeRule(16, 500.0)
+    assert model.non_expert.ropes == (None, rope, rope, rope, None)
 
 
 def test_a_tensor_per_expert_is_told_apart(tmp_path):
