@@ -28,10 +28,11 @@ _PERIOD = 4
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`.
 
-    Converters write neither the pattern nor whether embeddings are scaled: both are as in the published models.
+    No key says whether embeddings are scaled, and the converter writes no pattern: both are as in the published models.
+    Weights are normalised by the model's own code, where the configuration does not say so, either.
     """
     read = SpecReader(file)
-    spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm"))
+    spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm", default=True))
     stated = read.count("expert_shared_count") * spec.expert_intermediate_size
     shared = shared_width(read, spec.num_layers, stated)
     gating = read.gating(default=Gating.SIGMOID)

@@ -282,6 +282,7 @@ GOLDEN_CASES = (
     ),
     *((case, "NVFP4") for case in NVFP4_CASES if case.tiny.arch in ("qwen3moe", "qwen35moe")),
     *((_case("tiny", arch, hidden=32, seed=8), "F32") for arch in ("bailingmoe2", "granitemoe")),
+    (_case("tiny", "afmoe", hidden=32, layers=4, seed=8), "F32"),
 )
 """With the mix of each: what the ordinary suite opens."""
 

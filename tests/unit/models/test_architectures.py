@@ -61,6 +61,7 @@ OPTIONAL = {
 }
 # Keys that some may leave out, or that say nothing of text.
 OWN_OPTIONAL = {
+    "afmoe": {"expert_weights_norm"},
     "bailingmoe2": {"expert_group_count"},
     "ernie4_5-moe": {"expert_shared_feed_forward_length"},
     "granitemoe": {
@@ -350,11 +351,12 @@ def test_afmoe_turns_where_it_has_a_window(tmp_path):
     assert model.non_expert.ropes == (rope, rope, rope, None, rope)
     assert model.spec.embedding_scale == 8.0
     assert (model.spec.num_dense_layers, model.spec.dense_intermediate_size) == (1, 64)
-    keys = {"afmoe.rope.freq_base_swa": 500.0}
+    keys = {"afmoe.rope.freq_base_swa": 500.0, "afmoe.expert_weights_norm": None}
     keys["afmoe.attention.sliding_window_pattern"] = [False, True, True, True, False]
     model = opened(write_toy_arch(tmp_path / "n.gguf", toy, metadata=keys))
     rope = RopeRule(16, 500.0)
     assert model.non_expert.ropes == (None, rope, rope, rope, None)
+    assert model.spec.router.normalize_top_k
 
 
 def test_a_tensor_per_expert_is_told_apart(tmp_path):
