@@ -1,7 +1,8 @@
 """transformers' own models of architectures that differ by their routers, as `hf_archs` takes them.
 
 Knows each architecture's settings and names. transformers has no class for bailingmoe2: with norms of heads and without
-biases, Glm4Moe computes the same.
+biases, Glm4Moe computes the same. It has none for bailingmoe and deepseek, either: Qwen2Moe computes the same with a gate of
+the shared expert that is always one half, and twice as much behind it.
 """
 
 from __future__ import annotations
@@ -101,6 +102,18 @@ def _glm4moe_config(keys: Keys, common: dict[str, Any]) -> Any:
 def _dots1_config(keys: Keys, common: dict[str, Any]) -> Any:
     own = {"sliding_window": None}
     return transformers.Dots1Config(**(_without(common, "num_experts") | _grouped(keys) | own))
+
+
+def _plain_config(keys: Keys, common: dict[str, Any]) -> Any:
+    shared = keys("expert_shared_count") * keys("expert_feed_forward_length")
+    own = {
+        "intermediate_size": keys("feed_forward_length"),
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": keys("expert_weights_norm", False),
+        "mlp_only_layers": list(range(keys("leading_dense_block_count"))),
+        "qkv_bias": False,
+    }
+    return transformers.Qwen2MoeConfig(**(common | own))
 
 
 def _minimax_config(keys: Keys, common: dict[str, Any]) -> Any:
@@ -211,11 +224,34 @@ def _ernie_state(keys: Keys, own: State) -> State:
     return state
 
 
-def _granite_state(keys: Keys, own: State) -> State:
+def _by_halves(keys: Keys, own: State) -> State:
+    """q and k with the halves of a head one after the other, which are pairs in the file."""
     own = dict(own)
     for name, heads in (("attn_q.weight", "head_count"), ("attn_k.weight", "head_count_kv")):
         rows = own[name].reshape(keys(f"attention.{heads}"), -1, 2, own[name].shape[1])
         own[name] = np.swapaxes(rows, 1, 2).reshape(own[name].shape)
+    return own
+
+
+def _plain_state(keys: Keys, own: State) -> State:
+    own = _by_halves(keys, own)
+    if "ffn_down_shexp.weight" in own:
+        own["ffn_down_shexp.weight"] = own["ffn_down_shexp.weight"] * np.float32(2)
+        # transformers' class has no factor on the weights of routed experts.
+        scale = np.float32(keys("expert_weights_scale"))
+        own["ffn_down_exps.weight"] = own["ffn_down_exps.weight"] * scale
+    state = {
+        name.replace("shared_experts", "shared_expert"): values
+        for name, values in _state(keys, own).items()
+    }
+    if "ffn_down_shexp.weight" in own:
+        gate = np.zeros((1, keys("embedding_length")), np.float32)
+        state["mlp.shared_expert_gate.weight"] = gate
+    return state
+
+
+def _granite_state(keys: Keys, own: State) -> State:
+    own = _by_halves(keys, own)
     shared = {}
     if "ffn_down_shexp.weight" in own:
         gate, up, down = (own.pop(f"ffn_{role}_shexp.weight") for role in ("gate", "up", "down"))
@@ -256,7 +292,9 @@ def _afmoe_state(keys: Keys, own: State) -> State:
 
 CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "afmoe": _afmoe_model,
+    "bailingmoe": transformers.Qwen2MoeForCausalLM,
     "bailingmoe2": transformers.Glm4MoeForCausalLM,
+    "deepseek": transformers.Qwen2MoeForCausalLM,
     "dots1": transformers.Dots1ForCausalLM,
     "ernie4_5-moe": transformers.Ernie4_5_MoeForCausalLM,
     "glm4moe": transformers.Glm4MoeForCausalLM,
@@ -267,7 +305,9 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "afmoe": _afmoe_config,
+    "bailingmoe": _plain_config,
     "bailingmoe2": _glm4moe_config,
+    "deepseek": _plain_config,
     "dots1": _dots1_config,
     "ernie4_5-moe": _ernie_config,
     "glm4moe": _glm4moe_config,
@@ -278,7 +318,9 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
     "afmoe": _afmoe_state,
+    "bailingmoe": _plain_state,
     "bailingmoe2": _bailing_state,
+    "deepseek": _plain_state,
     "dots1": _state,
     "ernie4_5-moe": _ernie_state,
     "glm4moe": _state,

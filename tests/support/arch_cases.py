@@ -61,6 +61,12 @@ ROUTER_CASES = (
     _case("one_expert", "afmoe", layers=4, experts=1, used=1, window=2, kv_heads=1, seed=72),
     _case("lone_layer", "afmoe", layers=1, dense=0, window=16, biased=False, seed=73),
     _case("default", "bailingmoe2", rotary=8, extra=_GROUPS, seed=61),
+    _case("default", "bailingmoe", layers=2, dense=0, seed=74),
+    _case("odd", "bailingmoe", **_ODD_HEADS, layers=3, dense=0, seed=75),
+    _case("one_dense", "bailingmoe", kv_heads=1, tied=True, seed=76),
+    _case("default", "deepseek", kv_heads=4, seed=77),
+    _case("odd", "deepseek", **_ODD, dense=2, tied=True, seed=78),
+    _case("no_dense", "deepseek", layers=1, dense=0, experts=5, used=5, seed=79),
     _case("default", "dots1", kv_heads=4, experts=9, seed=62),
     _case("odd", "ernie4_5-moe", **_ODD_HEADS, layers=2, tied=True, seed=63),
     _case("default", "glm4moe", rotary=8, seed=64),
@@ -213,10 +219,11 @@ LLAMA_CASES = tuple(
     not in (
         *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
+        "bailingmoe_one_dense",
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
 
-There olmoe and qwen2moe are neither tied nor have fewer key heads, a group is judged by its best two experts, YaRN's
+There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a group is judged by its best two experts, YaRN's
 own factor is not read, and the last layers with keys of their own are one with a window and one without.
 """

@@ -23,6 +23,8 @@ _PRE_TOKENIZERS = {
     "laguna": "laguna",
     "gpt-oss": "gpt-4o",
     "afmoe": "afmoe",
+    "bailingmoe": "bailingmoe",
+    "deepseek": "deepseek-llm",
 }
 
 

@@ -18,7 +18,7 @@ from thermocline.messages import Pooling
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import ARCHITECTURES, open_model, read_spec
 from thermocline.models.rope import LinearScaling, RopeRule, Yarn
-from thermocline.models.spec import LayerKind, WindowSpec
+from thermocline.models.spec import LayerKind
 
 TOYS = {
     "olmoe": ToyArch("olmoe", kv_heads=4),
@@ -28,6 +28,8 @@ TOYS = {
     "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
     "afmoe": ToyArch("afmoe", layers=5, window=16),
+    "bailingmoe": ToyArch("bailingmoe"),
+    "deepseek": ToyArch("deepseek", kv_heads=4),
     "bailingmoe2": ToyArch(
         "bailingmoe2",
         rotary=8,
@@ -62,6 +64,8 @@ OPTIONAL = {
 # Keys that some may leave out, or that say nothing of text.
 OWN_OPTIONAL = {
     "afmoe": {"expert_weights_norm"},
+    "bailingmoe": {"rope.dimension_count"},
+    "deepseek": {"rope.dimension_count"},
     "bailingmoe2": {"expert_group_count"},
     "ernie4_5-moe": {"expert_shared_feed_forward_length"},
     "granitemoe": {
@@ -82,7 +86,16 @@ OWN_OPTIONAL = {
 UNREAD = {"feed_forward_length"}
 WITH_DENSE = (
     *("olmoe", "laguna", "deepseek2"),
-    *("afmoe", "bailingmoe2", "dots1", "ernie4_5-moe", "glm4moe", "granitemoe"),
+    *(
+        "afmoe",
+        "bailingmoe",
+        "deepseek",
+        "bailingmoe2",
+        "dots1",
+        "ernie4_5-moe",
+        "glm4moe",
+        "granitemoe",
+    ),
     *("lfm2moe", "nemotron_h_moe", "gemma4"),
 )
 WITHOUT_EXPERTS = ("llama", "qwen2", "qwen3")
@@ -187,6 +200,11 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("afmoe", "leading_dense_block_count", 5, ModelFileError),
         ("afmoe", "rope.dimension_count", 18, ModelFileError),
         ("afmoe", "rope.freq_base_swa", 0.0, ModelFileError),
+        ("bailingmoe", "expert_gating_func", 2, UnsupportedModelError),
+        ("bailingmoe", "rope.dimension_count", 8, UnsupportedModelError),
+        ("deepseek", "expert_gating_func", 2, UnsupportedModelError),
+        ("deepseek", "rope.dimension_count", 8, UnsupportedModelError),
+        ("deepseek", "leading_dense_block_count", 3, ModelFileError),
         ("bailingmoe2", "expert_group_count", 3, ModelFileError),
         ("bailingmoe2", "expert_group_count", 8, ModelFileError),
         ("bailingmoe2", "expert_group_used_count", 5, ModelFileError),
@@ -340,23 +358,6 @@ def test_laguna_reads_what_differs_by_layer(tmp_path):
     path = write_toy_arch(tmp_path / "n.gguf", TOYS["laguna"], metadata=pattern)
     kinds = spec_of(path).layer_kinds
     assert [kind is LayerKind.WINDOW for kind in kinds] == [True, False, False, True, True]
-
-
-def test_afmoe_turns_where_it_has_a_window(tmp_path):
-    """Every fourth layer is full and does not turn, unless the file names others; a window may have its own base."""
-    toy = TOYS["afmoe"]
-    model = opened(write_toy_arch(tmp_path / "m.gguf", toy))
-    rope = RopeRule(16, 10000.0)
-    assert model.spec.window == WindowSpec(16, rope)
-    assert model.non_expert.ropes == (rope, rope, rope, None, rope)
-    assert model.spec.embedding_scale == 8.0
-    assert (model.spec.num_dense_layers, model.spec.dense_intermediate_size) == (1, 64)
-    keys = {"afmoe.rope.freq_base_swa": 500.0, "afmoe.expert_weights_norm": None}
-    keys["afmoe.attention.sliding_window_pattern"] = [False, True, True, True, False]
-    model = opened(write_toy_arch(tmp_path / "n.gguf", toy, metadata=keys))
-    rope = RopeRule(16, 500.0)
-    assert model.non_expert.ropes == (None, rope, rope, rope, None)
-    assert model.spec.router.normalize_top_k
 
 
 def test_a_tensor_per_expert_is_told_apart(tmp_path):
