@@ -134,9 +134,10 @@ void add_normed(Core& core, In<float, 2> x, In<float, 2> first, std::optional<In
     require(size(first, 0) == rows && size(first, 1) == width && size(out, 0) == rows && size(out, 1) == width,
             "x, what is added and out must have one shape");
     require(!second || (size(*second, 0) == rows && size(*second, 1) == width), "both parts must have x's shape");
-    require(second.has_value() == first_gain.has_value() && second.has_value() == second_gain.has_value(),
-            "two parts have a gain each, and one part has none");
-    require(size(gain, 0) == width && (!second || (size(*first_gain, 0) == width && size(*second_gain, 0) == width)),
+    require(first_gain.has_value() == second_gain.has_value() && (second || !first_gain),
+            "two parts have a gain each or none, and one part has none");
+    require(size(gain, 0) == width &&
+                (!first_gain || (size(*first_gain, 0) == width && size(*second_gain, 0) == width)),
             "a gain must have one entry per column");
     const WithoutGil unlocked;
     tc::add_normed(core.dense(), {x.data(), first.data(), second ? second->data() : nullptr, rows, width,

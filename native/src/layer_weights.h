@@ -300,8 +300,8 @@ class LayerWeights {
         if (end_) {
             layer_.end = end_->part();
             require(end_->width() == hidden(), "a norm must be [hidden]");
-            require(shared_.has_value() && end_->has_parts() == routed_.has_value(),
-                    "the last norm is of a shared expert, and of routed ones where the layer has them");
+            require(routed_ || !end_->has_parts(), "the gains of two parts are of a layer with routed experts");
+            require(routed_ || shared_, "the last norm is of experts");
         }
         if (embedding_) {
             layer_.embedding = embedding_->part();

@@ -1,11 +1,13 @@
 """transformers' own models of architectures that differ by their routers, as `hf_archs` takes them.
 
 Knows each architecture's settings and names. transformers has no class for bailingmoe2: with norms of heads and without
-biases, Glm4Moe computes the same.
+biases, Glm4Moe computes the same. It has none for bailingmoe and deepseek, either: Qwen2Moe computes the same with a gate of
+the shared expert that is always one half, and twice as much behind it.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +56,13 @@ class TextModel(torch.nn.Module):
         return out
 
 
+def _afmoe_model(config: Any) -> Any:
+    with warnings.catch_warnings():
+        # Without shared experts there are matrices of no rows, which are given their first numbers, too.
+        warnings.filterwarnings("ignore", "Initializing zero-element tensors")
+        return transformers.AfmoeForCausalLM(config)
+
+
 def _partial(keys: Keys) -> dict[str, Any]:
     """Settings of heads of which a part turns."""
     return {
@@ -93,6 +102,18 @@ def _glm4moe_config(keys: Keys, common: dict[str, Any]) -> Any:
 def _dots1_config(keys: Keys, common: dict[str, Any]) -> Any:
     own = {"sliding_window": None}
     return transformers.Dots1Config(**(_without(common, "num_experts") | _grouped(keys) | own))
+
+
+def _plain_config(keys: Keys, common: dict[str, Any]) -> Any:
+    shared = keys("expert_shared_count") * keys("expert_feed_forward_length")
+    own = {
+        "intermediate_size": keys("feed_forward_length"),
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": keys("expert_weights_norm", False),
+        "mlp_only_layers": list(range(keys("leading_dense_block_count"))),
+        "qkv_bias": False,
+    }
+    return transformers.Qwen2MoeConfig(**(common | own))
 
 
 def _minimax_config(keys: Keys, common: dict[str, Any]) -> Any:
@@ -145,6 +166,18 @@ def _hunyuan_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.HunYuanMoEV1Config(**(kept | own))
 
 
+def _afmoe_config(keys: Keys, common: dict[str, Any]) -> Any:
+    own = {
+        "intermediate_size": keys("feed_forward_length"),
+        "num_dense_layers": keys("leading_dense_block_count"),
+        "num_shared_experts": keys("expert_shared_count"),
+        "route_scale": float(keys("expert_weights_scale")),
+        "sliding_window": keys("attention.sliding_window"),
+        "mup_enabled": True,
+    }
+    return transformers.AfmoeConfig(**(common | own))
+
+
 def _renamed(own: State, names: dict[str, str]) -> State:
     return {
         theirs + name.removeprefix(ours): values
@@ -191,11 +224,34 @@ def _ernie_state(keys: Keys, own: State) -> State:
     return state
 
 
-def _granite_state(keys: Keys, own: State) -> State:
+def _by_halves(keys: Keys, own: State) -> State:
+    """q and k with the halves of a head one after the other, which are pairs in the file."""
     own = dict(own)
     for name, heads in (("attn_q.weight", "head_count"), ("attn_k.weight", "head_count_kv")):
         rows = own[name].reshape(keys(f"attention.{heads}"), -1, 2, own[name].shape[1])
         own[name] = np.swapaxes(rows, 1, 2).reshape(own[name].shape)
+    return own
+
+
+def _plain_state(keys: Keys, own: State) -> State:
+    own = _by_halves(keys, own)
+    if "ffn_down_shexp.weight" in own:
+        own["ffn_down_shexp.weight"] = own["ffn_down_shexp.weight"] * np.float32(2)
+        # transformers' class has no factor on the weights of routed experts.
+        scale = np.float32(keys("expert_weights_scale"))
+        own["ffn_down_exps.weight"] = own["ffn_down_exps.weight"] * scale
+    state = {
+        name.replace("shared_experts", "shared_expert"): values
+        for name, values in _state(keys, own).items()
+    }
+    if "ffn_down_shexp.weight" in own:
+        gate = np.zeros((1, keys("embedding_length")), np.float32)
+        state["mlp.shared_expert_gate.weight"] = gate
+    return state
+
+
+def _granite_state(keys: Keys, own: State) -> State:
+    own = _by_halves(keys, own)
     shared = {}
     if "ffn_down_shexp.weight" in own:
         gate, up, down = (own.pop(f"ffn_{role}_shexp.weight") for role in ("gate", "up", "down"))
@@ -217,8 +273,28 @@ def _hunyuan_state(keys: Keys, own: State) -> State:
     return _renamed(own, names) | _experts(own)
 
 
+def _afmoe_state(keys: Keys, own: State) -> State:
+    names = _ATTENTION | {
+        "attn_gate.": "self_attn.gate_proj.",
+        "ffn_norm.": "pre_mlp_layernorm.",
+        "post_ffw_norm.": "post_mlp_layernorm.",
+        "ffn_gate_inp.": "mlp.router.gate.",
+        "exp_probs_b.bias": "mlp.expert_bias",
+    }
+    state = _renamed(own, names) | _experts(own)
+    if "exp_probs_b.bias" in own and not keys("expert_shared_count"):  # of no width there
+        hidden = keys("embedding_length")
+        for role in ("gate", "up"):
+            state[f"mlp.shared_experts.{role}_proj.weight"] = np.zeros((0, hidden), np.float32)
+        state["mlp.shared_experts.down_proj.weight"] = np.zeros((hidden, 0), np.float32)
+    return state
+
+
 CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
+    "afmoe": _afmoe_model,
+    "bailingmoe": transformers.Qwen2MoeForCausalLM,
     "bailingmoe2": transformers.Glm4MoeForCausalLM,
+    "deepseek": transformers.Qwen2MoeForCausalLM,
     "dots1": transformers.Dots1ForCausalLM,
     "ernie4_5-moe": transformers.Ernie4_5_MoeForCausalLM,
     "glm4moe": transformers.Glm4MoeForCausalLM,
@@ -228,7 +304,10 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "qwen3vlmoe": TextModel,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
+    "afmoe": _afmoe_config,
+    "bailingmoe": _plain_config,
     "bailingmoe2": _glm4moe_config,
+    "deepseek": _plain_config,
     "dots1": _dots1_config,
     "ernie4_5-moe": _ernie_config,
     "glm4moe": _glm4moe_config,
@@ -238,7 +317,10 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "qwen3vlmoe": _qwen3vl_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
+    "afmoe": _afmoe_state,
+    "bailingmoe": _plain_state,
     "bailingmoe2": _bailing_state,
+    "deepseek": _plain_state,
     "dots1": _state,
     "ernie4_5-moe": _ernie_state,
     "glm4moe": _state,

@@ -55,7 +55,18 @@ _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
 
 ROUTER_CASES = (
+    _case("default", "afmoe", layers=5, window=16, seed=59),
+    _case("odd", "afmoe", **_ODD_HEADS | {"rotary": 24}, layers=4, window=7, dense=2, seed=60),
+    _case("all_routed", "afmoe", layers=4, window=64, dense=0, shared=0, tied=True, seed=71),
+    _case("one_expert", "afmoe", layers=4, experts=1, used=1, window=2, kv_heads=1, seed=72),
+    _case("lone_layer", "afmoe", layers=1, dense=0, window=16, biased=False, seed=73),
     _case("default", "bailingmoe2", rotary=8, extra=_GROUPS, seed=61),
+    _case("default", "bailingmoe", layers=2, dense=0, seed=74),
+    _case("odd", "bailingmoe", **_ODD_HEADS, layers=3, dense=0, seed=75),
+    _case("one_dense", "bailingmoe", kv_heads=1, tied=True, seed=76),
+    _case("default", "deepseek", kv_heads=4, seed=77),
+    _case("odd", "deepseek", **_ODD, dense=2, tied=True, seed=78),
+    _case("no_dense", "deepseek", layers=1, dense=0, experts=5, used=5, seed=79),
     _case("default", "dots1", kv_heads=4, experts=9, seed=62),
     _case("odd", "ernie4_5-moe", **_ODD_HEADS, layers=2, tied=True, seed=63),
     _case("default", "glm4moe", rotary=8, seed=64),
@@ -169,6 +180,7 @@ SCHEDULED_CASES = (
     _case("mixed", "llama", **_WIDE, formats=_MIX, slowed=True),
     _case("mixed", "deepseek2", **_WIDE | LATENT_MIXED, formats=_MIX | {"latent": "Q8_0"}),
     _case("mixed", "bailingmoe2", **_WIDE, rotary=32, formats=_MIX, extra=_GROUPS),
+    _case("mixed", "afmoe", **_WIDE, layers=4, rotary=64, formats=_MIX, seed=65),
     # Rows of whole blocks of 32, not of 256, as gpt-oss has them.
     _case("mixed", "gpt-oss", **_WIDE | {"hidden": 160, "intermediate": 96}, formats=_NARROW_MIX),
     _case("mixed", "lfm2moe", **_WIDE | LFM2_MIXED, formats=_MIX),
@@ -214,10 +226,11 @@ LLAMA_CASES = tuple(
     not in (
         *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
+        "bailingmoe_one_dense",
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
 
-There olmoe and qwen2moe are neither tied nor have fewer key heads, a group is judged by its best two experts, YaRN's
+There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a group is judged by its best two experts, YaRN's
 own factor is not read, and the last layers with keys of their own are one with a window and one without.
 """

@@ -159,8 +159,8 @@ def toy_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 
 def _spread(toy: ToyArch) -> float:
-    """What makes embeddings of ones, which gemma4 multiplies by as much."""
-    return 1.0 if toy.arch == "gemma4" else float(np.sqrt(toy.hidden))
+    """What makes embeddings of ones, which some multiply by as much."""
+    return 1.0 if toy.arch in ("afmoe", "gemma4") else float(np.sqrt(toy.hidden))
 
 
 def write_toy_arch(

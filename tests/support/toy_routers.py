@@ -199,8 +199,58 @@ def _hunyuan_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     }
 
 
+def _plain_keys(toy: ToyArch) -> dict[str, Any]:
+    """Of softmax routers with shared experts behind leading dense layers."""
+    return {
+        "expert_shared_count": _SHARED_COUNT,
+        "leading_dense_block_count": toy.dense,
+        "feed_forward_length": 2 * toy.shared,
+        "expert_weights_scale": 1.0,
+        "rope.dimension_count": toy.head_dim,
+    }
+
+
+def _bailing1_keys(toy: ToyArch) -> dict[str, Any]:
+    return _plain_keys(toy) | {"expert_weights_norm": True, "expert_weights_scale": 1.5}
+
+
+def _plain_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    shared = _SHARED_COUNT * toy.intermediate
+    return {
+        **_attention(toy, draw),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+        **_feed_forward(toy, draw, layer, dense=2 * toy.shared, shared=shared),
+    }
+
+
+def _afmoe_keys(toy: ToyArch) -> dict[str, Any]:
+    return {
+        **_partial_sigmoid_keys(toy),
+        "expert_shared_count": _SHARED_COUNT if toy.shared else 0,
+        "feed_forward_length": 2 * toy.intermediate,
+        "attention.sliding_window": toy.window,
+    }
+
+
+def _afmoe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    shared = _SHARED_COUNT * toy.intermediate if toy.shared else 0
+    weights = _feed_forward(
+        toy, draw, layer, dense=2 * toy.intermediate, shared=shared, biased=True
+    )
+    return {
+        **_attention(toy, draw, "head"),
+        "attn_gate.weight": draw.matrix(toy.heads * toy.head_dim, toy.hidden, gain=2.0),
+        **{f"{name}.weight": draw.gain(toy.hidden) for name in _AFMOE_NORMS},
+        **weights,
+    }
+
+
+_AFMOE_NORMS = ("post_attention_norm", "ffn_norm", "post_ffw_norm")
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
+    "afmoe": _afmoe_keys,
+    "bailingmoe": _bailing1_keys,
     "bailingmoe2": _partial_sigmoid_keys,
+    "deepseek": _plain_keys,
     "dots1": _sigmoid_keys,
     "ernie4_5-moe": _ernie_keys,
     "glm4moe": _partial_sigmoid_keys,
@@ -211,7 +261,10 @@ KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
 }
 """Keys by architecture, without its prefix; None takes a usual one away."""
 LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
+    "afmoe": _afmoe_layer,
+    "bailingmoe": _plain_layer,
     "bailingmoe2": _bailing_layer,
+    "deepseek": _plain_layer,
     "dots1": _dots_layer,
     "ernie4_5-moe": _ernie_layer,
     "glm4moe": _glm4moe_layer,

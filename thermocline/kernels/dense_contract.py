@@ -102,8 +102,8 @@ class LatentNorm:
 class PostNorm:
     """RMS norm of what a part of a layer gives, before it is added; see `DenseKernels.add_normed`.
 
-    gain: float32 [width]. parts: the same of two inputs, which are normed and added first; None for one input. scale:
-    multiplies the sum.
+    gain: float32 [width]. parts: the same of two inputs, each normed before the two are added; None where they are not, and
+    for one input. scale: multiplies the sum.
     """
 
     gain: FloatArray
@@ -286,9 +286,9 @@ class DenseKernels(Protocol):
     def add_normed(
         self, x: FloatArray, first: FloatArray, second: FloatArray | None, norm: PostNorm
     ) -> FloatArray:
-        """Return (x + norm(y)) * scale of x [rows, width], where y is `first`, or norm(first) + norm(second).
+        """Return (x + norm(y)) * scale of x [rows, width], where y is the sum of one input or two.
 
-        second: just where the norm has parts.
+        Where the norm has parts there are two, and each is normed first.
         """
         ...
 

@@ -149,6 +149,8 @@ class ReferenceDense:
             assert second is not None, "a norm of two parts"
             one, other = norm.parts
             y = self.rms_norm(first, one, norm.epsilon) + self.rms_norm(second, other, norm.epsilon)
+        elif second is not None:
+            y = first + second
         return (x + self.rms_norm(y, norm.gain, norm.epsilon)) * np.float32(norm.scale)
 
     def softcap(self, x: FloatArray, cap: float) -> FloatArray:

@@ -191,8 +191,8 @@ class LayerParts:
 
     mixer: None in a layer that is a feed-forward alone. norm: float32 [hidden], before the experts, with `epsilon`. A
     feed-forward has routed experts, a shared one (in a dense layer that is all of it), or both; a layer that is a mixer
-    alone has neither, and no norm. end: where what they give is normed before it is added; its parts
-    are the shared expert's output and the routed ones', which a layer then has both, or a shared one alone and no parts.
+    alone has neither, and no norm. end: where what they give is normed before it is added; its parts, where it has some,
+    are the shared expert's output and the routed ones'.
     embedding: just in a layer that attends and has an end.
     """
 

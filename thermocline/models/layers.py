@@ -367,9 +367,10 @@ def _route_branches(
     """
     dense, routed = kernels.dense, parts.routed
     assert parts.norm is not None
-    assert parts.shared is not None, "a layer that ends with a norm has a shared expert"
     normed = dense.rms_norm(x, parts.norm, parts.epsilon)
-    shared = _add_shared(kernels, parts.shared, normed, np.zeros_like(x), prompt)
+    shared = np.zeros_like(x)
+    if parts.shared is not None:
+        shared = _add_shared(kernels, parts.shared, normed, shared, prompt)
     if routed is None:
         out = dense.add_normed(x, shared, None, end)
         return Routed(out, normed, _no_routing(len(x)))

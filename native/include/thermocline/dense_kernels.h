@@ -184,12 +184,13 @@ struct CombineJob {
 // How what a part of a layer gives is normed before it is added to the residual stream.
 struct PostNorm {
     const float* gain = nullptr;  // [width]; null: there is no such norm
-    const float* first_gain = nullptr;  // [width], of two inputs, which are normed and added before; null: of one
+    const float* first_gain = nullptr;  // [width], of two inputs that are normed before they are added; null: they are not
     const float* second_gain = nullptr;
     float epsilon = 0.0f, scale = 1.0f;
 };
 
-// out = (x + norm(y)) * scale, where y is `first`, or norm(first) + norm(second). out may be any of the inputs.
+// out = (x + norm(y)) * scale, where y is `first`, first + second, or with gains of both norm(first) + norm(second). out
+// may be any of the inputs.
 struct PostNormJob {
     const float* x;  // [rows, width]
     const float* first;

@@ -131,7 +131,7 @@ struct Layer {
     StackedExperts experts;
     AroundExperts around;
     SharedPart shared;
-    PostNorm end = {};  // of the feed-forward: of the shared expert's and the routed experts' sums, where both are
+    PostNorm end = {};  // of the feed-forward, of what the shared expert and the routed ones give
     EmbeddingPart embedding = {};
 };
 

@@ -161,10 +161,15 @@ void add_normed(const PostNormJob& job, int64_t first_row, int64_t last_row, flo
         const int64_t start = r * job.width;
         const float* y = job.first + start;
         if (job.second != nullptr) {
-            norm_row(y, norm.first_gain, norm.epsilon, job.width, scratch);
-            norm_row(job.second + start, norm.second_gain, norm.epsilon, job.width, other);
+            const float* second = job.second + start;
+            if (norm.first_gain != nullptr) {
+                norm_row(y, norm.first_gain, norm.epsilon, job.width, scratch);
+                norm_row(second, norm.second_gain, norm.epsilon, job.width, other);
+                y = scratch;
+                second = other;
+            }
             each_vector(job.width, [&](int64_t i, int64_t n) {
-                store_lanes(scratch + i, add(load_lanes(scratch + i, n), load_lanes(other + i, n)), n);
+                store_lanes(scratch + i, add(load_lanes(y + i, n), load_lanes(second + i, n)), n);
             });
             y = scratch;
         }

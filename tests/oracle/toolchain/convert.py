@@ -23,6 +23,9 @@ _PRE_TOKENIZERS = {
     "qwen35moe": "qwen35",
     "laguna": "laguna",
     "gpt-oss": "gpt-4o",
+    "afmoe": "afmoe",
+    "bailingmoe": "bailingmoe",
+    "deepseek": "deepseek-llm",
 }
 
 

@@ -27,6 +27,7 @@ _ROUTERS = (
     "mlp.gate.wg.weight",
     "block_sparse_moe.router.weight",
     "mlp.router.weight",
+    "mlp.router.gate.weight",
 )
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (
@@ -66,6 +67,8 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
                 values.normal_(0, 0.2)
             elif name.endswith("layer_scalar"):
                 values.normal_(0.8, 0.1)
+    if tiny.arch in tiny_routers.UNGATED:
+        tiny_routers.half_gates(model)
     model.save_pretrained(folder)
     if tiny.extra_block:
         _BLOCKS.get(tiny.arch, _add_block)(folder, config)

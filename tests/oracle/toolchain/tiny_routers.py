@@ -1,7 +1,7 @@
 """Tiny random models of architectures that differ by their routers, as `tiny_hf` takes them.
 
 Knows their configurations, and what the hub's checkpoints have that transformers does not write: the published names of
-bailingmoe2, for which it has no class, and GLM's blocks that guess a further token.
+bailingmoe, bailingmoe2 and deepseek, for which it has no class, and GLM's blocks that guess a further token.
 """
 
 from __future__ import annotations
@@ -75,6 +75,19 @@ def _dots1(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Dots1Config(**(_grouped(common) | own | tiny.options))
 
 
+def _plain(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "num_key_value_heads": 4,
+        "intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": tiny.arch == "bailingmoe",
+        # llama.cpp converts and opens nothing of bailingmoe with dense layers.
+        "mlp_only_layers": [0] if tiny.arch == "deepseek" else [],
+        "qkv_bias": False,
+    }
+    return transformers.Qwen2MoeConfig(**(_without(common, "head_dim") | own | tiny.options))
+
+
 def _minimax(common: dict[str, Any], tiny: TinyModel) -> Any:
     own: dict[str, Any] = {
         "intermediate_size": 32,
@@ -136,6 +149,19 @@ def _hunyuan(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.HunYuanMoEV1Config(**(kept | own | tiny.options))
 
 
+def _afmoe(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "intermediate_size": 64,
+        "num_dense_layers": 1,
+        "num_shared_experts": 2,
+        "route_scale": 1.5,
+        "sliding_window": 16,
+        "head_dim": 32,
+        "mup_enabled": True,
+    }
+    return transformers.AfmoeConfig(**(common | own | tiny.options))
+
+
 def _rewritten(folder: Path, tensors: Tensors, settings: dict[str, Any]) -> None:
     """Write a checkpoint's tensors, and change settings of its configuration."""
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -143,8 +169,44 @@ def _rewritten(folder: Path, tensors: Tensors, settings: dict[str, Any]) -> None
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-def _as_bailing(folder: Path, config: Any) -> None:
-    """Give the checkpoint the names that Ling's have."""
+def half_gates(model: torch.nn.Module) -> None:
+    """Make the gate of the shared expert one half for every token."""
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if name.endswith("shared_expert_gate.weight"):
+                values.zero_()
+
+
+def _ungated(folder: Path, config: Any) -> tuple[Tensors, dict[str, Any]]:
+    """Return the tensors without gates of shared experts, which are in the matrices behind them, and common settings."""
+    tensors = {
+        name.replace(".shared_expert.", ".shared_experts."): values
+        * (0.5 if name.endswith("shared_expert.down_proj.weight") else 1.0)
+        for name, values in load_file(folder / "model.safetensors").items()
+        if not name.endswith("shared_expert_gate.weight")
+    }
+    count = config.shared_expert_intermediate_size // config.moe_intermediate_size
+    return tensors, {
+        "first_k_dense_replace": len(config.mlp_only_layers),
+        "n_shared_experts": count,
+        "num_shared_experts": count,
+    }
+
+
+def _as_deepseek(folder: Path, config: Any) -> None:
+    tensors, settings = _ungated(folder, config)
+    settings |= {"architectures": ["DeepseekForCausalLM"], "model_type": "deepseek"}
+    _rewritten(folder, tensors, settings | {"n_routed_experts": config.num_experts})
+
+
+def _as_first_bailing(folder: Path, config: Any) -> None:
+    tensors, settings = _ungated(folder, config)
+    settings |= {"architectures": ["BailingMoeForCausalLM"], "model_type": "bailing_moe"}
+    _rewritten(folder, _bailing_names(tensors, config), settings)
+
+
+def _bailing_names(tensors: Tensors, config: Any) -> Tensors:
+    """Return the tensors under the names that Ling's have."""
     names = {
         "model.embed_tokens.": "model.word_embeddings.",
         "self_attn.o_proj.": "attention.dense.",
@@ -152,15 +214,21 @@ def _as_bailing(folder: Path, config: Any) -> None:
         "self_attn.k_norm.": "attention.key_layernorm.",
         "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
     }
-    tensors: Tensors = {}
-    for name, values in load_file(folder / "model.safetensors").items():
+    renamed: Tensors = {}
+    for name, values in tensors.items():
         for theirs, own in names.items():
             name = name.replace(theirs, own)
-        tensors[name] = values
+        renamed[name] = values
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
-        parts = [tensors.pop(f"{prefix}self_attn.{part}_proj.weight") for part in ("q", "k", "v")]
-        tensors[f"{prefix}attention.query_key_value.weight"] = torch.cat(parts)
+        parts = [renamed.pop(f"{prefix}self_attn.{part}_proj.weight") for part in ("q", "k", "v")]
+        renamed[f"{prefix}attention.query_key_value.weight"] = torch.cat(parts)
+    return renamed
+
+
+def _as_bailing(folder: Path, config: Any) -> None:
+    """Give the checkpoint the names that Ling's have."""
+    tensors = _bailing_names(load_file(folder / "model.safetensors"), config)
     settings = {
         "architectures": ["BailingMoeV2ForCausalLM"],
         "model_type": "bailing_moe",
@@ -179,6 +247,12 @@ def _as_hunyuan(folder: Path, config: Any) -> None:
         "moe_topk": [config.moe_topk] * layers,
         "num_shared_expert": [1] * layers,
     }
+    _rewritten(folder, load_file(folder / "model.safetensors"), settings)
+
+
+def _as_afmoe(folder: Path, config: Any) -> None:
+    """Give the configuration what published ones say of the router, which transformers takes for granted."""
+    settings = {"route_norm": True, "score_func": "sigmoid"}
     _rewritten(folder, load_file(folder / "model.safetensors"), settings)
 
 
@@ -208,8 +282,13 @@ def add_glm_block(folder: Path, config: Any) -> None:
     _rewritten(folder, tensors | added, {"num_nextn_predict_layers": 1})
 
 
+UNGATED = ("bailingmoe", "deepseek")
+"""Those whose class in transformers has gates of shared experts, which their checkpoints have not."""
 CLASSES = {
+    "afmoe": "AfmoeForCausalLM",
+    "bailingmoe": "Qwen2MoeForCausalLM",
     "bailingmoe2": "Glm4MoeForCausalLM",
+    "deepseek": "Qwen2MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
     "glm4moe": "Glm4MoeForCausalLM",
@@ -219,7 +298,10 @@ CLASSES = {
     "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration",
 }
 CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
+    "afmoe": _afmoe,
+    "bailingmoe": _plain,
     "bailingmoe2": _bailingmoe2,
+    "deepseek": _plain,
     "dots1": _dots1,
     "ernie4_5-moe": _ernie,
     "glm4moe": _glm4moe,
@@ -229,7 +311,10 @@ CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "qwen3vlmoe": _qwen3vl,
 }
 PUBLISHED: dict[str, Callable[[Path, Any], None]] = {
+    "afmoe": _as_afmoe,
+    "bailingmoe": _as_first_bailing,
     "bailingmoe2": _as_bailing,
+    "deepseek": _as_deepseek,
     "hunyuan-moe": _as_hunyuan,
     "qwen3vlmoe": _as_qwen3vl,
 }
@@ -241,6 +326,8 @@ def wide_experts(arch: str, width: int) -> dict[str, Any]:
     match arch:
         case "hunyuan-moe" | "minimax-m2":
             return {"intermediate_size": width}
+        case "bailingmoe" | "deepseek":
+            return {"moe_intermediate_size": width, "shared_expert_intermediate_size": 2 * width}
         case "granitemoe":
             return {"intermediate_size": width, "shared_intermediate_size": width}
         case "ernie4_5-moe":

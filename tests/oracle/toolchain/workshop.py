@@ -160,10 +160,19 @@ OTHER_CASES = (
     _case("linear", "llama", seed=3, options={"rope_parameters": _LINEAR}),
     _case("yarn", "qwen3", seed=4, options={"rope_parameters": _YARN}),
     _case("tied", "qwen2", seed=5, options={"tie_word_embeddings": True}),
+    _case("long", "afmoe", layers=5, seed=3),
+    _case("tied", "afmoe", layers=4, options={"tie_word_embeddings": True}, seed=4),
+    _case("no_dense", "afmoe", layers=4, options={"num_dense_layers": 0}, seed=5),
+    _case("biased", "afmoe", layers=4, options={"attention_bias": True}, seed=6),
+    _case("yarn", "afmoe", layers=4, options={"rope_parameters": _YARN}, seed=7),
     _case("extra_block", "glm4moe", extra_block=True),
     _case("normed", "glm4moe", options={"use_qk_norm": True, "attention_bias": False}, seed=2),
     _case("groups", "glm4moe", options={"n_routed_experts": 6, "n_group": 3, "topk_group": 1}),
     _case("lone_layer", "bailingmoe2", layers=1, options={"first_k_dense_replace": 0}, seed=3),
+    _case("shared_heads", "bailingmoe", options={"num_key_value_heads": 1}, seed=2),
+    _case("unnormalised", "bailingmoe", options={"norm_topk_prob": False}, seed=9),
+    _case("tied", "deepseek", layers=3, options={"tie_word_embeddings": True}, seed=5),
+    _case("no_dense", "deepseek", options={"mlp_only_layers": []}, seed=6),
     _case("unnormalised", "dots1", options={"norm_topk_prob": False}, seed=4),
     _case("tied", "granitemoe", options={"tie_word_embeddings": True}, seed=5),
     _case("unshared", "ernie4_5-moe", options={"moe_num_shared_experts": 0}, seed=6),
@@ -220,6 +229,7 @@ MIXED_CASES = (
         _case("wide", arch, hidden=256, seed=7, options={"moe_intermediate_size": 256})
         for arch in ("deepseek_v3", "glm4_moe_lite")
     ),
+    _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
     _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "nemotron_h_moe", hidden=256, layers=7, seed=7, options=_NEMOTRON_WIDE),
@@ -279,6 +289,7 @@ GOLDEN_CASES = (
     ),
     *((case, "NVFP4") for case in NVFP4_CASES if case.tiny.arch in ("qwen3moe", "qwen35moe")),
     *((_case("tiny", arch, hidden=32, seed=8), "F32") for arch in ("bailingmoe2", "granitemoe")),
+    (_case("tiny", "afmoe", hidden=32, layers=4, seed=8), "F32"),
 )
 """With the mix of each: what the ordinary suite opens."""
 

@@ -17,16 +17,18 @@ def in_double(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 33), (37, 2816), (0, 8)])
-@pytest.mark.parametrize("has_parts", [False, True])
-def test_what_is_added_is_normed(dense, rows, width, has_parts):  # noqa: F811
-    """(x + norm(y)) * scale, where y is one input, or two that are normed by gains of their own."""
+@pytest.mark.parametrize(("has_second", "has_parts"), [(False, False), (True, False), (True, True)])
+def test_what_is_added_is_normed(dense, rows, width, has_second, has_parts):  # noqa: F811
+    """(x + norm(y)) * scale, where y is one input, or the sum of two, which may be normed by gains of their own."""
     rng = np.random.default_rng(width)
     x, first, second = rng.standard_normal((3, rows, width)).astype(np.float32)
     gain, one, other = rng.standard_normal((3, width)).astype(np.float32)
     norm = PostNorm(gain, EPSILON, 0.75, (one, other) if has_parts else None)
     kept = x.copy(), first.copy(), second.copy()
-    found = dense.add_normed(x, first, second if has_parts else None, norm)
-    y = in_double(first, one) + in_double(second, other) if has_parts else first
+    found = dense.add_normed(x, first, second if has_second else None, norm)
+    y = in_double(first, one) if has_parts else first.astype(np.float64)
+    if has_second:
+        y = y + (in_double(second, other) if has_parts else second)
     np.testing.assert_allclose(found, (x + in_double(y, gain)) * 0.75, rtol=2e-5, atol=2e-5)
     for before, after in zip(kept, (x, first, second), strict=True):
         np.testing.assert_array_equal(before, after)
@@ -34,7 +36,7 @@ def test_what_is_added_is_normed(dense, rows, width, has_parts):  # noqa: F811
         alone = dense.add_normed(
             x[row : row + 1],
             first[row : row + 1],
-            second[row : row + 1] if has_parts else None,
+            second[row : row + 1] if has_second else None,
             norm,
         )
         np.testing.assert_array_equal(alone[0], found[row])

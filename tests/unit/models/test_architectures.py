@@ -27,6 +27,9 @@ TOYS = {
     "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
     "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
+    "afmoe": ToyArch("afmoe", layers=5, window=16),
+    "bailingmoe": ToyArch("bailingmoe"),
+    "deepseek": ToyArch("deepseek", kv_heads=4),
     "bailingmoe2": ToyArch(
         "bailingmoe2",
         rotary=8,
@@ -61,6 +64,9 @@ OPTIONAL = {
 }
 # Keys that some may leave out, or that say nothing of text.
 OWN_OPTIONAL = {
+    "afmoe": {"expert_weights_norm"},
+    "bailingmoe": {"rope.dimension_count"},
+    "deepseek": {"rope.dimension_count"},
     "bailingmoe2": {"expert_group_count"},
     "ernie4_5-moe": {"expert_shared_feed_forward_length"},
     "granitemoe": {
@@ -81,7 +87,16 @@ OWN_OPTIONAL = {
 UNREAD = {"feed_forward_length"}
 WITH_DENSE = (
     *("olmoe", "laguna", "deepseek2"),
-    *("bailingmoe2", "dots1", "ernie4_5-moe", "glm4moe", "granitemoe"),
+    *(
+        "afmoe",
+        "bailingmoe",
+        "deepseek",
+        "bailingmoe2",
+        "dots1",
+        "ernie4_5-moe",
+        "glm4moe",
+        "granitemoe",
+    ),
     *("lfm2moe", "nemotron_h_moe", "gemma4"),
 )
 WITHOUT_EXPERTS = ("llama", "qwen2", "qwen3", "qwen35")
@@ -180,6 +195,17 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("deepseek2", "attention.temperature_scale", 0.1, UnsupportedModelError),
         ("deepseek2", "rope.dimension_count", 24, ModelFileError),
         ("deepseek2", "nextn_predict_layers", 3, ModelFileError),
+        ("afmoe", "attention.sliding_window", 0, ModelFileError),
+        ("afmoe", "attention.sliding_window_pattern", [True, False], ModelFileError),
+        ("afmoe", "expert_gating_func", 4, UnsupportedModelError),
+        ("afmoe", "leading_dense_block_count", 5, ModelFileError),
+        ("afmoe", "rope.dimension_count", 18, ModelFileError),
+        ("afmoe", "rope.freq_base_swa", 0.0, ModelFileError),
+        ("bailingmoe", "expert_gating_func", 2, UnsupportedModelError),
+        ("bailingmoe", "rope.dimension_count", 8, UnsupportedModelError),
+        ("deepseek", "expert_gating_func", 2, UnsupportedModelError),
+        ("deepseek", "rope.dimension_count", 8, UnsupportedModelError),
+        ("deepseek", "leading_dense_block_count", 3, ModelFileError),
         ("bailingmoe2", "expert_group_count", 3, ModelFileError),
         ("bailingmoe2", "expert_group_count", 8, ModelFileError),
         ("bailingmoe2", "expert_group_used_count", 5, ModelFileError),

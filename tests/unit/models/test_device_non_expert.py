@@ -26,7 +26,8 @@ from thermocline.models.device_non_expert import DeviceNonExpert
 from thermocline.models.registry import open_model
 
 WISH = KVCacheSpec(CacheType.F32, BLOCK, 12, 4, 0, 4)
-CASES = [case for case in ARCH_CASES if case.name.endswith(("_odd", "_default", "_lite"))]
+_NAMES = ("_odd", "_default", "_lite", "_all_routed")
+CASES = [case for case in ARCH_CASES if case.name.endswith(_NAMES)]
 
 
 @pytest.fixture(params=DEVICES)

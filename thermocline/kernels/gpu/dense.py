@@ -74,6 +74,8 @@ class DevicePostNorm:
         if self.parts is not None and second is not None:
             one, other = self.parts
             y = rms_norm(first, one, self.epsilon) + rms_norm(second, other, self.epsilon)
+        elif second is not None:
+            y = first + second
         return (x + rms_norm(y, self.gain, self.epsilon)) * self.scale
 
 

@@ -330,8 +330,9 @@ class DeviceLayer:
         self, end: DevicePostNorm, x: torch.Tensor, normed: torch.Tensor, *, prompt: bool
     ) -> LayerOutput:
         """The twin of `models.layers._route_branches`."""
-        assert self._shared is not None, "a layer that ends with a norm has a shared expert"
-        shared = self._shared(normed, prompt=prompt)
+        shared = (
+            torch.zeros_like(x) if self._shared is None else self._shared(normed, prompt=prompt)
+        )
         if self._router is None:
             return LayerOutput(end.add(x, shared), normed, None, None)
         router_input, experts_input = self._router.inputs(x, normed, self._epsilon)
