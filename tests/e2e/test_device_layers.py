@@ -35,6 +35,7 @@ PARTS = {
     "deepseek2_lite": {"gpu_layers": 2},
     "lfm2moe_default": {"gpu_layers": 3},
     "nemotron_h_moe_default": {"gpu_layers": 6},
+    "granitehybrid_default": {"gpu_layers": 3},
 }
 # One of each kind of memory.
 SIDE_BY_SIDE = ("olmoe_default", "qwen35moe_odd", "laguna_default", "deepseek2_lite")
@@ -45,6 +46,7 @@ PLACES = {
     "deepseek2_lite": ((2,), True),
     "lfm2moe_default": ((2, 3), True),
     "nemotron_h_moe_default": ((2, 3, 4, 5, 6), True),
+    "granitehybrid_default": ((2, 3), True),
 }
 
 

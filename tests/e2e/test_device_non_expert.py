@@ -102,7 +102,9 @@ def entry_of(device: str, name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["deepseek2_odd", "nemotron_h_moe_default"])
+@pytest.mark.parametrize(
+    "name", ["deepseek2_odd", "nemotron_h_moe_default", "granitehybrid_default"]
+)
 async def test_a_whole_model_there_answers_alike(tmp_path, monkeypatch, device, name):
     """With all experts all layers are one job: latent rows, states, and layers that are one part alone."""
     case = next(case for case in PLAIN_CASES if case.name == name)
@@ -124,9 +126,10 @@ async def test_a_whole_model_there_answers_alike(tmp_path, monkeypatch, device, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-async def test_a_dense_model_is_one_job_there(tmp_path, monkeypatch, device):
+@pytest.mark.parametrize("dense", ["gemma4_dense", "granitehybrid_dense"])
+async def test_a_dense_model_is_one_job_there(tmp_path, monkeypatch, device, dense):
     """Prompts and steps of a model without experts: no layer of it comes back to the host."""
-    case = next(case for case in ARCH_CASES if case.name == "gemma4_dense")
+    case = next(case for case in ARCH_CASES if case.name == dense)
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
     jobs: Counter[str] = Counter()
     for name in ("all_layers", "attend_and_route"):

@@ -57,6 +57,21 @@ _NEMOTRON = {
     "ffn_latent_up.": "mixer.fc2_latent_proj.",
 }
 
+_GRANITE = {
+    "attn_norm.": "input_layernorm.",
+    "ffn_norm.": "post_attention_layernorm.",
+    "attn_q.": "self_attn.q_proj.",
+    "attn_k.": "self_attn.k_proj.",
+    "attn_v.": "self_attn.v_proj.",
+    "attn_output.": "self_attn.o_proj.",
+    "ssm_in.": "mamba.in_proj.",
+    "ssm_out.": "mamba.out_proj.",
+    "ssm_conv1d.bias": "mamba.conv1d.bias",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ffn_gate_inp.": "block_sparse_moe.router.",
+    "ffn_down_exps.weight": "block_sparse_moe.experts.down_proj",
+}
+
 
 def renamed(own: State, names: dict[str, str]) -> State:
     """Return the tensors of `own` whose names begin with one of `names`, under the other name."""
@@ -151,14 +166,81 @@ def nemotron_h_moe_model(config: Any) -> torch.nn.Module:
 def nemotron_h_moe_state(keys: Keys, own: State) -> State:
     """Return one block's weights."""
     state = renamed(own, _NEMOTRON)
+    return state | _mamba_state(own, "mixer.") if "ssm_a" in own else state
+
+
+def granitehybrid_config(keys: Keys, common: dict[str, Any]):
+    """Return the configuration."""
+    for name in ("num_experts", "moe_intermediate_size", "head_dim"):
+        del common[name]
+    kv_heads, heads = keys("attention.head_count_kv"), keys("ssm.time_step_rank")
+    width, hidden = keys("ssm.inner_size"), keys("embedding_length")
+    own = {
+        "num_key_value_heads": max(kv_heads),
+        "num_local_experts": keys("expert_count", 0),
+        "num_experts_per_tok": keys("expert_used_count", 0),
+        "intermediate_size": keys("feed_forward_length"),
+        "shared_intermediate_size": keys("expert_shared_feed_forward_length"),
+        "attention_multiplier": keys("attention.scale"),
+        "embedding_multiplier": keys("embedding_scale"),
+        "residual_multiplier": keys("residual_scale"),
+        "logits_scaling": keys("logit_scale"),
+        "position_embedding_type": "rope" if keys("rope.scaling.finetuned") else None,
+        "attention_bias": any(name.endswith("attn_q.bias") for name in keys.shapes),
+        "layer_types": ["full_attention" if n else "linear_attention" for n in kv_heads],
+        "mamba_n_heads": heads,
+        "mamba_n_groups": keys("ssm.group_count"),
+        "mamba_d_state": keys("ssm.state_size"),
+        "mamba_d_head": width // heads,
+        "mamba_d_conv": keys("ssm.conv_kernel"),
+        "mamba_expand": width // hidden,
+    }
+    return transformers.GraniteMoeHybridConfig(**(common | own))
+
+
+def granitehybrid_state(keys: Keys, own: State) -> State:
+    """Return one layer's weights. A head's halves lie one after the other there, and its pairs in the file."""
+    own = dict(own)
+    for name, values in own.items():
+        if name.startswith(("attn_q.", "attn_k.")):
+            pairs = values.reshape(-1, keys.head_dim // 2, 2, *values.shape[1:])
+            own[name] = pairs.swapaxes(1, 2).reshape(values.shape)
+    state = renamed(own, _GRANITE)
     if "ssm_a" in own:
-        state["mixer.A_log"] = np.log(-own["ssm_a"]).reshape(-1)
-        state["mixer.D"] = own["ssm_d"].reshape(-1)
-        state["mixer.conv1d.weight"] = own["ssm_conv1d.weight"][:, None]
-        state["mixer.norm.weight"] = own["ssm_norm.weight"].reshape(-1)
+        state |= _mamba_state(own, "mamba.")
+    suffix = ""
+    if "ffn_gate_inp.weight" in own:
+        gate_up = [own[f"ffn_{role}_exps.weight"] for role in ("gate", "up")]
+        state["block_sparse_moe.experts.gate_up_proj"] = np.concatenate(gate_up, axis=1)
+        suffix = "_shexp"
+    gate, up, down = (own[f"ffn_{role}{suffix}.weight"] for role in ("gate", "up", "down"))
+    state["shared_mlp.input_linear.weight"] = np.concatenate((gate, up))
+    state["shared_mlp.output_linear.weight"] = down
     return state
 
 
-CLASSES = {"lfm2moe": "Lfm2MoeForCausalLM", "nemotron_h_moe": nemotron_h_moe_model}
-CONFIGS = {"lfm2moe": lfm2moe_config, "nemotron_h_moe": nemotron_h_moe_config}
-STATES = {"lfm2moe": lfm2moe_state, "nemotron_h_moe": nemotron_h_moe_state}
+def _mamba_state(own: State, prefix: str) -> State:
+    """Return what of Mamba2 has another shape in the file."""
+    return {
+        prefix + "A_log": np.log(-own["ssm_a"]).reshape(-1),
+        prefix + "D": own["ssm_d"].reshape(-1),
+        prefix + "conv1d.weight": own["ssm_conv1d.weight"][:, None],
+        prefix + "norm.weight": own["ssm_norm.weight"].reshape(-1),
+    }
+
+
+CLASSES = {
+    "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM",
+    "nemotron_h_moe": nemotron_h_moe_model,
+}
+CONFIGS = {
+    "granitehybrid": granitehybrid_config,
+    "lfm2moe": lfm2moe_config,
+    "nemotron_h_moe": nemotron_h_moe_config,
+}
+STATES = {
+    "granitehybrid": granitehybrid_state,
+    "lfm2moe": lfm2moe_state,
+    "nemotron_h_moe": nemotron_h_moe_state,
+}

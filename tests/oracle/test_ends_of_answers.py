@@ -59,6 +59,12 @@ FAMILIES = {
         ("<|end_of_text|>", None, None),
         "<|end_of_text|>",
     ),
+    "granitehybrid": (
+        "dbrx",
+        "<|end_of_text|> <|fim_prefix|> <|fim_pad|> <|start_of_role|> <|end_of_role|>",
+        ("<|end_of_text|>", None, None),
+        "<|end_of_text|> <|fim_pad|>",
+    ),
     "hunyuan-moe": ("hunyuan", "<|startoftext|> <|extra_0|> <|extra_4|> <|eos|>", ("<|eos|>", None, None), "<|eos|>"),
     "bailingmoe2": ("bailingmoe2", "<|startoftext|> <|role_end|> [gMASK]", ("<|role_end|>", None, None), "<|role_end|>"),
     "dots1": (

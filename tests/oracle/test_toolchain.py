@@ -8,6 +8,7 @@ exact arithmetic on what the file's weights decode to.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -18,6 +19,7 @@ pytest.importorskip("transformers")
 
 from scripts.demo_model.export import replace_block
 from tests.oracle.decoded import decoded_weights
+from tests.oracle.hf_archs import Keys
 from tests.oracle.llama_model import LlamaModel, llama_perplexity
 from tests.oracle.test_llama_drafts import compare as compare_blocks
 from tests.oracle.toolchain.quantise import quantise
@@ -29,6 +31,7 @@ from tests.oracle.toolchain.workshop import (
     OTHER_CASES,
     PACKED_CASES,
     SMALL_CASES,
+    ToolCase,
     Workshop,
     open_exact,
 )
@@ -40,6 +43,9 @@ from thermocline.config import EngineConfig
 from thermocline.demo import DEMO_MODEL_PATH
 from thermocline.engine.api import Engine
 from thermocline.engine.scoring import perplexity
+from thermocline.errors import UnsupportedModelError
+from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import read_spec
 from thermocline.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.oracle
@@ -193,6 +199,18 @@ async def test_a_split_model_may_stay_split(workshop, tmp_path):
 def test_a_converted_block_guesses_as_in_llama_cpp(workshop, case):
     """What the converter writes of a block is read in its order."""
     compare_blocks(workshop.converted(case)[1])
+
+
+def test_a_hybrid_without_recurrent_layers_is_another_architecture(workshop, tmp_path):
+    """Of Granite 4.0: with experts it is opened, without them it is refused by the name that the converter gives it."""
+    case = next(case for case in OTHER_CASES if case.name == "granitehybrid_whole_attention")
+    assert Keys(workshop.converted(case)[1]).arch == "granitemoe"
+    dense = case.tiny.options | {"num_local_experts": 0, "num_experts_per_tok": 0}
+    tiny = replace(case.tiny, options=dense | {"intermediate_size": 48})
+    path = Workshop(tmp_path).converted(ToolCase("granite", tiny))[1]
+    with open_model_file(path) as file, pytest.raises(UnsupportedModelError) as told:
+        read_spec(file)
+    assert told.value.unsupported == ("granite",)
 
 
 def test_an_extra_block_is_written(workshop):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from tests.support.latent_cases import LATENT_MIXED, LATENT_OPTIONS
 from tests.support.recurrent_cases import (
+    GRANITE_MIXED,
+    GRANITE_OPTIONS,
     LFM2_MIXED,
     LFM2_OPTIONS,
     NEMOTRON_MIXED,
@@ -134,6 +136,7 @@ ARCH_CASES = (
     *FORMULA_CASES,
     *(_case(name, "lfm2moe", **options) for name, options in LFM2_OPTIONS.items()),
     *(_case(name, "nemotron_h_moe", **options) for name, options in NEMOTRON_OPTIONS.items()),
+    *(_case(name, "granitehybrid", **options) for name, options in GRANITE_OPTIONS.items()),
     _case("default", "gemma4", head_dim=32, kv_heads=1, window=16, fused=True, tied=True, seed=61),
     _case("odd", "gemma4", **_ODD, window=7, near_head_dim=6, near_kv_heads=1, seed=62),
     _case("wide_heads", "gemma4", head_dim=512, near_head_dim=256, window=24, seed=63),
@@ -185,6 +188,7 @@ SCHEDULED_CASES = (
     _case("mixed", "gpt-oss", **_WIDE | {"hidden": 160, "intermediate": 96}, formats=_NARROW_MIX),
     _case("mixed", "lfm2moe", **_WIDE | LFM2_MIXED, formats=_MIX),
     _case("mixed", "nemotron_h_moe", **_WIDE | NEMOTRON_MIXED, formats=_MIX),
+    _case("mixed", "granitehybrid", **_WIDE | GRANITE_MIXED, formats=_MIX),
     _case("mixed", "gemma4", **_GEMMA4, formats=_MIX, seed=65),
 )
 """Quantised models of architectures that differ in what they compute, for schedules."""
@@ -227,10 +231,12 @@ LLAMA_CASES = tuple(
         *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
+        "granitehybrid_lone_layer",
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
 
-There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a group is judged by its best two experts, YaRN's
-own factor is not read, and the last layers with keys of their own are one with a window and one without.
+There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a group is judged by
+its best two experts, YaRN's own factor is not read, the last layers with keys of their own are one with a window and one
+without, and a hybrid has a recurrent layer.
 """

@@ -1,4 +1,4 @@
-"""Toy models with short convolutions or Mamba2, as options of `ToyArch`: LFM2 and Nemotron-3-Nano in small."""
+"""Toy models with short convolutions or Mamba2, as options of `ToyArch`: LFM2, Nemotron 3 and Granite 4 in small."""
 
 from __future__ import annotations
 
@@ -91,3 +91,46 @@ NEMOTRON_MIXED: dict[str, Any] = {
     "kv_heads": 2,
     "seed": 75,
 }
+
+GRANITE_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {"layers": 4, "interval": 3, "key_heads": 1, "seed": 91},
+    "odd": {
+        "layers": 3,
+        "hidden": 30,
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 10,
+        "experts": 5,
+        "used": 3,
+        "intermediate": 19,
+        "shared": 23,
+        "interval": 2,
+        "key_heads": 3,
+        "value_heads": 6,
+        "state": 7,
+        "conv_width": 3,
+        "seed": 92,
+    },
+    "dense": {"layers": 4, "interval": 2, "experts": 0, "used": 0, "seed": 93},
+    "tied_dense": {
+        "layers": 3,
+        "interval": 3,
+        "experts": 0,
+        "used": 0,
+        "key_heads": 1,
+        "value_heads": 8,
+        "conv_width": 2,
+        "tied": True,
+        "seed": 94,
+    },
+    "lone_layer": {"layers": 1, "interval": 1, "experts": 5, "seed": 95},
+    "rotary": {
+        "layers": 3,
+        "interval": 2,
+        "extra": {"rope.scaling.finetuned": True, "rope.dimension_count": 16},
+        "seed": 96,
+    },
+    "one_expert": {"layers": 2, "interval": 2, "experts": 1, "used": 1, "seed": 97},
+}
+
+GRANITE_MIXED: dict[str, Any] = {"layers": 4, "heads": 4, "kv_heads": 2, "key_heads": 1, "seed": 98}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.toy_gemma import NO_EXPERTS
+
 if TYPE_CHECKING:
     from tests.support.toy_archs import Draw, ToyArch
 
@@ -97,7 +99,7 @@ def nemotron_h_moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.n
         case "*":
             return weights | _attention(toy, draw)
         case "M":
-            return weights | _mamba(toy, draw)
+            return weights | _mamba(toy, draw, toy.value_heads * toy.head_dim)
     weights |= {
         "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
         "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
@@ -112,9 +114,45 @@ def nemotron_h_moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.n
     }
 
 
-def _mamba(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:
+def granitehybrid_keys(toy: ToyArch) -> dict[str, Any]:
+    """Return the architecture's own metadata. Its Mamba2 is twice as wide as the layer."""
+    without: dict[str, Any] = {} if toy.experts else dict(NO_EXPERTS)
+    return without | {
+        "attention.head_count_kv": [
+            toy.kv_heads if _attends(toy, layer) else 0 for layer in range(toy.layers)
+        ],
+        "feed_forward_length": toy.intermediate if toy.experts else toy.shared,
+        "expert_feed_forward_length": None,
+        "expert_shared_feed_forward_length": toy.shared,
+        "rope.scaling.finetuned": False,
+        "attention.scale": 0.3,
+        "embedding_scale": 2.5,
+        "residual_scale": 0.4,
+        "logit_scale": 0.75,
+        "ssm.conv_kernel": toy.conv_width,
+        "ssm.state_size": toy.state,
+        "ssm.group_count": toy.key_heads,
+        "ssm.time_step_rank": toy.value_heads,
+        "ssm.inner_size": 2 * toy.hidden,
+    }
+
+
+def granitehybrid_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
+    """Return one layer."""
+    weights = {"attn_norm.weight": draw.gain(toy.hidden), "ffn_norm.weight": draw.gain(toy.hidden)}
+    if _attends(toy, layer):
+        weights |= _attention(toy, draw)
+    else:
+        weights |= _mamba(toy, draw, 2 * toy.hidden)
+    if not toy.experts:
+        return weights | _feed_forward(toy, draw, (toy.shared,), "")
+    weights["ffn_gate_inp.weight"] = draw.matrix(toy.experts, toy.hidden, gain=2.0)
+    weights |= _feed_forward(toy, draw, (toy.experts, toy.intermediate), "_exps")
+    return weights | _feed_forward(toy, draw, (toy.shared,), "_shexp")
+
+
+def _mamba(toy: ToyArch, draw: Draw, width: int) -> dict[str, np.ndarray]:
     heads, groups = toy.value_heads, toy.key_heads
-    width = heads * toy.head_dim
     channels = width + 2 * groups * toy.state
     return {
         "ssm_in.weight": draw.matrix(width + channels + heads, toy.hidden),
@@ -154,5 +192,13 @@ def _feed_forward(
     }
 
 
-KEYS = {"lfm2moe": lfm2moe_keys, "nemotron_h_moe": nemotron_h_moe_keys}
-LAYERS = {"lfm2moe": lfm2moe_layer, "nemotron_h_moe": nemotron_h_moe_layer}
+KEYS = {
+    "granitehybrid": granitehybrid_keys,
+    "lfm2moe": lfm2moe_keys,
+    "nemotron_h_moe": nemotron_h_moe_keys,
+}
+LAYERS = {
+    "granitehybrid": granitehybrid_layer,
+    "lfm2moe": lfm2moe_layer,
+    "nemotron_h_moe": nemotron_h_moe_layer,
+}

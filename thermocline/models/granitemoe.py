@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from thermocline.kernels.dense_contract import Gating
 from thermocline.models.blocks import plain_rope, read_attention, read_rope_factors
 from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import mixed_layer
+from thermocline.models.mixed_layers import mixed_layer, with_factors
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
@@ -18,23 +18,19 @@ if TYPE_CHECKING:
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
-    """See `Architecture.read_spec`. The file divides logits by its logit scale; 0 stands for no factor."""
+    """See `Architecture.read_spec`."""
     read = SpecReader(file)
     read.refuse_expert_scale()
     read.require_equal("expert_gating_func", int(Gating.SOFTMAX))
     read.require_rotary()
     spec = read.decoder(normalize_top_k=True)
     read.require_equal("rope.dimension_count", spec.head_dim)
-    usual = spec.attention_scale
-    return replace(
+    spec = replace(
         spec,
         expert_intermediate_size=read.size("feed_forward_length"),
         shared_intermediate_size=read.count("expert_shared_feed_forward_length", default=0),
-        own_attention_scale=read.positive_float("attention.scale", default=usual, zero=usual),
-        embedding_scale=read.positive_float("embedding_scale", default=1.0, zero=1.0),
-        residual_scale=read.positive_float("residual_scale", default=1.0, zero=1.0),
-        logit_scale=1.0 / read.positive_float("logit_scale"),
     )
+    return with_factors(read, spec, logit_scale=None)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:

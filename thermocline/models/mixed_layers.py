@@ -1,4 +1,4 @@
-"""Layers of models that begin with dense ones and go on with routed and shared experts.
+"""Layers with a feed-forward behind their mixer: dense ones first or in all, else routed and shared experts.
 
 Knows the names of tensors and keys that these architectures share, none by name.
 """
@@ -14,6 +14,7 @@ from thermocline.kernels.whole_layer import (
     AttentionWeights,
     LatentWeights,
     LayerParts,
+    RecurrentWeights,
     SharedExpert,
 )
 from thermocline.models.blocks import plain_rope, read_routed, read_shared
@@ -57,30 +58,50 @@ def mixed_spec(
     return with_dense_layers(read, spec)
 
 
+def with_factors(read: SpecReader, spec: ModelSpec, *, logit_scale: float | None) -> ModelSpec:
+    """Return `spec` with Granite's factors on scores, embeddings, residuals and logits; 0 stands for no factor.
+
+    logit_scale: what logits are divided by where the file does not say it; None requires that it does.
+    """
+    usual = spec.attention_scale
+    divisor = read.positive_float("logit_scale", default=logit_scale, zero=logit_scale)
+    return replace(
+        spec,
+        own_attention_scale=read.positive_float("attention.scale", default=usual, zero=usual),
+        embedding_scale=read.positive_float("embedding_scale", default=1.0, zero=1.0),
+        residual_scale=read.positive_float("residual_scale", default=1.0, zero=1.0),
+        logit_scale=1.0 / divisor,
+    )
+
+
 def mixed_layer(
     weights: WeightMap,
     spec: ModelSpec,
     index: int,
-    attention: AttentionWeights | LatentWeights,
+    mixer: AttentionWeights | LatentWeights | RecurrentWeights,
     *,
     norm: str = "ffn_norm",
     rope: RopeRule | None = None,
 ) -> DecoderLayer:
     """Return a dense layer, or one of routed experts with the bias and the shared experts that it has.
 
-    norm: the name of the norm before the experts. rope: that of the first dimensions, unless it is given. The
-    model's factor on what is added to the residual stream is in the matrices and weights that give it.
+    norm: the name of the norm before the experts. rope: that of the first dimensions, unless it is given; none where
+    nothing turns. The model's factor on what is added to the residual stream is in the matrices and weights that give it.
     """
     prefix, hidden = f"blk.{index}.", spec.hidden_size
     gains = weights.vector(f"{prefix}{norm}.weight", hidden)
-    output = replace(attention.output, scale=attention.output.scale * spec.residual_scale)
-    attention, rope = replace(attention, output=output), rope or plain_rope(spec)
-    if isinstance(attention, AttentionWeights) and attention.output_bias is not None:
-        added = attention.output_bias * np.float32(spec.residual_scale)
-        attention = replace(attention, output_bias=added)
+    output = replace(mixer.output, scale=mixer.output.scale * spec.residual_scale)
+    mixer = replace(mixer, output=output)
+    if isinstance(mixer, RecurrentWeights) or not spec.rotary_dims:
+        rope = None
+    else:
+        rope = rope or plain_rope(spec)
+    if isinstance(mixer, AttentionWeights) and mixer.output_bias is not None:
+        added = mixer.output_bias * np.float32(spec.residual_scale)
+        mixer = replace(mixer, output_bias=added)
     if index in spec.dense_layers:
         dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
-        parts = LayerParts(attention, gains, spec.rms_epsilon, None, _scaled(dense, spec))
+        parts = LayerParts(mixer, gains, spec.rms_epsilon, None, _scaled(weights, dense, spec))
         return DecoderLayer(parts, rope, None)
     name, bias = prefix + "exp_probs_b.bias", None
     if name in weights:
@@ -89,18 +110,18 @@ def mixed_layer(
     rule = replace(routed.rule, scale=routed.rule.scale * spec.residual_scale)
     shared = None
     if spec.shared_intermediate_size:
-        shared = _scaled(read_shared(weights, spec, prefix), spec)
+        shared = _scaled(weights, read_shared(weights, spec, prefix), spec)
     routed = replace(routed, rule=rule)
-    return DecoderLayer(
-        LayerParts(attention, gains, spec.rms_epsilon, routed, shared), rope, experts
-    )
+    return DecoderLayer(LayerParts(mixer, gains, spec.rms_epsilon, routed, shared), rope, experts)
 
 
-def _scaled(expert: SharedExpert, spec: ModelSpec) -> SharedExpert:
-    """Return the expert with the model's factor on its last matrix."""
+def _scaled(weights: WeightMap, expert: SharedExpert, spec: ModelSpec) -> SharedExpert:
+    """Return the expert with the model's factor on its last matrix. Raises ModelError for one with biases."""
     if spec.residual_scale == 1.0:
         return expert
     down = expert.stack.down
     own = np.ones(len(down), np.float32) if down.scales is None else down.scales
     scales = (own * np.float32(spec.residual_scale)).astype(np.float32)
-    return replace(expert, stack=replace(expert.stack, down=replace(down, scales=scales)))
+    stack = replace(expert.stack, down=replace(down, scales=scales))
+    weights.check_scales(stack)
+    return replace(expert, stack=stack)

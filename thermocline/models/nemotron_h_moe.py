@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from thermocline.kernels.dense_contract import Gating
-from thermocline.kernels.recurrent_contract import MambaRule, MambaShape
 from thermocline.kernels.weight import ExpertActivation
-from thermocline.kernels.whole_layer import AroundExperts, LayerParts, RecurrentWeights
+from thermocline.kernels.whole_layer import AroundExperts, LayerParts
 from thermocline.models.blocks import read_attention, read_routed, read_shared
 from thermocline.models.decoder import DecoderLayer
+from thermocline.models.mamba import read_mamba
 from thermocline.models.metadata import SpecReader
 from thermocline.models.spec import LayerKind, ModelSpec
 
@@ -87,7 +85,7 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
     prefix = f"blk.{index}."
     if spec.layer_kinds[index] is LayerKind.RECURRENT:
-        mamba = _mamba(weights, spec, prefix)
+        mamba = read_mamba(weights, spec, prefix)
         return DecoderLayer(LayerParts(mamba, None, spec.rms_epsilon, None), None, None)
     if spec.layer_kinds[index] is LayerKind.ATTENTION:
         attention = read_attention(weights, spec, prefix)
@@ -122,29 +120,3 @@ def _routed_layer(
     shared = read_shared(weights, spec, prefix, _ACTIVATION)
     parts = LayerParts(attention, norm, spec.rms_epsilon, routed, shared)
     return DecoderLayer(parts, None, experts)
-
-
-def _mamba(weights: WeightMap, spec: ModelSpec, prefix: str) -> RecurrentWeights:
-    shape, hidden = spec.recurrent, spec.hidden_size
-    assert isinstance(shape, MambaShape)
-    conv = weights.array(prefix + "ssm_conv1d.weight", (shape.channels, shape.conv_width))
-    name, conv_bias = prefix + "ssm_conv1d.bias", np.zeros(shape.channels, np.float32)
-    rule = MambaRule(
-        shape,
-        conv=np.ascontiguousarray(conv.T),
-        conv_bias=weights.vector(name, shape.channels) if name in weights else conv_bias,
-        step_bias=weights.vector(prefix + "ssm_dt.bias", shape.heads),
-        decay=weights.array(prefix + "ssm_a", (shape.heads, 1)).reshape(-1),
-        skip=weights.array(prefix + "ssm_d", (shape.heads, 1)).reshape(-1),
-        gain=weights.array(
-            prefix + "ssm_norm.weight", (shape.groups, shape.width // shape.groups)
-        ).reshape(-1),
-        epsilon=spec.rms_epsilon,
-    )
-    return RecurrentWeights(
-        norm=weights.vector(prefix + "attn_norm.weight", hidden),
-        epsilon=spec.rms_epsilon,
-        input=weights.matrix(prefix + "ssm_in.weight", shape.row, hidden),
-        output=weights.matrix(prefix + "ssm_out.weight", hidden, shape.width),
-        rule=rule,
-    )

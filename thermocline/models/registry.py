@@ -54,6 +54,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "gpt-oss",
             "lfm2moe",
             "nemotron_h_moe",
+            "granitehybrid",
         )
     }
 )

@@ -125,7 +125,7 @@ class WeightMap:
             found = self._separate_experts(
                 prefix, shapes | {"up": inner, "down": outer}, activation
             )
-        self._check_scales(found.stack)
+        self.check_scales(found.stack)
         return found
 
     def _separate_experts(
@@ -149,8 +149,8 @@ class WeightMap:
             raise self._bad(name, f"is {info.format.name}, but biases of experts are read as F32")
         return WeightStack(name, info.format, self._raw(name, shape[0], 1), shape[1]), info
 
-    def _check_scales(self, stack: ExpertStack) -> None:
-        """Refuse scales of matrices that the formula of the experts does not allow."""
+    def check_scales(self, stack: ExpertStack) -> None:
+        """Refuse scales of matrices that the formula of the experts does not allow. Raises ModelError."""
         scaled = [part for part in stack.matrices if part.scales is not None]
         up = stack.up.scales
         is_square = stack.activation is ExpertActivation.SQUARED_RELU
@@ -163,7 +163,7 @@ class WeightMap:
                 self._file.path,
                 f"the experts {scaled[0].name} have scales beside their own formula or biases",
                 unsupported=tuple(part.name for part in scaled),
-                fix="use a file of another quantisation than NVFP4",
+                fix="use a file of another quantisation than NVFP4, or one without biases of its feed-forward",
             )
 
     def _fused_experts(
@@ -213,7 +213,7 @@ class WeightMap:
         }
         biases = self._biases_of_one(f"{prefix}ffn_", suffix, found)
         stack = ExpertStack(found.get("gate"), found["up"], found["down"], activation, biases)
-        self._check_scales(stack)
+        self.check_scales(stack)
         return stack
 
     def _biases_of_one(

@@ -34,6 +34,7 @@ _OWN_VOCABULARIES = {
     "ernie4_5-moe": ("ernie", "Ernie4_5Model"),
     "glm4moe": ("glm", "Glm4MoeModel"),
     "glm4_moe_lite": ("glm", "Glm4MoeLiteModel"),
+    "granitehybrid": ("granite", "GraniteHybridModel"),
     "granitemoe": ("granite", "GraniteMoeModel"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
     "nemotron_h_moe": ("nemotron", "NemotronHModel"),

@@ -74,8 +74,9 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
         _BLOCKS.get(tiny.arch, _add_block)(folder, config)
     if tiny.packed:
         tiny_formulas.pack_experts(folder, model)
-    if tiny.arch in tiny_routers.PUBLISHED:
-        tiny_routers.PUBLISHED[tiny.arch](folder, config)
+    published = tiny_routers.PUBLISHED | tiny_recurrent.PUBLISHED
+    if tiny.arch in published:
+        published[tiny.arch](folder, config)
     _tokenizer(tiny.arch).save_pretrained(folder)
     return model.eval().requires_grad_(False)
 

@@ -1,6 +1,6 @@
-"""Tiny random models with short convolutions or Mamba2, as `tiny_hf` takes them: LFM2 and Nemotron-3-Nano in small.
+"""Tiny random models with short convolutions or Mamba2, as `tiny_hf` takes them: LFM2, Nemotron 3 and Granite 4 in small.
 
-Knows their configurations, and the block that guesses a further token, which transformers does not write.
+Knows their configurations, and what the hub's checkpoints have that transformers does not write.
 """
 
 from __future__ import annotations
@@ -72,5 +72,40 @@ def add_nemotron_block(folder: Path, config: Any) -> None:
     (folder / "config.json").write_text(json.dumps(settings | {"num_nextn_predict_layers": 1}))
 
 
-CLASSES = {"lfm2moe": "Lfm2MoeForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM"}
-CONFIGS = {"lfm2moe": _lfm2, "nemotron_h_moe": _nemotron}
+def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "num_local_experts": 4,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 48,
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.5,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.75,
+        "layer_types": [
+            "full_attention" if n % 3 == 1 else "linear_attention" for n in range(tiny.layers)
+        ],
+        "mamba_n_heads": 4,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+    }
+    unknown = ("num_experts", "moe_intermediate_size", "head_dim")
+    kept = {name: value for name, value in common.items() if name not in unknown}
+    return transformers.GraniteMoeHybridConfig(**(kept | own | tiny.options))
+
+
+def _as_granite(folder: Path, config: Any) -> None:
+    """Name kinds of layers as the published configurations do."""
+    path = folder / "config.json"
+    names = {"full_attention": "attention", "linear_attention": "mamba"}
+    kinds = {"layer_types": [names[kind] for kind in config.layer_types]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | kinds))
+
+
+CLASSES = {
+    "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM",
+    "nemotron_h_moe": "NemotronHForCausalLM",
+}
+CONFIGS = {"granitehybrid": _granite, "lfm2moe": _lfm2, "nemotron_h_moe": _nemotron}
+PUBLISHED = {"granitehybrid": _as_granite}
+"""What makes a saved checkpoint one as the hub has it, where transformers writes another."""

@@ -123,6 +123,24 @@ _GEMMA_SMALL = _GEMMA_DENSE | {
     "attention_k_eq_v": False,
 }
 _LFM2_WIDE = {"intermediate_size": 256, "moe_intermediate_size": 256}
+_GRANITE_WIDE = {"intermediate_size": 256, "shared_intermediate_size": 256}
+_GRANITE_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
+_GRANITE_DENSE_SMALL = _GRANITE_DENSE | {"intermediate_size": 48, "mamba_n_groups": 2}
+_GRANITE_UNEVEN = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 19,
+    "shared_intermediate_size": 23,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 4,
+    "mamba_d_state": 7,
+    "mamba_d_conv": 3,
+}
+_GRANITE_BIASES = {"attention_bias": True, "mamba_conv_bias": False}
+_WHOLE_ATTENTION = {
+    "layer_types": ["full_attention", "full_attention"],
+    "position_embedding_type": "rope",
+}
 _NEMOTRON_WIDE = {
     "mamba_head_dim": 64,
     "moe_intermediate_size": 256,
@@ -186,6 +204,14 @@ OTHER_CASES = (
     _case("small", "nemotron_h_moe", layers=7),
     _case("narrow_experts", "nemotron_h_moe", layers=7, options={"moe_latent_size": 40}, seed=2),
     _case("extra_block", "nemotron_h_moe", layers=7, extra_block=True, seed=3),
+    _case("small", "granitehybrid", layers=4),
+    _case("dense", "granitehybrid", layers=4, options=_GRANITE_DENSE, seed=2),
+    _case("dense_small", "granitehybrid", layers=3, options=_GRANITE_DENSE_SMALL, seed=8),
+    _case("uneven", "granitehybrid", layers=5, options=_GRANITE_UNEVEN, seed=3),
+    _case("tied", "granitehybrid", options={"tie_word_embeddings": True}, seed=4),
+    _case("biased", "granitehybrid", layers=3, options=_GRANITE_BIASES, seed=5),
+    # Without recurrent layers it becomes a file of granitemoe.
+    _case("whole_attention", "granitehybrid", options=_WHOLE_ATTENTION, seed=6),
     _case("dense", "gemma4", layers=5, options=_GEMMA_DENSE, seed=2),
     _case("small_dense", "gemma4", layers=6, options=_GEMMA_SMALL, seed=4),
     _case("own_values", "gemma4", layers=4, options={"attention_k_eq_v": False}, seed=3),
@@ -216,7 +242,7 @@ OTHER_CASES = (
 
 BF16_CASES = tuple(
     _case("bf16", arch, "--outtype", "bf16", seed=11)
-    for arch in (*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite")
+    for arch in (*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "granitehybrid")
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
 
@@ -233,6 +259,15 @@ MIXED_CASES = (
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
     _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "nemotron_h_moe", hidden=256, layers=7, seed=7, options=_NEMOTRON_WIDE),
+    _case("wide", "granitehybrid", hidden=256, layers=4, seed=7, options=_GRANITE_WIDE),
+    _case(
+        "wide_dense",
+        "granitehybrid",
+        hidden=256,
+        layers=4,
+        seed=8,
+        options=_GRANITE_WIDE | _GRANITE_DENSE,
+    ),
     _case(
         "narrow_experts",
         "nemotron_h_moe",
@@ -290,6 +325,17 @@ GOLDEN_CASES = (
     *((case, "NVFP4") for case in NVFP4_CASES if case.tiny.arch in ("qwen3moe", "qwen35moe")),
     *((_case("tiny", arch, hidden=32, seed=8), "F32") for arch in ("bailingmoe2", "granitemoe")),
     (_case("tiny", "afmoe", hidden=32, layers=4, seed=8), "F32"),
+    (_case("tiny", "granitehybrid", hidden=32, seed=8), "F32"),
+    (
+        _case(
+            "golden",
+            "granitehybrid",
+            hidden=256,
+            seed=9,
+            options=_GRANITE_DENSE | {"intermediate_size": 32, "shared_intermediate_size": 32},
+        ),
+        "Q4_K_M",
+    ),
 )
 """With the mix of each: what the ordinary suite opens."""
 

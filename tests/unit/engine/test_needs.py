@@ -14,7 +14,10 @@ from thermocline.models.cache_size import cache_spec
 from thermocline.models.registry import read_spec
 
 CPU = EngineConfig(placement=PlacementConfig(hot_device="none", trunk_device="cpu"))
-KINDS = ("qwen2moe", "deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen3next")
+KINDS = (
+    *("qwen2moe", "deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen3next"),
+    "granitehybrid",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,6 +49,7 @@ TOYS = {
     "gpt-oss": ToyArch("gpt-oss", layers=4, window=16),
     "lfm2moe": ToyArch("lfm2moe", layers=4, interval=3),
     "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
+    "granitehybrid": ToyArch("granitehybrid", layers=4, interval=3),
     "gemma4": ToyArch("gemma4", head_dim=32, kv_heads=1, window=16),
 }
 # Keys that have a default, each stated by its architecture; the tokenizer's are not asked for here.
@@ -72,6 +73,11 @@ OWN_OPTIONAL = {
     "granitemoe": {
         *["attention.scale", "embedding_scale", "residual_scale"],
         "expert_shared_feed_forward_length",
+    },
+    "granitehybrid": {
+        *["attention.scale", "embedding_scale", "residual_scale", "logit_scale"],
+        "expert_shared_feed_forward_length",
+        *["expert_count", "expert_used_count"],  # without experts it is dense
     },
     "glm4moe": {"leading_dense_block_count"},
     "gpt-oss": {"rope.dimension_count"},
@@ -97,7 +103,7 @@ WITH_DENSE = (
         "glm4moe",
         "granitemoe",
     ),
-    *("lfm2moe", "nemotron_h_moe", "gemma4"),
+    *("lfm2moe", "nemotron_h_moe", "granitehybrid", "gemma4"),
 )
 WITHOUT_EXPERTS = ("llama", "qwen2", "qwen3", "qwen35")
 WITHOUT_SHARED = (
@@ -189,6 +195,16 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("nemotron_h_moe", "ssm.group_count", 3, ModelFileError),
         ("nemotron_h_moe", "ssm.conv_kernel", 1, ModelFileError),
         ("nemotron_h_moe", "feed_forward_length", [0, 32], ModelFileError),
+        ("granitehybrid", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
+        ("granitehybrid", "attention.head_count_kv", [0, 2, 1, 0], UnsupportedModelError),
+        ("granitehybrid", "expert_gating_func", 2, UnsupportedModelError),
+        ("granitehybrid", "expert_weights_scale", 2.5, UnsupportedModelError),
+        ("granitehybrid", "expert_shared_feed_forward_length", -1, ModelFileError),
+        ("granitehybrid", "residual_scale", -0.5, ModelFileError),
+        ("granitehybrid", "logit_scale", -8.0, ModelFileError),
+        ("granitehybrid", "ssm.inner_size", 65, ModelFileError),
+        ("granitehybrid", "ssm.group_count", 3, ModelFileError),
+        ("granitehybrid", "ssm.conv_kernel", 1, ModelFileError),
         ("deepseek2", "attention.key_length", 41, UnsupportedModelError),
         ("deepseek2", "attention.value_length", 31, UnsupportedModelError),
         ("deepseek2", "attention.head_count_kv", 2, UnsupportedModelError),
