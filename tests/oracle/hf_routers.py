@@ -145,15 +145,17 @@ def _ernie_config(keys: Keys, common: dict[str, Any]) -> Any:
 
 def _granite_config(keys: Keys, common: dict[str, Any]) -> Any:
     own = {
-        "num_local_experts": keys("expert_count"),
         "intermediate_size": keys("feed_forward_length"),
-        "shared_intermediate_size": keys("expert_shared_feed_forward_length", 0),
         "attention_multiplier": keys("attention.scale"),
         "embedding_multiplier": keys("embedding_scale"),
         "residual_multiplier": keys("residual_scale"),
         "logits_scaling": keys("logit_scale"),
     }
     kept = _without(common, "num_experts", "moe_intermediate_size", "head_dim")
+    if keys.arch == "granite":
+        return transformers.GraniteConfig(**(_without(kept, "num_experts_per_tok") | own))
+    own["num_local_experts"] = keys("expert_count")
+    own["shared_intermediate_size"] = keys("expert_shared_feed_forward_length", 0)
     return transformers.GraniteMoeSharedConfig(**(kept | own))
 
 
@@ -252,6 +254,9 @@ def _plain_state(keys: Keys, own: State) -> State:
 
 def _granite_state(keys: Keys, own: State) -> State:
     own = _by_halves(keys, own)
+    if keys.arch == "granite":
+        roles = ("gate", "up", "down")
+        return _renamed(own, _ATTENTION | {f"ffn_{n}.": f"mlp.{n}_proj." for n in roles})
     shared = {}
     if "ffn_down_shexp.weight" in own:
         gate, up, down = (own.pop(f"ffn_{role}_shexp.weight") for role in ("gate", "up", "down"))
@@ -298,6 +303,7 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "dots1": transformers.Dots1ForCausalLM,
     "ernie4_5-moe": transformers.Ernie4_5_MoeForCausalLM,
     "glm4moe": transformers.Glm4MoeForCausalLM,
+    "granite": transformers.GraniteForCausalLM,
     "granitemoe": transformers.GraniteMoeSharedForCausalLM,
     "hunyuan-moe": transformers.HunYuanMoEV1ForCausalLM,
     "minimax-m2": transformers.MiniMaxM2ForCausalLM,
@@ -311,6 +317,7 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "dots1": _dots1_config,
     "ernie4_5-moe": _ernie_config,
     "glm4moe": _glm4moe_config,
+    "granite": _granite_config,
     "granitemoe": _granite_config,
     "hunyuan-moe": _hunyuan_config,
     "minimax-m2": _minimax_config,
@@ -324,6 +331,7 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "dots1": _state,
     "ernie4_5-moe": _ernie_state,
     "glm4moe": _state,
+    "granite": _granite_state,
     "granitemoe": _granite_state,
     "hunyuan-moe": _hunyuan_state,
     "minimax-m2": _minimax_state,

@@ -73,6 +73,8 @@ ROUTER_CASES = (
     _case("odd", "ernie4_5-moe", **_ODD_HEADS, layers=2, tied=True, seed=63),
     _case("default", "glm4moe", rotary=8, seed=64),
     _case("normed", "glm4moe", **_ODD_HEADS, rotary=10, dense=2, biased=False, seed=65),
+    _case("default", "granite", **_NO_EXPERTS, layers=2, seed=68),
+    _case("odd", "granite", **_ODD | _NO_EXPERTS, tied=True, seed=69),
     _case("default", "granitemoe", layers=2, seed=66),
     _case("lone_layer", "granitemoe", layers=1, shared=0, experts=5, tied=True, seed=67),
     _case("odd", "hunyuan-moe", **_ODD_HEADS, layers=2, seed=68),

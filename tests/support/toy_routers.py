@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.toy_gemma import NO_EXPERTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -145,10 +147,11 @@ def _ernie_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 
 def _granite_keys(toy: ToyArch) -> dict[str, Any]:
-    return {
-        "feed_forward_length": toy.intermediate,
-        "expert_feed_forward_length": None,
-        "expert_shared_feed_forward_length": toy.shared or None,
+    width = {"feed_forward_length": toy.intermediate, "expert_feed_forward_length": None}
+    if not toy.experts:
+        width |= NO_EXPERTS | {"feed_forward_length": toy.shared}
+    return width | {
+        "expert_shared_feed_forward_length": toy.shared if toy.shared and toy.experts else None,
         "attention.scale": 0.3,
         "embedding_scale": 2.5,
         "residual_scale": 0.4,
@@ -157,9 +160,11 @@ def _granite_keys(toy: ToyArch) -> dict[str, Any]:
 
 
 def _granite_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    weights = {**_attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
+    if not toy.experts:
+        return weights | _dense(toy, draw, toy.shared, "")
     return {
-        **_attention(toy, draw),
-        "ffn_norm.weight": draw.gain(toy.hidden),
+        **weights,
         **_feed_forward(toy, draw, layer, shared=toy.shared),
     }
 
@@ -254,6 +259,7 @@ KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "dots1": _sigmoid_keys,
     "ernie4_5-moe": _ernie_keys,
     "glm4moe": _partial_sigmoid_keys,
+    "granite": _granite_keys,
     "granitemoe": _granite_keys,
     "hunyuan-moe": _hunyuan_keys,
     "minimax-m2": _minimax_keys,
@@ -268,6 +274,7 @@ LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "dots1": _dots_layer,
     "ernie4_5-moe": _ernie_layer,
     "glm4moe": _glm4moe_layer,
+    "granite": _granite_layer,
     "granitemoe": _granite_layer,
     "hunyuan-moe": _hunyuan_layer,
     "minimax-m2": _minimax_layer,

@@ -47,6 +47,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "dots1",
             "ernie4_5-moe",
             "glm4moe",
+            "granite",
             "granitemoe",
             "hunyuan-moe",
             "minimax-m2",

@@ -35,6 +35,7 @@ _OWN_VOCABULARIES = {
     "glm4moe": ("glm", "Glm4MoeModel"),
     "glm4_moe_lite": ("glm", "Glm4MoeLiteModel"),
     "granitehybrid": ("granite", "GraniteHybridModel"),
+    "granite": ("granite", "GraniteModel"),
     "granitemoe": ("granite", "GraniteMoeModel"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
     "nemotron_h_moe": ("nemotron", "NemotronHModel"),

@@ -272,6 +272,17 @@ def _llama(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.LlamaConfig(**_dense(common, tiny))
 
 
+def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
+    del common["head_dim"]
+    own = {
+        "attention_multiplier": 0.3,
+        "embedding_multiplier": 2.5,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.75,
+    }
+    return transformers.GraniteConfig(**_dense(common | own, tiny))
+
+
 def _qwen2(common: dict[str, Any], tiny: TinyModel) -> Any:
     del common["head_dim"]
     return transformers.Qwen2Config(**_dense(common, tiny))
@@ -296,6 +307,7 @@ _CLASSES = {
     "qwen35": "Qwen3_5ForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
+    "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -315,6 +327,7 @@ _CONFIGS = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
+    "granite": _granite,
     "llama": _llama,
     "mixtral": _llama,
     "qwen2": _qwen2,

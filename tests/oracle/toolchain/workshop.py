@@ -141,6 +141,7 @@ _WHOLE_ATTENTION = {
     "layer_types": ["full_attention", "full_attention"],
     "position_embedding_type": "rope",
 }
+_DENSE_ATTENTION = _WHOLE_ATTENTION | _GRANITE_DENSE | {"intermediate_size": 48}
 _NEMOTRON_WIDE = {
     "mamba_head_dim": 64,
     "moe_intermediate_size": 256,
@@ -173,6 +174,8 @@ OTHER_CASES = (
     _case("small", "qwen2"),
     _case("small", "qwen3"),
     _case("small", "qwen35"),
+    _case("small", "granite"),
+    _case("tied", "granite", options={"tie_word_embeddings": True}, seed=2),
     _case("extra_block", "qwen35", extra_block=True, seed=2),
     _case("llama3", "llama", seed=2, options={"rope_parameters": _LLAMA3}),
     _case("linear", "llama", seed=3, options={"rope_parameters": _LINEAR}),
@@ -210,8 +213,9 @@ OTHER_CASES = (
     _case("uneven", "granitehybrid", layers=5, options=_GRANITE_UNEVEN, seed=3),
     _case("tied", "granitehybrid", options={"tie_word_embeddings": True}, seed=4),
     _case("biased", "granitehybrid", layers=3, options=_GRANITE_BIASES, seed=5),
-    # Without recurrent layers it becomes a file of granitemoe.
+    # Without recurrent layers it becomes a file of granitemoe, and without experts, too, of granite.
     _case("whole_attention", "granitehybrid", options=_WHOLE_ATTENTION, seed=6),
+    _case("dense_attention", "granitehybrid", options=_DENSE_ATTENTION, seed=6),
     _case("dense", "gemma4", layers=5, options=_GEMMA_DENSE, seed=2),
     _case("small_dense", "gemma4", layers=6, options=_GEMMA_SMALL, seed=4),
     _case("own_values", "gemma4", layers=4, options={"attention_k_eq_v": False}, seed=3),
@@ -258,6 +262,7 @@ MIXED_CASES = (
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
     _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case("wide", "granite", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "nemotron_h_moe", hidden=256, layers=7, seed=7, options=_NEMOTRON_WIDE),
     _case("wide", "granitehybrid", hidden=256, layers=4, seed=7, options=_GRANITE_WIDE),
     _case(

@@ -38,6 +38,7 @@ TOYS = {
     "dots1": ToyArch("dots1", kv_heads=4),
     "ernie4_5-moe": ToyArch("ernie4_5-moe"),
     "glm4moe": ToyArch("glm4moe", rotary=8),
+    "granite": ToyArch("granite", experts=0, used=0),
     "granitemoe": ToyArch("granitemoe"),
     "hunyuan-moe": ToyArch("hunyuan-moe"),
     "minimax-m2": ToyArch("minimax-m2", rotary=8),
@@ -70,6 +71,7 @@ OWN_OPTIONAL = {
     "deepseek": {"rope.dimension_count"},
     "bailingmoe2": {"expert_group_count"},
     "ernie4_5-moe": {"expert_shared_feed_forward_length"},
+    "granite": {"attention.scale", "embedding_scale", "residual_scale"},
     "granitemoe": {
         *["attention.scale", "embedding_scale", "residual_scale"],
         "expert_shared_feed_forward_length",
@@ -105,7 +107,7 @@ WITH_DENSE = (
     ),
     *("lfm2moe", "nemotron_h_moe", "granitehybrid", "gemma4"),
 )
-WITHOUT_EXPERTS = ("llama", "qwen2", "qwen3", "qwen35")
+WITHOUT_EXPERTS = ("granite", "llama", "qwen2", "qwen3", "qwen35")
 WITHOUT_SHARED = (
     "olmoe",
     "minimax-m2",
@@ -230,6 +232,7 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("glm4moe", "expert_weights_scale", -1.0, ModelFileError),
         ("ernie4_5-moe", "interleave_moe_layer_step", 0, ModelFileError),
         ("ernie4_5-moe", "expert_gating_func", 2, UnsupportedModelError),
+        ("granite", "rope.scaling.finetuned", False, UnsupportedModelError),
         ("granitemoe", "rope.scaling.finetuned", False, UnsupportedModelError),
         ("granitemoe", "logit_scale", 0.0, ModelFileError),
         ("granitemoe", "residual_scale", -0.5, ModelFileError),
