@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
-from thermocline.models.blocks import plain_rope, read_attention
 from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import mixed_layer, mixed_spec
+from thermocline.models.mixed_layers import mixed_spec, paired_layer
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
@@ -29,5 +27,4 @@ def read_spec(file: ModelFile) -> ModelSpec:
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
-    attention = read_attention(weights, spec, f"blk.{index}.")
-    return mixed_layer(weights, spec, index, attention, rope=replace(plain_rope(spec), pairs=True))
+    return paired_layer(weights, spec, index)

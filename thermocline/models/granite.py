@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.models.blocks import plain_rope, read_attention, read_rope_factors
 from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import mixed_layer, with_factors
+from thermocline.models.mixed_layers import paired_layer, with_factors
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
@@ -28,7 +26,4 @@ def read_spec(file: ModelFile) -> ModelSpec:
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
-    attention = read_attention(weights, spec, f"blk.{index}.")
-    factors = read_rope_factors(weights, spec.head_dim)
-    rope = replace(plain_rope(spec), pairs=True, factors=factors)
-    return mixed_layer(weights, spec, index, attention, rope=rope)
+    return paired_layer(weights, spec, index)

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
-from thermocline.models.blocks import plain_rope, read_attention, read_rope_factors
 from thermocline.models.mamba import read_mamba
 from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import mixed_layer, with_factors
+from thermocline.models.mixed_layers import mixed_layer, paired_layer, with_factors
 from thermocline.models.spec import LayerKind, ModelSpec
 
 if TYPE_CHECKING:
@@ -63,7 +62,4 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     prefix = f"blk.{index}."
     if spec.layer_kinds[index] is LayerKind.RECURRENT:
         return mixed_layer(weights, spec, index, read_mamba(weights, spec, prefix))
-    attention = read_attention(weights, spec, prefix)
-    factors = read_rope_factors(weights, spec.head_dim)
-    rope = replace(plain_rope(spec), pairs=True, factors=factors)
-    return mixed_layer(weights, spec, index, attention, rope=rope)
+    return paired_layer(weights, spec, index)

@@ -17,7 +17,13 @@ from thermocline.kernels.whole_layer import (
     RecurrentWeights,
     SharedExpert,
 )
-from thermocline.models.blocks import plain_rope, read_routed, read_shared
+from thermocline.models.blocks import (
+    plain_rope,
+    read_attention,
+    read_rope_factors,
+    read_routed,
+    read_shared,
+)
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.feed_forwards import with_dense_layers
 
@@ -113,6 +119,14 @@ def mixed_layer(
         shared = _scaled(weights, read_shared(weights, spec, prefix), spec)
     routed = replace(routed, rule=rule)
     return DecoderLayer(LayerParts(mixer, gains, spec.rms_epsilon, routed, shared), rope, experts)
+
+
+def paired_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """Return a layer as `mixed_layer` does, of attention whose neighbouring dimensions turn together."""
+    attention = read_attention(weights, spec, f"blk.{index}.")
+    factors = read_rope_factors(weights, spec.head_dim)
+    rope = replace(plain_rope(spec), pairs=True, factors=factors)
+    return mixed_layer(weights, spec, index, attention, rope=rope)
 
 
 def _scaled(weights: WeightMap, expert: SharedExpert, spec: ModelSpec) -> SharedExpert:

@@ -71,14 +71,14 @@ struct Rows {
     // Whether registers are filled with halves of groups, which need activations in another order.
     static constexpr bool kTurned = Format::kNibbles || (Group == 32 && HasLanes<Format>);
     static constexpr int kSums = kSpan / Group;        // registers of sums per span
-    // Spans whose sums are kept at a time: some 500 bytes of a row, and 2 KiB of sums. Measured: with eight, Q8_0 came from
-    // memory a sixth slower on a Zen 4; with two instead of four, Q4_K up to a fifth slower on a Zen 5.
-    static constexpr int64_t kSpans = Group == 32 && Format::kBytes <= 144 ? 4 : 2;
+    // Spans whose sums are kept at a time. Measured on a Zen 4: with eight, Q8_0 came from memory a sixth slower; one is no
+    // faster. On a Zen 5 types of four bits gain up to a fifth by four, and lose by it where three are left over.
+    static constexpr int64_t kFew = 2, kSpans = Group == 32 && Format::kBytes <= 144 ? 4 : kFew;
     using Sums = __m512i[Tokens][kSpans][kSums];
 
-    // Lines of the strip of the same shape that comes (where it is of another, what is asked for is just less useful). Only so many can be on their way to a core, and it must never wait for one with nothing else asked
-    // for: so every pair of rows asks for its share, and the second half of a span, which takes as long as three
-    // pairs, for the rest.
+    // Lines of the strip of the same shape that comes (where it is of another, what is asked for is just less useful).
+    // Only so many can be on their way to a core, and it must never wait for one with nothing else asked for: so every
+    // pair of rows asks for its share, and the second half of a span, which takes as long as three pairs, for the rest.
     static constexpr int kLines = (kStripRows * Format::kBytes + 63) / 64;
     static constexpr int kPairLines = (kLines + 5) / 11, kRestLines = kLines - kPairLines * (kStripRows / 2);
 
@@ -197,8 +197,9 @@ struct Rows {
         Floats totals[Tokens];
         for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
         const uint8_t* coming = from.ahead ? from.ahead : from.src;
-        for (int64_t first = 0; first < all; first += kSpans) {
-            const int64_t spans = all - first < kSpans ? all - first : kSpans;
+        const int64_t together = from.nearest && all % kSpans == 0 ? kSpans : kFew;
+        for (int64_t first = 0; first < all; first += together) {
+            const int64_t spans = all - first < together ? all - first : together;
             const uint8_t* x[Tokens];
             for (int t = 0; t < Tokens; ++t) {
                 x[t] = bases[t] + first * kSpan;

@@ -274,13 +274,7 @@ def _llama(common: dict[str, Any], tiny: TinyModel) -> Any:
 
 def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
     del common["head_dim"]
-    own = {
-        "attention_multiplier": 0.3,
-        "embedding_multiplier": 2.5,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.75,
-    }
-    return transformers.GraniteConfig(**_dense(common | own, tiny))
+    return transformers.GraniteConfig(**_dense(common | tiny_routers.GRANITE_FACTORS, tiny))
 
 
 def _qwen2(common: dict[str, Any], tiny: TinyModel) -> Any:

@@ -12,6 +12,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.oracle.toolchain.tiny_routers import GRANITE_FACTORS
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -77,10 +79,7 @@ def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
         "num_local_experts": 4,
         "intermediate_size": 32,
         "shared_intermediate_size": 48,
-        "attention_multiplier": 0.3,
-        "embedding_multiplier": 2.5,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.75,
+        **GRANITE_FACTORS,
         "layer_types": [
             "full_attention" if n % 3 == 1 else "linear_attention" for n in range(tiny.layers)
         ],

@@ -129,15 +129,21 @@ def _ernie(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Ernie4_5_MoeConfig(**(kept | own | tiny.options))
 
 
+GRANITE_FACTORS = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 2.5,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.75,
+}
+"""What models of Granite multiply with, in transformers' words."""
+
+
 def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
     own = {
         "num_local_experts": 4,
         "intermediate_size": 32,
         "shared_intermediate_size": 32,
-        "attention_multiplier": 0.3,
-        "embedding_multiplier": 2.5,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.75,
+        **GRANITE_FACTORS,
     }
     kept = _without(common, "num_experts", "moe_intermediate_size", "head_dim")
     return transformers.GraniteMoeSharedConfig(**(kept | own | tiny.options))
