@@ -266,8 +266,8 @@ class SchedulerConfig(ShowsChanges):
     prefill_chunk_tokens: int = setting(
         0,
         "--prefill-chunk",
-        "Prompt tokens that walk through the layers together, at most; 0 is 512, or 2048 where the model "
-        "is larger than the memory and every chunk reads it anew.",
+        "Prompt tokens that walk through the layers together, at most; 0 is 512, or 2048 with a GPU "
+        "and where the model is larger than the memory and every chunk reads it anew.",
     )
     max_prompt_chunks: int = setting(
         2,

@@ -65,7 +65,7 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/native.py names the one that it needs.
-    m.attr("interface") = 18;
+    m.attr("interface") = 19;
     auto core = nb::class_<Core>(m, "Core", "The threads and the instruction set that jobs run on.")
                     .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("threads"),
                          nb::arg("pin") = false)
@@ -80,6 +80,7 @@ NB_MODULE(_native, m) {
     bind_frames(m);
     bind_step(m);
     bind_handoff(m);
+    bind_copies(m);
     bind_inbox(m);
     nb::class_<tc::GuardedMap>(m, "GuardedMap", "A mapped file whose bytes become zeros where they can not be read.")
         .def("__init__", &make_guarded_map, nb::arg("mapping").noconvert(), nb::arg("fd"))

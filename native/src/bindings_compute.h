@@ -184,6 +184,7 @@ void bind_dispatch(nb::module_& m);
 void bind_frames(nb::module_& m);
 void bind_step(nb::module_& m);
 void bind_handoff(nb::module_& m);
+void bind_copies(nb::module_& m);
 void bind_inbox(nb::module_& m);
 
 }  // namespace thermocline::python

@@ -87,7 +87,7 @@ def test_what_the_engine_can_not_do_is_refused(toy, invoke):
         (("-ot", "exps=CUDA0", "--hot-device", "none"), "leave one out"),
         (("-ot", "attn=CPU"), "what can be placed"),
         (("--trunk-device", "cuda", "--vram", "1MiB"), "--device-memory"),
-        (("--trunk-device", "cuda", "--device-memory", "770MiB", "--ctx", "32768"), "--ctx"),
+        (("--trunk-device", "cuda", "--device-memory", "775MiB", "--ctx", "32768"), "--ctx"),
     ):
         result = invoke("plan", toy, "--no-measure", "--vram", "12GiB", *flags)
         assert result.exit_code == 1, flags

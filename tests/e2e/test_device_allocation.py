@@ -98,7 +98,7 @@ def opened(request, tmp_path_factory):
 
 def needs_of(file, spec, config):
     """Return what plan and engine decide by."""
-    limits = prompt_limits(config, spec, file.total_tensor_bytes, ROOM)
+    limits = prompt_limits(config, spec, file.total_tensor_bytes, ROOM, on_device=True)
     cache = cache_spec(config, spec, limits)
     return device_needs(
         file.tensors.values(), spec, cache, limits, config.scheduler.max_prompt_chunks
@@ -136,7 +136,7 @@ def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, mon
         taken, own = account.total_bytes, taken_for_experts(devices.allocation)
         assert (devices.non_expert is not None) == (plan.trunk_layers_on_gpu > 0)
         assert taken - own == pytest.approx(plan.non_expert_bytes + plan.kv_bytes, rel=1e-3)
-        limits = prompt_limits(config, spec, file.total_tensor_bytes, ROOM)
+        limits = prompt_limits(config, spec, file.total_tensor_bytes, ROOM, on_device=True)
         context_ = BuildContext(
             config, devices, file, model, kernels, recorder, limits, owned, kept
         )
@@ -221,7 +221,7 @@ def test_thirty_billion_on_twelve_gib(tmp_path):
             config = EngineConfig(placement=PlacementConfig(device_memory_bytes=gib * GIB))
             found[gib] = planned(file, model.spec, config)
     assert found[12].expert_bytes_kv_full == found[12].expert_budget_bytes >= 6.5 * GIB
-    assert found[12].expert_bytes_kv_empty >= 10 * GIB
+    assert found[12].expert_bytes_kv_empty >= 9.9 * GIB
     assert found[16].expert_budget_bytes >= 10.5 * GIB
     assert found[24].hot_expert_bytes == found[24].routed_expert_bytes
     assert {plan.trunk_layers_on_gpu for plan in found.values()} == {48}

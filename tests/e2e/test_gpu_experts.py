@@ -32,7 +32,9 @@ from thermocline.config import HeatConfig, MemoryConfig
 from thermocline.engine import devices as assembly
 from thermocline.errors import ConfigError, DeviceFaultError, DeviceMemoryError, DeviceMissingError
 from thermocline.experts.backends import gpu as gpu_device
+from thermocline.experts.backends import hot_device
 from thermocline.experts.backends.gpu import GpuDevice
+from thermocline.experts.backends.streamed_device import StreamedDevice
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.models import device_sizes
 from thermocline.prefetch.residency import ResidencyProbe
@@ -234,6 +236,53 @@ async def test_every_architecture_runs_whole_on_a_device(tmp_path, device, case)
         assert store.statistics().total_misses > 0
         await settled(engine)
         store.check_integrity(idle=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", WHOLE, ids=str)
+async def test_prompts_are_computed_whole_on_a_device_that_lacks_experts(
+    tmp_path, monkeypatch, device, case
+):
+    """Experts are copied for each chunk meanwhile, many times what stays: the CPU's answers, and all is counted."""
+    toy = replace(case.toy, tied=False) if hasattr(case.toy, "tied") else case.toy
+    model = write_toy_arch(tmp_path / "toy.gguf", toy)
+    async with Engine.open(model, settings(**ON_CPU)) as engine:
+        expected, logits = (
+            await greedy_tokens(engine, PROMPT, 6),
+            await prompt_logits(engine, PROMPT),
+        )
+        largest = max(engine._parts.footprint.expert_bytes)
+    if device == "torch-cpu":
+        monkeypatch.setattr(DeviceStreams, "lock", lambda *_: True)
+    monkeypatch.setattr(StreamedDevice, "takes", lambda *_: True)
+    monkeypatch.setattr(hot_device, "num_streamed_slots", lambda num_staged: min(num_staged, 4))
+    config = settings(
+        trace=True, hot_device=device, trunk_device=device, expert_budget_bytes=14 * largest
+    )
+    async with Engine.open(model, config) as engine:
+        hot = engine._parts.experts.hot_device
+        if hot.full is not None:
+            pytest.skip("all of its experts fit into so little")
+        assert hot.streamed is not None
+        found = await greedy_tokens(engine, PROMPT, 6)
+        ours = await prompt_logits(engine, PROMPT)
+        await settled(engine)
+        hot.store.check_integrity(idle=True)
+        hot.ring.check_idle()
+        counted, events = engine.statistics().store, engine.trace_events()
+    is_square = device == "cuda" and case.name.startswith("nemotron")
+    assert is_square or found == expected
+    entry = "device/whole models that square" if is_square else "non-expert/whole models"
+    assert_within(ours, logits, entry)
+    assert counted.total_staged > 0 < counted.total_staged_experts
+    spans = [event for event in events if isinstance(event, SpanEvent)]
+    whole = [one for one in spans if one.lane is Lane.GPU_COMPUTE and one.name is Name.LAYER]
+    assert len(whole) == 2 * -(-len(PROMPT) // 32), "every chunk of both prompts is one job"
+    loads = sorted((one for one in spans if one.lane is Lane.GPU_H2D), key=lambda one: one.start_ns)
+    assert any("experts" in one.args for one in loads)
+    for one, other in pairwise(loads):
+        assert one.end_ns <= other.start_ns, "copies of one lane overlap"
 
 
 @pytest.mark.slow

@@ -35,6 +35,13 @@ def planned_device(placement: PlacementConfig, vram: str | None) -> DeviceMemory
     return DeviceMemory(total, free if cap is None else min(free, cap))
 
 
+def plans_device(placement: PlacementConfig, device: DeviceMemory) -> bool:
+    """Return whether some of a model is to be on a GPU with this memory, or its stand-in; 0 bytes where there is none."""
+    trunk = "cpu" if placement.gpu_layers == 0 else placement.trunk_device
+    hot = "none" if placement.cpu_moe else placement.hot_device
+    return device.total > 0 and not {trunk, hot}.isdisjoint({"auto", "cuda", "torch-cpu"})
+
+
 def plan_device(
     asked: PlacementConfig,
     needs: DeviceNeeds,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from thermocline.cli.console import echo_json, show
-from thermocline.cli.device_plan import plan_device, planned_device
+from thermocline.cli.device_plan import plan_device, planned_device, plans_device
 from thermocline.cli.drafting_cost import DraftingCost, drafting_cost
 from thermocline.cli.llama_flags import names
 from thermocline.cli.model_name import has_header_alone, hub_model
@@ -124,7 +124,7 @@ _MAX_SPREAD = 4
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Prompt tokens that are computed together; 0 is 512, or 2048 where the model is larger than the memory.",
+    help="Prompt tokens that are computed together; 0 is 512, or 2048 with a GPU and where the model is larger than the memory.",
 )
 @click.option(
     "--auto/--no-auto",
@@ -317,7 +317,11 @@ def plan(  # noqa: PLR0913 - one per flag
     )
     with open_model_file(path) as file:
         spec = read_spec(file)
-        limits = prompt_limits(config, spec, file.total_tensor_bytes, ram_bytes)
+        device = planned_device(config.placement, vram)
+        limits = prompt_limits(
+            *(config, spec, file.total_tensor_bytes, ram_bytes),
+            on_device=plans_device(config.placement, device),
+        )
         cache = cache_spec(config, spec, limits)
         needs = device_needs(
             file.tensors.values(),
@@ -327,7 +331,6 @@ def plan(  # noqa: PLR0913 - one per flag
         files, known = file.paths, expert_use(file, spec, heat, heat_file, no_heat=no_heat)
         drafting = drafting_cost(config, file, spec, cache)
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
-    device = planned_device(config.placement, vram)
     found = _with_spill(
         plan_device(config.placement, needs, device, known, is_auto=is_auto), memory_spill_bytes
     )

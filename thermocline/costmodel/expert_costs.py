@@ -25,7 +25,8 @@ class ExpertCosts:
     copy_s: of the expert to the device. launch_overhead_s: of a layer on the device, whatever the number of experts.
     copy_slowdown: the part of its speed that the CPU loses during a copy, 0 to 1. output_row_s: of the transfer of one
     row's output, which is a part of device_s. recorded: of one expert with one row, and of the launch, in a decode step
-    that the device has recorded; None where it records none.
+    that the device has recorded; None where it records none. bulk_copy_s: of an expert among many that are copied by one
+    call, which leaves out what each costs Python; None where nothing is copied so.
     """
 
     nbytes: int
@@ -38,6 +39,7 @@ class ExpertCosts:
     copy_slowdown: float = 0.0
     output_row_s: float = 0.0
     recorded: tuple[float, float] | None = None
+    bulk_copy_s: float | None = None
 
     def in_recorded_steps(self) -> Self:
         """Return the costs of decoding in such steps, where each launch is not a launch of the host's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thermocline.engine.devices import uses_device
 from thermocline.experts.placement.wish import device_needs
 from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
@@ -35,7 +36,10 @@ class KeptCache:
 
 def choose_limits(config: EngineConfig, spec: ModelSpec, file: ModelFile) -> PromptLimits:
     """Return the config's limits, or the defaults for this file. Raises ConfigError for too long a context."""
-    return prompt_limits(config, spec, file.total_tensor_bytes, page_cache_room_bytes())
+    room_bytes = page_cache_room_bytes()
+    return prompt_limits(
+        config, spec, file.total_tensor_bytes, room_bytes, on_device=uses_device(config)
+    )
 
 
 def device_needs_of(

@@ -66,6 +66,12 @@ def uses_gpu(config: EngineConfig) -> bool:
     return is_hot or (placement.trunk_device == "cuda" and placement.gpu_layers != 0)
 
 
+def uses_device(config: EngineConfig) -> bool:
+    """Return whether an engine will try to compute on a GPU, or on what stands in for one. Raises ConfigError."""
+    stand_in = "torch-cpu" in (config.placement.trunk_device, config.placement.hot_device)
+    return stand_in or uses_gpu(config)
+
+
 def open_devices(
     config: EngineConfig,
     needs: DeviceNeeds,
@@ -115,7 +121,7 @@ def open_devices(
     if _device_of(placement) is not None:
         lane = owned.enter_context(_gpu_lane(config, recorder))
         is_whole = non_expert is not None and non_expert.part.is_whole
-        gpu = OpenGpu(streams, lane, arena, records_steps=is_whole and streams.can_capture)
+        gpu = OpenGpu(streams, lane, arena, is_whole=is_whole)
     reasons += allocation.refused
     return Devices(placement, non_expert, gpu, needs, allocation.cache, allocation, reasons)
 

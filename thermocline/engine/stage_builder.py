@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from thermocline.engine.shared_step import build_shared_step
-from thermocline.engine.whole_device import whole_model_experts
+from thermocline.engine.whole_device import streamed_experts, whole_model_experts
 from thermocline.experts.routing_observer import RoutingObserver
 from thermocline.messages import LayerIndex
 from thermocline.pipeline.execution.graph import moe_graph
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from thermocline.engine.build_context import BuildContext
     from thermocline.engine.devices import Devices
     from thermocline.engine.expert_stages import ExpertBackends
+    from thermocline.experts.backends.full_device import FullDevice, NoExperts
     from thermocline.experts.backends.hot_device import HotDevice
+    from thermocline.experts.backends.streamed_device import StreamedDevice
     from thermocline.experts.routing_log import RoutingLog
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import Chunk, ChunkId, Hidden
@@ -88,12 +90,18 @@ def build_runner(
     if tap is None:
         shared = build_shared_step(context, device, cache, observer, cpu)
     fused = FusedStages(num_layers, shared=shared)
-    whole = None
+    there = whole_model_experts(context, device)
+    streamed = streamed_experts(context, device)
+    if tap is not None or experts.member is not None:
+        streamed = None
     if non_expert is not None and device_layers:
-        there = whole_model_experts(context, device)
-        if there is not None:
-            whole = FusedModelStage(non_expert, there, observer, non_expert_lane)
-            fused = FusedStages(num_layers, model=whole, shared=shared)
+        model_stage = partial(FusedModelStage, non_expert, observer=observer, lane=non_expert_lane)
+        fused = FusedStages(
+            num_layers,
+            model=None if there is None else model_stage(there),
+            streamed=None if streamed is None else model_stage(streamed, on_done=streamed.note),
+            shared=shared,
+        )
     elif model.has_whole_layers:
         hints = experts.stages.get("prefetch")
         assert hints is None or isinstance(hints, PrefetchStage), "nothing else takes hints"
@@ -115,7 +123,7 @@ def build_runner(
             experts,
             fused,
             shared,
-            whole,
+            (there, streamed),
             has_experts=model.spec.has_experts,
             attends_here=not device_layers,
             may_overlap=config.scheduler.overlap,
@@ -147,7 +155,7 @@ def _load(
     experts: ExpertBackends,
     fused: FusedStages,
     shared: SharedModelStage | None,
-    whole: FusedModelStage | None,
+    on_device: tuple[FullDevice | NoExperts | None, StreamedDevice | None],
     *,
     has_experts: bool,
     attends_here: bool,
@@ -155,8 +163,9 @@ def _load(
 ) -> Callable[[Chunk], Load]:
     """Return what tells the policy about a chunk: facts that stay, and those of the moment.
 
-    Without experts, hints are about prompts alone.
+    on_device: the experts of chunks that one device computes alone. Without experts, hints are about prompts alone.
     """
+    full, streamed = on_device
     device, governor, dispatcher = experts.hot_device, experts.governor, experts.dispatcher
     # Workers that were asked for compute their experts, always; --hot-device cpu computes its own apart.
     is_remote = experts.remote is not None and experts.balancer is None
@@ -175,7 +184,10 @@ def _load(
         offloads = may_offload and not dispatcher.is_left_to_cpu(chunk.num_tokens)
         is_shared = member is not None and not member.computes_alone(chunk.id)
         return Load(
-            device_has_model=whole is not None and whole.is_ready,
+            device_has_model=full is not None and full.is_full,
+            device_streams=chunk.is_prompt
+            and streamed is not None
+            and streamed.takes(chunk.num_tokens),
             device_takes_step=takes_step(chunk, offloads=offloads),
             layers_are_fusable=fused.layer is not None and is_fusable and not is_shared,
             steps_are_fusable=fused.step is not None,

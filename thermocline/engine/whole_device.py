@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from thermocline.engine.build_context import BuildContext
     from thermocline.experts.backends.full_device import FullDevice
     from thermocline.experts.backends.hot_device import HotDevice
+    from thermocline.experts.backends.streamed_device import StreamedDevice
     from thermocline.kernels.gpu.resident import ResidentExperts
     from thermocline.kernels.gpu.streams import DeviceStreams
     from thermocline.models.spec import ModelSpec
@@ -28,6 +29,14 @@ def whole_model_experts(
     if context.model.spec.has_experts:
         return None if hot is None else hot.full
     return NoExperts(no_resident_experts(gpu.streams, context.model.spec))
+
+
+def streamed_experts(context: BuildContext, hot: HotDevice | None) -> StreamedDevice | None:
+    """Return the experts of prompts that a device computes alone though it lacks some; None where it never does."""
+    non_expert = context.devices.non_expert
+    if hot is None or non_expert is None or not non_expert.part.is_whole:
+        return None
+    return hot.streamed
 
 
 def no_resident_experts(streams: DeviceStreams, spec: ModelSpec) -> ResidentExperts:

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 18
+interface: int = 19
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -378,6 +378,11 @@ class StepGraph:
         Of the last step: begin and end of each node in ns of CLOCK_MONOTONIC, its kind, its layer, and the pairs
         that it computed or waited for.
         """
+
+def queue_copies(function: int, copies: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C', device='cpu', writable=False)], stream: int) -> int:
+    """
+    Call a driver's function for each copy to a device, int64 [n, 3]: addresses there and here, and bytes. Its first error, or 0.
+    """
 
 class Inbox:
     """What other threads want of one thread, first in, first out."""

@@ -15,7 +15,7 @@ _BUILD_HINT = (
 
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 18
+_INTERFACE = 19
 
 
 def load_native() -> ModuleType:

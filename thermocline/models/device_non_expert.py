@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.gpu.cache import DeviceLayerCache
-    from thermocline.kernels.gpu.resident import LayerExperts, ResidentExperts
+    from thermocline.kernels.gpu.resident import LayerExperts
     from thermocline.kernels.gpu.shared_experts import SharedExperts
     from thermocline.kernels.gpu.step import StepInputs
     from thermocline.kernels.gpu.steps import HostOutput, LayerCompute, StepBuffers
@@ -167,9 +167,9 @@ class DeviceNonExpert:
         return LayerEnding(stream, partial(self._dense.add_normed, stream, shared, norm=end))
 
     def all_layers(
-        self, chunk: Chunk, x: FloatArray, experts: ResidentExperts
+        self, chunk: Chunk, x: FloatArray, experts: LayerExperts
     ) -> tuple[FloatArray, dict[LayerIndex, Routing]]:
-        """Return x [T, D] after the last layer, and the routing of each layer with routed experts; all are here.
+        """Return x [T, D] after the last layer, and the routing of each layer with routed experts; all are here, or come.
 
         Raises DeviceMemoryError.
         """

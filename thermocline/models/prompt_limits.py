@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 # A context that nobody asked for should not reserve tens of gigabytes of address space.
 _DEFAULT_MAX_CONTEXT_TOKENS: Final = 32768
 
-# Longer chunks hardly compute faster, but a file that does not fit in memory is read once per chunk.
+# Longer chunks hardly compute faster on a CPU, but a file that does not fit in memory is read once per chunk. On a GPU
+# the time of a chunk hardly depends on its length, and what the GPU lacks is copied once per chunk.
 _CHUNK_TOKENS: Final = 512
-_CHUNK_TOKENS_OF_LARGE_FILES: Final = 2048
+_LONG_CHUNK_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,16 @@ class PromptLimits:
 
 
 def prompt_limits(
-    config: EngineConfig, spec: ModelSpec, tensor_bytes: int, room_bytes: int
+    config: EngineConfig,
+    spec: ModelSpec,
+    tensor_bytes: int,
+    room_bytes: int,
+    *,
+    on_device: bool = False,
 ) -> PromptLimits:
     """Return the config's limits, or the defaults. Raises ConfigError for too long a context.
 
-    tensor_bytes: of the file; room_bytes: what memory can hold of it.
+    tensor_bytes: of the file; room_bytes: what memory can hold of it. on_device: whether some of the model is to be on a GPU.
     """
     context, why_context = config.memory.max_context_tokens, "asked for (--ctx)"
     if context is None:
@@ -54,15 +60,20 @@ def prompt_limits(
         )
     chunk, why_chunk = config.scheduler.prefill_chunk_tokens, "asked for (--prefill-chunk)"
     if not chunk:
-        fits = tensor_bytes <= room_bytes
-        is_latent = spec.latent is not None and spec.latent.expanded_tokens > 0
-        chunk = _CHUNK_TOKENS if fits and not is_latent else _CHUNK_TOKENS_OF_LARGE_FILES
-        why_chunk = (
-            "the file fits in memory, and longer chunks are hardly faster"
-            if fits and not is_latent
-            else "each chunk makes keys and values of the whole context of latent attention"
-            if fits
-            else f"the file needs {format_bytes(tensor_bytes)} and memory has {format_bytes(room_bytes)} for it, so "
-            "that each chunk reads it anew"
-        )
+        chunk, why_chunk = _chunk(spec, tensor_bytes, room_bytes, on_device=on_device)
     return PromptLimits(context, chunk, why_context, why_chunk)
+
+
+def _chunk(
+    spec: ModelSpec, tensor_bytes: int, room_bytes: int, *, on_device: bool
+) -> tuple[int, str]:
+    """Return the most tokens of a prompt's chunk, and why."""
+    if tensor_bytes > room_bytes:
+        room = f"the file needs {format_bytes(tensor_bytes)} and memory has {format_bytes(room_bytes)} for it"
+        return _LONG_CHUNK_TOKENS, f"{room}, so that each chunk reads it anew"
+    if spec.latent is not None and spec.latent.expanded_tokens > 0:
+        why = "each chunk makes keys and values of the whole context of latent attention"
+        return _LONG_CHUNK_TOKENS, why
+    if on_device:
+        return _LONG_CHUNK_TOKENS, "a GPU takes hardly longer for it, and gets what it lacks once"
+    return _CHUNK_TOKENS, "the file fits in memory, and longer chunks are hardly faster"

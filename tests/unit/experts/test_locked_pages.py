@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,9 +13,12 @@ import pytest
 import torch
 
 from tests.support.kernel_cases import make_expert, make_weight, stacked
-from thermocline.errors import DeviceFaultError
+from thermocline.errors import DeviceFaultError, EngineClosedError
+from thermocline.experts.backends import expert_copies
 from thermocline.experts.backends.expert_copies import ExpertCopies, slot_bytes, slot_parts
 from thermocline.experts.backends.locked_pages import LockedPages
+from thermocline.kernels.gpu import copy_call
+from thermocline.kernels.gpu.copy_call import _CALL, CopyCall
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.messages import ExpertKey, LayerIndex
 from thermocline.traces.lanes import Lane
@@ -148,6 +152,118 @@ def test_pages_that_are_in_memory_are_locked_before_the_first_copy(layers, buffe
         for layer, parts_by_buffer in ((0, 0), (1, 0), (2, 3)):
             copy_one(mover, layers, LayerIndex(layer), 1, urgent=True)
             assert len(buffered) == parts_by_buffer
+
+
+def test_copies_that_wait_are_queued_together(layers, monkeypatch):
+    """As many bytes as a group has, in the order in which they were asked for; each ends, with its bytes."""
+    monkeypatch.setattr(DeviceStreams, "lock", lambda *_: True)
+    size = slot_bytes(layers[LayerIndex(0)])
+    monkeypatch.setattr(expert_copies, "_GROUP_BYTES", 3 * size)
+    queued: list[list[int]] = []
+    plain = DeviceStreams.queue_copies
+
+    def noted(streams, copies):
+        queued.append(copies[::3, 1].tolist())
+        plain(streams, copies)
+
+    monkeypatch.setattr(DeviceStreams, "queue_copies", noted)
+    with open_copies(layers) as mover:
+        mover.lock(layers)
+        asked, wanted = [], []
+        with held(mover._lane):
+            for number in range(8):
+                key = ExpertKey.of(number % 2, number % NUM_EXPERTS)
+                parts = slot_parts(layers[key.layer])
+                slot = torch.zeros(size, dtype=torch.uint8)
+                asked.append((mover.begin(key, parts, slot, urgent=True), slot, parts, key))
+                wanted.append(parts[0].stack.raw[key.expert].ctypes.data)
+        for done, slot, parts, key in asked:
+            done.result(20)
+            for part in parts:
+                found = slot.numpy()[part.start : part.start + part.nbytes]
+                np.testing.assert_array_equal(found, part.stack.raw[key.expert].reshape(-1))
+    assert [address for group in queued for address in group] == wanted
+    assert [len(group) for group in queued] == [3, 3, 2]
+
+
+def test_copies_that_wait_for_a_lane_that_closes_fail(layers, monkeypatch):
+    """All of them, and those asked for afterwards at once."""
+    monkeypatch.setattr(DeviceStreams, "lock", lambda *_: True)
+    parts = slot_parts(layers[LayerIndex(0)])
+    slot = torch.zeros(slot_bytes(layers[LayerIndex(0)]), dtype=torch.uint8)
+    with open_copies(layers) as mover:
+        with held(mover._lane) as gate:
+            waiting = [
+                mover.begin(ExpertKey.of(0, n), parts, slot, urgent=bool(n % 2)) for n in range(4)
+            ]
+            closing = threading.Thread(target=mover._lane.close)
+            closing.start()
+            while not mover._lane._closed:
+                pass
+            gate.set()
+        closing.join(20)
+        for done in waiting:
+            with pytest.raises(EngineClosedError):
+                done.result(20)
+        with pytest.raises(EngineClosedError):
+            mover.begin(ExpertKey.of(0, 0), parts, slot, urgent=True)
+
+
+def test_a_driver_that_copies_nothing_is_told_to_all_who_wait(layers, monkeypatch):
+    """With its number; the next copies go on."""
+    monkeypatch.setattr(DeviceStreams, "lock", lambda *_: True)
+    answers = [201]
+    call = _CALL(lambda *_: answers.pop() if answers else 0)
+    with open_copies(layers) as mover:
+        mover.lock(layers)
+        monkeypatch.setattr(mover._streams, "_copy_call", CopyCall(call))
+        slot = torch.zeros(slot_bytes(layers[LayerIndex(0)]), dtype=torch.uint8)
+        parts = slot_parts(layers[LayerIndex(0)])
+        with pytest.raises(RuntimeError, match="returned 201"):
+            mover.begin(ExpertKey.of(0, 0), parts, slot, urgent=True).result(20)
+        mover.begin(ExpertKey.of(0, 0), parts, slot, urgent=True).result(20)
+
+
+@pytest.mark.parametrize(
+    ("copies", "why"),
+    [
+        (np.ones((1, 2), np.int64), "two addresses"),
+        (np.array([[1, 0, 5]], np.int64), "positive"),
+        (np.array([[1, 2, -5]], np.int64), "positive"),
+    ],
+)
+def test_the_core_copies_to_no_bad_address(copies, why):
+    """What can be seen from numbers."""
+    with pytest.raises(ValueError, match=why):
+        CopyCall.of_memory()(copies, 0)
+
+
+def test_without_the_drivers_function_nothing_is_locked(monkeypatch):
+    """Copies go by buffers then."""
+    monkeypatch.setattr(copy_call, "_LIBRARY", "no such library")
+    assert not CopyCall.of_driver().is_there
+    with DeviceStreams(torch.device("cpu")) as streams:
+        streams._is_cuda, streams._copy_call = True, CopyCall.of_driver()
+        assert not streams.lock(4096, 4096)
+        streams._is_cuda = False
+
+
+@contextmanager
+def held(lane: LaneThread):
+    """Keep a lane's thread at work, and give what lets it go."""
+    entered, gate = threading.Event(), threading.Event()
+
+    def work():
+        entered.set()
+        gate.wait(20)
+        yield
+
+    lane.submit_background(work(), urgent=True)
+    assert entered.wait(20)
+    try:
+        yield gate
+    finally:
+        gate.set()
 
 
 def test_what_the_driver_locked_is_unlocked_at_the_end(monkeypatch):

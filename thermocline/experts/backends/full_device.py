@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from thermocline.experts.cache.store import ExpertStore
     from thermocline.kernels.gpu.resident import ResidentExperts
-    from thermocline.messages import Routing
+    from thermocline.messages import LayerIndex, Routing
 
 
 class FullDevice:
@@ -40,7 +40,7 @@ class FullDevice:
         finally:
             self._store.let_go()
 
-    def count_hits(self, routing: Routing) -> None:
+    def count(self, layer: LayerIndex, routing: Routing) -> None:
         """Count what a layer chose: all of it was here."""
         self._store.count_hits(routing.expert_ids.size)
 
@@ -59,5 +59,5 @@ class NoExperts:
         """See `FullDevice.held`."""
         yield self._resident
 
-    def count_hits(self, routing: Routing) -> None:
+    def count(self, layer: LayerIndex, routing: Routing) -> None:
         """Count nothing: no layer routes."""

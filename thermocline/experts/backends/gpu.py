@@ -16,12 +16,14 @@ import torch
 
 from thermocline.experts.backends.contract import KeptOutputs
 from thermocline.experts.backends.expert_copies import slot_parts
+from thermocline.experts.backends.expert_feed import ExpertFeed
 from thermocline.experts.dispatch.grouping import pairs_by_slot
 from thermocline.experts.placement.slots import UNIT_BYTES
 from thermocline.kernels.gpu.expert_ffn import expert_outputs, naive_expert_outputs
 from thermocline.kernels.gpu.gather_combine import gather_combine, naive_gather_combine
 from thermocline.kernels.gpu.resident import ResidentExperts
 from thermocline.kernels.gpu.slots import ExpertSlots, SlotMatrix, SlotWork
+from thermocline.kernels.gpu.streamed import StreamedExperts
 from thermocline.models.device_sizes import PART_ALIGNMENT
 from thermocline.traces.lanes import Name
 from thermocline.units import align_up
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.gpu.streams import DeviceStreams
     from thermocline.kernels.weight import ExpertStack, FloatArray, IntArray
     from thermocline.messages import ExpertDispatch, ExpertKey, LayerIndex, LayerWork
+    from thermocline.traces.recorder import Recorder
     from thermocline.workers.lane import LaneThread
 
 
@@ -90,6 +93,7 @@ class GpuDevice:
         }
         self._slots = {layer: views[layout] for layer, layout in self._layouts.items()}
         factors = {layer: catalog.stack(layer).pair_factors() for layer in layers}
+        self._resident: ResidentExperts | None = None
         self._factors = {layer: each for layer, each in factors.items() if each is not None}
 
     @property
@@ -183,6 +187,17 @@ class GpuDevice:
             numbers = self._upload_numbers(slots, dispatch.counts, rows)
             found = self._queue(layer, numbers, sent, dispatch, prompt=prompt)
             return self._fetch(found, prompt=prompt)
+
+    def computed(
+        self, layer: LayerIndex, dispatch: ExpertDispatch, slots: IntArray, sent: _GpuRows
+    ) -> None:
+        """Compute a prompt's experts and leave their outputs there; on the calling thread. Blocks."""
+        with self._streams.computing():
+            self._upload_rows(sent)
+            rows = np.searchsorted(sent.rows, dispatch.rows)
+            numbers = self._upload_numbers(slots, dispatch.counts, rows)
+            self._queue(layer, numbers, sent, dispatch, prompt=True)
+            self._streams.finish(spin=True)
 
     def recorded(
         self, layer: LayerIndex, dispatch: ExpertDispatch, slots: IntArray, sent: _GpuRows
@@ -296,9 +311,28 @@ class GpuDevice:
         return self._streams.to_host(found, spin=not prompt)
 
     def resident(self) -> ResidentExperts:
-        """Return what computes resident experts in a step through all layers."""
+        """Return what computes resident experts in jobs of all layers: one for all of those."""
+        if self._resident is None:
+            self._resident = self._new_resident()
+        return self._resident
+
+    def _new_resident(self) -> ResidentExperts:
         sizes = (self._catalog.num_layers, self._catalog.num_experts)
         return ResidentExperts(self._streams, self._slots, *sizes, self._factors)
+
+    def feed(self, copies: ExpertCopies, recorder: Recorder) -> ExpertFeed:
+        """Return what copies many experts by one call. copies: what has locked their pages."""
+        return ExpertFeed(self._streams, self.arena, self._parts, copies, recorder)
+
+    def streamed(self, feed: ExpertFeed) -> StreamedExperts:
+        """Return what computes prompts whose absent experts `feed` copies meanwhile."""
+        return StreamedExperts(self._streams, self.resident(), feed, self._catalog.num_experts)
+
+    def empty_outputs(self, num_rows: int, hidden_size: int) -> FloatArray:
+        """Return so many rows of zeros as outputs of a prompt's experts come back, on the calling thread."""
+        with self._streams.computing():
+            rows = torch.zeros((num_rows, hidden_size), device=self._streams.device)
+            return self._fetch(rows, prompt=True)
 
     def empty_sum(self, num_chosen: int, hidden_size: int) -> FloatArray:
         """Return the residual of one token, zeros, plus `num_chosen` experts that there are not, on the calling thread."""

@@ -38,11 +38,19 @@ _MAX_ERROR: Final = 1e-2
 _REPLAYS: Final = 32
 _COMPARED_ROWS: Final = (1, 16)  # one of each arithmetic
 _LEAST_S: Final = 1e-7
+# Of a prompt's experts: what so many take beyond so few is what they cost where a layer has many. A few leave most of a
+# large GPU idle, and take as long as more of them.
+_FEW, _MANY = 16, 48
+_COPIES: Final = 32
+_ROWS_BACK: Final = 1024  # a prompt's outputs for the host: through memory that is not pinned
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTrial:
-    """`Trial` of a GPU. kernels: the CPU's, of so many threads. records_steps: whether what a recorded step costs matters."""
+    """`Trial` of a GPU. kernels: the CPU's, of so many threads. records_steps: whether what a recorded step costs matters.
+
+    bulk: copies experts 0, 1, ... of a layer by one call, waits for them, and returns how many; None where nothing is copied so.
+    """
 
     device: GpuDevice
     catalog: ExpertCatalog
@@ -50,6 +58,7 @@ class GpuTrial:
     threads: int
     lane: LaneThread
     records_steps: bool = False
+    bulk: Callable[[LayerIndex], int] | None = None
 
     def times(self, layer: LayerIndex) -> TrialTimes:
         """See `Trial.times`. Raises DeviceFaultError where outputs differ from the CPU's, DeviceMemoryError."""
@@ -59,23 +68,33 @@ class GpuTrial:
             for rows in _COMPARED_ROWS:
                 self._compare(layer, slots, rows)
             one_s = self._seconds(layer, slots[:1], 1)
-            calls = {
-                rows: (self._seconds(layer, slots[:count], rows), min(count, len(slots)))
-                for rows, count in TRIAL_ROWS.items()
-            }
-            single_s, count = calls[1]
+            count = min(TRIAL_ROWS[1], len(slots))
+            single_s = self._seconds(layer, slots[:count], 1)
             # A call costs what its first expert takes beyond another one.
             each_s = max((single_s - one_s) / max(count - 1, 1), _LEAST_S)
             call_s = max(one_s - each_s, 0.0)
-            device = [max((seconds - call_s) / n, each_s) for seconds, n in calls.values()]
+            device = [each_s]
+            for rows in tuple(TRIAL_ROWS)[1:]:
+                few_s, many_s = (
+                    self._seconds(layer, np.resize(slots, number), rows, fetches=False)
+                    for number in (_FEW, _MANY)
+                )
+                device.append(max((many_s - few_s) / (_MANY - _FEW), device[-1]))
             recorded = self._recorded(layer, slots[:count]) if self.records_steps else None
         host_s = _least(partial(self._copy_on_host, layer))
+        hidden_size = self.device.hidden_size(layer)
+        rows_s = _least(lambda: self.device.empty_outputs(_ROWS_BACK, hidden_size)) / _ROWS_BACK
+        with_rows = [
+            each + rows * rows_s for rows, each in zip(TRIAL_ROWS, device, strict=True) if rows > 1
+        ]
         return TrialTimes(
-            tuple(device),
+            (device[0], *with_rows),
             copy_s,
             call_s + launch_overhead_seconds(self.lane),
             min(1.0, host_s / copy_s) / self.threads,
             recorded,
+            rows_s,
+            self._bulk_copy_seconds(layer),
         )
 
     def _recorded(self, layer: LayerIndex, slots: IntArray) -> tuple[float, float] | None:
@@ -111,23 +130,38 @@ class GpuTrial:
 
         def copy_all() -> None:
             copies = [
-                self.device.begin_copy(ExpertKey.of(layer, n), slot)
-                for n, slot in enumerate(slots.tolist())
+                self.device.begin_copy(ExpertKey.of(layer, n % len(slots)), slot)
+                for n, slot in enumerate(np.resize(slots, _COPIES).tolist())
             ]
             for copy in copies:
                 copy.result()
 
         copy_all()  # from the disk
-        return max(_least(copy_all) / len(slots), _LEAST_S)
+        return max(_least(copy_all) / _COPIES, _LEAST_S)
+
+    def _bulk_copy_seconds(self, layer: LayerIndex) -> float | None:
+        if self.bulk is None:
+            return None
+        number = self.bulk(layer)
+        return max(_least(partial(self.bulk, layer)) / number, _LEAST_S)
 
     def _copy_on_host(self, layer: LayerIndex) -> None:
         stack = self.catalog.stack(layer)
         for part in stack.parts:
             part.raw[0].copy()
 
-    def _seconds(self, layer: LayerIndex, slots: IntArray, rows: int) -> float:
-        work, x = trial_dispatch(len(slots), rows, self.catalog.stack(layer).hidden_size)
-        return _least(lambda: self._outputs(layer, slots, work, x))
+    def _seconds(
+        self, layer: LayerIndex, slots: IntArray, rows: int, *, fetches: bool = True
+    ) -> float:
+        """fetches: the outputs, too."""
+        stack = self.catalog.stack(layer)
+        work, x = trial_dispatch(len(slots), rows, stack.hidden_size)
+        # Some take part several times, where many are measured.
+        work = work._replace(experts=work.experts % len(stack))
+        if fetches:
+            return _least(lambda: self._outputs(layer, slots, work, x))
+        sent = self.device.sent(x)
+        return _least(lambda: self.device.computed(layer, work, slots, sent))
 
     def _outputs(
         self, layer: LayerIndex, slots: IntArray, work: ExpertDispatch, x: FloatArray

@@ -12,10 +12,13 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.experts.backends.full_device import FullDevice
 from thermocline.experts.backends.on_device import DeviceExpertBackend
 from thermocline.experts.backends.simulated import CopyEngine, SimulatedDevice, SlowedKernels
 from thermocline.experts.backends.slot_memory import SlotMemory
+from thermocline.experts.backends.streamed_device import StreamedDevice
 from thermocline.experts.backends.trial import SimulatedTrial, measure_costs
 from thermocline.experts.cache.lent_room import LentRoom
 from thermocline.experts.cache.look_ahead import LookAhead
@@ -27,8 +30,14 @@ from thermocline.experts.dispatch.dispatcher import CacheDispatcher
 from thermocline.experts.dispatch.offload_selector import ChunkTimes, OffloadSelector
 from thermocline.experts.dispatch.split_rules import FastestSplit, LinkState, OnlyResident
 from thermocline.experts.dispatch.streaming import LinkPauses
-from thermocline.experts.placement.upload_slots import MAX_STAGED, num_lacking, num_staged_slots
+from thermocline.experts.placement.upload_slots import (
+    MAX_STAGED,
+    num_lacking,
+    num_staged_slots,
+    num_streamed_slots,
+)
 from thermocline.kernels.cpu_topology import default_threads
+from thermocline.kernels.expert_parts import StreamPart
 from thermocline.kernels.gpu.formats import DEVICE_FORMATS
 from thermocline.messages import ExpertKey, LayerIndex
 from thermocline.traces.lanes import Lane
@@ -38,12 +47,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import ExitStack
 
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
     from thermocline.config import PlacementConfig
     from thermocline.costmodel.expert_costs import ExpertCosts
+    from thermocline.experts.backends.expert_feed import ExpertFeed
     from thermocline.experts.backends.gpu import GpuDevice
     from thermocline.experts.backends.trial import Trial
     from thermocline.experts.catalog import ExpertCatalog
@@ -83,7 +92,7 @@ class HotDevice:
     """A device with its experts, and who uses them.
 
     policy: decides which experts come. lane: where it computes; lanes: those that were started for it. full: where all
-    experts may be resident. room: what they share with the KV cache.
+    experts may be resident; streamed: where those that are not can be copied for a prompt alone. room: what they share with the KV cache.
     """
 
     device: SimulatedDevice | GpuDevice
@@ -96,7 +105,9 @@ class HotDevice:
     backend: DeviceExpertBackend
     lane: LaneThread
     lanes: tuple[LaneThread, ...]
+    costs: tuple[ExpertCosts | None, ...] = ()
     full: FullDevice | None = None
+    streamed: StreamedDevice | None = None
     room: LentRoom | None = None
 
 
@@ -104,13 +115,18 @@ class HotDevice:
 class OpenGpu:
     """An open GPU: its streams, and the lane of its compute. arena: what experts and the KV cache have in common.
 
-    records_steps: it has all non-expert weights, so that it computes whole decode steps, which are recorded.
+    is_whole: it has all non-expert weights.
     """
 
     streams: DeviceStreams
     lane: LaneThread
     arena: torch.Tensor | None = None
-    records_steps: bool = False
+    is_whole: bool = False
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether it computes whole decode steps, which are recorded."""
+        return self.is_whole and self.streams.can_capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +204,22 @@ def build_gpu_device(
         lock({layer: catalog.stack(layer) for layer in layers})
     device = GpuDevice(catalog, tuple(layers), memory, gpu.streams, gpu.lane, mover, gpu.arena)
     is_static = config.expert_cache == "static"
+    slots: list[int] = []
+    feed, bulk = device.feed(mover, recorder), None
+    if gpu.is_whole and not is_static and _may_all_come(experts, layers):
+        slots = memory.take_spare(num_streamed_slots(given.num_staged))
+        if slots and mover.has_locked(layers):
+            bulk = partial(_copy_some, feed, slots, catalog.num_experts)
     counts_steps = gpu.records_steps and not is_static
-    trial = GpuTrial(device, catalog, experts.kernels, experts.threads, gpu.lane, counts_steps)
+    trial = GpuTrial(
+        device, catalog, experts.kernels, experts.threads, gpu.lane, counts_steps, bulk
+    )
     if is_static:
         trial.times(layers[0])  # checks that its outputs are the CPU's
     shares = memory.shares()
     empty = _EmptyDevice(
-        *(device, layers, sum(shares.values()), given.num_staged, trial, gpu.lane, (copies,)),
+        *(device, layers, sum(shares.values()), given.num_staged - len(slots), trial, gpu.lane),
+        (copies,),
         *(shares, gpu.records_steps),
     )
     hot = _fill(empty, config, experts, recorder, owned)
@@ -206,7 +231,33 @@ def build_gpu_device(
     has_all = all(slots.count == num_experts[name] for name, slots in given.slots.items())
     if has_all and layers == catalog.routed_layers:
         return replace(hot, full=FullDevice(hot.store, device.resident()))
+    if slots:
+        streamed = StreamedDevice(
+            hot.store,
+            device.streamed(feed),
+            slots,
+            hot.costs,
+            experts.num_used,
+            partial(mover.has_locked, frozenset(layers)),
+        )
+        hot = replace(hot, streamed=streamed)
     return hot
+
+
+def _copy_some(feed: ExpertFeed, slots: Sequence[int], num_experts: int, layer: LayerIndex) -> int:
+    """Copy a layer's first experts to these slots, wait for them, and return how many."""
+    number = min(len(slots), num_experts)
+    first = np.arange(number, dtype=np.int32)
+    feed.copy(StreamPart(layer, first, np.array(slots[:number], np.int32)))
+    return number
+
+
+def _may_all_come(experts: RoutedExperts, layers: Sequence[LayerIndex]) -> bool:
+    """Whether every expert of the model may be on the device: each has a format of its, and nobody keeps one elsewhere."""
+    kept_away = experts.kept_away is not None and bool(experts.kept_away.any())
+    return list(layers) == list(experts.catalog.routed_layers) and not (
+        kept_away or experts.remote_mask is not None
+    )
 
 
 def device_layers(catalog: ExpertCatalog) -> list[LayerIndex]:
@@ -285,7 +336,19 @@ def _fill(
     dispatcher = CacheDispatcher(store, rule, min_upload_tokens, experts.remote_mask, times, ahead)
     backend = DeviceExpertBackend(store, device, ahead, pauses)
     return HotDevice(
-        device, catalog, store, policy, ring, ahead, dispatcher, backend, empty.lane, empty.lanes
+        *(
+            device,
+            catalog,
+            store,
+            policy,
+            ring,
+            ahead,
+            dispatcher,
+            backend,
+            empty.lane,
+            empty.lanes,
+        ),
+        costs,
     )
 
 

@@ -92,6 +92,12 @@ class SlotMemory:
                 raise DeviceMemoryError("one more expert", self._layouts[layout].expert_bytes)
             return heapq.heappop(free)
 
+    def take_spare(self, count: int) -> list[int]:
+        """Return so many spare slots, which fit any layout, and are not given back."""
+        with self._lock:
+            assert count <= len(self._spare), "there are not so many spare slots"
+            return [heapq.heappop(self._spare) for _ in range(count)]
+
     def free(self, layout: str, slot: int) -> None:
         """Take a slot back."""
         is_closed = False

@@ -59,6 +59,9 @@ class TrialTimes:
     launch_overhead_s: float
     copy_slowdown: float = 0.0
     recorded: tuple[float, float] | None = None
+    output_row_s: float | None = None
+    """None for rows that come back as fast as experts go."""
+    bulk_copy_s: float | None = None
 
 
 class Trial(Protocol):
@@ -157,8 +160,10 @@ def _measure(
         launch_overhead_s=found.launch_overhead_s,
         copy_slowdown=found.copy_slowdown,
         recorded=found.recorded,
-        # Transfers back are taken to be as fast as those of experts.
-        output_row_s=found.copy_s * _FLOAT_BYTES * stack.hidden_size / catalog.expert_bytes(layer),
+        bulk_copy_s=found.bulk_copy_s,
+        output_row_s=found.copy_s * _FLOAT_BYTES * stack.hidden_size / catalog.expert_bytes(layer)
+        if found.output_row_s is None
+        else found.output_row_s,
     )
 
 

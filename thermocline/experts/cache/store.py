@@ -98,14 +98,9 @@ class ExpertStore:
             f"bytes, {len(self._copying)} being copied)"
         )
 
-    @property
-    def num_layers(self) -> int:
-        """All layers, those without experts included."""
-        return len(self._expert_bytes)
-
     def routed_after(self, layer: LayerIndex) -> LayerIndex | None:
         """Return the next layer with experts; None behind the last one."""
-        later = range(layer + 1, self.num_layers)
+        later = range(layer + 1, len(self._expert_bytes))
         return next((LayerIndex(n) for n in later if self._expert_bytes[n]), None)
 
     @property
@@ -148,6 +143,16 @@ class ExpertStore:
         with self._lock:
             self._hits += num_choices
 
+    def count_streamed(self, layer: LayerIndex, num_choices: int, num_experts: int) -> None:
+        """Count a layer's choices that were copied for them alone, and all experts that were."""
+        with self._lock:
+            self._count_staged(layer, num_choices, num_experts)
+
+    def _count_staged(self, layer: LayerIndex, num_choices: int, num_experts: int) -> None:
+        self._staged += num_choices
+        self._staged_experts += num_experts
+        self._upload_bytes += num_experts * self._expert_bytes[layer]
+
     def on_change(self, copied: Callable[[], None], step_ended: Callable[[], bool]) -> None:
         """Call `copied` after each copy and `step_ended` after each step, from any thread.
 
@@ -180,11 +185,7 @@ class ExpertStore:
             leased = experts[held]
             self._leases[layer, leased] += 1
             self._hits += int(counts[held].sum())
-            num_staged = int(np.count_nonzero(staged))
-            if num_staged:
-                self._staged += int(counts[staged].sum())
-                self._staged_experts += num_staged
-                self._upload_bytes += num_staged * self._expert_bytes[layer]
+            self._count_staged(layer, int(counts[staged].sum()), int(np.count_nonzero(staged)))
         mine = held | staged
         if not mine.any():
             return mine, None

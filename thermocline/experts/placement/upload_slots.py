@@ -11,6 +11,7 @@ from thermocline.units import ceil_div
 
 MAX_STAGED: Final = 16
 """Slots for uploads: enough to keep the link busy while a layer is computed."""
+_LEAST_STREAMED: Final = 4
 _AHEAD_SHARE: Final = 8
 """Of the bytes of experts, one in so many may be for uploads that begin before their layer is routed."""
 
@@ -32,3 +33,12 @@ def num_staged_slots(given: int, largest: int, wanted: int, per_layer: int) -> i
 def num_lacking(resident: int, wanted: int, per_layer: int) -> int:
     """Return how many experts an average layer lacks with so many bytes of experts on the device."""
     return ceil_div(per_layer * max(wanted - resident, 0), max(wanted, 1))
+
+
+def num_streamed_slots(num_staged: int) -> int:
+    """Return how many slots for uploads are for prompts that are computed on the device alone: three quarters.
+
+    The others are for layers that the CPU shares. 0 where there are so few that neither had enough.
+    """
+    streamed = num_staged * 3 // 4
+    return streamed if streamed >= _LEAST_STREAMED else 0

@@ -7,7 +7,7 @@ alone decides between the two arithmetics (docs/numerics.md). Knows no store and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,14 +74,15 @@ PROMPT = TileForm(
 )
 
 
-def expert_outputs(work: SlotWork, *, prompt: bool = False) -> Tensor:
+def expert_outputs(work: SlotWork, *, prompt: bool = False, out: Tensor | None = None) -> Tensor:
     """Return float32 [pairs, hidden]: scale * down(inner) of each pair, inner the activation of gate and up of x[row].
 
-    Only queues work on the current stream; needs nothing from the host but shapes. Decoding computes in
+    out: where they go, if given; rows of pairs whose expert has no slot stay as they are. Only queues work on the current stream; needs nothing from the host but shapes. Decoding computes in
     float32; prompts round both operands of each product to bfloat16 (TF32 with an F16 or F32 matrix).
     """
     form, experts, num_pairs = PROMPT if prompt else DECODE, work.experts, len(work.rows)
-    out = torch.empty((num_pairs, experts.down.rows), dtype=torch.float32, device=work.x.device)
+    if out is None:
+        out = torch.empty((num_pairs, experts.down.rows), dtype=torch.float32, device=work.x.device)
     if not num_pairs:
         return out
     tile_pairs = form.pairs_per_tile(num_pairs, len(work.slots))
@@ -100,6 +101,12 @@ def expert_outputs(work: SlotWork, *, prompt: bool = False) -> Tensor:
         **form.options(tile_pairs),
     )
     return out
+
+
+def with_operands(work: SlotWork, *, prompt: bool) -> SlotWork:
+    """Return work whose x is as products take it, for several calls with the same x."""
+    gate, up = work.experts.gate or work.experts.up, work.experts.up
+    return replace(work, x=work.x.to(operand_type(PROMPT if prompt else DECODE, gate, up)))
 
 
 def _gate_up(work: SlotWork, form: TileForm, tiles: Tensor, tile_pairs: int) -> Tensor:
@@ -142,22 +149,23 @@ def operand_type(form: TileForm, *matrices: SlotMatrix) -> torch.dtype:
     return torch.float32 if is_exact else torch.bfloat16
 
 
-def naive_expert_outputs(work: SlotWork) -> Tensor:
+def naive_expert_outputs(work: SlotWork, *, out: Tensor | None = None) -> Tensor:
     """Twin of `expert_outputs` in plain torch and float32, expert by expert; reads `counts` on the host."""
-    experts, outs, start = work.experts, [], 0
+    experts, start = work.experts, 0
+    if out is None:
+        out = work.x.new_zeros((len(work.rows), experts.down.rows))
     for slot, count in zip(work.slots.tolist(), work.counts.tolist(), strict=True):
         if slot < 0:
-            outs.append(work.x.new_zeros((count, experts.down.rows)))
             start += count
             continue
         pairs = slice(start, start + count)
         inner = _naive_inner(work, slot, pairs)
-        out = inner @ naive_dequantize(experts.down.raw[slot], experts.down.format).T
+        found = inner @ naive_dequantize(experts.down.raw[slot], experts.down.format).T
         if experts.biases is not None:
-            out = out + experts.biases.down[slot]
-        outs.append(out * work.scale[pairs, None])
+            found = found + experts.biases.down[slot]
+        out[pairs] = found * work.scale[pairs, None]
         start += count
-    return torch.cat([work.x.new_empty((0, experts.down.rows)), *outs])
+    return out
 
 
 def _naive_inner(work: SlotWork, slot: int, pairs: slice) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
 from thermocline.kernels.gpu.expert_ffn import expert_outputs, naive_expert_outputs
@@ -60,9 +61,10 @@ class ResidentExperts:
         """factors: `ExpertStack.pair_factors` of the layers that have them."""
         self._slots = dict(slots)
         self._num_experts = num_experts
+        self._streams = streams
+        self._nowhere = np.full((num_layers, num_experts), -1, np.int32)
+        self._made: torch.Tensor | None = None
         with streams.computing():
-            shape = (num_layers, num_experts)
-            self._table = torch.full(shape, -1, dtype=torch.int32, device=streams.device)
             self._factors = {
                 layer: (streams.upload(gates), streams.upload(outputs))
                 for layer, (gates, outputs) in factors.items()
@@ -80,6 +82,13 @@ class ResidentExperts:
         if self._given is not None and self._known is not self._given:
             self._table.copy_(torch.from_numpy(self._given))
             self._known = self._given
+
+    @property
+    def _table(self) -> torch.Tensor:
+        """The slots on the device, int32 [layers, E], always in the same place."""
+        if self._made is None:
+            self._made = self._streams.upload(self._nowhere)
+        return self._made
 
     def row(self, layer: LayerIndex) -> torch.Tensor:
         """Return the slots of a layer's experts on the device: int32 [E]."""
@@ -102,28 +111,48 @@ class ResidentExperts:
 
         And the row of each, int32 [T, chosen]; -1 for padding and for pairs without a slot.
         """
-        assert given.ids is not None, "a layer without routed experts has no pairs"
-        assert given.weights is not None, "a layer without routed experts has no pairs"
+        ids, weights = _routing(given)
         if layer not in self._slots:
-            nowhere = given.ids.new_full(given.ids.shape, -1, dtype=torch.int32)
+            nowhere = ids.new_full(ids.shape, -1, dtype=torch.int32)
             return given.x.new_empty((0, given.x.shape[1])), nowhere
-        weights, gate_scale = given.weights.reshape(-1), None
-        if given.ids.numel() <= _MAX_UNSORTED_PAIRS:
-            find = find_slots if given.ids.is_cuda else naive_find_slots
-            slots, counts, rows, pair_of = find(given.ids, self._table[layer], num_live)
-            experts = given.ids.reshape(-1)
+        if ids.numel() > _MAX_UNSORTED_PAIRS:
+            work, pair_of = self.by_expert(layer, given, self._table[layer], num_live)
         else:
-            order, counts, pair_of = self._sorted(given.ids, self._table[layer], num_live)
-            slots, rows = self._table[layer], (order // given.ids.shape[1]).int()
-            weights, experts = weights[order], given.ids.reshape(-1)[order]
+            find = find_slots if ids.is_cuda else naive_find_slots
+            slots, counts, rows, pair_of = find(ids, self._table[layer], num_live)
+            pairs = ids.reshape(-1), weights.reshape(-1)
+            work = self._work(layer, given.x, (slots, counts, rows), pairs)
+        compute = expert_outputs if given.x.is_cuda else _naive_outputs
+        return compute(work, prompt=prompt), pair_of
+
+    def by_expert(
+        self, layer: LayerIndex, given: LayerOutput, slots: torch.Tensor, num_live: torch.Tensor
+    ) -> tuple[SlotWork, torch.Tensor]:
+        """Return the work of all pairs, sorted by expert, and the row of each pair in it: see `outputs`.
+
+        slots: int32 [E], of the layer's experts.
+        """
+        ids, weights = _routing(given)
+        order, counts, pair_of = self._sorted(ids, slots, num_live)
+        pairs = ids.reshape(-1)[order], weights.reshape(-1)[order]
+        rows = (order // ids.shape[1]).int()
+        return self._work(layer, given.x, (slots, counts, rows), pairs), pair_of
+
+    def _work(
+        self,
+        layer: LayerIndex,
+        x: torch.Tensor,
+        numbers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        pairs: tuple[torch.Tensor, torch.Tensor],
+    ) -> SlotWork:
+        """numbers: slots, counts and rows of `SlotWork`. pairs: each one's expert and weight."""
+        slots, counts, rows = numbers
+        experts, weights = pairs
+        gate_scale = None
         if layer in self._factors:
             gates, outputs = self._factors[layer]
             weights, gate_scale = weights * outputs[experts], gates[experts]
-        work = SlotWork(self._slots[layer], slots, counts, given.x, rows, weights, gate_scale)
-        outputs = (
-            expert_outputs(work, prompt=prompt) if given.x.is_cuda else naive_expert_outputs(work)
-        )
-        return outputs, pair_of
+        return SlotWork(self._slots[layer], slots, counts, x, rows, weights, gate_scale)
 
     def _sorted(
         self, ids: torch.Tensor, slots: torch.Tensor, num_live: torch.Tensor
@@ -142,6 +171,17 @@ class ResidentExperts:
         counts = slots.new_zeros(self._num_experts + 1).index_add_(0, ids, ones)
         pair_of = torch.where(is_here, pair_of, -1).view(num_tokens, num_chosen).int()
         return order, counts[: self._num_experts], pair_of
+
+
+def _routing(given: LayerOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the chosen experts and their weights, [T, chosen] each."""
+    assert given.ids is not None, "a layer without routed experts has no pairs"
+    assert given.weights is not None, "a layer without routed experts has no pairs"
+    return given.ids, given.weights
+
+
+def _naive_outputs(work: SlotWork, *, prompt: bool) -> torch.Tensor:
+    return naive_expert_outputs(work)
 
 
 def naive_find_slots(

@@ -18,6 +18,7 @@ import torch
 
 from thermocline.errors import DeviceFaultError, EngineClosedError
 from thermocline.kernels.gpu import host_results
+from thermocline.kernels.gpu.copy_call import CopyCall
 from thermocline.kernels.gpu.health import DeviceHealth, WatchedEvent
 from thermocline.kernels.gpu.memory import memory_errors
 from thermocline.kernels.gpu.requirements import require_gpu
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from thermocline.kernels.gpu.health import DeviceEvent
+
+    DeviceMark = torch.cuda.Event
 
 _LOG: Final = logging.getLogger("thermocline.devices")
 _READ_ONLY: Final = 8  # cudaHostRegisterReadOnly
@@ -68,6 +71,7 @@ class DeviceStreams:
         self._starting = threading.Lock()
         self._closed = False
         self._max_bytes: int | None = None
+        self._copy_call = CopyCall.of_driver() if self._is_cuda else CopyCall.of_memory()
         self._results = host_results.HostResults(pinned=self._is_cuda)
         self._locked: list[int] = []  # addresses
         # By address: registered memory must not be freed.
@@ -128,6 +132,17 @@ class DeviceStreams:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call] # torch's own
         event.record(stream)
         return WatchedEvent(event, self._health)
+
+    def mark(self, *, copies: bool = False) -> DeviceMark | None:
+        """Return a mark behind all compute (or `copies`) queued so far, for `wait`; None where nothing is ever pending."""
+        stream = self._copies if copies else self._compute
+        return None if stream is None else stream.record_event()
+
+    def wait(self, mark: DeviceMark | None, *, copies: bool = False) -> None:
+        """Let compute (or `copies`) queued from now on begin when `mark` is reached. Only queues."""
+        stream = self._copies if copies else self._compute
+        if stream is not None and mark is not None:
+            stream.wait_event(mark)
 
     def finish(self, *, spin: bool) -> None:
         """Block until everything queued so far is done. spin: busy-wait, for short work."""
@@ -214,12 +229,24 @@ class DeviceStreams:
         self.finish(spin=spin)
         return array
 
+    def queue_copies(self, copies: NDArray[np.int64]) -> None:
+        """Queue copies to the device by one call, without the interpreter's lock. The caller is `copying`.
+
+        copies: int64 [n, 3], addresses there and in memory that is locked or pinned, and bytes. Nothing moves until they are done. Raises
+        RuntimeError where the driver refuses.
+        """
+        stream = 0
+        if self._copies is not None:
+            self._copies.query()  # makes the device's context this thread's
+            stream = self._copies.cuda_stream
+        self._copy_call(copies, stream)
+
     def lock(self, address: int, nbytes: int) -> bool:
         """Have the driver keep mapped host memory in place until `close`, so that copies read it directly.
 
         nbytes: of whole pages, which are only read. Blocks. Returns False where system or driver refuse.
         """
-        if not self._is_cuda:
+        if not self._is_cuda or not self._copy_call.is_there:
             return False
         with self.copying():
             if self._register(address, nbytes, _READ_ONLY):

@@ -1,7 +1,7 @@
 """Decides how a chunk is executed. The one place that does: asked once per chunk, when it starts. Pure.
 
 - FusedModel: one job for all layers, on a device. One launch beats any overlap. The CPU serves it the experts that it
-  lacks, if any.
+  lacks, if any, or they are copied to it for a prompt alone.
 - FusedStep: one native job for all layers of a decode step. No other lane works on it, and nobody has to be told anything
   between its layers.
 - FusedLayer: one native job per layer. No other lane works on the chunk, and nothing happens between a layer's parts
@@ -53,9 +53,13 @@ class FusedStep:
 
 @dataclass(frozen=True, slots=True)
 class FusedModel:
-    """One job for all layers, on a device. with_cpu: experts that the device lacks are computed beside it."""
+    """One job for all layers, on a device.
+
+    with_cpu: experts that the device lacks are computed beside it; streams: they are copied to it.
+    """
 
     with_cpu: bool = False
+    streams: bool = False
 
 
 Execution: TypeAlias = Overlapped | Sequential | FusedLayer | FusedStep | FusedModel
@@ -66,6 +70,8 @@ def why(execution: Execution) -> str:
     match execution:
         case FusedModel(with_cpu=True):
             return "a device computes all layers of it, and the CPU the experts that it lacks"
+        case FusedModel(streams=True):
+            return "a device computes all of it, and the experts that it lacks are copied to it meanwhile"
         case FusedModel():
             return "one device holds every weight and every expert"
         case FusedStep():
@@ -84,7 +90,8 @@ def why(execution: Execution) -> str:
 class Load:
     """What is true when a chunk starts.
 
-    device_has_model: one device holds every weight and every expert. device_takes_step: a device computes all layers of a
+    device_has_model: one device holds every weight and every expert. device_streams: one device holds every other weight, and copying to it the experts that it lacks pays for a
+    prompt of this size. device_takes_step: a device computes all layers of a
     decode step of this size, and the CPU the experts that it lacks. layers_are_fusable: the CPU's kernels compute a
     whole layer in one job, with every expert that is not elsewhere. steps_are_fusable: and all layers of a decode step. other_lanes_have_work: a device or workers compute
     some of a chunk of this size. hints_are_wanted: each layer's choice of experts is told to the prefetcher.
@@ -92,6 +99,7 @@ class Load:
     """
 
     device_has_model: bool = False
+    device_streams: bool = False
     device_takes_step: bool = False
     layers_are_fusable: bool = False
     steps_are_fusable: bool = False
@@ -107,6 +115,8 @@ def choose(chunk: Chunk, load: Load) -> Execution:
     may_fuse = not (chunk.is_prompt and load.is_beside_answers)
     if load.device_has_model and may_fuse:
         return FusedModel()
+    if load.device_streams and load.may_overlap and may_fuse and chunk.is_prompt:
+        return FusedModel(streams=True)
     if (
         load.device_takes_step
         and load.may_overlap

@@ -64,13 +64,15 @@ class ChunkFailed:
 class FusedStages:
     """Stages that take Hidden through a layer, or through all of them. None: there is no such kernel.
 
-    num_layers: of the model. step: of decode steps on the CPU. shared: of those whose experts a device and the CPU share.
+    num_layers: of the model. step: of decode steps on the CPU. model: of chunks whose experts a device has; streamed: of
+    prompts for which it gets them. shared: of decode steps whose experts a device and the CPU share.
     """
 
     num_layers: int
     layer: Stage[Hidden, Hidden] | None = None
     step: Stage[Hidden, Hidden] | None = None
     model: Stage[Hidden, Hidden] | None = None
+    streamed: Stage[Hidden, Hidden] | None = None
     shared: Stage[Hidden, Hidden] | None = None
 
 
@@ -215,7 +217,8 @@ def _executors(
         executors[FusedLayer()] = FusedExecutor(passage, graph.stages, fused.layer, layers)
     whole = (
         (FusedStep(), fused.step),
-        (FusedModel(with_cpu=False), fused.model),
+        (FusedModel(), fused.model),
+        (FusedModel(streams=True), fused.streamed),
         (FusedModel(with_cpu=True), fused.shared),
     )
     for way, stage in whole:

@@ -38,6 +38,19 @@ def test_slots_never_overlap_and_come_back(seed):
     assert len(again) == layouts["a"].count + 2
 
 
+def test_spare_slots_that_are_taken_for_good_are_nobody_elses():
+    """They lie behind all others; no layout gets them any more."""
+    memory = SlotMemory({"a": LayoutSlots(1000, 2)}, num_spare=3)
+    taken = memory.take_spare(2)
+    others = [memory.allocate("a") for _ in range(3)]
+    assert len({*taken, *others}) == 5
+    assert min(taken) > max(others[:2])
+    with pytest.raises(DeviceMemoryError):
+        memory.allocate("a")
+    with pytest.raises(AssertionError, match="spare"):
+        memory.take_spare(1)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_plan_keeps_to_its_budget_and_wastes_less_than_an_expert_of_each_layout(seed):
     """First experts have room; beyond them, shares of the budget; no more slots than experts."""

@@ -32,7 +32,11 @@ def test_nothing_is_fused_away_that_somebody_needs(chunk):
     for load in LOADS:
         way = choose(chunk, load)
         if isinstance(way, FusedModel):
-            assert load.device_takes_step if way.with_cpu else load.device_has_model
+            wanted = load.device_streams if way.streams else load.device_has_model
+            assert load.device_takes_step if way.with_cpu else wanted
+        if way == FusedModel(streams=True):
+            assert chunk.is_prompt
+            assert load.may_overlap
         if way == FusedModel(with_cpu=True):
             assert not chunk.is_prompt
             assert not load.hints_are_wanted
