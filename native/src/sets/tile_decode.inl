@@ -6,6 +6,9 @@
 // fused subtraction gives the same bits. What bounds them is the two ports of the vector unit, of which one
 // does all shuffles, and not memory: numbers are spread over the lanes by loads, which is free.
 
+// Between products, always: with so many types the compiler calls some otherwise, which takes a tenth longer.
+#define THERMOCLINE_ROW inline __attribute__((always_inline))
+
 constexpr int64_t kTileWords = kStripRows * kTileColumns;  // from a row's place in a tile to that in the next
 
 inline void put_tile_row(uint16_t* out, int64_t tile, __m512i weights) {
@@ -84,7 +87,7 @@ struct RowsOfQ4K {
     const __m512i nibble = _mm512_set1_epi16(0x1e1e);
     const __m512i first = _mm512_set1_epi16(0x0100), second = _mm512_set1_epi16(0x2120);
 
-    inline void row(const TileMatrix&, const uint8_t* src, int64_t, uint16_t* out) const {
+    THERMOCLINE_ROW void row(const TileMatrix&, const uint8_t* src, int64_t, uint16_t* out) const {
         constexpr int kAndOr = 0xea;  // (first and second) or third
         const KHead head(src);
 #pragma GCC unroll 4
@@ -122,7 +125,7 @@ struct RowsOfQ5K {
         put_tile_row(out, 2 * Pair + 1, group<2 * Pair + 1>(head, _mm512_srli_epi16(bytes, 4), fifth));
     }
 
-    inline void row(const TileMatrix&, const uint8_t* src, int64_t, uint16_t* out) const {
+    THERMOCLINE_ROW void row(const TileMatrix&, const uint8_t* src, int64_t, uint16_t* out) const {
         const KHead head(src);
         const __m512i fifth = load32_words(src + 16);
         pair<0>(head, src + 48, fifth, out);
@@ -157,7 +160,7 @@ struct RowsOfQ6K {
         put_tile_row(out, tile + 1, to_bf16(weights(2), weights(3)));
     }
 
-    inline void row(const TileMatrix&, const uint8_t* src, int64_t, uint16_t* out) const {
+    THERMOCLINE_ROW void row(const TileMatrix&, const uint8_t* src, int64_t, uint16_t* out) const {
         constexpr int kAndOr = 0xea;
         Scales scales;
         const __m512 scale =
@@ -183,7 +186,7 @@ struct RowsOfQ6K {
 };
 
 struct RowsOfQ80 {
-    inline void row(const TileMatrix&, const uint8_t* src, int64_t count, uint16_t* out) const {
+    THERMOCLINE_ROW void row(const TileMatrix&, const uint8_t* src, int64_t count, uint16_t* out) const {
         for (int64_t block = 0; block < count / 32; ++block, src += 34) {
             uint16_t half;
             __builtin_memcpy(&half, src, 2);
@@ -196,7 +199,7 @@ struct RowsOfQ80 {
 
 // Weights of this type are taken as they are; columns past the last are zero.
 struct RowsOfBF16 {
-    inline void row(const TileMatrix&, const uint8_t* src, int64_t count, uint16_t* out) const {
+    THERMOCLINE_ROW void row(const TileMatrix&, const uint8_t* src, int64_t count, uint16_t* out) const {
         for (int64_t k = 0; k < count; k += kTileColumns) {
             const auto filled = count - k < kTileColumns ? (1u << (count - k)) - 1u : 0xffffffffu;
             put_tile_row(out, k / kTileColumns, _mm512_maskz_loadu_epi16(filled, src + 2 * k));
@@ -219,22 +222,3 @@ struct RowsOfAny {
             put_tile_row(out, k / kTileColumns, to_bf16(weights(k), weights(k + 16)));
     }
 };
-
-// Decodes `count` columns of the row that begins at `src`.
-template <typename Rows>
-void decode_row(const TileMatrix& matrix, const uint8_t* src, int64_t count, uint16_t* out) {
-    Rows().row(matrix, src, count, out);
-}
-
-using DecodeTileRow = void (*)(const TileMatrix&, const uint8_t* src, int64_t count, uint16_t* out);
-
-inline DecodeTileRow find_decode(int type_id) {
-    switch (type_id) {
-        case kBF16: return decode_row<RowsOfBF16>;
-        case 8: return decode_row<RowsOfQ80>;
-        case 12: return decode_row<RowsOfQ4K>;
-        case 13: return decode_row<RowsOfQ5K>;
-        case 14: return decode_row<RowsOfQ6K>;
-        default: return decode_row<RowsOfAny>;
-    }
-}

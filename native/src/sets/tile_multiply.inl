@@ -181,10 +181,14 @@ inline MultiplyHalf find_multiply(const TileStrip* decoded) {
     if (decoded == nullptr || decoded->matrix == nullptr) return multiply_half<RowsOfBF16>;
     switch (decoded->matrix->weight->type_id) {
         case kBF16: return multiply_half<RowsOfBF16>;
+        case 2: return multiply_half<RowsOfQ40>;
         case 8: return multiply_half<RowsOfQ80>;
         case 12: return multiply_half<RowsOfQ4K>;
         case 13: return multiply_half<RowsOfQ5K>;
         case 14: return multiply_half<RowsOfQ6K>;
+        case 20: return multiply_half<RowsOfIQ4NL>;
+        case 23: return multiply_half<RowsOfIQ4XS>;
+        case 39: return multiply_half<RowsOfMXFP4>;
         default: return multiply_half<RowsOfAny>;
     }
 }

@@ -12,7 +12,12 @@ inline __m512i to_bf16(__m512 low, __m512 high) {
 // Byte i of the result is the byte of `bytes` that the low six bits of byte i of `index` name.
 inline __m512i pick_bytes(__m512i index, __m512i bytes) { return _mm512_permutexvar_epi8(index, bytes); }
 
-// The same for byte 2 of every 32 bits; the others are those of `rest`.
+// The same of 128 bytes, by the low seven bits.
+inline __m512i pick_of_two(__m512i index, __m512i first, __m512i second) {
+    return _mm512_permutex2var_epi8(first, index, second);
+}
+
+// As `pick_bytes` for byte 2 of every 32 bits; the others are those of `rest`.
 inline __m512i pick_third_bytes(__m512i rest, __m512i index, __m512i bytes) {
     return _mm512_mask_permutexvar_epi8(rest, 0x4444444444444444u, index, bytes);
 }

@@ -25,6 +25,15 @@ inline __m512i pick_bytes(__m512i index, __m512i bytes) {
     return _mm512_load_si512(to);
 }
 
+inline __m512i pick_of_two(__m512i index, __m512i first, __m512i second) {
+    alignas(64) uint8_t places[64], from[128], to[64];
+    _mm512_store_si512(places, index);
+    _mm512_store_si512(from, first);
+    _mm512_store_si512(from + 64, second);
+    for (int i = 0; i < 64; ++i) to[i] = from[places[i] & 127];
+    return _mm512_load_si512(to);
+}
+
 inline __m512i pick_third_bytes(__m512i rest, __m512i index, __m512i bytes) {
     return _mm512_mask_mov_epi8(rest, 0x4444444444444444u, pick_bytes(index, bytes));
 }

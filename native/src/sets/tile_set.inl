@@ -20,6 +20,7 @@ namespace {
 #include "sets/tile_ops_emulated.inl"
 #endif
 #include "sets/tile_decode.inl"
+#include "sets/tile_nibbles.inl"
 #include "sets/tile_multiply.inl"
 #include "sets/tile_tokens.inl"
 
