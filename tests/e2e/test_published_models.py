@@ -102,7 +102,7 @@ def spec_and_needs(path):
     """Return a file's specification, and what its parts take on a device."""
     with open_model_file(path) as file:
         spec = read_spec(file)
-        limits = prompt_limits(CONFIG, spec, 0, 0)
+        limits = prompt_limits(CONFIG, spec, 1, 2, on_device=True)
         cache = cache_spec(CONFIG, spec, limits)
         return spec, device_needs(file.tensors.values(), spec, cache, limits, 2)
 

@@ -230,7 +230,7 @@ def build_gpu_device(
         num_experts[catalog.layout(layer)] += catalog.num_experts
     has_all = all(slots.count == num_experts[name] for name, slots in given.slots.items())
     if has_all and layers == catalog.routed_layers:
-        return replace(hot, full=FullDevice(hot.store, device.resident()))
+        hot = replace(hot, full=FullDevice(hot.store, device.resident()))
     if slots:
         streamed = StreamedDevice(
             hot.store,

@@ -67,12 +67,20 @@ class StreamedDevice:
         """
         if self._is_short or not self._is_locked():
             return False
-        times = self._times[num_tokens.bit_length()]
+        layouts = self._layouts()
+        times = tuple(self._times[num_tokens.bit_length()])
         if len(times) >= _MEASURED:
-            cpu_s = sum(self._cpu_seconds(costs, num_tokens) for _, costs in self._routed())
+            cpu_s = sum(count * self._cpu_seconds(one, num_tokens) for one, count, _ in layouts)
             if statistics.median(times) * num_tokens > cpu_s:
                 return False
-        return sum(self._gain(layer, costs, num_tokens) for layer, costs in self._routed()) > 0
+        return sum(count * self._gain(one, there, num_tokens) for one, count, there in layouts) > 0
+
+    def _layouts(self) -> list[tuple[ExpertCosts, int, int]]:
+        """Return each layout's costs, its layers, and how many experts are there in an average one of them."""
+        num_there: dict[ExpertCosts, list[int]] = defaultdict(list)
+        for layer, costs in self._routed():
+            num_there[costs].append(int(np.count_nonzero(self._store.residency(layer) >= 0)))
+        return [(costs, len(each), sum(each) // len(each)) for costs, each in num_there.items()]
 
     def note(self, num_tokens: int, seconds: float) -> None:
         """Take note of how long a chunk took here."""
@@ -88,19 +96,17 @@ class StreamedDevice:
         num_chosen = max(round(self._num_experts * share), 1)
         return np.full(num_chosen, max(num_pairs // num_chosen, 1), np.int32)
 
-    def _gain(self, layer: LayerIndex, costs: ExpertCosts, num_tokens: int) -> float:
-        """Return the seconds that a layer takes less here, below zero where it takes more."""
-        resident, rows = self._store.residency(layer) >= 0, self._rows(num_tokens)
-        num_experts, num_chosen = len(resident), len(rows)
+    def _gain(self, costs: ExpertCosts, num_there: int, num_tokens: int) -> float:
+        """Return the seconds that a layer takes less here, below zero where it takes more. num_there: of its experts."""
+        rows = self._rows(num_tokens)
         num_pairs = num_tokens * self._num_used
-        num_there = round(num_chosen * np.count_nonzero(resident) / num_experts)
-        there = np.arange(num_chosen) < num_there
+        there = np.arange(len(rows)) < round(len(rows) * num_there / self._num_experts)
         shared_s = min(
             split(costs, rows, there).seconds, seconds_on_device(costs, rows, there, num_tokens)
         )
         # All that are absent are copied, chosen or not.
         copy_s = costs.copy_s if costs.bulk_copy_s is None else costs.bulk_copy_s
-        copies_s = copy_s * np.count_nonzero(~resident)
+        copies_s = copy_s * (self._num_experts - num_there)
         compute_s = float(costs.device_seconds(rows).sum()) - costs.output_row_s * num_pairs
         return float(_SHARING * shared_s - max(copies_s, compute_s))
 
