@@ -1,4 +1,4 @@
-"""Parts of a layer's experts, which come to a device one after the other."""
+"""Parts of a layer's experts, which come to a device one after the other. Knows neither store nor device."""
 
 from __future__ import annotations
 
