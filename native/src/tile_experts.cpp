@@ -117,7 +117,7 @@ struct Layer {
             const float* rows[kTileTokens];
             for (int64_t i = 0; i < count; ++i) rows[i] = work.x + work.rows[range.first + t + i] * cols;
             RightTile* to = right + t / kTileTokens * parts * x_depth;
-            kernels.pack_tokens(rows, static_cast<int>(count), cols, to, parts == 2 ? to + x_depth : nullptr);
+            kernels.pack_tokens(rows, static_cast<int>(count), cols, static_cast<int>(parts), to);
         }
         return right;
     }
@@ -136,14 +136,14 @@ struct Layer {
             const int64_t strip = start + i;
             for (int64_t t = 0; t < token_tiles; ++t, sums += kStrips) {
                 RightTile& to = inner[(range.tile + t) * parts * depth + strip / 2];
-                RightTile* rest = parts == 2 ? &to + depth : nullptr;
                 SumTile gate, up;
                 const int64_t row = strip * kStripRows;
                 kernels.pack_inner(w.activation, finished(w.gate, w.gate_bias, row, sums[0], gate),
-                                   finished(w.up, w.up_bias, row, sums[1], up), static_cast<int>(strip % 2), to, rest);
+                                   finished(w.up, w.up_bias, row, sums[1], up), static_cast<int>(strip % 2), static_cast<int>(parts),
+                                   &to, depth);
                 if (strip % 2 != 0 || strip / 2 * kTileColumns + kStripRows < intermediate) continue;
-                std::memset(to.pair[kTileColumns / 4], 0, sizeof to / 2);  // no strip after it
-                if (rest) std::memset(rest->pair[kTileColumns / 4], 0, sizeof to / 2);
+                for (int64_t p = 0; p < parts; ++p)  // no strip after it
+                    std::memset((&to + p * depth)->pair[kTileColumns / 4], 0, sizeof to / 2);
             }
         });
     }
@@ -165,7 +165,7 @@ struct Layer {
                     const int64_t row = (start + i) * kPanelRows + s * kStripRows;
                     const SumTile& up = finished(w.up, w.up_bias, row, *sums, memory);
                     RightTile& to = inner[(range.tile + t) * parts * depth + start + i];
-                    kernels.pack_inner(w.activation, up, up, s, to, parts == 2 ? &to + depth : nullptr);
+                    kernels.pack_inner(w.activation, up, up, s, static_cast<int>(parts), &to, depth);
                 }
         });
     }

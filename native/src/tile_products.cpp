@@ -10,7 +10,7 @@ namespace {
 
 // [token tiles][parts][tiles_of(cols)]
 RightTile* pack_all(const Compute& compute, const float* x, int64_t tokens, int64_t cols, int64_t parts) {
-    thread_local Scratch memories[2];
+    thread_local Scratch memories[kMostParts];
     const int64_t depth = tiles_of(cols), token_tiles = token_tiles_of(tokens);
     auto* packed = memories[parts - 1].get<RightTile>(token_tiles * parts * depth);
     compute.pool.for_each(token_tiles, [&](int64_t tile) {
@@ -18,7 +18,7 @@ RightTile* pack_all(const Compute& compute, const float* x, int64_t tokens, int6
         const float* rows[kTileTokens];
         for (int64_t t = 0; t < count; ++t) rows[t] = x + (first + t) * cols;
         RightTile* to = packed + tile * parts * depth;
-        compute.set.tiles->pack_tokens(rows, static_cast<int>(count), cols, to, parts == 2 ? to + depth : nullptr);
+        compute.set.tiles->pack_tokens(rows, static_cast<int>(count), cols, static_cast<int>(parts), to);
     });
     return packed;
 }
@@ -59,7 +59,7 @@ void multiply_all(const Compute& compute, const float* x, int64_t tokens, const 
     if (tokens == 0 || count == 0) return;
     const TileKernels& kernels = *compute.set.tiles;
     const int64_t cols = products[0].weight.cols, depth = tiles_of(cols);
-    const RightTile* packed[2] = {};
+    const RightTile* packed[kMostParts] = {};
     int64_t all_pairs = 0;
     for (int p = 0; p < count; ++p) {
         const Weight& weight = products[p].weight;

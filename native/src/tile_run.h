@@ -32,10 +32,10 @@ inline StripPair rows_at(const TileMatrix& matrix, int64_t row) {
     return {{strip_at(matrix, row), strip_at(matrix, row + kStripRows)}};
 }
 
-// How many right tiles hold 16 tokens: for weights that are bfloat16 themselves, a second one has what the first one's
-// rounding left, so that the weights are what limits the result.
-inline int64_t parts_of(const Weight& weight) { return weight.type_id == kBF16 ? 2 : 1; }
-inline int64_t range_tokens(int64_t parts) { return kTokenRange / parts; }
+// How many right tiles hold 16 tokens: for weights that are bfloat16 themselves, further ones have what the first one's
+// rounding left, so that the sums are those of float32 numbers.
+inline int64_t parts_of(const Weight& weight) { return weight.type_id == kBF16 ? kMostParts : 1; }
+inline int64_t range_tokens(int64_t parts) { return kRangeTiles / parts * kTileTokens; }
 
 // A strip pair and the tokens that it is multiplied with.
 struct RunStep {
@@ -44,14 +44,19 @@ struct RunStep {
     int64_t token_tiles;  // at most kRangeTiles, all parts counted
 };
 
-// The sums of both parts: what `sums` holds of token tile 2t and 2t + 1 becomes that of tile t.
-inline void join_parts(SumTile* sums, int64_t token_tiles) {
-    for (int64_t t = 0; t < token_tiles / 2; ++t)
+// The sums of all parts: what `sums` holds of the tiles from parts * t on becomes that of token tile t, the smallest
+// parts added first.
+inline void join_parts(SumTile* sums, int64_t token_tiles, int64_t parts) {
+    for (int64_t t = 0; t < token_tiles / parts; ++t)
         for (int s = 0; s < kStrips; ++s) {
-            const SumTile &rounded = sums[2 * t * kStrips + s], &rest = sums[(2 * t + 1) * kStrips + s];
+            const SumTile* from = sums + parts * t * kStrips + s;
             SumTile& to = sums[t * kStrips + s];
             for (int r = 0; r < kStripRows; ++r)
-                for (int i = 0; i < kTileTokens; ++i) to.v[r][i] = rounded.v[r][i] + rest.v[r][i];
+                for (int i = 0; i < kTileTokens; ++i) {
+                    float sum = from[(parts - 1) * kStrips].v[r][i];
+                    for (int64_t p = parts - 2; p >= 0; --p) sum = from[p * kStrips].v[r][i] + sum;
+                    to.v[r][i] = sum;
+                }
         }
 }
 
@@ -84,7 +89,7 @@ void run(const TileKernels& kernels, int64_t count, int64_t cols, int64_t parts,
                 }
         }
         kernels.multiply(step, panels);
-        if (parts == 2) join_parts(sums, here.token_tiles);
+        if (parts > 1) join_parts(sums, here.token_tiles, parts);
         take(i, sums);
         here = next;
     }

@@ -18,6 +18,7 @@ namespace thermocline {
 constexpr int kTileTokens = 16;   // tokens of a right tile and of a tile of sums
 constexpr int kTileColumns = 32;  // columns that one product adds
 constexpr int kPanelTiles = kSpan / kTileColumns;
+constexpr int kMostParts = 3;     // bfloat16 numbers whose sum is a float32 number
 
 inline constexpr int64_t tiles_of(int64_t columns) { return (columns + kTileColumns - 1) / kTileColumns; }
 
@@ -83,15 +84,16 @@ struct TileKernels {
     // A thread that multiplies does so between these two.
     void (*begin)();
     void (*end)();
-    // Rounds up to 16 tokens' x[cols] into out[tiles_of(cols)]; missing tokens and columns become zero. rest, which may
-    // be nullptr, gets what the rounding left, rounded.
-    void (*pack_tokens)(const float* const* x, int tokens, int64_t cols, RightTile* out, RightTile* rest);
+    // Rounds up to 16 tokens' x[cols] into out[parts][tiles_of(cols)]; missing tokens and columns become zero. Each part
+    // has what the ones before it left, rounded.
+    void (*pack_tokens)(const float* const* x, int tokens, int64_t cols, int parts, RightTile* out);
     // Decodes the first half or block of a run's first strip pair.
     void (*start)(const StripPair& first, int64_t token_tiles, int64_t cols, TilePanels& panels);
     void (*multiply)(const TileStep& step, TilePanels& panels);
-    // Half of a right tile, from sums of 16 gate and 16 up rows; without a gate, that is not read. rest as above.
-    void (*pack_inner)(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, RightTile& out,
-                       RightTile* rest);
+    // Half of a right tile, from sums of 16 gate and 16 up rows; without a gate, that is not read. Part p goes to
+    // out[p * stride].
+    void (*pack_inner)(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, int parts,
+                       RightTile* out, int64_t stride);
     // out[token * stride + row] = scale[token] * sums[row][token], for 16 rows and `tokens` tokens.
     void (*turn)(const SumTile& sums, int tokens, const float* scale, float* out, int64_t stride);
 };

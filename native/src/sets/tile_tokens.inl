@@ -9,48 +9,49 @@ inline __m512 rest_of(__m512 x, __m256i words) {
     const __m512 rounded = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
     return _mm512_sub_ps(x, rounded);
 }
-inline __m512i rest_of(__m512 low, __m512 high, __m512i words) {
-    return to_bf16(rest_of(low, _mm512_castsi512_si256(words)), rest_of(high, _mm512_extracti64x4_epi64(words, 1)));
+// The next part of 32 numbers, which become what it leaves of them.
+inline __m512i take_part(__m512& low, __m512& high) {
+    const __m512i words = to_bf16(low, high);
+    low = rest_of(low, _mm512_castsi512_si256(words));
+    high = rest_of(high, _mm512_extracti64x4_epi64(words, 1));
+    return words;
 }
 
-void pack_tokens(const float* const* x, int tokens, int64_t cols, RightTile* out, RightTile* rest) {
-    alignas(64) uint16_t flat[kTileTokens][kTileColumns] = {}, left[kTileTokens][kTileColumns] = {};
+void pack_tokens(const float* const* x, int tokens, int64_t cols, int parts, RightTile* out) {
+    alignas(64) uint16_t flat[kMostParts][kTileTokens][kTileColumns] = {};
+    const int64_t depth = tiles_of(cols);
     for (int64_t k = 0; k < cols; k += kTileColumns, ++out) {
         const __mmask16 first = first_lanes(cols - k), second = first_lanes(cols - k - 16);
         for (int t = 0; t < tokens; ++t) {
-            const __m512 low = _mm512_maskz_loadu_ps(first, x[t] + k), high = _mm512_maskz_loadu_ps(second, x[t] + k + 16);
-            const __m512i words = to_bf16(low, high);
-            _mm512_store_si512(flat[t], words);
-            if (rest) _mm512_store_si512(left[t], rest_of(low, high, words));
+            __m512 low = _mm512_maskz_loadu_ps(first, x[t] + k), high = _mm512_maskz_loadu_ps(second, x[t] + k + 16);
+            for (int p = 0; p < parts; ++p) _mm512_store_si512(flat[p][t], take_part(low, high));
         }
-        turn16(flat, out->pair);
-        if (rest) turn16(left, rest++->pair);
+        for (int p = 0; p < parts; ++p) turn16(flat[p], out[p * depth].pair);
     }
 }
 
 template <Vec (*Activate)(Vec gate, Vec up)>
-inline void pack_activated(const SumTile& gate, const SumTile& up, int half, RightTile& out, RightTile* rest) {
+inline void pack_activated(const SumTile& gate, const SumTile& up, int half, int parts, RightTile* out, int64_t stride) {
     const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
                                            23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     for (int i = 0; i < kStripRows / 2; ++i) {
         const auto row = [&](int r) { return Activate(_mm512_load_ps(gate.v[r]), _mm512_load_ps(up.v[r])); };
-        const __m512 even = row(2 * i), odd = row(2 * i + 1);
-        const __m512i words = to_bf16(even, odd);
+        __m512 even = row(2 * i), odd = row(2 * i + 1);
         const int to = half * (kStripRows / 2) + i;
-        _mm512_store_si512(out.pair[to], _mm512_permutexvar_epi16(weave, words));
-        if (rest) _mm512_store_si512(rest->pair[to], _mm512_permutexvar_epi16(weave, rest_of(even, odd, words)));
+        for (int p = 0; p < parts; ++p)
+            _mm512_store_si512(out[p * stride].pair[to], _mm512_permutexvar_epi16(weave, take_part(even, odd)));
     }
 }
 
 inline Vec relu_square_of(Vec, Vec up) { return relu_square(up); }
 
-void pack_inner(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, RightTile& out,
-                RightTile* rest) {
+void pack_inner(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, int parts, RightTile* out,
+                int64_t stride) {
     switch (activation) {
-        case ExpertActivation::Silu: return pack_activated<silu_times>(gate, up, half, out, rest);
-        case ExpertActivation::ClampedSilu: return pack_activated<clamped_silu_times>(gate, up, half, out, rest);
-        case ExpertActivation::Gelu: return pack_activated<gelu_times>(gate, up, half, out, rest);
-        case ExpertActivation::SquaredRelu: return pack_activated<relu_square_of>(gate, up, half, out, rest);
+        case ExpertActivation::Silu: return pack_activated<silu_times>(gate, up, half, parts, out, stride);
+        case ExpertActivation::ClampedSilu: return pack_activated<clamped_silu_times>(gate, up, half, parts, out, stride);
+        case ExpertActivation::Gelu: return pack_activated<gelu_times>(gate, up, half, parts, out, stride);
+        case ExpertActivation::SquaredRelu: return pack_activated<relu_square_of>(gate, up, half, parts, out, stride);
     }
 }
 
