@@ -186,21 +186,30 @@ bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of
         if (strip.rows() == kStripRows) forms[s] = RowForm(gemm, strip.weight->type_id, of);
         if (strip.rows() > 0 && !forms[s]) return false;
     }
+    const bool both = forms[0].plain && forms[0].plain == forms[1].plain;  // at once, with more than the nearest cache holds
+    PackSource sources[kStrips];
     for (int s = 0; s < kStrips; ++s) {
         if (!forms[s]) continue;
         const Strip& strip = panel.strips[s];
         const Weight& w = *strip.weight;
-        const Strip& then = next.strip(panel, s);
-        PackSource source{w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0, next.nearest};
+        const Strip& then = both ? next.panel.strips[s] : next.strip(panel, s);
+        sources[s] = {w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0, next.nearest && !both};
         if (then.rows() == kStripRows) {
-            source.ahead = then.weight->row(then.row);
-            source.ahead_bytes = kStripRows * then.weight->row_bytes;
+            sources[s].ahead = then.weight->row(then.row);
+            sources[s].ahead_bytes = kStripRows * then.weight->row_bytes;
         }
+    }
+    if (both) {
+        forms[0].plain(sources, kStrips, of.xs[0], sums);
+        return true;
+    }
+    for (int s = 0; s < kStrips; ++s) {
+        if (!forms[s]) continue;
         float* to = sums + s * kStripRows;
         if (forms[s].plain)
-            forms[s].plain(source, of.xs[0], to);
+            forms[s].plain(sources + s, 1, of.xs[0], to);
         else
-            forms[s].quantised(w.type_id, of.act->form, source, of.bases, of.act->layout, to);
+            forms[s].quantised(panel.strips[s].weight->type_id, of.act->form, sources[s], of.bases, of.act->layout, to);
     }
     return true;
 }

@@ -70,8 +70,9 @@ struct PackSource {
 using RowsFn = void (*)(int type_id, const QuantForm& form, const PackSource& from, const uint8_t* const* bases,
                         const ActivationLayout& layout, float* c);
 
-// c[0 .. 16) = 16 rows of F16, BF16 or F32 times one token x. Equal to the bit to pack_float and multiply_float.
-using PlainRowsFn = void (*)(const PackSource& from, const float* x, float* c);
+// c[0 .. 16 * strips) = 16 rows of F16, BF16 or F32 of each strip, of equal columns, times one token x. Equal to the bit
+// to pack_float and multiply_float.
+using PlainRowsFn = void (*)(const PackSource* from, int strips, const float* x, float* c);
 
 struct GemmKernels {
     // Rounds one token's x[cols] to int8 with a scale per group; cols is a multiple of the group.
