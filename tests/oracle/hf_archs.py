@@ -16,6 +16,7 @@ from tests.oracle import hf_formulas, hf_latent, hf_recurrent, hf_routers
 from tests.oracle.decoded import decoded_weights
 from tests.oracle.hf_gemma import LAYER_EMBEDDINGS, gemma4_config, gemma4_state
 from tests.oracle.hf_model import HfModel
+from tests.oracle.hf_routers import attention_factor, scaled_rope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -297,7 +298,7 @@ def _laguna_config(keys: Keys, common: dict[str, Any]):
         "original_max_position_embeddings": keys("rope.scaling.original_context_length"),
         "beta_fast": keys("rope.scaling.yarn_beta_fast"),
         "beta_slow": keys("rope.scaling.yarn_beta_slow"),
-    } | _attention_factor(keys)
+    } | attention_factor(keys)
     near = {
         "rope_type": "default",
         "rope_theta": keys("rope.freq_base_swa"),
@@ -337,25 +338,8 @@ def _laguna_state(keys: Keys, own: State) -> State:
 _MLP = {f"ffn_{role}.": f"mlp.{role}_proj." for role in ("gate", "up", "down")}
 
 
-def _attention_factor(keys: Keys) -> dict[str, Any]:
-    """What YaRN multiplies cosines and sines with, where the file says it."""
-    factor = keys("rope.scaling.yarn_attn_factor")
-    return {} if factor is None else {"attention_factor": float(factor)}
-
-
-def _scaled_rope(keys: Keys) -> dict[str, Any]:
-    """The settings of linear and YaRN scaling, where the file has them."""
-    kind, rope = keys("rope.scaling.type", "default"), {"rope_theta": keys("rope.freq_base")}
-    if kind != "default":
-        rope["factor"] = keys("rope.scaling.factor")
-    if kind == "yarn":
-        rope["original_max_position_embeddings"] = keys("rope.scaling.original_context_length")
-        rope |= _attention_factor(keys)
-    return {"rope_parameters": rope | {"rope_type": kind}}
-
-
 def _dense_settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
-    return common | _scaled_rope(keys) | {"intermediate_size": keys("feed_forward_length")}
+    return common | scaled_rope(keys) | {"intermediate_size": keys("feed_forward_length")}
 
 
 def _llama_config(keys: Keys, common: dict[str, Any]):

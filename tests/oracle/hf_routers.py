@@ -63,6 +63,23 @@ def _afmoe_model(config: Any) -> Any:
         return transformers.AfmoeForCausalLM(config)
 
 
+def attention_factor(keys: Keys) -> dict[str, Any]:
+    """What YaRN multiplies cosines and sines with, where the file says it."""
+    factor = keys("rope.scaling.yarn_attn_factor")
+    return {} if factor is None else {"attention_factor": float(factor)}
+
+
+def scaled_rope(keys: Keys) -> dict[str, Any]:
+    """The settings of linear and YaRN scaling, where the file has them."""
+    kind, rope = keys("rope.scaling.type", "default"), {"rope_theta": keys("rope.freq_base")}
+    if kind != "default":
+        rope["factor"] = keys("rope.scaling.factor")
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = keys("rope.scaling.original_context_length")
+        rope |= attention_factor(keys)
+    return {"rope_parameters": rope | {"rope_type": kind}}
+
+
 def _partial(keys: Keys) -> dict[str, Any]:
     """Settings of heads of which a part turns."""
     return {
@@ -180,6 +197,53 @@ def _afmoe_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.AfmoeConfig(**(common | own))
 
 
+def _mixed(keys: Keys) -> list[str]:
+    dense = {
+        n for n in range(keys("block_count")) if f"blk.{n}.ffn_gate_inp.weight" not in keys.shapes
+    }
+    return ["dense" if n in dense else "sparse" for n in range(keys("block_count"))]
+
+
+def _windows(keys: Keys) -> dict[str, Any]:
+    window, layers = keys("attention.sliding_window", 0), range(keys("block_count"))
+    usual = [bool(window) and (n + 1) % 4 > 0 for n in layers]
+    pattern = keys("attention.sliding_window_pattern", usual)
+    kinds = ["sliding_attention" if is_window else "full_attention" for is_window in pattern]
+    return {"layer_types": kinds, "sliding_window": window or None}
+
+
+def _exaone_config(keys: Keys, common: dict[str, Any]) -> Any:
+    own = {
+        "num_shared_experts": keys("expert_shared_count"),
+        "routed_scaling_factor": float(keys("expert_weights_scale")),
+        "norm_topk_prob": keys("expert_weights_norm"),
+        "intermediate_size": keys("feed_forward_length"),
+        "mlp_layer_types": _mixed(keys),
+        **_windows(keys),
+    }
+    return transformers.ExaoneMoeConfig(**(common | own))
+
+
+def _hy_v3_config(keys: Keys, common: dict[str, Any]) -> Any:
+    shared = keys("expert_shared_feed_forward_length")
+    own = {
+        "num_shared_experts": shared // keys("expert_feed_forward_length"),
+        "router_scaling_factor": float(keys("expert_weights_scale")),
+        "intermediate_size": keys("feed_forward_length"),
+        "mlp_layer_types": _mixed(keys),
+    }
+    return transformers.HYV3Config(**(common | own))
+
+
+def _mellum_config(keys: Keys, common: dict[str, Any]) -> Any:
+    near = {
+        "rope_type": "default",
+        "rope_theta": keys("rope.freq_base_swa", keys("rope.freq_base")),
+    }
+    ropes = {"full_attention": scaled_rope(keys)["rope_parameters"], "sliding_attention": near}
+    return transformers.MellumConfig(**(common | {"rope_parameters": ropes} | _windows(keys)))
+
+
 def _renamed(own: State, names: dict[str, str]) -> State:
     return {
         theirs + name.removeprefix(ours): values
@@ -295,6 +359,12 @@ def _afmoe_state(keys: Keys, own: State) -> State:
     return state
 
 
+def _hy_v3_state(keys: Keys, own: State) -> State:
+    return _renamed(own, _ATTENTION | {"exp_probs_b": "mlp.e_score_correction_bias"}) | _experts(
+        own
+    )
+
+
 CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "afmoe": _afmoe_model,
     "bailingmoe": transformers.Qwen2MoeForCausalLM,
@@ -302,10 +372,13 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "deepseek": transformers.Qwen2MoeForCausalLM,
     "dots1": transformers.Dots1ForCausalLM,
     "ernie4_5-moe": transformers.Ernie4_5_MoeForCausalLM,
+    "exaone-moe": transformers.ExaoneMoeForCausalLM,
     "glm4moe": transformers.Glm4MoeForCausalLM,
     "granite": transformers.GraniteForCausalLM,
     "granitemoe": transformers.GraniteMoeSharedForCausalLM,
     "hunyuan-moe": transformers.HunYuanMoEV1ForCausalLM,
+    "hy_v3": transformers.HYV3ForCausalLM,
+    "mellum": transformers.MellumForCausalLM,
     "minimax-m2": transformers.MiniMaxM2ForCausalLM,
     "qwen3vlmoe": TextModel,
 }
@@ -316,10 +389,13 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "deepseek": _plain_config,
     "dots1": _dots1_config,
     "ernie4_5-moe": _ernie_config,
+    "exaone-moe": _exaone_config,
     "glm4moe": _glm4moe_config,
     "granite": _granite_config,
     "granitemoe": _granite_config,
     "hunyuan-moe": _hunyuan_config,
+    "hy_v3": _hy_v3_config,
+    "mellum": _mellum_config,
     "minimax-m2": _minimax_config,
     "qwen3vlmoe": _qwen3vl_config,
 }
@@ -330,10 +406,13 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "deepseek": _plain_state,
     "dots1": _state,
     "ernie4_5-moe": _ernie_state,
+    "exaone-moe": _state,
     "glm4moe": _state,
     "granite": _granite_state,
     "granitemoe": _granite_state,
     "hunyuan-moe": _hunyuan_state,
+    "hy_v3": _hy_v3_state,
+    "mellum": _state,
     "minimax-m2": _minimax_state,
     "qwen3vlmoe": _state,
 }

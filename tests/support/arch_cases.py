@@ -50,6 +50,7 @@ _YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
+_OWN_BASE = {"rope.freq_base_swa": 500.0}
 _OWN_YARN = {"rope.scaling.yarn_attn_factor": 1.0}
 _GEMMA4_SMALL = {"head_dim": 32, "kv_heads": 1, "window": 16, "layer_embedding": 8, "tied": True}
 _GEMMA4_ODD = {"window": 7, "near_head_dim": 6, "near_kv_heads": 1, "layer_embedding": 5}
@@ -71,6 +72,18 @@ ROUTER_CASES = (
     _case("no_dense", "deepseek", layers=1, dense=0, experts=5, used=5, seed=79),
     _case("default", "dots1", kv_heads=4, experts=9, seed=62),
     _case("odd", "ernie4_5-moe", **_ODD_HEADS, layers=2, tied=True, seed=63),
+    _case("default", "exaone-moe", layers=5, window=16, seed=84),
+    _case("odd", "exaone-moe", **_ODD_HEADS, layers=4, window=7, dense=2, seed=85),
+    _case(
+        "all_routed",
+        "exaone-moe",
+        layers=4,
+        window=2,
+        dense=0,
+        kv_heads=1,
+        slowed=True,
+        seed=86,
+    ),
     _case("default", "glm4moe", rotary=8, seed=64),
     _case("normed", "glm4moe", **_ODD_HEADS, rotary=10, dense=2, biased=False, seed=65),
     _case("default", "granite", **_NO_EXPERTS, layers=2, seed=68),
@@ -78,6 +91,13 @@ ROUTER_CASES = (
     _case("default", "granitemoe", layers=2, seed=66),
     _case("lone_layer", "granitemoe", layers=1, shared=0, experts=5, tied=True, seed=67),
     _case("odd", "hunyuan-moe", **_ODD_HEADS, layers=2, seed=68),
+    _case("default", "hy_v3", layers=2, seed=87),
+    _case("odd", "hy_v3", **_ODD_HEADS, dense=2, tied=True, seed=88),
+    _case("one_expert", "hy_v3", layers=1, dense=0, experts=1, used=1, kv_heads=1, seed=89),
+    _case("default", "mellum", layers=5, window=16, seed=90),
+    _case("odd", "mellum", **_ODD_HEADS, layers=4, window=7, extra=_YARN, seed=91),
+    _case("own_base", "mellum", layers=4, window=2, extra=_OWN_BASE, kv_heads=1, seed=92),
+    _case("full", "mellum", layers=2, experts=5, used=5, seed=93),
     _case("odd", "minimax-m2", **_ODD_HEADS, layers=2, rotary=10, seed=69),
     _case("odd", "qwen3vlmoe", **_ODD_HEADS, layers=2, seed=70),
 )
@@ -197,7 +217,7 @@ SCHEDULED_CASES = (
 
 MORE_SCHEDULED_CASES = tuple(
     _case("mixed", arch, **_WIDE, formats=_MIX)
-    for arch in ("ernie4_5-moe", "granitemoe", "hunyuan-moe")
+    for arch in ("ernie4_5-moe", "granitemoe", "hunyuan-moe", "exaone-moe", "hy_v3", "mellum")
 )
 """More of them, for the quicker checks and for long runs."""
 
@@ -233,12 +253,14 @@ LLAMA_CASES = tuple(
         *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
+        "mellum_own_base",
         "granitehybrid_lone_layer",
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
 
-There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a group is judged by
+There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a window of
+mellum's has no base of its own, a group is judged by
 its best two experts, YaRN's own factor is not read, the last layers with keys of their own are one with a window and one
 without, and a hybrid has a recurrent layer.
 """

@@ -250,6 +250,37 @@ def _afmoe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     }
 
 
+def _exaone_keys(toy: ToyArch) -> dict[str, Any]:
+    return {
+        **_sigmoid_keys(toy),
+        "expert_shared_feed_forward_length": _SHARED_COUNT * toy.intermediate,
+        "attention.sliding_window": toy.window,
+    }
+
+
+def _hy_v3_keys(toy: ToyArch) -> dict[str, Any]:
+    return {
+        "feed_forward_length": 2 * toy.shared,
+        "expert_shared_feed_forward_length": _SHARED_COUNT * toy.intermediate,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "expert_gating_func": 2,
+    }
+
+
+def _hy_v3_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    weights = _dots_layer(toy, draw, layer)
+    if "exp_probs_b.bias" in weights:
+        weights["exp_probs_b"] = weights.pop("exp_probs_b.bias")
+    return weights
+
+
+def _mellum_keys(toy: ToyArch) -> dict[str, Any]:
+    return {"feed_forward_length": 2 * toy.intermediate} | (
+        {"attention.sliding_window": toy.window} if toy.window else {}
+    )
+
+
 _AFMOE_NORMS = ("post_attention_norm", "ffn_norm", "post_ffw_norm")
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "afmoe": _afmoe_keys,
@@ -258,10 +289,13 @@ KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "deepseek": _plain_keys,
     "dots1": _sigmoid_keys,
     "ernie4_5-moe": _ernie_keys,
+    "exaone-moe": _exaone_keys,
     "glm4moe": _partial_sigmoid_keys,
     "granite": _granite_keys,
     "granitemoe": _granite_keys,
     "hunyuan-moe": _hunyuan_keys,
+    "hy_v3": _hy_v3_keys,
+    "mellum": _mellum_keys,
     "minimax-m2": _minimax_keys,
     "qwen3vlmoe": _qwen3vl_keys,
 }
@@ -273,10 +307,13 @@ LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "deepseek": _plain_layer,
     "dots1": _dots_layer,
     "ernie4_5-moe": _ernie_layer,
+    "exaone-moe": _dots_layer,
     "glm4moe": _glm4moe_layer,
     "granite": _granite_layer,
     "granitemoe": _granite_layer,
     "hunyuan-moe": _hunyuan_layer,
+    "hy_v3": _hy_v3_layer,
+    "mellum": _qwen3vl_layer,
     "minimax-m2": _minimax_layer,
     "qwen3vlmoe": _qwen3vl_layer,
 }

@@ -12,13 +12,13 @@ from thermocline.kernels.whole_layer import AttentionWeights, OutputGate
 from thermocline.models.blocks import read_attention, read_head_norm
 from thermocline.models.feed_forwards import shared_width
 from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import mixed_layer, mixed_spec
-from thermocline.models.rope import RopeRule
-from thermocline.models.spec import LayerKind, ModelSpec, WindowSpec
+from thermocline.models.mixed_layers import mixed_layer, mixed_spec, near_or_far, with_windows
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.rope import RopeRule
+    from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
 # Where the file names no pattern, layers 3, 7, 11, ... have full attention.
@@ -36,17 +36,9 @@ def read_spec(file: ModelFile) -> ModelSpec:
     stated = read.count("expert_shared_count") * spec.expert_intermediate_size
     shared = shared_width(read, spec.num_layers, stated)
     gating = read.gating(default=Gating.SIGMOID)
-    base = read.positive_float("rope.freq_base_swa", default=spec.rope_base)
-    dims = read.rotary_dims(spec.head_dim)
-    rope = RopeRule(dims, base, spec.rope_scaling)
-    windows = read.window_pattern(spec.num_layers, _PERIOD, full_last=True)
     spec = replace(
-        spec,
-        own_layer_kinds=tuple(
-            LayerKind.WINDOW if is_window else LayerKind.ATTENTION for is_window in windows
-        ),
+        with_windows(read, spec, _PERIOD, spec.rope_scaling),
         own_rotary_dims=0,
-        window=WindowSpec(read.size("attention.sliding_window"), rope),
         embedding_scale=float(np.sqrt(np.float32(spec.hidden_size))),
     )
     return mixed_spec(read, spec, gating=gating, shared=shared)
@@ -72,9 +64,7 @@ def _attention(
         gate=OutputGate(Activation.SIGMOID, gate),
         post_norm=_post_norm(weights, spec, prefix + "post_attention_norm.weight"),
     )
-    if spec.window is None or spec.layer_kinds[index] is not LayerKind.WINDOW:
-        return attention, None
-    return replace(attention, window=spec.window.num_tokens), spec.window.rope
+    return near_or_far(spec, index, attention, None)
 
 
 def _post_norm(weights: WeightMap, spec: ModelSpec, name: str) -> PostNorm:

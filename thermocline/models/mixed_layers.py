@@ -26,11 +26,13 @@ from thermocline.models.blocks import (
 )
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.feed_forwards import with_dense_layers
+from thermocline.models.rope import RopeRule
+from thermocline.models.spec import LayerKind, WindowSpec
 
 if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import Gating
     from thermocline.models.metadata import SpecReader
-    from thermocline.models.rope import RopeRule
+    from thermocline.models.rope import RopeScaling
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
@@ -80,6 +82,34 @@ def with_factors(read: SpecReader, spec: ModelSpec, *, logit_scale: float | None
     )
 
 
+def with_windows(
+    read: SpecReader, spec: ModelSpec, period: int, scaling: RopeScaling | None = None
+) -> ModelSpec:
+    """Return `spec` with windows in all layers but every so many, whose last one sees all tokens.
+
+    period: where the file names no pattern. scaling: of what turns in layers with a window, whose base may be their own.
+    """
+    num_layers, _ = read.decoder_layers(spec.num_layers)
+    base = read.positive_float("rope.freq_base_swa", default=spec.rope_base)
+    dims = read.rotary_dims(spec.head_dim, default=spec.head_dim)
+    rope = RopeRule(dims, base, scaling)
+    kinds = tuple(
+        LayerKind.WINDOW if is_window else LayerKind.ATTENTION
+        for is_window in read.window_pattern(num_layers, period, full_last=True)
+    )
+    window = WindowSpec(read.size("attention.sliding_window"), rope)
+    return replace(spec, own_layer_kinds=kinds, window=window)
+
+
+def near_or_far(
+    spec: ModelSpec, index: int, attention: AttentionWeights, far: RopeRule | None
+) -> tuple[AttentionWeights, RopeRule | None]:
+    """Return the attention with its layer's window, and what turns there. far: what does in layers without a window."""
+    if spec.window is None or spec.layer_kinds[index] is not LayerKind.WINDOW:
+        return attention, far
+    return replace(attention, window=spec.window.num_tokens), spec.window.rope
+
+
 def mixed_layer(
     weights: WeightMap,
     spec: ModelSpec,
@@ -87,11 +117,12 @@ def mixed_layer(
     mixer: AttentionWeights | LatentWeights | RecurrentWeights,
     *,
     norm: str = "ffn_norm",
+    choice_bias: str = "exp_probs_b.bias",
     rope: RopeRule | None = None,
 ) -> DecoderLayer:
     """Return a dense layer, or one of routed experts with the bias and the shared experts that it has.
 
-    norm: the name of the norm before the experts. rope: that of the first dimensions, unless it is given; none where
+    norm, choice_bias: names of the norm before the experts, and of the bias of their choice. rope: that of the first dimensions, unless it is given; none where
     nothing turns. The model's factor on what is added to the residual stream is in the matrices and weights that give it.
     """
     prefix, hidden = f"blk.{index}.", spec.hidden_size
@@ -109,7 +140,7 @@ def mixed_layer(
         dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
         parts = LayerParts(mixer, gains, spec.rms_epsilon, None, _scaled(weights, dense, spec))
         return DecoderLayer(parts, rope, None)
-    name, bias = prefix + "exp_probs_b.bias", None
+    name, bias = prefix + choice_bias, None
     if name in weights:
         bias = weights.vector(name, spec.router.num_experts)
     routed, experts = read_routed(weights, spec, prefix, bias)

@@ -56,6 +56,9 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "lfm2moe",
             "nemotron_h_moe",
             "granitehybrid",
+            "exaone-moe",
+            "hy_v3",
+            "mellum",
         )
     }
 )

@@ -25,6 +25,8 @@ _PRE_TOKENIZERS = {
     "gpt-oss": "gpt-4o",
     "afmoe": "afmoe",
     "bailingmoe": "bailingmoe",
+    "exaone-moe": "exaone-moe",
+    "mellum": "mellum2",
     "deepseek": "deepseek-llm",
 }
 

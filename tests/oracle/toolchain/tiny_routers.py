@@ -168,6 +168,42 @@ def _afmoe(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.AfmoeConfig(**(common | own | tiny.options))
 
 
+def _in_windows(tiny: TinyModel) -> dict[str, Any]:
+    """Windows in all layers but every second."""
+    kinds = ["full_attention" if n % 2 else "sliding_attention" for n in range(tiny.layers)]
+    return {"layer_types": kinds, "sliding_window": 16}
+
+
+def _exaone(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "num_shared_experts": 2,
+        "routed_scaling_factor": 1.5,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 1,
+        "intermediate_size": 64,
+        "head_dim": 32,
+        **_in_windows(tiny),
+    }
+    return transformers.ExaoneMoeConfig(**(common | own | tiny.options))
+
+
+def _hy_v3(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "num_shared_experts": 2,
+        "router_scaling_factor": 1.5,
+        "intermediate_size": 64,
+        "head_dim": 32,
+    }
+    return transformers.HYV3Config(**(common | own | tiny.options))
+
+
+def _mellum(common: dict[str, Any], tiny: TinyModel) -> Any:
+    rope = common["rope_parameters"]
+    ropes = {"full_attention": dict(rope), "sliding_attention": dict(rope)}
+    own = {"rope_parameters": ropes, "head_dim": 32, **_in_windows(tiny)}
+    return transformers.MellumConfig(**(common | own | tiny.options))
+
+
 def _rewritten(folder: Path, tensors: Tensors, settings: dict[str, Any]) -> None:
     """Write a checkpoint's tensors, and change settings of its configuration."""
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -262,6 +298,12 @@ def _as_afmoe(folder: Path, config: Any) -> None:
     _rewritten(folder, load_file(folder / "model.safetensors"), settings)
 
 
+def _as_exaone(folder: Path, config: Any) -> None:
+    """Give the configuration what published ones say of the router, which transformers takes for granted."""
+    tensors = load_file(folder / "model.safetensors")
+    _rewritten(folder, tensors, {"scoring_func": "sigmoid"})
+
+
 def _as_qwen3vl(folder: Path, config: Any) -> None:
     """Store experts as the published checkpoints do: a column for each output."""
     tensors = load_file(folder / "model.safetensors")
@@ -297,9 +339,12 @@ CLASSES = {
     "deepseek": "Qwen2MoeForCausalLM",
     "dots1": "Dots1ForCausalLM",
     "ernie4_5-moe": "Ernie4_5_MoeForCausalLM",
+    "exaone-moe": "ExaoneMoeForCausalLM",
     "glm4moe": "Glm4MoeForCausalLM",
     "granitemoe": "GraniteMoeSharedForCausalLM",
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
+    "hy_v3": "HYV3ForCausalLM",
+    "mellum": "MellumForCausalLM",
     "minimax-m2": "MiniMaxM2ForCausalLM",
     "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration",
 }
@@ -310,9 +355,12 @@ CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "deepseek": _plain,
     "dots1": _dots1,
     "ernie4_5-moe": _ernie,
+    "exaone-moe": _exaone,
     "glm4moe": _glm4moe,
     "granitemoe": _granite,
     "hunyuan-moe": _hunyuan,
+    "hy_v3": _hy_v3,
+    "mellum": _mellum,
     "minimax-m2": _minimax,
     "qwen3vlmoe": _qwen3vl,
 }
@@ -321,6 +369,7 @@ PUBLISHED: dict[str, Callable[[Path, Any], None]] = {
     "bailingmoe": _as_first_bailing,
     "bailingmoe2": _as_bailing,
     "deepseek": _as_deepseek,
+    "exaone-moe": _as_exaone,
     "hunyuan-moe": _as_hunyuan,
     "qwen3vlmoe": _as_qwen3vl,
 }

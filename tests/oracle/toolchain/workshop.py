@@ -54,6 +54,8 @@ _HUNYUAN_ROPE = {
 _LATENT_YARN = _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 0.9}
 _EARLY_END = {"moe_layer_start_index": 1, "moe_layer_end_index": 2}
 _TWO_SHARED = {"moe_num_shared_experts": 2, "num_key_value_heads": 1}
+_MELLUM_YARN = {"full_attention": _YARN, "sliding_attention": _THETA | {"rope_type": "default"}}
+_NO_WINDOW = {"layer_types": ["full_attention"] * 2, "sliding_window": None}
 _IN_TURNS = ["dense", "sparse", "dense", "sparse"]
 
 
@@ -186,6 +188,13 @@ OTHER_CASES = (
     _case("no_dense", "afmoe", layers=4, options={"num_dense_layers": 0}, seed=5),
     _case("biased", "afmoe", layers=4, options={"attention_bias": True}, seed=6),
     _case("yarn", "afmoe", layers=4, options={"rope_parameters": _YARN}, seed=7),
+    _case("long", "exaone-moe", layers=5, seed=3),
+    _case("no_dense", "exaone-moe", layers=4, options={"first_k_dense_replace": 0}, seed=5),
+    _case("llama3", "exaone-moe", layers=4, options={"rope_parameters": _LLAMA3}, seed=7),
+    _case("tied", "hy_v3", options={"tie_word_embeddings": True}, seed=4),
+    _case("in_turns", "hy_v3", layers=4, options={"mlp_layer_types": _IN_TURNS}, seed=5),
+    _case("long", "mellum", layers=5, options={"rope_parameters": _MELLUM_YARN}, seed=3),
+    _case("full", "mellum", options=_NO_WINDOW, seed=4),
     _case("extra_block", "glm4moe", extra_block=True),
     _case("normed", "glm4moe", options={"use_qk_norm": True, "attention_bias": False}, seed=2),
     _case("groups", "glm4moe", options={"n_routed_experts": 6, "n_group": 3, "topk_group": 1}),

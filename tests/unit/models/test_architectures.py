@@ -37,10 +37,13 @@ TOYS = {
     ),
     "dots1": ToyArch("dots1", kv_heads=4),
     "ernie4_5-moe": ToyArch("ernie4_5-moe"),
+    "exaone-moe": ToyArch("exaone-moe", layers=5, window=16),
     "glm4moe": ToyArch("glm4moe", rotary=8),
     "granite": ToyArch("granite", experts=0, used=0),
     "granitemoe": ToyArch("granitemoe"),
     "hunyuan-moe": ToyArch("hunyuan-moe"),
+    "hy_v3": ToyArch("hy_v3"),
+    "mellum": ToyArch("mellum", layers=5, window=16),
     "minimax-m2": ToyArch("minimax-m2", rotary=8),
     "qwen3vlmoe": ToyArch("qwen3vlmoe"),
     "llama": ToyArch("llama", biased=False, experts=0, used=0),
@@ -66,7 +69,7 @@ OPTIONAL = {
 }
 # Keys that some may leave out, or that say nothing of text.
 OWN_OPTIONAL = {
-    "afmoe": {"expert_weights_norm"},
+    "afmoe": {"expert_weights_norm", "rope.dimension_count"},
     "bailingmoe": {"rope.dimension_count"},
     "deepseek": {"rope.dimension_count"},
     "bailingmoe2": {"expert_group_count"},
@@ -81,9 +84,15 @@ OWN_OPTIONAL = {
         "expert_shared_feed_forward_length",
         *["expert_count", "expert_used_count"],  # without experts it is dense
     },
+    "exaone-moe": {
+        *["rope.dimension_count", "leading_dense_block_count"],
+        "expert_shared_feed_forward_length",
+    },
     "glm4moe": {"leading_dense_block_count"},
     "gpt-oss": {"rope.dimension_count"},
     "hunyuan-moe": {"expert_shared_feed_forward_length"},
+    "hy_v3": {"rope.dimension_count", "expert_shared_feed_forward_length"},
+    "mellum": {"rope.dimension_count"},
     "qwen2moe": {"expert_shared_feed_forward_length"},  # its tensor says it
     "qwen3vlmoe": {"n_deepstack_layers"},
     "deepseek2": {
@@ -102,14 +111,17 @@ WITH_DENSE = (
         "bailingmoe2",
         "dots1",
         "ernie4_5-moe",
+        "exaone-moe",
         "glm4moe",
         "granitemoe",
+        "hy_v3",
     ),
     *("lfm2moe", "nemotron_h_moe", "granitehybrid", "gemma4"),
 )
 WITHOUT_EXPERTS = ("granite", "llama", "qwen2", "qwen3", "qwen35")
 WITHOUT_SHARED = (
     "olmoe",
+    "mellum",
     "minimax-m2",
     "qwen3vlmoe",
     "lfm2moe",
@@ -224,6 +236,16 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("deepseek", "expert_gating_func", 2, UnsupportedModelError),
         ("deepseek", "rope.dimension_count", 8, UnsupportedModelError),
         ("deepseek", "leading_dense_block_count", 3, ModelFileError),
+        ("exaone-moe", "attention.sliding_window", 0, ModelFileError),
+        ("exaone-moe", "attention.sliding_window_pattern", [True, False], ModelFileError),
+        ("exaone-moe", "expert_gating_func", 4, UnsupportedModelError),
+        ("exaone-moe", "leading_dense_block_count", 5, ModelFileError),
+        ("exaone-moe", "rope.dimension_count", 8, UnsupportedModelError),
+        ("hy_v3", "expert_weights_scale", -1.0, ModelFileError),
+        ("hy_v3", "rope.dimension_count", 8, UnsupportedModelError),
+        ("mellum", "rope.dimension_count", 8, UnsupportedModelError),
+        ("mellum", "rope.freq_base_swa", 0.0, ModelFileError),
+        ("mellum", "attention.sliding_window_pattern", [True, False], ModelFileError),
         ("bailingmoe2", "expert_group_count", 3, ModelFileError),
         ("bailingmoe2", "expert_group_count", 8, ModelFileError),
         ("bailingmoe2", "expert_group_used_count", 5, ModelFileError),

@@ -1,0 +1,41 @@
+"""Mellum: norms of heads, every layer routed, windows in three of four layers, which turn as before any scaling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from thermocline.models.blocks import plain_rope, read_attention, read_head_norm, routed_layer
+from thermocline.models.metadata import SpecReader
+from thermocline.models.mixed_layers import near_or_far, with_windows
+
+if TYPE_CHECKING:
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.spec import ModelSpec
+    from thermocline.models.weights import WeightMap
+
+# Where the file names no pattern, layers 3, 7, 11, ... see all tokens.
+_PERIOD = 4
+
+
+def read_spec(file: ModelFile) -> ModelSpec:
+    """See `Architecture.read_spec`. A file without a window has none in any layer."""
+    read = SpecReader(file)
+    spec = read.decoder(normalize_top_k=True)
+    read.require_equal("rope.dimension_count", spec.head_dim)
+    scale = read.positive_float("expert_weights_scale", default=1.0, zero=1.0)
+    spec = replace(spec, router=replace(spec.router, scale=scale))
+    if not read.count("attention.sliding_window", default=0):
+        return spec
+    return with_windows(read, spec, _PERIOD)
+
+
+def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `Architecture.read_layer`."""
+    prefix = f"blk.{index}."
+    attention = replace(
+        read_attention(weights, spec, prefix), head_norm=read_head_norm(weights, spec, prefix)
+    )
+    attention, rope = near_or_far(spec, index, attention, plain_rope(spec))
+    return routed_layer(weights, spec, index, attention, rope=rope)
