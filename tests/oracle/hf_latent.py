@@ -31,8 +31,7 @@ _NAMES = {
 }
 
 
-def _config(keys: Keys, common: dict[str, Any]):
-    """The class depends on the router: V2 knows softmax alone, and GLM's no scaled rotary embedding."""
+def _settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     rope = common["rope_parameters"]
     if keys("rope.scaling.type") == "yarn":
         mscale = keys("rope.scaling.yarn_log_multiplier") / 0.1
@@ -70,6 +69,24 @@ def _config(keys: Keys, common: dict[str, Any]):
     }
     settings = common | own
     del settings["num_experts"]
+    return settings
+
+
+def _mistral4_config(keys: Keys, common: dict[str, Any]):
+    """Queries behind the original context have no factor of their own, which no file has."""
+    settings = _settings(keys, common)
+    turned = settings["qk_rope_head_dim"]
+    # transformers multiplies by it and cuts off.
+    own = {"partial_rotary_factor": (turned + 0.5) / (settings["qk_nope_head_dim"] + turned)}
+    rope = {"original_max_position_embeddings": keys("context_length")}
+    rope |= settings["rope_parameters"] | own | {"llama_4_scaling_beta": 0.0}
+    del settings["head_dim"]
+    return transformers.Mistral4Config(**(settings | {"rope_parameters": rope}))
+
+
+def _config(keys: Keys, common: dict[str, Any]):
+    """The class depends on the router: V2 knows softmax alone, and GLM's no scaled rotary embedding."""
+    settings = _settings(keys, common)
     if keys("expert_gating_func", 1) == 1:
         method = "group_limited_greedy" if settings["n_group"] > 1 else "greedy"
         return transformers.DeepseekV2Config(**settings, topk_method=method)
@@ -86,9 +103,12 @@ def _state(keys: Keys, own: State) -> State:
         if name.startswith(ours)
     }
     if "ffn_gate_exps.weight" in own:
-        gate, up, down = (own[f"ffn_{role}_exps.weight"] for role in ("gate", "up", "down"))
+        gate, up = (own[f"ffn_{role}_exps.weight"] for role in ("gate", "up"))
         state["mlp.experts.gate_up_proj"] = np.concatenate((gate, up), axis=1)
-        state["mlp.experts.down_proj"] = down
+    if "ffn_gate_up_exps.weight" in own:
+        state["mlp.experts.gate_up_proj"] = own["ffn_gate_up_exps.weight"]
+    if "ffn_down_exps.weight" in own:
+        state["mlp.experts.down_proj"] = own["ffn_down_exps.weight"]
     # One matrix there, as in files of old converters: of each head the rows of its keys, then those of its values.
     if "attn_kv_b.weight" in own:
         return state | {"self_attn.kv_b_proj.weight": own["attn_kv_b.weight"]}
@@ -101,6 +121,12 @@ def _model(config: Any) -> torch.nn.Module:
     return getattr(transformers, type(config).__name__.replace("Config", "ForCausalLM"))(config)
 
 
-CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {"deepseek2": _model}
-CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {"deepseek2": _config}
-STATES: dict[str, Callable[[Keys, State], State]] = {"deepseek2": _state}
+CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
+    "deepseek2": _model,
+    "mistral4": transformers.Mistral4ForCausalLM,
+}
+CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
+    "deepseek2": _config,
+    "mistral4": _mistral4_config,
+}
+STATES: dict[str, Callable[[Keys, State], State]] = {"deepseek2": _state, "mistral4": _state}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.support.latent_cases import LATENT_MIXED, LATENT_OPTIONS
+from tests.support.latent_cases import LATENT_MIXED, LATENT_OPTIONS, MISTRAL4_OPTIONS
 from tests.support.recurrent_cases import (
     GRANITE_MIXED,
     GRANITE_OPTIONS,
@@ -154,6 +154,7 @@ ARCH_CASES = (
         "odd", "qwen35", **_ODD | _NO_EXPERTS, **_ODD_STATE, layers=5, rotary=6, tied=True, seed=92
     ),
     *(_case(name, "deepseek2", **options) for name, options in LATENT_OPTIONS.items()),
+    *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
     *ROUTER_CASES,
     *FORMULA_CASES,
     *(_case(name, "lfm2moe", **options) for name, options in LFM2_OPTIONS.items()),

@@ -103,3 +103,35 @@ LATENT_MIXED: dict[str, Any] = {
     "seed": 72,
 }
 """For a quantised model."""
+
+_NORMED = {"expert_weights_norm": True}
+
+MISTRAL4_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {
+        **_SHAPE,
+        "query_rank": 48,
+        "biased": False,
+        "dense": 0,
+        "fused": True,
+        "extra": _NORMED | _yarn(1.0),
+        "seed": 81,
+    },
+    "odd": {
+        "hidden": 30,
+        "heads": 3,
+        "head_dim": 13,
+        "rotary": 6,
+        "rank": 21,
+        "query_rank": 17,
+        "value_dim": 5,
+        "experts": 5,
+        "used": 3,
+        "intermediate": 19,
+        "biased": False,
+        "dense": 2,
+        "tied": True,
+        "extra": _NORMED | {"expert_weights_scale": 1.5} | _yarn(1.0),
+        "seed": 82,
+    },
+}
+"""The same of Mistral 4."""

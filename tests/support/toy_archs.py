@@ -397,6 +397,7 @@ def _llama_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "deepseek2": deepseek2_keys,
+    "mistral4": deepseek2_keys,
     "gemma4": gemma4_keys,
     "laguna": _laguna_keys,
     "olmoe": _olmoe_keys,
@@ -414,6 +415,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
 _TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {"gemma4": gemma4_top}
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "deepseek2": deepseek2_layer,
+    "mistral4": deepseek2_layer,
     "gemma4": gemma4_layer,
     "laguna": _laguna_layer,
     "olmoe": _olmoe_layer,

@@ -54,6 +54,9 @@ def deepseek2_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarra
         "ffn_up_exps.weight": draw.matrix(*experts, width, toy.hidden),
         "ffn_down_exps.weight": draw.matrix(*experts, toy.hidden, width),
     }
+    if toy.fused:
+        parts = [weights.pop(f"ffn_{role}_exps.weight") for role in ("gate", "up")]
+        weights["ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
     if toy.biased:
         weights["exp_probs_b.bias"] = draw.vector(toy.experts, spread=0.2)
     return weights | _feed_forward(toy, draw, SHARED_EXPERTS * width, "_shexp")

@@ -59,6 +59,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "exaone-moe",
             "hy_v3",
             "mellum",
+            "mistral4",
         )
     }
 )

@@ -74,7 +74,7 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
         _BLOCKS.get(tiny.arch, _add_block)(folder, config)
     if tiny.packed:
         tiny_formulas.pack_experts(folder, model)
-    published = tiny_routers.PUBLISHED | tiny_recurrent.PUBLISHED
+    published = tiny_routers.PUBLISHED | tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED
     if tiny.arch in published:
         published[tiny.arch](folder, config)
     _tokenizer(tiny.arch).save_pretrained(folder)

@@ -5,11 +5,14 @@ Knows their configurations. llama.cpp opens a file without a second matrix of qu
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import transformers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.oracle.toolchain.tiny_hf import TinyModel
 
 LITE_LAYERS = 26
@@ -86,9 +89,34 @@ def _flash(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Glm4MoeLiteConfig(**_settings(common, tiny, **own))
 
 
+def _mistral4(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "q_lora_rank": 48 if tiny.hidden < 256 else 256,
+        # No file has the factor on queries behind the original context.
+        "rope_parameters": _yarn(1.0)
+        | {"llama_4_scaling_beta": 0.0, "partial_rotary_factor": 16 / 48},
+        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": True,
+        "first_k_dense_replace": 0,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+    return transformers.Mistral4Config(**_settings(common, tiny, **own))
+
+
+def _as_mistral4(folder: Path, config: Any) -> None:
+    """Name the class as the published configuration does, whose text part is one of several kinds."""
+    path = folder / "config.json"
+    named = {"architectures": ["Ministral3ForCausalLM"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+
+
 CLASSES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "mistral4": "Mistral4ForCausalLM",
 }
-CONFIGS = {"deepseek_v2": _lite, "deepseek_v3": _v3, "glm4_moe_lite": _flash}
+CONFIGS = {"deepseek_v2": _lite, "deepseek_v3": _v3, "glm4_moe_lite": _flash, "mistral4": _mistral4}
+PUBLISHED = {"mistral4": _as_mistral4}
+"""What makes a saved checkpoint one as the hub has it."""

@@ -209,6 +209,7 @@ OTHER_CASES = (
     _case("uneven", "gpt-oss", layers=5, options={"num_local_experts": 5, "head_dim": 24}, seed=3),
     _case("small", "deepseek_v2", layers=LITE_LAYERS),
     _case("small", "deepseek_v3", layers=3),
+    _case("small", "mistral4", layers=3),
     _case("small", "glm4_moe_lite"),
     _case("extra_block", "glm4_moe_lite", extra_block=True),
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),
@@ -255,7 +256,7 @@ OTHER_CASES = (
 
 BF16_CASES = tuple(
     _case("bf16", arch, "--outtype", "bf16", seed=11)
-    for arch in (*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "granitehybrid")
+    for arch in (*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid")
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
 
@@ -266,7 +267,7 @@ MIXED_CASES = (
     _case("rows_of_96", "gpt-oss", hidden=96, seed=7, options={"intermediate_size": 160}),
     *(
         _case("wide", arch, hidden=256, seed=7, options={"moe_intermediate_size": 256})
-        for arch in ("deepseek_v3", "glm4_moe_lite")
+        for arch in ("deepseek_v3", "glm4_moe_lite", "mistral4")
     ),
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),

@@ -27,6 +27,7 @@ TOYS = {
     "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
     "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
+    "mistral4": ToyArch("mistral4", head_dim=24, rotary=8, query_rank=48, biased=False),
     "afmoe": ToyArch("afmoe", layers=5, window=16),
     "bailingmoe": ToyArch("bailingmoe"),
     "deepseek": ToyArch("deepseek", kv_heads=4),
@@ -93,6 +94,7 @@ OWN_OPTIONAL = {
     "hunyuan-moe": {"expert_shared_feed_forward_length"},
     "hy_v3": {"rope.dimension_count", "expert_shared_feed_forward_length"},
     "mellum": {"rope.dimension_count"},
+    "mistral4": {"attention.q_lora_rank", "attention.key_length_mla"},
     "qwen2moe": {"expert_shared_feed_forward_length"},  # its tensor says it
     "qwen3vlmoe": {"n_deepstack_layers"},
     "deepseek2": {
@@ -103,7 +105,7 @@ OWN_OPTIONAL = {
 # A dense width is read by those that have dense layers, or experts of that width.
 UNREAD = {"feed_forward_length"}
 WITH_DENSE = (
-    *("olmoe", "laguna", "deepseek2"),
+    *("olmoe", "laguna", "deepseek2", "mistral4"),
     *(
         "afmoe",
         "bailingmoe",
@@ -224,6 +226,8 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("deepseek2", "attention.head_count_kv", 2, UnsupportedModelError),
         ("deepseek2", "attention.temperature_scale", 0.1, UnsupportedModelError),
         ("deepseek2", "rope.dimension_count", 24, ModelFileError),
+        ("mistral4", "attention.temperature_scale", 0.1, UnsupportedModelError),
+        ("mistral4", "expert_gating_func", 4, UnsupportedModelError),
         ("deepseek2", "nextn_predict_layers", 3, ModelFileError),
         ("afmoe", "attention.sliding_window", 0, ModelFileError),
         ("afmoe", "attention.sliding_window_pattern", [True, False], ModelFileError),
