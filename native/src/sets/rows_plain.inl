@@ -2,6 +2,57 @@
 // turned as they lie, and numbers of 16 bits widened last. Each lane adds over the columns in order, as the panel form
 // does: the results are equal to the bit.
 
+#if defined(__AVX512F__)
+
+// Sixteen rows in a register. Words of 32 bits are turned, which hold one number of F32 or two of 16 bits; those of BF16 are
+// the upper half of a float.
+template <int TypeId>
+struct PlainColumns {
+    static constexpr int kBytes = TypeId == kF32 ? 4 : 2;
+    __m512 total = _mm512_setzero_ps();
+
+    THERMOCLINE_FORCED void add(__m512 column, const float* x) {
+        total = _mm512_fmadd_ps(column, _mm512_set1_ps(*x), total);
+    }
+    static THERMOCLINE_FORCED void widen(__m512i words, __m512& first, __m512& second) {
+        if constexpr (TypeId == kBF16) {
+            first = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+            second = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)));
+        } else {
+            const __m512i apart = _mm512_permutexvar_epi16(
+                _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,  //
+                                 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0), words);
+            first = _mm512_cvtph_ps(_mm512_castsi512_si256(apart));
+            second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(apart, 1));
+        }
+    }
+    THERMOCLINE_FORCED void add_line(const uint8_t (&near)[kStripRows][64], const float* x, int64_t columns) {
+        const RowPointers rows(near[0], sizeof near[0]);
+#pragma GCC unroll 4
+        for (int64_t part = 0; part < 4; ++part) {
+            __m512i words[4];
+            transpose16(rows, 16 * part, words);
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < 4; ++i) {
+                const int64_t column = (4 * part + i) * 4 / kBytes;
+                if (column >= columns) return;
+                if constexpr (TypeId == kF32) {
+                    add(_mm512_castsi512_ps(words[i]), x + column);
+                } else {
+                    __m512 first, second;
+                    widen(words[i], first, second);
+                    add(first, x + column);
+                    if (column + 1 >= columns) return;
+                    add(second, x + column + 1);
+                }
+            }
+        }
+    }
+    void store(float* c) const { _mm512_storeu_ps(c, total); }
+};
+
+#else
+
 // Columns as rows: out[k] is column k of rows 0 to 7 (low half) and 8 to 15 (high half).
 THERMOCLINE_FORCED void turn_eight_columns(const uint8_t* src, int64_t row_bytes, __m256i (&out)[8]) {
     const auto load = [&](int row) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + row * row_bytes)); };
@@ -70,7 +121,7 @@ THERMOCLINE_FORCED void add_eight_columns<kF32>(const uint8_t* src, int64_t row_
 
 // Sixteen rows in two registers, which eight columns are added to at a time.
 template <int TypeId>
-struct EightColumns {
+struct PlainColumns {
     static constexpr int kBytes = TypeId == kF32 ? 4 : 2;
     __m256 totals[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
 
@@ -84,63 +135,6 @@ struct EightColumns {
         _mm256_storeu_ps(c + 8, totals[1]);
     }
 };
-
-#if defined(__AVX512F__)
-
-// Sixteen rows in a register. Words of 32 bits are turned, which hold one number of F32 or two of 16 bits; those of BF16 are
-// the upper half of a float.
-template <int TypeId>
-struct WordColumns {
-    static constexpr int kBytes = TypeId == kF32 ? 4 : 2;
-    __m512 total = _mm512_setzero_ps();
-
-    THERMOCLINE_FORCED void add(__m512 column, const float* x) {
-        total = _mm512_fmadd_ps(column, _mm512_set1_ps(*x), total);
-    }
-    static THERMOCLINE_FORCED void widen(__m512i words, __m512& first, __m512& second) {
-        if constexpr (TypeId == kBF16) {
-            first = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-            second = _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)));
-        } else {
-            const __m512i apart = _mm512_permutexvar_epi16(
-                _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1,  //
-                                 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0), words);
-            first = _mm512_cvtph_ps(_mm512_castsi512_si256(apart));
-            second = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(apart, 1));
-        }
-    }
-    THERMOCLINE_FORCED void add_line(const uint8_t (&near)[kStripRows][64], const float* x, int64_t columns) {
-        const RowPointers rows(near[0], sizeof near[0]);
-#pragma GCC unroll 4
-        for (int64_t part = 0; part < 4; ++part) {
-            __m512i words[4];
-            transpose16(rows, 16 * part, words);
-#pragma GCC unroll 4
-            for (int64_t i = 0; i < 4; ++i) {
-                const int64_t column = (4 * part + i) * 4 / kBytes;
-                if (column >= columns) return;
-                if constexpr (TypeId == kF32) {
-                    add(_mm512_castsi512_ps(words[i]), x + column);
-                } else {
-                    __m512 first, second;
-                    widen(words[i], first, second);
-                    add(first, x + column);
-                    if (column + 1 >= columns) return;
-                    add(second, x + column + 1);
-                }
-            }
-        }
-    }
-    void store(float* c) const { _mm512_storeu_ps(c, total); }
-};
-
-template <int TypeId>
-struct PlainColumns : WordColumns<TypeId> {};
-
-#else
-
-template <int TypeId>
-struct PlainColumns : EightColumns<TypeId> {};
 
 #endif
 
