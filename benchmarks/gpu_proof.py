@@ -103,7 +103,7 @@ def _large(folder: str, kind: str, *, is_real: bool) -> list[Stage]:
     short = {"prompts": [512, 2048] if is_real else [16, 32], "rounds": 4 if is_real else 2}
     found = [
         Stage("model", _LARGE + "write", 90, model | {"folder": folder}),
-        Stage("ways in turns", _LARGE + "ways", 80, given | short),
+        Stage("ways in turns", _LARGE + "ways", 95, given | short),
     ]
     for share in (0.51, 0.65, 0.8):
         more = given | {"share": share, "contexts": at}

@@ -1,8 +1,8 @@
 """Stages of `make gpu-proof` with a model of 48 layers under a cap on the device's memory.
 
-One stage writes the file. In others decoding is timed by share of resident experts, and three ways to use a device take
-turns within one engine: experts on the CPU alone, all on the device with uploads, and both at once. `kind` is "cuda",
-or "torch-cpu" for a rehearsal.
+One stage writes the file. In others decoding is timed by share of resident experts, and four ways to use a device take
+turns within one engine: experts on the CPU alone, all on the device with uploads, both at once, and prompts as one job of
+the device, to which the experts that it lacks are copied meanwhile. `kind` is "cuda", or "torch-cpu" for a rehearsal.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from benchmarks.engine_side import engine_config, random_prompt, time_request
 from benchmarks.synthetic_model import SHAPES, tensors_of, write_model
 from thermocline import Engine
 from thermocline.config import PlacementConfig
+from thermocline.experts.backends.streamed_device import StreamedDevice
 from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.experts.dispatch.split_rules import FastestSplit
 from thermocline.kernels.gpu.streams import DeviceStreams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -41,7 +42,8 @@ _GROUPS: Final = (
     (_GROUP / "memory/memory.limit_in_bytes", _GROUP / "memory/memory.usage_in_bytes"),
 )
 _LAST_S: Final = 2.0  # for closing the engine
-WAYS: Final = ("cpu only", "upload only", "co-execution")
+_STREAMED: Final = "streamed"
+WAYS: Final = ("cpu only", "upload only", "co-execution", _STREAMED)
 
 
 def write(sink: Sink, folder: str, shape: str, layers: int) -> None:
@@ -151,9 +153,12 @@ async def _ways(
                         continue
                     sink.running(f"{way}, prompt {tokens}, turn {turn}")
                     before = engine.expert_figures()
-                    with _way(way):
+                    with _way(way) as num_streamed:
                         prompt = _prompt(engine, tokens, turn)
                         timings = await time_request(engine, prompt, answer)
+                    if way == _STREAMED and not num_streamed():
+                        sink.skip(f"{way}, prefill {tokens}", "no prompt can be streamed here")
+                        continue
                     counted = engine.expert_figures() - before
                     sink(f"{way}, prefill {tokens}", tokens / max(timings.prompt_s, 1e-9), "tokens/s")  # fmt: skip
                     sink(f"{way}, decode at {tokens}", answer / max(timings.decode_s, 1e-9), "tokens/s")  # fmt: skip
@@ -197,14 +202,23 @@ def _share(hits: int, misses: int) -> float:
 
 
 @contextmanager
-def _way(name: str) -> Iterator[None]:
-    """Let every chunk meanwhile be computed in one way."""
+def _way(name: str) -> Iterator[Callable[[], int]]:
+    """Let every chunk meanwhile be computed in one way, and give how many prompts' chunks were streamed by then."""
+    num_streamed = 0
+
+    def takes(device: StreamedDevice, _num_tokens: int) -> bool:
+        nonlocal num_streamed
+        is_taken = name == _STREAMED and device.is_able
+        num_streamed += is_taken
+        return is_taken
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(StreamedDevice, "takes", takes))
         offloads = name != WAYS[0]
         stack.enter_context(mock.patch.object(OffloadSelector, "offloads", return_value=offloads))
         if name == WAYS[1]:
             stack.enter_context(mock.patch.object(FastestSplit, "split", _all_there))
-        yield
+        yield lambda: num_streamed
 
 
 def _all_there(

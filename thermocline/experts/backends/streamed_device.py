@@ -60,12 +60,17 @@ class StreamedDevice:
     def __repr__(self) -> str:
         return f"StreamedDevice({self._store}, {len(self._slots)} slots)"
 
+    @property
+    def is_able(self) -> bool:
+        """Whether a prompt can be computed here at all: experts can be copied, and memory has not run out over one."""
+        return not self._is_short and self._is_locked()
+
     def takes(self, num_tokens: int) -> bool:
         """Whether a prompt's chunk of so many tokens is computed here sooner than with the CPU.
 
         By estimates, unless chunks of about this size have taken longer here than the CPU would take for their experts.
         """
-        if self._is_short or not self._is_locked():
+        if not self.is_able:
             return False
         layouts = self._layouts()
         times = tuple(self._times[num_tokens.bit_length()])
