@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.oracle.hf_archs import Keys, State
 
 TOP = {
+    "lfm2": {"token_embd": "embed_tokens", "token_embd_norm": "embedding_norm"},
     "lfm2moe": {"token_embd": "embed_tokens", "token_embd_norm": "embedding_norm"},
     "nemotron_h_moe": {"token_embd": "embeddings", "output_norm": "norm_f"},
 }
@@ -81,6 +82,23 @@ def renamed(own: State, names: dict[str, str]) -> State:
         for ours, theirs in names.items()
         if name.startswith(ours)
     }
+
+
+def lfm2_config(keys: Keys, common: dict[str, Any]):
+    """Return the configuration. The width of the feed-forward stays what it is."""
+    for name in ("head_dim", "hidden_act", "num_experts", "num_experts_per_tok"):
+        del common[name]
+    del common["moe_intermediate_size"], common["experts_implementation"]
+    heads = keys("attention.head_count_kv")
+    own = {
+        "num_key_value_heads": max(heads),
+        "norm_eps": common.pop("rms_norm_eps"),
+        "intermediate_size": keys("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": keys("shortconv.l_cache"),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+    }
+    return transformers.Lfm2Config(**(common | own))
 
 
 def lfm2moe_config(keys: Keys, common: dict[str, Any]):
@@ -231,16 +249,19 @@ def _mamba_state(own: State, prefix: str) -> State:
 
 CLASSES = {
     "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
     "nemotron_h_moe": nemotron_h_moe_model,
 }
 CONFIGS = {
     "granitehybrid": granitehybrid_config,
+    "lfm2": lfm2_config,
     "lfm2moe": lfm2moe_config,
     "nemotron_h_moe": nemotron_h_moe_config,
 }
 STATES = {
     "granitehybrid": granitehybrid_state,
+    "lfm2": lfm2moe_state,
     "lfm2moe": lfm2moe_state,
     "nemotron_h_moe": nemotron_h_moe_state,
 }

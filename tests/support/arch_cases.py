@@ -8,6 +8,7 @@ from tests.support.latent_cases import LATENT_MIXED, LATENT_OPTIONS
 from tests.support.recurrent_cases import (
     GRANITE_MIXED,
     GRANITE_OPTIONS,
+    LFM2_DENSE_OPTIONS,
     LFM2_MIXED,
     LFM2_OPTIONS,
     NEMOTRON_MIXED,
@@ -136,6 +137,7 @@ ARCH_CASES = (
     *(_case(name, "deepseek2", **options) for name, options in LATENT_OPTIONS.items()),
     *ROUTER_CASES,
     *FORMULA_CASES,
+    *(_case(name, "lfm2", **options) for name, options in LFM2_DENSE_OPTIONS.items()),
     *(_case(name, "lfm2moe", **options) for name, options in LFM2_OPTIONS.items()),
     *(_case(name, "nemotron_h_moe", **options) for name, options in NEMOTRON_OPTIONS.items()),
     *(_case(name, "granitehybrid", **options) for name, options in GRANITE_OPTIONS.items()),
@@ -225,6 +227,11 @@ DENSE_CASE = _case("mixed", "qwen3", **_WIDE | _NO_EXPERTS, formats=_MIX)
 DENSE_HYBRID_CASE = _case("mixed", "qwen35", **_WIDE | _NO_EXPERTS, formats=_MIX)
 """The same whose layers attend and keep a state in turns."""
 
+DENSE_SIBLING_CASES = (
+    _case("mixed", "lfm2", **_WIDE | LFM2_MIXED | _NO_EXPERTS, formats=_MIX, seed=68),
+)
+"""More of them, of architectures whose siblings have experts."""
+
 LLAMA_CASES = tuple(
     case
     for case in ARCH_CASES
@@ -233,7 +240,7 @@ LLAMA_CASES = tuple(
         *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
-        "granitehybrid_lone_layer",
+        *("granitehybrid_lone_layer", "lfm2_all_attend"),
     )
 )
 """The models that llama.cpp opens and computes as transformers does.

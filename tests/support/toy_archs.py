@@ -428,7 +428,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     **toy_formulas.LAYERS,
     **toy_recurrent.LAYERS,
 }
-_OUTPUT_NORMS = {"lfm2moe": "token_embd_norm.weight"}
+_OUTPUT_NORMS = dict.fromkeys(("lfm2", "lfm2moe"), "token_embd_norm.weight")
 _ENDS = (
     "attn_output.weight",
     "ffn_down_exps.weight",

@@ -28,6 +28,12 @@ def lfm2moe_keys(toy: ToyArch) -> dict[str, Any]:
     }
 
 
+def lfm2_keys(toy: ToyArch) -> dict[str, Any]:
+    """Return the metadata of the same without experts."""
+    left_out = dict.fromkeys(("leading_dense_block_count", "expert_gating_func"))
+    return lfm2moe_keys(toy) | NO_EXPERTS | left_out | {"feed_forward_length": toy.shared}
+
+
 def lfm2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
     """Return one layer."""
     weights = {"attn_norm.weight": draw.gain(toy.hidden), "ffn_norm.weight": draw.gain(toy.hidden)}
@@ -41,6 +47,8 @@ def lfm2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]
             "shortconv.conv.weight": draw.vector(toy.hidden, toy.conv_width, spread=0.5),
             "shortconv.out_proj.weight": draw.matrix(toy.hidden, toy.hidden),
         }
+    if not toy.experts:
+        return weights | _feed_forward(toy, draw, (toy.shared,), "")
     if layer < toy.dense:
         return weights | _feed_forward(toy, draw, (2 * toy.shared,), "")
     return {
@@ -194,11 +202,13 @@ def _feed_forward(
 
 KEYS = {
     "granitehybrid": granitehybrid_keys,
+    "lfm2": lfm2_keys,
     "lfm2moe": lfm2moe_keys,
     "nemotron_h_moe": nemotron_h_moe_keys,
 }
 LAYERS = {
     "granitehybrid": granitehybrid_layer,
+    "lfm2": lfm2moe_layer,
     "lfm2moe": lfm2moe_layer,
     "nemotron_h_moe": nemotron_h_moe_layer,
 }

@@ -53,6 +53,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "minimax-m2",
             "qwen3vlmoe",
             "gpt-oss",
+            "lfm2",
             "lfm2moe",
             "nemotron_h_moe",
             "granitehybrid",

@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from tests.oracle.toolchain.tiny_hf import TinyModel
 
 
+def _lfm2_dense(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "norm_eps": 1e-5,
+        "intermediate_size": 64,
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": 3,
+        "layer_types": ["full_attention" if n % 3 == 1 else "conv" for n in range(tiny.layers)],
+        "tie_word_embeddings": True,
+    }
+    unknown = ("head_dim", "rms_norm_eps", "hidden_act", "num_experts", "num_experts_per_tok")
+    kept = {name: value for name, value in common.items() if name not in unknown}
+    del kept["moe_intermediate_size"], kept["experts_implementation"]
+    return transformers.Lfm2Config(**(kept | own | tiny.options))
+
+
 def _lfm2(common: dict[str, Any], tiny: TinyModel) -> Any:
     kinds = ["full_attention" if n % 3 == 1 else "conv" for n in range(tiny.layers)]
     own = {
@@ -102,9 +117,15 @@ def _as_granite(folder: Path, config: Any) -> None:
 
 CLASSES = {
     "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
     "nemotron_h_moe": "NemotronHForCausalLM",
 }
-CONFIGS = {"granitehybrid": _granite, "lfm2moe": _lfm2, "nemotron_h_moe": _nemotron}
+CONFIGS = {
+    "granitehybrid": _granite,
+    "lfm2": _lfm2_dense,
+    "lfm2moe": _lfm2,
+    "nemotron_h_moe": _nemotron,
+}
 PUBLISHED = {"granitehybrid": _as_granite}
 """What makes a saved checkpoint one as the hub has it, where transformers writes another."""

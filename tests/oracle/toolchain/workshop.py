@@ -122,6 +122,12 @@ _GEMMA_SMALL = _GEMMA_DENSE | {
     "use_double_wide_mlp": True,
     "attention_k_eq_v": False,
 }
+_LFM2_ROUNDED = {
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.3,
+    "block_multiple_of": 24,
+}
+"""The feed-forward's width is computed: 72 of 64."""
 _LFM2_WIDE = {"intermediate_size": 256, "moe_intermediate_size": 256}
 _GRANITE_WIDE = {"intermediate_size": 256, "shared_intermediate_size": 256}
 _GRANITE_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
@@ -203,6 +209,8 @@ OTHER_CASES = (
     _case("small", "glm4_moe_lite"),
     _case("extra_block", "glm4_moe_lite", extra_block=True),
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),
+    _case("small", "lfm2", layers=4),
+    _case("rounded_width", "lfm2", layers=3, options=_LFM2_ROUNDED, seed=2),
     _case("small", "lfm2moe", layers=4),
     _case("small", "nemotron_h_moe", layers=7),
     _case("narrow_experts", "nemotron_h_moe", layers=7, options={"moe_latent_size": 40}, seed=2),
@@ -260,6 +268,7 @@ MIXED_CASES = (
         for arch in ("deepseek_v3", "glm4_moe_lite")
     ),
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
+    _case("wide", "lfm2", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
     _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "granite", hidden=256, seed=7, options={"intermediate_size": 256}),

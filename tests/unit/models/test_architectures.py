@@ -48,6 +48,7 @@ TOYS = {
     "qwen3": ToyArch("qwen3", experts=0, used=0),
     "qwen35": ToyArch("qwen35", layers=4, rotary=8, experts=0, used=0),
     "gpt-oss": ToyArch("gpt-oss", layers=4, window=16),
+    "lfm2": ToyArch("lfm2", layers=4, interval=3, experts=0, used=0),
     "lfm2moe": ToyArch("lfm2moe", layers=4, interval=3),
     "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
     "granitehybrid": ToyArch("granitehybrid", layers=4, interval=3),
@@ -107,7 +108,7 @@ WITH_DENSE = (
     ),
     *("lfm2moe", "nemotron_h_moe", "granitehybrid", "gemma4"),
 )
-WITHOUT_EXPERTS = ("granite", "llama", "qwen2", "qwen3", "qwen35")
+WITHOUT_EXPERTS = ("granite", "lfm2", "llama", "qwen2", "qwen3", "qwen35")
 WITHOUT_SHARED = (
     "olmoe",
     "minimax-m2",
@@ -185,6 +186,11 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("laguna", "attention.head_count_kv", [2, 2, 1, 2, 2], UnsupportedModelError),
         ("laguna", "attention.sliding_window_pattern", [True, False], ModelFileError),
         ("laguna", "leading_dense_block_count", -1, ModelFileError),
+        ("lfm2", "shortconv.l_cache", 1, ModelFileError),
+        ("lfm2", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
+        ("lfm2", "attention.causal", False, UnsupportedModelError),
+        ("lfm2", "attention.sliding_window", 512, UnsupportedModelError),
+        ("lfm2", "expert_count", 4, UnsupportedModelError),
         ("lfm2moe", "shortconv.l_cache", 1, ModelFileError),
         ("lfm2moe", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
         ("lfm2moe", "attention.head_count_kv", [0, 2, 1, 0], UnsupportedModelError),
