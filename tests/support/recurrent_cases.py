@@ -103,6 +103,25 @@ NEMOTRON_OPTIONS: dict[str, dict[str, Any]] = {
     "puzzle": {"layers": 7, "narrow": 24, "experts": 9, "used": 3, "puzzle": True, "seed": 77},
 }
 
+NEMOTRON_DENSE_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {**_DENSE, "layers": 7, "seed": 78},
+    "odd": {
+        **_DENSE,
+        "layers": 5,
+        "hidden": 30,
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 10,
+        "shared": 23,
+        "key_heads": 3,
+        "value_heads": 6,
+        "state": 7,
+        "conv_width": 3,
+        "seed": 79,
+    },
+    "puzzle": {**_DENSE, "layers": 10, "key_heads": 1, "conv_width": 2, "puzzle": True, "seed": 80},
+}
+
 NEMOTRON_MIXED: dict[str, Any] = {
     "hidden": 256,
     "layers": 7,

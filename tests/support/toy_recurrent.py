@@ -82,6 +82,22 @@ def nemotron_h_moe_keys(toy: ToyArch) -> dict[str, Any]:
     }
 
 
+def nemotron_h_keys(toy: ToyArch) -> dict[str, Any]:
+    """Return the metadata of the same without experts: what has them has a dense feed-forward."""
+    own = nemotron_h_moe_keys(toy)
+    kept = {key: value for key, value in own.items() if "expert" not in key}
+    widths = [
+        dense_width(toy, layer) if width else 0
+        for layer, width in enumerate(own["feed_forward_length"])
+    ]
+    return kept | NO_EXPERTS | {"feed_forward_length": widths}
+
+
+def dense_width(toy: ToyArch, layer: int) -> int:
+    """Return the width of a block's dense feed-forward, which differ in a puzzle."""
+    return 2 * toy.shared if toy.puzzle and layer % 5 == 1 else toy.shared
+
+
 def _routed(toy: ToyArch, kinds: list[str]) -> list[tuple[int, int] | int]:
     """Return by layer the width of its experts, and how many a token uses; 0 without."""
     return [routed_shape(toy, layer) if kind == "E" else 0 for layer, kind in enumerate(kinds)]
@@ -108,6 +124,9 @@ def nemotron_h_moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.n
             return weights | _attention(toy, draw)
         case "M":
             return weights | _mamba(toy, draw, toy.value_heads * toy.head_dim)
+    if not toy.experts:
+        weights |= _feed_forward(toy, draw, (dense_width(toy, layer),), "")
+        return {name: values for name, values in weights.items() if "ffn_gate" not in name}
     weights |= {
         "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
         "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
@@ -204,11 +223,13 @@ KEYS = {
     "granitehybrid": granitehybrid_keys,
     "lfm2": lfm2_keys,
     "lfm2moe": lfm2moe_keys,
+    "nemotron_h": nemotron_h_keys,
     "nemotron_h_moe": nemotron_h_moe_keys,
 }
 LAYERS = {
     "granitehybrid": granitehybrid_layer,
     "lfm2": lfm2moe_layer,
     "lfm2moe": lfm2moe_layer,
+    "nemotron_h": nemotron_h_moe_layer,
     "nemotron_h_moe": nemotron_h_moe_layer,
 }

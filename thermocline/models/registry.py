@@ -55,6 +55,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "gpt-oss",
             "lfm2",
             "lfm2moe",
+            "nemotron_h",
             "nemotron_h_moe",
             "granitehybrid",
         )

@@ -148,6 +148,7 @@ _WHOLE_ATTENTION = {
     "position_embedding_type": "rope",
 }
 _DENSE_ATTENTION = _WHOLE_ATTENTION | _GRANITE_DENSE | {"intermediate_size": 48}
+_NEMOTRON_BIASES = {"attention_bias": True, "mlp_bias": True}
 _NEMOTRON_WIDE = {
     "mamba_head_dim": 64,
     "moe_intermediate_size": 256,
@@ -212,6 +213,8 @@ OTHER_CASES = (
     _case("small", "lfm2", layers=4),
     _case("rounded_width", "lfm2", layers=3, options=_LFM2_ROUNDED, seed=2),
     _case("small", "lfm2moe", layers=4),
+    _case("small", "nemotron_h", layers=7),
+    _case("biased", "nemotron_h", layers=5, options=_NEMOTRON_BIASES, seed=2),
     _case("small", "nemotron_h_moe", layers=7),
     _case("narrow_experts", "nemotron_h_moe", layers=7, options={"moe_latent_size": 40}, seed=2),
     _case("extra_block", "nemotron_h_moe", layers=7, extra_block=True, seed=3),
@@ -272,6 +275,14 @@ MIXED_CASES = (
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
     _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "granite", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case(
+        "wide",
+        "nemotron_h",
+        hidden=256,
+        layers=7,
+        seed=7,
+        options=_NEMOTRON_WIDE | {"intermediate_size": 256},
+    ),
     _case("wide", "nemotron_h_moe", hidden=256, layers=7, seed=7, options=_NEMOTRON_WIDE),
     _case("wide", "granitehybrid", hidden=256, layers=4, seed=7, options=_GRANITE_WIDE),
     _case(

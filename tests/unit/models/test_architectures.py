@@ -50,6 +50,7 @@ TOYS = {
     "gpt-oss": ToyArch("gpt-oss", layers=4, window=16),
     "lfm2": ToyArch("lfm2", layers=4, interval=3, experts=0, used=0),
     "lfm2moe": ToyArch("lfm2moe", layers=4, interval=3),
+    "nemotron_h": ToyArch("nemotron_h", layers=5, experts=0, used=0),
     "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
     "granitehybrid": ToyArch("granitehybrid", layers=4, interval=3),
     "gemma4": ToyArch("gemma4", head_dim=32, kv_heads=1, window=16),
@@ -108,7 +109,7 @@ WITH_DENSE = (
     ),
     *("lfm2moe", "nemotron_h_moe", "granitehybrid", "gemma4"),
 )
-WITHOUT_EXPERTS = ("granite", "lfm2", "llama", "qwen2", "qwen3", "qwen35")
+WITHOUT_EXPERTS = ("granite", "lfm2", "llama", "nemotron_h", "qwen2", "qwen3", "qwen35")
 WITHOUT_SHARED = (
     "olmoe",
     "minimax-m2",
@@ -195,6 +196,13 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("lfm2moe", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
         ("lfm2moe", "attention.head_count_kv", [0, 2, 1, 0], UnsupportedModelError),
         ("lfm2moe", "expert_weights_scale", 2.5, UnsupportedModelError),
+        ("nemotron_h", "attention.head_count_kv", [0, 0, 0, 0, 0], UnsupportedModelError),
+        ("nemotron_h", "feed_forward_length", [0, 32], ModelFileError),
+        ("nemotron_h", "feed_forward_length", [0, 0, 0, 0, 0], ModelFileError),
+        ("nemotron_h", "ssm.inner_size", 65, ModelFileError),
+        ("nemotron_h", "ssm.group_count", 3, ModelFileError),
+        ("nemotron_h", "attention.causal", False, UnsupportedModelError),
+        ("nemotron_h", "expert_count", 4, UnsupportedModelError),
         ("nemotron_h_moe", "moe_latent_size", -1, ModelFileError),
         ("nemotron_h_moe", "expert_used_count", [0, 2, 0, 0, 0], ModelFileError),
         ("nemotron_h_moe", "expert_used_count", [0, 2, 0, 0, 9], ModelFileError),
