@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class TextModel(torch.nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.model = Qwen3VLMoeTextModel(config)
+        is_dense = isinstance(config, transformers.Qwen3VLTextConfig)
+        self.model = (Qwen3VLTextModel if is_dense else Qwen3VLMoeTextModel)(config)
         self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -90,6 +92,12 @@ def _without(common: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in common.items() if name not in names}
 
 
+def _dense_settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a model without experts."""
+    kept = _without(common, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    return kept | {"intermediate_size": keys("feed_forward_length")}
+
+
 def _glm4moe_config(keys: Keys, common: dict[str, Any]) -> Any:
     own = {
         "rope_parameters": _partial(keys),
@@ -126,7 +134,10 @@ def _minimax_config(keys: Keys, common: dict[str, Any]) -> Any:
 
 def _qwen3vl_config(keys: Keys, common: dict[str, Any]) -> Any:
     rope = common["rope_parameters"] | {"mrope_section": keys("rope.dimension_sections")[:3]}
-    return transformers.Qwen3VLMoeTextConfig(**(common | {"rope_parameters": rope}))
+    settings = common | {"rope_parameters": rope}
+    if keys.arch == "qwen3vl":
+        return transformers.Qwen3VLTextConfig(**_dense_settings(keys, settings))
+    return transformers.Qwen3VLMoeTextConfig(**settings)
 
 
 def _ernie_config(keys: Keys, common: dict[str, Any]) -> Any:
@@ -307,6 +318,7 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "granitemoe": transformers.GraniteMoeSharedForCausalLM,
     "hunyuan-moe": transformers.HunYuanMoEV1ForCausalLM,
     "minimax-m2": transformers.MiniMaxM2ForCausalLM,
+    "qwen3vl": TextModel,
     "qwen3vlmoe": TextModel,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
@@ -321,6 +333,7 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "granitemoe": _granite_config,
     "hunyuan-moe": _hunyuan_config,
     "minimax-m2": _minimax_config,
+    "qwen3vl": _qwen3vl_config,
     "qwen3vlmoe": _qwen3vl_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
@@ -335,5 +348,6 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "granitemoe": _granite_state,
     "hunyuan-moe": _hunyuan_state,
     "minimax-m2": _minimax_state,
+    "qwen3vl": _state,
     "qwen3vlmoe": _state,
 }

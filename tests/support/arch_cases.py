@@ -131,6 +131,8 @@ ARCH_CASES = (
     _case("odd", "qwen2", **_ODD | _NO_EXPERTS, biased=False, tied=True, seed=72),
     _case("default", "qwen3", **_NO_EXPERTS, head_dim=32, seed=81),
     _case("odd", "qwen3", **_ODD | _NO_EXPERTS, tied=True, extra=_YARN, seed=82),
+    _case("default", "qwen3vl", **_NO_EXPERTS, head_dim=32, seed=83),
+    _case("odd", "qwen3vl", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, tied=True, seed=84),
     _case("default", "qwen35", **_NO_EXPERTS, layers=4, rotary=8, seed=91),
     _case(
         "odd", "qwen35", **_ODD | _NO_EXPERTS, **_ODD_STATE, layers=5, rotary=6, tied=True, seed=92
@@ -230,6 +232,7 @@ DENSE_HYBRID_CASE = _case("mixed", "qwen35", **_WIDE | _NO_EXPERTS, formats=_MIX
 """The same whose layers attend and keep a state in turns."""
 
 DENSE_SIBLING_CASES = (
+    _case("mixed", "qwen3vl", **_WIDE | _NO_EXPERTS, formats=_MIX),
     _case("mixed", "lfm2", **_WIDE | LFM2_MIXED | _NO_EXPERTS, formats=_MIX, seed=68),
     # Of other seeds llama.cpp's perplexity is up to 0.7 % from that of exact arithmetic, ours up to 0.07 %.
     _case(

@@ -365,6 +365,11 @@ def _dense_keys(toy: ToyArch) -> dict[str, Any]:
     }
 
 
+def _qwen3vl_keys(toy: ToyArch) -> dict[str, Any]:
+    sections = [len(range(part, toy.head_dim // 2, 3)) for part in range(3)] + [0]
+    return _dense_keys(toy) | {"rope.dimension_sections": sections, "n_deepstack_layers": 0}
+
+
 def _qwen2_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     weights = {**_attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
     if toy.biased:
@@ -407,6 +412,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "llama": _llama_keys,
     "qwen2": _dense_keys,
     "qwen3": _dense_keys,
+    "qwen3vl": _qwen3vl_keys,
     **toy_routers.KEYS,
     **toy_formulas.KEYS,
     **toy_recurrent.KEYS,
@@ -424,6 +430,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "llama": _llama_layer,
     "qwen2": _qwen2_layer,
     "qwen3": _qwen3_layer,
+    "qwen3vl": _qwen3_layer,
     **toy_routers.LAYERS,
     **toy_formulas.LAYERS,
     **toy_recurrent.LAYERS,

@@ -51,6 +51,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "granitemoe",
             "hunyuan-moe",
             "minimax-m2",
+            "qwen3vl",
             "qwen3vlmoe",
             "gpt-oss",
             "lfm2",

@@ -12,7 +12,7 @@ import numpy as np
 
 from thermocline.kernels.recurrent_contract import ShortConvRule, ShortConvShape
 from thermocline.kernels.whole_layer import AttentionWeights, RecurrentWeights
-from thermocline.models.blocks import plain_rope, read_attention, read_head_norm
+from thermocline.models.blocks import plain_rope, read_normed_attention
 from thermocline.models.spec import LayerKind, ModelSpec
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def read_mixer(
     prefix = f"blk.{index}."
     if spec.layer_kinds[index] is LayerKind.RECURRENT:
         return _convolution(weights, spec, prefix), None
-    head_norm = read_head_norm(weights, spec, prefix)
-    return replace(read_attention(weights, spec, prefix), head_norm=head_norm), plain_rope(spec)
+    return read_normed_attention(weights, spec, prefix), plain_rope(spec)
 
 
 def _convolution(weights: WeightMap, spec: ModelSpec, prefix: str) -> RecurrentWeights:

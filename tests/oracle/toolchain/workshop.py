@@ -182,6 +182,8 @@ OTHER_CASES = (
     _case("small", "qwen3"),
     _case("small", "qwen35"),
     _case("small", "granite"),
+    _case("small", "qwen3vl"),
+    _case("tied", "qwen3vl", options={"tie_word_embeddings": True}, seed=2),
     _case("tied", "granite", options={"tie_word_embeddings": True}, seed=2),
     _case("extra_block", "qwen35", extra_block=True, seed=2),
     _case("llama3", "llama", seed=2, options={"rope_parameters": _LLAMA3}),
@@ -275,6 +277,7 @@ MIXED_CASES = (
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
     _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "granite", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case("wide", "qwen3vl", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case(
         "wide",
         "nemotron_h",

@@ -46,6 +46,7 @@ TOYS = {
     "llama": ToyArch("llama", biased=False, experts=0, used=0),
     "qwen2": ToyArch("qwen2", experts=0, used=0),
     "qwen3": ToyArch("qwen3", experts=0, used=0),
+    "qwen3vl": ToyArch("qwen3vl", experts=0, used=0),
     "qwen35": ToyArch("qwen35", layers=4, rotary=8, experts=0, used=0),
     "gpt-oss": ToyArch("gpt-oss", layers=4, window=16),
     "lfm2": ToyArch("lfm2", layers=4, interval=3, experts=0, used=0),
@@ -87,6 +88,7 @@ OWN_OPTIONAL = {
     "gpt-oss": {"rope.dimension_count"},
     "hunyuan-moe": {"expert_shared_feed_forward_length"},
     "qwen2moe": {"expert_shared_feed_forward_length"},  # its tensor says it
+    "qwen3vl": {"n_deepstack_layers"},
     "qwen3vlmoe": {"n_deepstack_layers"},
     "deepseek2": {
         "attention.q_lora_rank",
@@ -109,7 +111,7 @@ WITH_DENSE = (
     ),
     *("lfm2moe", "nemotron_h_moe", "granitehybrid", "gemma4"),
 )
-WITHOUT_EXPERTS = ("granite", "lfm2", "llama", "nemotron_h", "qwen2", "qwen3", "qwen35")
+WITHOUT_EXPERTS = ("granite", "lfm2", "llama", "nemotron_h", "qwen2", "qwen3", "qwen3vl", "qwen35")
 WITHOUT_SHARED = (
     "olmoe",
     "minimax-m2",
@@ -253,6 +255,9 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("hunyuan-moe", "expert_gating_func", 2, UnsupportedModelError),
         ("minimax-m2", "rope.dimension_count", 18, ModelFileError),
         ("minimax-m2", "expert_weights_scale", 2.0, UnsupportedModelError),
+        ("qwen3vl", "rope.dimension_count", 8, UnsupportedModelError),
+        ("qwen3vl", "attention.causal", False, UnsupportedModelError),
+        ("qwen3vl", "expert_count", 4, UnsupportedModelError),
         ("qwen3vlmoe", "rope.dimension_count", 8, UnsupportedModelError),
         ("llama", "attention.causal", False, UnsupportedModelError),
         ("llama", "attention.sliding_window", 4096, UnsupportedModelError),
