@@ -154,6 +154,10 @@ def _ernie_config(keys: Keys, common: dict[str, Any]) -> Any:
     )
 
 
+def _ernie_dense_config(keys: Keys, common: dict[str, Any]) -> Any:
+    return transformers.Ernie4_5Config(**_dense_settings(keys, common))
+
+
 def _granite_config(keys: Keys, common: dict[str, Any]) -> Any:
     own = {
         "intermediate_size": keys("feed_forward_length"),
@@ -312,6 +316,7 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "bailingmoe2": transformers.Glm4MoeForCausalLM,
     "deepseek": transformers.Qwen2MoeForCausalLM,
     "dots1": transformers.Dots1ForCausalLM,
+    "ernie4_5": transformers.Ernie4_5ForCausalLM,
     "ernie4_5-moe": transformers.Ernie4_5_MoeForCausalLM,
     "glm4moe": transformers.Glm4MoeForCausalLM,
     "granite": transformers.GraniteForCausalLM,
@@ -327,6 +332,7 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "bailingmoe2": _glm4moe_config,
     "deepseek": _plain_config,
     "dots1": _dots1_config,
+    "ernie4_5": _ernie_dense_config,
     "ernie4_5-moe": _ernie_config,
     "glm4moe": _glm4moe_config,
     "granite": _granite_config,
@@ -342,6 +348,7 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "bailingmoe2": _bailing_state,
     "deepseek": _plain_state,
     "dots1": _state,
+    "ernie4_5": _state,
     "ernie4_5-moe": _ernie_state,
     "glm4moe": _state,
     "granite": _granite_state,

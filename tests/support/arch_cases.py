@@ -72,6 +72,8 @@ ROUTER_CASES = (
     _case("odd", "deepseek", **_ODD, dense=2, tied=True, seed=78),
     _case("no_dense", "deepseek", layers=1, dense=0, experts=5, used=5, seed=79),
     _case("default", "dots1", kv_heads=4, experts=9, seed=62),
+    _case("default", "ernie4_5", **_NO_EXPERTS, biased=False, tied=True, seed=80),
+    _case("odd", "ernie4_5", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, biased=False, seed=81),
     _case("odd", "ernie4_5-moe", **_ODD_HEADS, layers=2, tied=True, seed=63),
     _case("default", "glm4moe", rotary=8, seed=64),
     _case("normed", "glm4moe", **_ODD_HEADS, rotary=10, dense=2, biased=False, seed=65),
@@ -232,6 +234,7 @@ DENSE_HYBRID_CASE = _case("mixed", "qwen35", **_WIDE | _NO_EXPERTS, formats=_MIX
 """The same whose layers attend and keep a state in turns."""
 
 DENSE_SIBLING_CASES = (
+    _case("mixed", "ernie4_5", **_WIDE | _NO_EXPERTS, biased=False, formats=_MIX),
     _case("mixed", "qwen3vl", **_WIDE | _NO_EXPERTS, formats=_MIX),
     _case("mixed", "lfm2", **_WIDE | LFM2_MIXED | _NO_EXPERTS, formats=_MIX, seed=68),
     # Of other seeds llama.cpp's perplexity is up to 0.7 % from that of exact arithmetic, ours up to 0.07 %.

@@ -45,6 +45,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "bailingmoe2",
             "deepseek",
             "dots1",
+            "ernie4_5",
             "ernie4_5-moe",
             "glm4moe",
             "granite",

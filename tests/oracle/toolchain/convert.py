@@ -32,6 +32,7 @@ _PRE_TOKENIZERS = {
 
 # Module and class that read a vocabulary in a way of their own.
 _OWN_VOCABULARIES = {
+    "ernie4_5": ("ernie", "Ernie4_5Model"),
     "ernie4_5-moe": ("ernie", "Ernie4_5Model"),
     "glm4moe": ("glm", "Glm4MoeModel"),
     "glm4_moe_lite": ("glm", "Glm4MoeLiteModel"),

@@ -277,6 +277,10 @@ def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.GraniteConfig(**_dense(common | tiny_routers.GRANITE_FACTORS, tiny))
 
 
+def _ernie(common: dict[str, Any], tiny: TinyModel) -> Any:
+    return transformers.Ernie4_5Config(**_dense(common | {"head_dim": 32}, tiny))
+
+
 def _qwen2(common: dict[str, Any], tiny: TinyModel) -> Any:
     del common["head_dim"]
     return transformers.Qwen2Config(**_dense(common, tiny))
@@ -302,6 +306,7 @@ _CLASSES = {
     "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
     "granite": "GraniteForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -323,6 +328,7 @@ _CONFIGS = {
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
     "granite": _granite,
+    "ernie4_5": _ernie,
     "llama": _llama,
     "mixtral": _llama,
     "qwen2": _qwen2,

@@ -182,6 +182,8 @@ OTHER_CASES = (
     _case("small", "qwen3"),
     _case("small", "qwen35"),
     _case("small", "granite"),
+    _case("small", "ernie4_5"),
+    _case("tied", "ernie4_5", options={"tie_word_embeddings": True}, seed=2),
     _case("small", "qwen3vl"),
     _case("tied", "qwen3vl", options={"tie_word_embeddings": True}, seed=2),
     _case("tied", "granite", options={"tie_word_embeddings": True}, seed=2),
@@ -277,6 +279,7 @@ MIXED_CASES = (
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
     _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "granite", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case("wide", "ernie4_5", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "qwen3vl", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case(
         "wide",

@@ -36,6 +36,7 @@ TOYS = {
         extra={"expert_group_count": 4, "expert_group_used_count": 2},
     ),
     "dots1": ToyArch("dots1", kv_heads=4),
+    "ernie4_5": ToyArch("ernie4_5", experts=0, used=0, biased=False),
     "ernie4_5-moe": ToyArch("ernie4_5-moe"),
     "glm4moe": ToyArch("glm4moe", rotary=8),
     "granite": ToyArch("granite", experts=0, used=0),
@@ -111,7 +112,17 @@ WITH_DENSE = (
     ),
     *("lfm2moe", "nemotron_h_moe", "granitehybrid", "gemma4"),
 )
-WITHOUT_EXPERTS = ("granite", "lfm2", "llama", "nemotron_h", "qwen2", "qwen3", "qwen3vl", "qwen35")
+WITHOUT_EXPERTS = (
+    "ernie4_5",
+    "granite",
+    "lfm2",
+    "llama",
+    "nemotron_h",
+    "qwen2",
+    "qwen3",
+    "qwen3vl",
+    "qwen35",
+)
 WITHOUT_SHARED = (
     "olmoe",
     "minimax-m2",
@@ -246,6 +257,9 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("dots1", "expert_gating_func", 4, UnsupportedModelError),
         ("glm4moe", "leading_dense_block_count", 3, ModelFileError),
         ("glm4moe", "expert_weights_scale", -1.0, ModelFileError),
+        ("ernie4_5", "rope.dimension_count", 8, UnsupportedModelError),
+        ("ernie4_5", "attention.causal", False, UnsupportedModelError),
+        ("ernie4_5", "expert_count", 4, UnsupportedModelError),
         ("ernie4_5-moe", "interleave_moe_layer_step", 0, ModelFileError),
         ("ernie4_5-moe", "expert_gating_func", 2, UnsupportedModelError),
         ("granite", "rope.scaling.finetuned", False, UnsupportedModelError),
