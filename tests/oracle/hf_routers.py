@@ -174,6 +174,10 @@ def _granite_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.GraniteMoeSharedConfig(**(kept | own))
 
 
+def _hunyuan_dense_config(keys: Keys, common: dict[str, Any]) -> Any:
+    return transformers.HunYuanDenseV1Config(**_dense_settings(keys, common))
+
+
 def _hunyuan_config(keys: Keys, common: dict[str, Any]) -> Any:
     own = {
         "moe_topk": keys("expert_used_count"),
@@ -321,6 +325,7 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "glm4moe": transformers.Glm4MoeForCausalLM,
     "granite": transformers.GraniteForCausalLM,
     "granitemoe": transformers.GraniteMoeSharedForCausalLM,
+    "hunyuan-dense": transformers.HunYuanDenseV1ForCausalLM,
     "hunyuan-moe": transformers.HunYuanMoEV1ForCausalLM,
     "minimax-m2": transformers.MiniMaxM2ForCausalLM,
     "qwen3vl": TextModel,
@@ -337,6 +342,7 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "glm4moe": _glm4moe_config,
     "granite": _granite_config,
     "granitemoe": _granite_config,
+    "hunyuan-dense": _hunyuan_dense_config,
     "hunyuan-moe": _hunyuan_config,
     "minimax-m2": _minimax_config,
     "qwen3vl": _qwen3vl_config,
@@ -353,6 +359,7 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "glm4moe": _state,
     "granite": _granite_state,
     "granitemoe": _granite_state,
+    "hunyuan-dense": _hunyuan_state,
     "hunyuan-moe": _hunyuan_state,
     "minimax-m2": _minimax_state,
     "qwen3vl": _state,

@@ -81,6 +81,8 @@ ROUTER_CASES = (
     _case("odd", "granite", **_ODD | _NO_EXPERTS, tied=True, seed=69),
     _case("default", "granitemoe", layers=2, seed=66),
     _case("lone_layer", "granitemoe", layers=1, shared=0, experts=5, tied=True, seed=67),
+    _case("default", "hunyuan-dense", **_NO_EXPERTS, head_dim=32, seed=85),
+    _case("odd", "hunyuan-dense", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, tied=True, seed=86),
     _case("odd", "hunyuan-moe", **_ODD_HEADS, layers=2, seed=68),
     _case("odd", "minimax-m2", **_ODD_HEADS, layers=2, rotary=10, seed=69),
     _case("odd", "qwen3vlmoe", **_ODD_HEADS, layers=2, seed=70),
@@ -235,6 +237,7 @@ DENSE_HYBRID_CASE = _case("mixed", "qwen35", **_WIDE | _NO_EXPERTS, formats=_MIX
 
 DENSE_SIBLING_CASES = (
     _case("mixed", "ernie4_5", **_WIDE | _NO_EXPERTS, biased=False, formats=_MIX),
+    _case("mixed", "hunyuan-dense", **_WIDE | _NO_EXPERTS, formats=_MIX),
     _case("mixed", "qwen3vl", **_WIDE | _NO_EXPERTS, formats=_MIX),
     _case("mixed", "lfm2", **_WIDE | LFM2_MIXED | _NO_EXPERTS, formats=_MIX, seed=68),
     # Of other seeds llama.cpp's perplexity is up to 0.7 % from that of exact arithmetic, ours up to 0.07 %.

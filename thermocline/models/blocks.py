@@ -147,6 +147,16 @@ def read_normed_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> A
     return replace(attention, head_norm=read_head_norm(weights, spec, prefix))
 
 
+def read_turned_normed_attention(
+    weights: WeightMap, spec: ModelSpec, prefix: str
+) -> tuple[AttentionWeights, RopeRule]:
+    """Return the same with the norms behind the turn, and the rule of that turn, with the file's factors."""
+    attention = read_normed_attention(weights, spec, prefix)
+    head_norm = replace(attention.head_norm, last=True)
+    rope = replace(plain_rope(spec), factors=read_rope_factors(weights, spec.head_dim))
+    return replace(attention, head_norm=head_norm), rope
+
+
 def read_routed(
     weights: WeightMap,
     spec: ModelSpec,

@@ -324,12 +324,14 @@ class SpecReader:
         num_kv_heads: int | None = None,
         width: int | None = None,
         epsilon: float | None = None,
+        most_experts: int = 0,
     ) -> ModelSpec:
         """Return the same dimensions of a model without routed experts, checked.
 
-        num_kv_heads, epsilon: as for `decoder`; width: the feed-forward's largest, where layers differ.
+        num_kv_heads, epsilon: as for `decoder`; width: the feed-forward's largest, where layers differ. most_experts: how
+        many the file may name and not have.
         """
-        if self.count("expert_count", default=0):
+        if self.count("expert_count", default=0) > most_experts:
             raise self._unsupported(f"{self._prefix}expert_count, in this architecture")
         spec = self._decoder(NO_EXPERTS, 0, None, num_kv_heads, epsilon)
         width = width or self.size("feed_forward_length")

@@ -50,6 +50,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "glm4moe",
             "granite",
             "granitemoe",
+            "hunyuan-dense",
             "hunyuan-moe",
             "minimax-m2",
             "qwen3vl",

@@ -39,6 +39,7 @@ _OWN_VOCABULARIES = {
     "granitehybrid": ("granite", "GraniteHybridModel"),
     "granite": ("granite", "GraniteModel"),
     "granitemoe": ("granite", "GraniteMoeModel"),
+    "hunyuan-dense": ("hunyuan", "HunYuanModel"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
     "nemotron_h": ("nemotron", "NemotronHModel"),
     "nemotron_h_moe": ("nemotron", "NemotronHModel"),

@@ -281,6 +281,10 @@ def _ernie(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Ernie4_5Config(**_dense(common | {"head_dim": 32}, tiny))
 
 
+def _hunyuan(common: dict[str, Any], tiny: TinyModel) -> Any:
+    return transformers.HunYuanDenseV1Config(**_dense(common | {"head_dim": 32}, tiny))
+
+
 def _qwen2(common: dict[str, Any], tiny: TinyModel) -> Any:
     del common["head_dim"]
     return transformers.Qwen2Config(**_dense(common, tiny))
@@ -307,6 +311,7 @@ _CLASSES = {
     "qwen3next": "Qwen3NextForCausalLM",
     "granite": "GraniteForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
+    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -329,6 +334,7 @@ _CONFIGS = {
     "qwen3next": _qwen3next,
     "granite": _granite,
     "ernie4_5": _ernie,
+    "hunyuan-dense": _hunyuan,
     "llama": _llama,
     "mixtral": _llama,
     "qwen2": _qwen2,

@@ -41,6 +41,7 @@ TOYS = {
     "glm4moe": ToyArch("glm4moe", rotary=8),
     "granite": ToyArch("granite", experts=0, used=0),
     "granitemoe": ToyArch("granitemoe"),
+    "hunyuan-dense": ToyArch("hunyuan-dense", experts=0, used=0),
     "hunyuan-moe": ToyArch("hunyuan-moe"),
     "minimax-m2": ToyArch("minimax-m2", rotary=8),
     "qwen3vlmoe": ToyArch("qwen3vlmoe"),
@@ -115,6 +116,7 @@ WITH_DENSE = (
 WITHOUT_EXPERTS = (
     "ernie4_5",
     "granite",
+    "hunyuan-dense",
     "lfm2",
     "llama",
     "nemotron_h",
@@ -266,6 +268,9 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("granitemoe", "rope.scaling.finetuned", False, UnsupportedModelError),
         ("granitemoe", "logit_scale", 0.0, ModelFileError),
         ("granitemoe", "residual_scale", -0.5, ModelFileError),
+        ("hunyuan-dense", "rope.dimension_count", 8, UnsupportedModelError),
+        ("hunyuan-dense", "attention.causal", False, UnsupportedModelError),
+        ("hunyuan-dense", "expert_count", 2, UnsupportedModelError),
         ("hunyuan-moe", "expert_gating_func", 2, UnsupportedModelError),
         ("minimax-m2", "rope.dimension_count", 18, ModelFileError),
         ("minimax-m2", "expert_weights_scale", 2.0, UnsupportedModelError),
@@ -411,6 +416,13 @@ def test_laguna_reads_what_differs_by_layer(tmp_path):
     path = write_toy_arch(tmp_path / "n.gguf", TOYS["laguna"], metadata=pattern)
     kinds = spec_of(path).layer_kinds
     assert [kind is LayerKind.WINDOW for kind in kinds] == [True, False, False, True, True]
+
+
+def test_one_expert_may_mean_the_feed_forward(tmp_path):
+    """As in llama.cpp, a file of hunyuan-dense that names one expert is one without experts."""
+    keys = {"hunyuan-dense.expert_count": 1}
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS["hunyuan-dense"], metadata=keys)
+    assert not opened(path).spec.has_experts
 
 
 def test_a_tensor_per_expert_is_told_apart(tmp_path):
