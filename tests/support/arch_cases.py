@@ -137,6 +137,10 @@ ARCH_CASES = (
     _case("odd", "qwen3", **_ODD | _NO_EXPERTS, tied=True, extra=_YARN, seed=82),
     _case("default", "qwen3vl", **_NO_EXPERTS, head_dim=32, seed=83),
     _case("odd", "qwen3vl", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, tied=True, seed=84),
+    _case("default", "smollm3", **_NO_EXPERTS, layers=5, biased=False, tied=True, seed=87),
+    _case(
+        "odd", "smollm3", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, layers=8, biased=False, seed=88
+    ),
     _case("default", "qwen35", **_NO_EXPERTS, layers=4, rotary=8, seed=91),
     _case(
         "odd", "qwen35", **_ODD | _NO_EXPERTS, **_ODD_STATE, layers=5, rotary=6, tied=True, seed=92
@@ -238,6 +242,7 @@ DENSE_HYBRID_CASE = _case("mixed", "qwen35", **_WIDE | _NO_EXPERTS, formats=_MIX
 DENSE_SIBLING_CASES = (
     _case("mixed", "ernie4_5", **_WIDE | _NO_EXPERTS, biased=False, formats=_MIX),
     _case("mixed", "hunyuan-dense", **_WIDE | _NO_EXPERTS, formats=_MIX),
+    _case("mixed", "smollm3", **_WIDE | _NO_EXPERTS, layers=4, biased=False, formats=_MIX),
     _case("mixed", "qwen3vl", **_WIDE | _NO_EXPERTS, formats=_MIX),
     _case("mixed", "lfm2", **_WIDE | LFM2_MIXED | _NO_EXPERTS, formats=_MIX, seed=68),
     # Of other seeds llama.cpp's perplexity is up to 0.7 % from that of exact arithmetic, ours up to 0.07 %.

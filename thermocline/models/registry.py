@@ -61,6 +61,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "nemotron_h",
             "nemotron_h_moe",
             "granitehybrid",
+            "smollm3",
         )
     }
 )

@@ -285,6 +285,11 @@ def _hunyuan(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.HunYuanDenseV1Config(**_dense(common | {"head_dim": 32}, tiny))
 
 
+def _smollm3(common: dict[str, Any], tiny: TinyModel) -> Any:
+    del common["head_dim"]
+    return transformers.SmolLM3Config(**_dense(common | {"bos_token_id": None}, tiny))
+
+
 def _qwen2(common: dict[str, Any], tiny: TinyModel) -> Any:
     del common["head_dim"]
     return transformers.Qwen2Config(**_dense(common, tiny))
@@ -316,6 +321,7 @@ _CLASSES = {
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
     "qwen3vl": "Qwen3VLForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",
     **tiny_routers.CLASSES,
@@ -339,6 +345,7 @@ _CONFIGS = {
     "mixtral": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "smollm3": _smollm3,
     "qwen3vl": tiny_routers.qwen3vl,
     "solar_open": tiny_routers.solar_open,
     **tiny_routers.CONFIGS,

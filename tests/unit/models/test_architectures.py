@@ -49,6 +49,7 @@ TOYS = {
     "qwen2": ToyArch("qwen2", experts=0, used=0),
     "qwen3": ToyArch("qwen3", experts=0, used=0),
     "qwen3vl": ToyArch("qwen3vl", experts=0, used=0),
+    "smollm3": ToyArch("smollm3", layers=5, experts=0, used=0, biased=False),
     "qwen35": ToyArch("qwen35", layers=4, rotary=8, experts=0, used=0),
     "gpt-oss": ToyArch("gpt-oss", layers=4, window=16),
     "lfm2": ToyArch("lfm2", layers=4, interval=3, experts=0, used=0),
@@ -124,6 +125,7 @@ WITHOUT_EXPERTS = (
     "qwen3",
     "qwen3vl",
     "qwen35",
+    "smollm3",
 )
 WITHOUT_SHARED = (
     "olmoe",
@@ -274,6 +276,9 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("hunyuan-moe", "expert_gating_func", 2, UnsupportedModelError),
         ("minimax-m2", "rope.dimension_count", 18, ModelFileError),
         ("minimax-m2", "expert_weights_scale", 2.0, UnsupportedModelError),
+        ("smollm3", "rope.dimension_count", 8, UnsupportedModelError),
+        ("smollm3", "attention.sliding_window", 512, UnsupportedModelError),
+        ("smollm3", "expert_count", 4, UnsupportedModelError),
         ("qwen3vl", "rope.dimension_count", 8, UnsupportedModelError),
         ("qwen3vl", "attention.causal", False, UnsupportedModelError),
         ("qwen3vl", "expert_count", 4, UnsupportedModelError),
@@ -540,6 +545,13 @@ def test_llama_turns_neighbours_by_the_factors_of_the_file(tmp_path):
     weights["rope_freqs.weight"][3] = 0
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight"):
         opened(write_toy_arch(tmp_path / "n.gguf", toy, weights=weights))
+
+
+def test_every_fourth_layer_of_smollm3_does_not_turn(tmp_path):
+    """Its heads attend by what they hold alone, whatever the position."""
+    model = opened(write_toy_arch(tmp_path / "m.gguf", TOYS["smollm3"]))
+    turn = RopeRule(16, 10000.0, pairs=True)
+    assert model.non_expert.ropes == (turn, turn, turn, None, turn)
 
 
 def test_llama_may_name_its_attention_scale(tmp_path):
