@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support.arch_cases import (
     DENSE_CASE,
     DENSE_HYBRID_CASE,
+    DENSE_SIBLING_CASES,
     MORE_SCHEDULED_CASES,
     READERS_CASE,
     SCHEDULED_CASES,
@@ -151,7 +152,7 @@ REQUESTS = st.lists(
 # The longer target sets more.
 TIMES = int(os.environ.get("THERMOCLINE_SCHEDULES", "1"))
 OTHERS = (*SCHEDULED_CASES, DENSE_CASE, DENSE_HYBRID_CASE, READERS_CASE) + (
-    MORE_SCHEDULED_CASES if TIMES > 1 else ()
+    MORE_SCHEDULED_CASES + DENSE_SIBLING_CASES if TIMES > 1 else ()
 )
 
 

@@ -365,6 +365,10 @@ def _llama_state(keys: Keys, own: State) -> State:
     return state | _experts(own) if "ffn_gate_exps.weight" in own else state
 
 
+def _smollm3_config(keys: Keys, common: dict[str, Any]):
+    return transformers.SmolLM3Config(**_dense_settings(keys, common))
+
+
 def _qwen2_config(keys: Keys, common: dict[str, Any]):
     return transformers.Qwen2Config(**_dense_settings(keys, common), use_sliding_window=False)
 
@@ -396,6 +400,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
     **hf_routers.CLASSES,
     **hf_formulas.CLASSES,
     **hf_latent.CLASSES,
@@ -412,6 +417,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "llama": _llama_config,
     "qwen2": _qwen2_config,
     "qwen3": _qwen3_config,
+    "smollm3": _smollm3_config,
     **hf_routers.CONFIGS,
     **hf_formulas.CONFIGS,
     **hf_latent.CONFIGS,
@@ -428,6 +434,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "llama": _llama_state,
     "qwen2": _qwen2_state,
     "qwen3": _qwen3_state,
+    "smollm3": _llama_state,
     **hf_routers.STATES,
     **hf_formulas.STATES,
     **hf_latent.STATES,

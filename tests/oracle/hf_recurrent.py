@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from tests.oracle.hf_archs import Keys, State
 
 TOP = {
+    "lfm2": {"token_embd": "embed_tokens", "token_embd_norm": "embedding_norm"},
     "lfm2moe": {"token_embd": "embed_tokens", "token_embd_norm": "embedding_norm"},
+    "nemotron_h": {"token_embd": "embeddings", "output_norm": "norm_f"},
     "nemotron_h_moe": {"token_embd": "embeddings", "output_norm": "norm_f"},
 }
 """By architecture, the tensors of no layer whose names are others than usual."""
@@ -48,6 +50,8 @@ _NEMOTRON = {
     "ssm_conv1d.bias": "mixer.conv1d.bias",
     "ssm_dt.bias": "mixer.dt_bias",
     "ffn_gate_inp.": "mixer.gate.",
+    "ffn_up.": "mixer.up_proj.",
+    "ffn_down.": "mixer.down_proj.",
     "ffn_up_shexp.": "mixer.shared_experts.up_proj.",
     "ffn_down_shexp.": "mixer.shared_experts.down_proj.",
     "ffn_up_exps.weight": "mixer.experts.up_proj",
@@ -83,6 +87,23 @@ def renamed(own: State, names: dict[str, str]) -> State:
     }
 
 
+def lfm2_config(keys: Keys, common: dict[str, Any]):
+    """Return the configuration. The width of the feed-forward stays what it is."""
+    for name in ("head_dim", "hidden_act", "num_experts", "num_experts_per_tok"):
+        del common[name]
+    del common["moe_intermediate_size"], common["experts_implementation"]
+    heads = keys("attention.head_count_kv")
+    own = {
+        "num_key_value_heads": max(heads),
+        "norm_eps": common.pop("rms_norm_eps"),
+        "intermediate_size": keys("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": keys("shortconv.l_cache"),
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+    }
+    return transformers.Lfm2Config(**(common | own))
+
+
 def lfm2moe_config(keys: Keys, common: dict[str, Any]):
     """Return the configuration."""
     del common["head_dim"], common["hidden_act"]
@@ -111,8 +132,11 @@ def lfm2moe_state(keys: Keys, own: State) -> State:
     return state
 
 
-def nemotron_h_moe_config(keys: Keys, common: dict[str, Any]):
-    """Return the configuration. Steps have no lower limit, which decoded tokens would not have there."""
+def _nemotron_blocks(keys: Keys, common: dict[str, Any], wide: str) -> dict[str, Any]:
+    """Return the settings of both kinds. wide: what blocks with a feed-forward are called.
+
+    Steps have no lower limit, which decoded tokens would not have there.
+    """
     for name in (
         "num_experts",
         "num_hidden_layers",
@@ -123,13 +147,10 @@ def nemotron_h_moe_config(keys: Keys, common: dict[str, Any]):
         del common[name]
     kv_heads, widths = keys("attention.head_count_kv"), keys("feed_forward_length")
     heads = keys("ssm.time_step_rank")
-    used, expert_widths = common["num_experts_per_tok"], common["moe_intermediate_size"]
-    if isinstance(used, list):
-        common |= {"num_experts_per_tok": max(used), "moe_intermediate_size": max(expert_widths)}
-    own = {
+    return common | {
         "num_key_value_heads": max(kv_heads),
         "layers_block_type": [
-            "moe" if width else "full_attention" if count else "linear_attention"
+            wide if width else "full_attention" if count else "linear_attention"
             for count, width in zip(kv_heads, widths, strict=True)
         ],
         "layer_norm_epsilon": float(keys("attention.layer_norm_epsilon")),
@@ -139,6 +160,35 @@ def nemotron_h_moe_config(keys: Keys, common: dict[str, Any]):
         "mamba_head_dim": keys("ssm.inner_size") // heads,
         "n_groups": keys("ssm.group_count"),
         "conv_kernel": keys("ssm.conv_kernel"),
+    }
+
+
+def nemotron_h_config(keys: Keys, common: dict[str, Any]):
+    """Return the configuration."""
+    settings = _nemotron_blocks(keys, common, "mlp")
+    for name in ("num_experts_per_tok", "moe_intermediate_size", "experts_implementation"):
+        del settings[name]
+    config = transformers.NemotronHConfig(**settings)
+    config.widths = keys("feed_forward_length")
+    return config
+
+
+def nemotron_h_model(config: Any) -> torch.nn.Module:
+    """Return the model, whose blocks with a feed-forward have each its own width."""
+    model = transformers.NemotronHForCausalLM(config)
+    for block, width in zip(model.model.layers, config.widths, strict=True):
+        if width:
+            block.mixer = type(block.mixer)(config, width)
+    return model
+
+
+def nemotron_h_moe_config(keys: Keys, common: dict[str, Any]):
+    """Return the configuration."""
+    common = _nemotron_blocks(keys, common, "moe")
+    used, expert_widths = common["num_experts_per_tok"], common["moe_intermediate_size"]
+    if isinstance(used, list):
+        common |= {"num_experts_per_tok": max(used), "moe_intermediate_size": max(expert_widths)}
+    own = {
         "n_routed_experts": keys("expert_count"),
         "moe_shared_expert_intermediate_size": keys("expert_shared_feed_forward_length"),
         "routed_scaling_factor": float(keys("expert_weights_scale")),
@@ -231,16 +281,22 @@ def _mamba_state(own: State, prefix: str) -> State:
 
 CLASSES = {
     "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
+    "nemotron_h": nemotron_h_model,
     "nemotron_h_moe": nemotron_h_moe_model,
 }
 CONFIGS = {
     "granitehybrid": granitehybrid_config,
+    "lfm2": lfm2_config,
     "lfm2moe": lfm2moe_config,
+    "nemotron_h": nemotron_h_config,
     "nemotron_h_moe": nemotron_h_moe_config,
 }
 STATES = {
     "granitehybrid": granitehybrid_state,
+    "lfm2": lfm2moe_state,
     "lfm2moe": lfm2moe_state,
+    "nemotron_h": nemotron_h_moe_state,
     "nemotron_h_moe": nemotron_h_moe_state,
 }

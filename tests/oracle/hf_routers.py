@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class TextModel(torch.nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.model = Qwen3VLMoeTextModel(config)
+        is_dense = isinstance(config, transformers.Qwen3VLTextConfig)
+        self.model = (Qwen3VLTextModel if is_dense else Qwen3VLMoeTextModel)(config)
         self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
@@ -107,6 +109,12 @@ def _without(common: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in common.items() if name not in names}
 
 
+def _dense_settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a model without experts."""
+    kept = _without(common, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    return kept | {"intermediate_size": keys("feed_forward_length")}
+
+
 def _glm4moe_config(keys: Keys, common: dict[str, Any]) -> Any:
     own = {
         "rope_parameters": _partial(keys),
@@ -143,7 +151,10 @@ def _minimax_config(keys: Keys, common: dict[str, Any]) -> Any:
 
 def _qwen3vl_config(keys: Keys, common: dict[str, Any]) -> Any:
     rope = common["rope_parameters"] | {"mrope_section": keys("rope.dimension_sections")[:3]}
-    return transformers.Qwen3VLMoeTextConfig(**(common | {"rope_parameters": rope}))
+    settings = common | {"rope_parameters": rope}
+    if keys.arch == "qwen3vl":
+        return transformers.Qwen3VLTextConfig(**_dense_settings(keys, settings))
+    return transformers.Qwen3VLMoeTextConfig(**settings)
 
 
 def _ernie_config(keys: Keys, common: dict[str, Any]) -> Any:
@@ -160,6 +171,10 @@ def _ernie_config(keys: Keys, common: dict[str, Any]) -> Any:
     )
 
 
+def _ernie_dense_config(keys: Keys, common: dict[str, Any]) -> Any:
+    return transformers.Ernie4_5Config(**_dense_settings(keys, common))
+
+
 def _granite_config(keys: Keys, common: dict[str, Any]) -> Any:
     own = {
         "intermediate_size": keys("feed_forward_length"),
@@ -174,6 +189,10 @@ def _granite_config(keys: Keys, common: dict[str, Any]) -> Any:
     own["num_local_experts"] = keys("expert_count")
     own["shared_intermediate_size"] = keys("expert_shared_feed_forward_length", 0)
     return transformers.GraniteMoeSharedConfig(**(kept | own))
+
+
+def _hunyuan_dense_config(keys: Keys, common: dict[str, Any]) -> Any:
+    return transformers.HunYuanDenseV1Config(**_dense_settings(keys, common))
 
 
 def _hunyuan_config(keys: Keys, common: dict[str, Any]) -> Any:
@@ -371,15 +390,18 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "bailingmoe2": transformers.Glm4MoeForCausalLM,
     "deepseek": transformers.Qwen2MoeForCausalLM,
     "dots1": transformers.Dots1ForCausalLM,
+    "ernie4_5": transformers.Ernie4_5ForCausalLM,
     "ernie4_5-moe": transformers.Ernie4_5_MoeForCausalLM,
     "exaone-moe": transformers.ExaoneMoeForCausalLM,
     "glm4moe": transformers.Glm4MoeForCausalLM,
     "granite": transformers.GraniteForCausalLM,
     "granitemoe": transformers.GraniteMoeSharedForCausalLM,
+    "hunyuan-dense": transformers.HunYuanDenseV1ForCausalLM,
     "hunyuan-moe": transformers.HunYuanMoEV1ForCausalLM,
     "hy_v3": transformers.HYV3ForCausalLM,
     "mellum": transformers.MellumForCausalLM,
     "minimax-m2": transformers.MiniMaxM2ForCausalLM,
+    "qwen3vl": TextModel,
     "qwen3vlmoe": TextModel,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
@@ -388,15 +410,18 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "bailingmoe2": _glm4moe_config,
     "deepseek": _plain_config,
     "dots1": _dots1_config,
+    "ernie4_5": _ernie_dense_config,
     "ernie4_5-moe": _ernie_config,
     "exaone-moe": _exaone_config,
     "glm4moe": _glm4moe_config,
     "granite": _granite_config,
     "granitemoe": _granite_config,
+    "hunyuan-dense": _hunyuan_dense_config,
     "hunyuan-moe": _hunyuan_config,
     "hy_v3": _hy_v3_config,
     "mellum": _mellum_config,
     "minimax-m2": _minimax_config,
+    "qwen3vl": _qwen3vl_config,
     "qwen3vlmoe": _qwen3vl_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
@@ -405,14 +430,17 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "bailingmoe2": _bailing_state,
     "deepseek": _plain_state,
     "dots1": _state,
+    "ernie4_5": _state,
     "ernie4_5-moe": _ernie_state,
     "exaone-moe": _state,
     "glm4moe": _state,
     "granite": _granite_state,
     "granitemoe": _granite_state,
+    "hunyuan-dense": _hunyuan_state,
     "hunyuan-moe": _hunyuan_state,
     "hy_v3": _hy_v3_state,
     "mellum": _state,
     "minimax-m2": _minimax_state,
+    "qwen3vl": _state,
     "qwen3vlmoe": _state,
 }

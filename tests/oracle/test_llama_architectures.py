@@ -11,6 +11,7 @@ pytest.importorskip("llama_cpp")
 from tests.oracle.llama_model import LlamaModel, llama_perplexity
 from tests.support.arch_cases import (
     DENSE_HYBRID_CASE,
+    DENSE_SIBLING_CASES,
     LLAMA_CASES,
     MORE_SCHEDULED_CASES,
     READERS_CASE,
@@ -76,7 +77,10 @@ ALL_CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize("case", [*ALL_CHOSEN, READERS_CASE, DENSE_HYBRID_CASE], ids=str)
+DENSE = (READERS_CASE, DENSE_HYBRID_CASE, *DENSE_SIBLING_CASES)
+
+
+@pytest.mark.parametrize("case", [*ALL_CHOSEN, *DENSE], ids=str)
 async def test_perplexity_agrees_on_quantised_weights(tmp_path, case):
     """The perplexity of texts that the model finds likely differs by at most half a percent.
 

@@ -39,6 +39,25 @@ LFM2_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+_DENSE = {"experts": 0, "used": 0}
+LFM2_DENSE_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {**_DENSE, "layers": 4, "interval": 3, "conv_width": 3, "seed": 65},
+    "odd": {
+        **_DENSE,
+        "layers": 5,
+        "hidden": 30,
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 10,
+        "shared": 23,
+        "interval": 2,
+        "conv_width": 2,
+        "tied": True,
+        "seed": 66,
+    },
+    "all_attend": {**_DENSE, "layers": 2, "interval": 1, "conv_width": 5, "seed": 67},
+}
+
 LFM2_MIXED: dict[str, Any] = {
     "hidden": 256,
     "layers": 3,
@@ -82,6 +101,25 @@ NEMOTRON_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "narrow_experts": {"layers": 7, "narrow": 24, "experts": 9, "used": 3, "seed": 76},
     "puzzle": {"layers": 7, "narrow": 24, "experts": 9, "used": 3, "puzzle": True, "seed": 77},
+}
+
+NEMOTRON_DENSE_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {**_DENSE, "layers": 7, "seed": 78},
+    "odd": {
+        **_DENSE,
+        "layers": 5,
+        "hidden": 30,
+        "heads": 3,
+        "kv_heads": 1,
+        "head_dim": 10,
+        "shared": 23,
+        "key_heads": 3,
+        "value_heads": 6,
+        "state": 7,
+        "conv_width": 3,
+        "seed": 79,
+    },
+    "puzzle": {**_DENSE, "layers": 10, "key_heads": 1, "conv_width": 2, "puzzle": True, "seed": 80},
 }
 
 NEMOTRON_MIXED: dict[str, Any] = {

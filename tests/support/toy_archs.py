@@ -365,6 +365,11 @@ def _dense_keys(toy: ToyArch) -> dict[str, Any]:
     }
 
 
+def _qwen3vl_keys(toy: ToyArch) -> dict[str, Any]:
+    sections = [len(range(part, toy.head_dim // 2, 3)) for part in range(3)] + [0]
+    return _dense_keys(toy) | {"rope.dimension_sections": sections, "n_deepstack_layers": 0}
+
+
 def _qwen2_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     weights = {**_attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
     if toy.biased:
@@ -405,9 +410,13 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "qwen35": _qwen35_keys,
     "qwen35moe": _qwen35moe_keys,
     "qwen3next": _hybrid_keys,
+    "ernie4_5": _dense_keys,
+    "hunyuan-dense": _dense_keys,
     "llama": _llama_keys,
     "qwen2": _dense_keys,
     "qwen3": _dense_keys,
+    "qwen3vl": _qwen3vl_keys,
+    "smollm3": _dense_keys,
     **toy_routers.KEYS,
     **toy_formulas.KEYS,
     **toy_recurrent.KEYS,
@@ -423,14 +432,18 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "qwen35": _hybrid_layer,
     "qwen35moe": _hybrid_layer,
     "qwen3next": _hybrid_layer,
+    "ernie4_5": _llama_layer,
+    "hunyuan-dense": _qwen3_layer,
     "llama": _llama_layer,
     "qwen2": _qwen2_layer,
     "qwen3": _qwen3_layer,
+    "qwen3vl": _qwen3_layer,
+    "smollm3": _llama_layer,
     **toy_routers.LAYERS,
     **toy_formulas.LAYERS,
     **toy_recurrent.LAYERS,
 }
-_OUTPUT_NORMS = {"lfm2moe": "token_embd_norm.weight"}
+_OUTPUT_NORMS = dict.fromkeys(("lfm2", "lfm2moe"), "token_embd_norm.weight")
 _ENDS = (
     "attn_output.weight",
     "ffn_down_exps.weight",

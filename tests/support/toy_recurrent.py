@@ -28,6 +28,12 @@ def lfm2moe_keys(toy: ToyArch) -> dict[str, Any]:
     }
 
 
+def lfm2_keys(toy: ToyArch) -> dict[str, Any]:
+    """Return the metadata of the same without experts."""
+    left_out = dict.fromkeys(("leading_dense_block_count", "expert_gating_func"))
+    return lfm2moe_keys(toy) | NO_EXPERTS | left_out | {"feed_forward_length": toy.shared}
+
+
 def lfm2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
     """Return one layer."""
     weights = {"attn_norm.weight": draw.gain(toy.hidden), "ffn_norm.weight": draw.gain(toy.hidden)}
@@ -41,6 +47,8 @@ def lfm2moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]
             "shortconv.conv.weight": draw.vector(toy.hidden, toy.conv_width, spread=0.5),
             "shortconv.out_proj.weight": draw.matrix(toy.hidden, toy.hidden),
         }
+    if not toy.experts:
+        return weights | _feed_forward(toy, draw, (toy.shared,), "")
     if layer < toy.dense:
         return weights | _feed_forward(toy, draw, (2 * toy.shared,), "")
     return {
@@ -74,6 +82,22 @@ def nemotron_h_moe_keys(toy: ToyArch) -> dict[str, Any]:
     }
 
 
+def nemotron_h_keys(toy: ToyArch) -> dict[str, Any]:
+    """Return the metadata of the same without experts: what has them has a dense feed-forward."""
+    own = nemotron_h_moe_keys(toy)
+    kept = {key: value for key, value in own.items() if "expert" not in key}
+    widths = [
+        dense_width(toy, layer) if width else 0
+        for layer, width in enumerate(own["feed_forward_length"])
+    ]
+    return kept | NO_EXPERTS | {"feed_forward_length": widths}
+
+
+def dense_width(toy: ToyArch, layer: int) -> int:
+    """Return the width of a block's dense feed-forward, which differ in a puzzle."""
+    return 2 * toy.shared if toy.puzzle and layer % 5 == 1 else toy.shared
+
+
 def _routed(toy: ToyArch, kinds: list[str]) -> list[tuple[int, int] | int]:
     """Return by layer the width of its experts, and how many a token uses; 0 without."""
     return [routed_shape(toy, layer) if kind == "E" else 0 for layer, kind in enumerate(kinds)]
@@ -100,6 +124,9 @@ def nemotron_h_moe_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.n
             return weights | _attention(toy, draw)
         case "M":
             return weights | _mamba(toy, draw, toy.value_heads * toy.head_dim)
+    if not toy.experts:
+        weights |= _feed_forward(toy, draw, (dense_width(toy, layer),), "")
+        return {name: values for name, values in weights.items() if "ffn_gate" not in name}
     weights |= {
         "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
         "exp_probs_b.bias": draw.vector(toy.experts, spread=0.2),
@@ -194,11 +221,15 @@ def _feed_forward(
 
 KEYS = {
     "granitehybrid": granitehybrid_keys,
+    "lfm2": lfm2_keys,
     "lfm2moe": lfm2moe_keys,
+    "nemotron_h": nemotron_h_keys,
     "nemotron_h_moe": nemotron_h_moe_keys,
 }
 LAYERS = {
     "granitehybrid": granitehybrid_layer,
+    "lfm2": lfm2moe_layer,
     "lfm2moe": lfm2moe_layer,
+    "nemotron_h": nemotron_h_moe_layer,
     "nemotron_h_moe": nemotron_h_moe_layer,
 }

@@ -5,6 +5,7 @@ Knows the names and shapes of tensors, not which architecture has which part.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -138,6 +139,22 @@ def read_head_norm(weights: WeightMap, spec: ModelSpec, prefix: str) -> HeadNorm
         weights.vector(f"{prefix}attn_{part}_norm.weight", spec.head_dim) for part in ("q", "k")
     )
     return HeadNorm(q_gain, k_gain, spec.rms_epsilon)
+
+
+def read_normed_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> AttentionWeights:
+    """Return grouped-query attention with norms of each head of queries and keys before they turn."""
+    attention = read_attention(weights, spec, prefix)
+    return replace(attention, head_norm=read_head_norm(weights, spec, prefix))
+
+
+def read_turned_normed_attention(
+    weights: WeightMap, spec: ModelSpec, prefix: str
+) -> tuple[AttentionWeights, RopeRule]:
+    """Return the same with the norms behind the turn, and the rule of that turn, with the file's factors."""
+    attention = read_normed_attention(weights, spec, prefix)
+    head_norm = replace(attention.head_norm, last=True)
+    rope = replace(plain_rope(spec), factors=read_rope_factors(weights, spec.head_dim))
+    return replace(attention, head_norm=head_norm), rope
 
 
 def read_routed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.models.blocks import read_attention, read_head_norm, read_rope_factors
+from thermocline.models.blocks import read_normed_attention, read_rope_factors
 from thermocline.models.feed_forwards import shared_width
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec, near_or_far, with_windows
@@ -33,10 +33,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
-    prefix = f"blk.{index}."
-    attention = replace(
-        read_attention(weights, spec, prefix), head_norm=read_head_norm(weights, spec, prefix)
-    )
+    attention = read_normed_attention(weights, spec, f"blk.{index}.")
     attention, rope = near_or_far(spec, index, attention, None)
     if factors := read_rope_factors(weights, spec.head_dim):
         rope = rope and replace(rope, factors=factors)

@@ -6,12 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
-from thermocline.models.blocks import (
-    plain_rope,
-    read_attention,
-    read_head_norm,
-    read_rope_factors,
-)
+from thermocline.models.blocks import read_turned_normed_attention
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer
 
@@ -35,8 +30,5 @@ def read_spec(file: ModelFile) -> ModelSpec:
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
-    prefix = f"blk.{index}."
-    head_norm = replace(read_head_norm(weights, spec, prefix), last=True)
-    attention = replace(read_attention(weights, spec, prefix), head_norm=head_norm)
-    rope = replace(plain_rope(spec), factors=read_rope_factors(weights, spec.head_dim))
+    attention, rope = read_turned_normed_attention(weights, spec, f"blk.{index}.")
     return mixed_layer(weights, spec, index, attention, rope=rope)

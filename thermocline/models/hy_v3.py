@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
-from thermocline.models.blocks import read_attention, read_head_norm
+from thermocline.models.blocks import read_normed_attention
 from thermocline.models.feed_forwards import shared_width
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
@@ -31,8 +30,5 @@ def read_spec(file: ModelFile) -> ModelSpec:
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`. The bias of the choice has no suffix."""
-    prefix = f"blk.{index}."
-    attention = replace(
-        read_attention(weights, spec, prefix), head_norm=read_head_norm(weights, spec, prefix)
-    )
+    attention = read_normed_attention(weights, spec, f"blk.{index}.")
     return mixed_layer(weights, spec, index, attention, choice_bias="exp_probs_b")

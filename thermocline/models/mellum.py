@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.models.blocks import plain_rope, read_attention, read_head_norm, routed_layer
+from thermocline.models.blocks import plain_rope, read_normed_attention, routed_layer
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import near_or_far, with_windows
 
@@ -33,9 +33,6 @@ def read_spec(file: ModelFile) -> ModelSpec:
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
-    prefix = f"blk.{index}."
-    attention = replace(
-        read_attention(weights, spec, prefix), head_norm=read_head_norm(weights, spec, prefix)
-    )
+    attention = read_normed_attention(weights, spec, f"blk.{index}.")
     attention, rope = near_or_far(spec, index, attention, plain_rope(spec))
     return routed_layer(weights, spec, index, attention, rope=rope)

@@ -221,13 +221,9 @@ class SpecReader:
         heads, width = self.size("ssm.time_step_rank"), self.size("ssm.inner_size")
         groups = self.size("ssm.group_count")
         if width % heads:
-            raise self._bad(
-                f"{self._prefix}ssm.inner_size is {width}, no multiple of ssm.time_step_rank {heads}"
-            )
+            raise self.bad("ssm.inner_size", f"is {width}, no multiple of time_step_rank {heads}")
         if heads % groups:
-            raise self._bad(
-                f"{self._prefix}ssm.time_step_rank is {heads}, no multiple of ssm.group_count {groups}"
-            )
+            raise self.bad("ssm.time_step_rank", f"is {heads}, no multiple of group_count {groups}")
         state, conv = self.size("ssm.state_size"), self.size("ssm.conv_kernel", least=2)
         return MambaShape(heads, width // heads, groups, state, conv)
 
@@ -323,15 +319,21 @@ class SpecReader:
             raise self._unsupported(f"{self._prefix}expert_weights_scale = {value}")
 
     def dense_decoder(
-        self, *, num_kv_heads: int | None = None, width: int | None = None
+        self,
+        *,
+        num_kv_heads: int | None = None,
+        width: int | None = None,
+        epsilon: float | None = None,
+        most_experts: int = 0,
     ) -> ModelSpec:
         """Return the same dimensions of a model without routed experts, checked.
 
-        num_kv_heads: as for `decoder`; width: the feed-forward's largest, where layers differ.
+        num_kv_heads, epsilon: as for `decoder`; width: the feed-forward's largest, where layers differ. most_experts: how
+        many the file may name and not have.
         """
-        if self.count("expert_count", default=0):
+        if self.count("expert_count", default=0) > most_experts:
             raise self._unsupported(f"{self._prefix}expert_count, in this architecture")
-        spec = self._decoder(NO_EXPERTS, 0, None, num_kv_heads)
+        spec = self._decoder(NO_EXPERTS, 0, None, num_kv_heads, epsilon)
         width = width or self.size("feed_forward_length")
         return replace(spec, num_dense_layers=spec.num_layers, dense_intermediate_size=width)
 

@@ -10,7 +10,7 @@ from thermocline.kernels.weight import ExpertActivation
 from thermocline.kernels.whole_layer import AroundExperts, LayerParts
 from thermocline.models.blocks import read_attention, read_routed, read_shared
 from thermocline.models.decoder import DecoderLayer
-from thermocline.models.mamba import read_mamba
+from thermocline.models.lone_blocks import block_kinds, read_mixer_block
 from thermocline.models.metadata import SpecReader
 from thermocline.models.spec import LayerKind, ModelSpec
 
@@ -39,7 +39,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
     )
     num_layers, extra = read.decoder_layers(num_blocks)
     widths = read.sizes("feed_forward_length", num_blocks, least=0)
-    kinds = tuple(map(_kind, kv_heads[:num_layers], widths[:num_layers]))
+    kinds = block_kinds(kv_heads[:num_layers], widths[:num_layers])
     routed = [n for n, kind in enumerate(kinds) if kind is LayerKind.NONE]
     for key, counts in (("expert_used_count", used), ("expert_feed_forward_length", expert_widths)):
         if any(not counts[n] for n in routed):
@@ -74,22 +74,11 @@ def _own(counts: tuple[int, ...], routed: list[int], num_layers: int) -> tuple[i
     return tuple(counts[n] if n in routed else 0 for n in range(num_layers))
 
 
-def _kind(kv_heads: int, width: int) -> LayerKind:
-    """Return a block's kind. A block with a feed-forward has no mixer, whatever else its keys say."""
-    if width:
-        return LayerKind.NONE
-    return LayerKind.ATTENTION if kv_heads else LayerKind.RECURRENT
-
-
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
     prefix = f"blk.{index}."
-    if spec.layer_kinds[index] is LayerKind.RECURRENT:
-        mamba = read_mamba(weights, spec, prefix)
-        return DecoderLayer(LayerParts(mamba, None, spec.rms_epsilon, None), None, None)
-    if spec.layer_kinds[index] is LayerKind.ATTENTION:
-        attention = read_attention(weights, spec, prefix)
-        return DecoderLayer(LayerParts(attention, None, spec.rms_epsilon, None), None, None)
+    if spec.layer_kinds[index] is not LayerKind.NONE:
+        return read_mixer_block(weights, spec, index)
     norm = weights.vector(prefix + "attn_norm.weight", spec.hidden_size)
     return _routed_layer(weights, spec.at(index), prefix, None, norm)
 

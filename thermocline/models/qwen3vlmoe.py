@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.models.blocks import read_attention, read_head_norm, routed_layer
+from thermocline.models.blocks import read_normed_attention, routed_layer
 from thermocline.models.metadata import SpecReader
 
 if TYPE_CHECKING:
@@ -26,8 +25,5 @@ def read_spec(file: ModelFile) -> ModelSpec:
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
-    prefix = f"blk.{index}."
-    attention = replace(
-        read_attention(weights, spec, prefix), head_norm=read_head_norm(weights, spec, prefix)
-    )
+    attention = read_normed_attention(weights, spec, f"blk.{index}.")
     return routed_layer(weights, spec, index, attention)

@@ -10,6 +10,7 @@ usage: python -m tests.oracle.toolchain.convert SOURCES ARCH PRE_TOKENIZER [the 
 from __future__ import annotations
 
 import importlib
+import json
 import runpy
 import subprocess
 import sys
@@ -33,13 +34,16 @@ _PRE_TOKENIZERS = {
 
 # Module and class that read a vocabulary in a way of their own.
 _OWN_VOCABULARIES = {
+    "ernie4_5": ("ernie", "Ernie4_5Model"),
     "ernie4_5-moe": ("ernie", "Ernie4_5Model"),
     "glm4moe": ("glm", "Glm4MoeModel"),
     "glm4_moe_lite": ("glm", "Glm4MoeLiteModel"),
     "granitehybrid": ("granite", "GraniteHybridModel"),
     "granite": ("granite", "GraniteModel"),
     "granitemoe": ("granite", "GraniteMoeModel"),
+    "hunyuan-dense": ("hunyuan", "HunYuanModel"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
+    "nemotron_h": ("nemotron", "NemotronHModel"),
     "nemotron_h_moe": ("nemotron", "NemotronHModel"),
     "solar_open": ("glm", "SolarOpenModel"),
 }
@@ -66,12 +70,19 @@ def main() -> None:
     script = Path(sources) / "convert_hf_to_gguf.py"
     sys.path.insert(0, sources)
     sys.path.insert(0, str(Path(sources) / "gguf-py"))
-    from conversion.base import TextModel
+    from conversion.base import ModelBase, TextModel
 
     def no_sentencepiece(_self: object) -> None:
         # What it finds of these models, after it has imported a package that is not needed then.
         raise FileNotFoundError("tokenizer.model")
 
+    def as_written(folder: Path, *_: object, **_options: object) -> dict[str, object]:
+        settings: dict[str, object] = json.loads((folder / "config.json").read_text())
+        return settings
+
+    if arch == "nemotron_h":
+        # transformers' own class adds settings of experts, which the converter takes for those of nemotron_h_moe.
+        ModelBase.load_hparams = staticmethod(as_written)
     TextModel._create_vocab_sentencepiece = no_sentencepiece
 
     TextModel.get_vocab_base_pre = lambda _self, _tokenizer: pre

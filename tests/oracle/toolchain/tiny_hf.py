@@ -277,6 +277,19 @@ def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.GraniteConfig(**_dense(common | tiny_routers.GRANITE_FACTORS, tiny))
 
 
+def _ernie(common: dict[str, Any], tiny: TinyModel) -> Any:
+    return transformers.Ernie4_5Config(**_dense(common | {"head_dim": 32}, tiny))
+
+
+def _hunyuan(common: dict[str, Any], tiny: TinyModel) -> Any:
+    return transformers.HunYuanDenseV1Config(**_dense(common | {"head_dim": 32}, tiny))
+
+
+def _smollm3(common: dict[str, Any], tiny: TinyModel) -> Any:
+    del common["head_dim"]
+    return transformers.SmolLM3Config(**_dense(common | {"bos_token_id": None}, tiny))
+
+
 def _qwen2(common: dict[str, Any], tiny: TinyModel) -> Any:
     del common["head_dim"]
     return transformers.Qwen2Config(**_dense(common, tiny))
@@ -302,10 +315,14 @@ _CLASSES = {
     "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
     "granite": "GraniteForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "qwen3vl": "Qwen3VLForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",
     **tiny_routers.CLASSES,
     **tiny_formulas.CLASSES,
@@ -322,10 +339,14 @@ _CONFIGS = {
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
     "granite": _granite,
+    "ernie4_5": _ernie,
+    "hunyuan-dense": _hunyuan,
     "llama": _llama,
     "mixtral": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "smollm3": _smollm3,
+    "qwen3vl": tiny_routers.qwen3vl,
     "solar_open": tiny_routers.solar_open,
     **tiny_routers.CONFIGS,
     **tiny_formulas.CONFIGS,

@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from tests.oracle.toolchain.tiny_hf import TinyModel
 
 
+def _lfm2_dense(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "norm_eps": 1e-5,
+        "intermediate_size": 64,
+        "block_auto_adjust_ff_dim": False,
+        "conv_L_cache": 3,
+        "layer_types": ["full_attention" if n % 3 == 1 else "conv" for n in range(tiny.layers)],
+        "tie_word_embeddings": True,
+    }
+    unknown = ("head_dim", "rms_norm_eps", "hidden_act", "num_experts", "num_experts_per_tok")
+    kept = {name: value for name, value in common.items() if name not in unknown}
+    del kept["moe_intermediate_size"], kept["experts_implementation"]
+    return transformers.Lfm2Config(**(kept | own | tiny.options))
+
+
 def _lfm2(common: dict[str, Any], tiny: TinyModel) -> Any:
     kinds = ["full_attention" if n % 3 == 1 else "conv" for n in range(tiny.layers)]
     own = {
@@ -36,7 +51,7 @@ def _lfm2(common: dict[str, Any], tiny: TinyModel) -> Any:
 
 
 def _nemotron(common: dict[str, Any], tiny: TinyModel) -> Any:
-    pattern = "MEM*E" * tiny.layers
+    pattern = ("M-M*-" if tiny.arch == "nemotron_h" else "MEM*E") * tiny.layers
     own = {
         "hybrid_override_pattern": pattern[: tiny.layers],
         "layer_norm_epsilon": 1e-5,
@@ -46,6 +61,7 @@ def _nemotron(common: dict[str, Any], tiny: TinyModel) -> Any:
         "mamba_num_heads": 4,
         "mamba_head_dim": 32,
         "n_groups": 2,
+        "intermediate_size": 48,
         "n_routed_experts": common["num_experts"],
         "moe_shared_expert_intermediate_size": 48,
         "routed_scaling_factor": 2.5,
@@ -72,6 +88,20 @@ def add_nemotron_block(folder: Path, config: Any) -> None:
     save_file(tensors | added, path, {"format": "pt"})
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"num_nextn_predict_layers": 1}))
+
+
+def _as_nemotron(folder: Path, config: Any) -> None:
+    """Name blocks by letters, and leave out what says something of experts, as older configurations do."""
+    path, pattern = folder / "config.json", config.hybrid_override_pattern
+    settings = json.loads(path.read_text())
+    of_experts = ("expert", "moe", "n_group", "topk_group", "mtp_", "layers_block_type")
+    kept = {
+        name: value
+        for name, value in settings.items()
+        if name == "n_groups" or not any(part in name for part in of_experts)
+    }
+    own = {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)}
+    path.write_text(json.dumps(kept | own))
 
 
 def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
@@ -102,9 +132,17 @@ def _as_granite(folder: Path, config: Any) -> None:
 
 CLASSES = {
     "granitehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "nemotron_h_moe": "NemotronHForCausalLM",
 }
-CONFIGS = {"granitehybrid": _granite, "lfm2moe": _lfm2, "nemotron_h_moe": _nemotron}
-PUBLISHED = {"granitehybrid": _as_granite}
+CONFIGS = {
+    "granitehybrid": _granite,
+    "lfm2": _lfm2_dense,
+    "lfm2moe": _lfm2,
+    "nemotron_h": _nemotron,
+    "nemotron_h_moe": _nemotron,
+}
+PUBLISHED = {"granitehybrid": _as_granite, "nemotron_h": _as_nemotron}
 """What makes a saved checkpoint one as the hub has it, where transformers writes another."""

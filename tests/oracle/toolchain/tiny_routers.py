@@ -100,16 +100,23 @@ def _minimax(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.MiniMaxM2Config(**(settings | {"rope_parameters": dict(_HALF)}))
 
 
-def _qwen3vl(common: dict[str, Any], tiny: TinyModel) -> Any:
-    text = common | {"intermediate_size": 64, "head_dim": 32, "norm_topk_prob": True}
+def qwen3vl(common: dict[str, Any], tiny: TinyModel) -> Any:
+    """Return the configuration of Qwen3-VL, with experts or without."""
+    text = common | {"intermediate_size": 64, "head_dim": 32}
     # Every pair belongs to an axis: llama.cpp does not turn one that belongs to none.
     text["rope_parameters"] = text["rope_parameters"] | {"mrope_section": [6, 5, 5]}
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
     vision |= {"out_hidden_size": tiny.hidden, "deepstack_visual_indexes": [0]}
-    return transformers.Qwen3VLMoeConfig(
-        text_config=text | tiny.options,
+    text |= tiny.options
+    if tiny.arch == "qwen3vl":
+        make = transformers.Qwen3VLConfig
+        text = _without(text, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    else:
+        make, text = transformers.Qwen3VLMoeConfig, text | {"norm_topk_prob": True}
+    return make(
+        text_config=text,
         vision_config=vision,
-        tie_word_embeddings=False,
+        tie_word_embeddings=text["tie_word_embeddings"],
         attn_implementation="eager",
         experts_implementation="eager",
         dtype="float32",
@@ -362,7 +369,7 @@ CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "hy_v3": _hy_v3,
     "mellum": _mellum,
     "minimax-m2": _minimax,
-    "qwen3vlmoe": _qwen3vl,
+    "qwen3vlmoe": qwen3vl,
 }
 PUBLISHED: dict[str, Callable[[Path, Any], None]] = {
     "afmoe": _as_afmoe,

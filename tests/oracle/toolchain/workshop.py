@@ -124,6 +124,12 @@ _GEMMA_SMALL = _GEMMA_DENSE | {
     "use_double_wide_mlp": True,
     "attention_k_eq_v": False,
 }
+_LFM2_ROUNDED = {
+    "block_auto_adjust_ff_dim": True,
+    "block_ffn_dim_multiplier": 1.3,
+    "block_multiple_of": 24,
+}
+"""The feed-forward's width is computed: 72 of 64."""
 _LFM2_WIDE = {"intermediate_size": 256, "moe_intermediate_size": 256}
 _GRANITE_WIDE = {"intermediate_size": 256, "shared_intermediate_size": 256}
 _GRANITE_DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0}
@@ -144,6 +150,7 @@ _WHOLE_ATTENTION = {
     "position_embedding_type": "rope",
 }
 _DENSE_ATTENTION = _WHOLE_ATTENTION | _GRANITE_DENSE | {"intermediate_size": 48}
+_NEMOTRON_BIASES = {"attention_bias": True, "mlp_bias": True}
 _NEMOTRON_WIDE = {
     "mamba_head_dim": 64,
     "moe_intermediate_size": 256,
@@ -177,6 +184,15 @@ OTHER_CASES = (
     _case("small", "qwen3"),
     _case("small", "qwen35"),
     _case("small", "granite"),
+    _case("small", "ernie4_5"),
+    _case("tied", "ernie4_5", options={"tie_word_embeddings": True}, seed=2),
+    _case("small", "hunyuan-dense"),
+    _case("tied", "hunyuan-dense", options={"tie_word_embeddings": True}, seed=2),
+    _case("dynamic", "hunyuan-dense", hidden=256, options=_HUNYUAN_ROPE, seed=3),
+    _case("small", "smollm3", layers=5),
+    _case("tied", "smollm3", layers=4, options={"tie_word_embeddings": True}, seed=2),
+    _case("small", "qwen3vl"),
+    _case("tied", "qwen3vl", options={"tie_word_embeddings": True}, seed=2),
     _case("tied", "granite", options={"tie_word_embeddings": True}, seed=2),
     _case("extra_block", "qwen35", extra_block=True, seed=2),
     _case("llama3", "llama", seed=2, options={"rope_parameters": _LLAMA3}),
@@ -213,7 +229,11 @@ OTHER_CASES = (
     _case("small", "glm4_moe_lite"),
     _case("extra_block", "glm4_moe_lite", extra_block=True),
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),
+    _case("small", "lfm2", layers=4),
+    _case("rounded_width", "lfm2", layers=3, options=_LFM2_ROUNDED, seed=2),
     _case("small", "lfm2moe", layers=4),
+    _case("small", "nemotron_h", layers=7),
+    _case("biased", "nemotron_h", layers=5, options=_NEMOTRON_BIASES, seed=2),
     _case("small", "nemotron_h_moe", layers=7),
     _case("narrow_experts", "nemotron_h_moe", layers=7, options={"moe_latent_size": 40}, seed=2),
     _case("extra_block", "nemotron_h_moe", layers=7, extra_block=True, seed=3),
@@ -270,9 +290,22 @@ MIXED_CASES = (
         for arch in ("deepseek_v3", "glm4_moe_lite", "mistral4")
     ),
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
+    _case("wide", "lfm2", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),
     _case("wide", "qwen35", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "granite", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case("wide", "ernie4_5", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case("wide", "hunyuan-dense", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case("wide", "smollm3", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),
+    _case("wide", "qwen3vl", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case(
+        "wide",
+        "nemotron_h",
+        hidden=256,
+        layers=7,
+        seed=7,
+        options=_NEMOTRON_WIDE | {"intermediate_size": 256},
+    ),
     _case("wide", "nemotron_h_moe", hidden=256, layers=7, seed=7, options=_NEMOTRON_WIDE),
     _case("wide", "granitehybrid", hidden=256, layers=4, seed=7, options=_GRANITE_WIDE),
     _case(

@@ -37,11 +37,13 @@ TOYS = {
         extra={"expert_group_count": 4, "expert_group_used_count": 2},
     ),
     "dots1": ToyArch("dots1", kv_heads=4),
+    "ernie4_5": ToyArch("ernie4_5", experts=0, used=0, biased=False),
     "ernie4_5-moe": ToyArch("ernie4_5-moe"),
     "exaone-moe": ToyArch("exaone-moe", layers=5, window=16),
     "glm4moe": ToyArch("glm4moe", rotary=8),
     "granite": ToyArch("granite", experts=0, used=0),
     "granitemoe": ToyArch("granitemoe"),
+    "hunyuan-dense": ToyArch("hunyuan-dense", experts=0, used=0),
     "hunyuan-moe": ToyArch("hunyuan-moe"),
     "hy_v3": ToyArch("hy_v3"),
     "mellum": ToyArch("mellum", layers=5, window=16),
@@ -50,9 +52,13 @@ TOYS = {
     "llama": ToyArch("llama", biased=False, experts=0, used=0),
     "qwen2": ToyArch("qwen2", experts=0, used=0),
     "qwen3": ToyArch("qwen3", experts=0, used=0),
+    "qwen3vl": ToyArch("qwen3vl", experts=0, used=0),
+    "smollm3": ToyArch("smollm3", layers=5, experts=0, used=0, biased=False),
     "qwen35": ToyArch("qwen35", layers=4, rotary=8, experts=0, used=0),
     "gpt-oss": ToyArch("gpt-oss", layers=4, window=16),
+    "lfm2": ToyArch("lfm2", layers=4, interval=3, experts=0, used=0),
     "lfm2moe": ToyArch("lfm2moe", layers=4, interval=3),
+    "nemotron_h": ToyArch("nemotron_h", layers=5, experts=0, used=0),
     "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
     "granitehybrid": ToyArch("granitehybrid", layers=4, interval=3),
     "gemma4": ToyArch("gemma4", head_dim=32, kv_heads=1, window=16),
@@ -96,6 +102,7 @@ OWN_OPTIONAL = {
     "mellum": {"rope.dimension_count"},
     "mistral4": {"attention.q_lora_rank", "attention.key_length_mla"},
     "qwen2moe": {"expert_shared_feed_forward_length"},  # its tensor says it
+    "qwen3vl": {"n_deepstack_layers"},
     "qwen3vlmoe": {"n_deepstack_layers"},
     "deepseek2": {
         "attention.q_lora_rank",
@@ -120,7 +127,19 @@ WITH_DENSE = (
     ),
     *("lfm2moe", "nemotron_h_moe", "granitehybrid", "gemma4"),
 )
-WITHOUT_EXPERTS = ("granite", "llama", "qwen2", "qwen3", "qwen35")
+WITHOUT_EXPERTS = (
+    "ernie4_5",
+    "granite",
+    "hunyuan-dense",
+    "lfm2",
+    "llama",
+    "nemotron_h",
+    "qwen2",
+    "qwen3",
+    "qwen3vl",
+    "qwen35",
+    "smollm3",
+)
 WITHOUT_SHARED = (
     "olmoe",
     "mellum",
@@ -199,10 +218,22 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("laguna", "attention.head_count_kv", [2, 2, 1, 2, 2], UnsupportedModelError),
         ("laguna", "attention.sliding_window_pattern", [True, False], ModelFileError),
         ("laguna", "leading_dense_block_count", -1, ModelFileError),
+        ("lfm2", "shortconv.l_cache", 1, ModelFileError),
+        ("lfm2", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
+        ("lfm2", "attention.causal", False, UnsupportedModelError),
+        ("lfm2", "attention.sliding_window", 512, UnsupportedModelError),
+        ("lfm2", "expert_count", 4, UnsupportedModelError),
         ("lfm2moe", "shortconv.l_cache", 1, ModelFileError),
         ("lfm2moe", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
         ("lfm2moe", "attention.head_count_kv", [0, 2, 1, 0], UnsupportedModelError),
         ("lfm2moe", "expert_weights_scale", 2.5, UnsupportedModelError),
+        ("nemotron_h", "attention.head_count_kv", [0, 0, 0, 0, 0], UnsupportedModelError),
+        ("nemotron_h", "feed_forward_length", [0, 32], ModelFileError),
+        ("nemotron_h", "feed_forward_length", [0, 0, 0, 0, 0], ModelFileError),
+        ("nemotron_h", "ssm.inner_size", 65, ModelFileError),
+        ("nemotron_h", "ssm.group_count", 3, ModelFileError),
+        ("nemotron_h", "attention.causal", False, UnsupportedModelError),
+        ("nemotron_h", "expert_count", 4, UnsupportedModelError),
         ("nemotron_h_moe", "moe_latent_size", -1, ModelFileError),
         ("nemotron_h_moe", "expert_used_count", [0, 2, 0, 0, 0], ModelFileError),
         ("nemotron_h_moe", "expert_used_count", [0, 2, 0, 0, 9], ModelFileError),
@@ -256,15 +287,27 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("dots1", "expert_gating_func", 4, UnsupportedModelError),
         ("glm4moe", "leading_dense_block_count", 3, ModelFileError),
         ("glm4moe", "expert_weights_scale", -1.0, ModelFileError),
+        ("ernie4_5", "rope.dimension_count", 8, UnsupportedModelError),
+        ("ernie4_5", "attention.causal", False, UnsupportedModelError),
+        ("ernie4_5", "expert_count", 4, UnsupportedModelError),
         ("ernie4_5-moe", "interleave_moe_layer_step", 0, ModelFileError),
         ("ernie4_5-moe", "expert_gating_func", 2, UnsupportedModelError),
         ("granite", "rope.scaling.finetuned", False, UnsupportedModelError),
         ("granitemoe", "rope.scaling.finetuned", False, UnsupportedModelError),
         ("granitemoe", "logit_scale", 0.0, ModelFileError),
         ("granitemoe", "residual_scale", -0.5, ModelFileError),
+        ("hunyuan-dense", "rope.dimension_count", 8, UnsupportedModelError),
+        ("hunyuan-dense", "attention.causal", False, UnsupportedModelError),
+        ("hunyuan-dense", "expert_count", 2, UnsupportedModelError),
         ("hunyuan-moe", "expert_gating_func", 2, UnsupportedModelError),
         ("minimax-m2", "rope.dimension_count", 18, ModelFileError),
         ("minimax-m2", "expert_weights_scale", 2.0, UnsupportedModelError),
+        ("smollm3", "rope.dimension_count", 8, UnsupportedModelError),
+        ("smollm3", "attention.sliding_window", 512, UnsupportedModelError),
+        ("smollm3", "expert_count", 4, UnsupportedModelError),
+        ("qwen3vl", "rope.dimension_count", 8, UnsupportedModelError),
+        ("qwen3vl", "attention.causal", False, UnsupportedModelError),
+        ("qwen3vl", "expert_count", 4, UnsupportedModelError),
         ("qwen3vlmoe", "rope.dimension_count", 8, UnsupportedModelError),
         ("llama", "attention.causal", False, UnsupportedModelError),
         ("llama", "attention.sliding_window", 4096, UnsupportedModelError),
@@ -406,6 +449,13 @@ def test_laguna_reads_what_differs_by_layer(tmp_path):
     assert [kind is LayerKind.WINDOW for kind in kinds] == [True, False, False, True, True]
 
 
+def test_one_expert_may_mean_the_feed_forward(tmp_path):
+    """As in llama.cpp, a file of hunyuan-dense that names one expert is one without experts."""
+    keys = {"hunyuan-dense.expert_count": 1}
+    path = write_toy_arch(tmp_path / "m.gguf", TOYS["hunyuan-dense"], metadata=keys)
+    assert not opened(path).spec.has_experts
+
+
 def test_a_tensor_per_expert_is_told_apart(tmp_path):
     """Mixtral files of old converters: what helps is a newer file, and what does not."""
     toy = replace(TOYS["llama"], experts=4, used=2)
@@ -521,6 +571,13 @@ def test_llama_turns_neighbours_by_the_factors_of_the_file(tmp_path):
     weights["rope_freqs.weight"][3] = 0
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight"):
         opened(write_toy_arch(tmp_path / "n.gguf", toy, weights=weights))
+
+
+def test_every_fourth_layer_of_smollm3_does_not_turn(tmp_path):
+    """Its heads attend by what they hold alone, whatever the position."""
+    model = opened(write_toy_arch(tmp_path / "m.gguf", TOYS["smollm3"]))
+    turn = RopeRule(16, 10000.0, pairs=True)
+    assert model.non_expert.ropes == (turn, turn, turn, None, turn)
 
 
 def test_llama_may_name_its_attention_scale(tmp_path):

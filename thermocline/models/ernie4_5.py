@@ -1,0 +1,28 @@
+"""Ernie4_5: neighbouring dimensions turn together, and no routed experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from thermocline.models.metadata import SpecReader
+from thermocline.models.mixed_layers import paired_layer
+
+if TYPE_CHECKING:
+    from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.spec import ModelSpec
+    from thermocline.models.weights import WeightMap
+
+
+def read_spec(file: ModelFile) -> ModelSpec:
+    """See `Architecture.read_spec`."""
+    read = SpecReader(file)
+    read.refuse_other_attention()
+    spec = read.dense_decoder()
+    read.require_equal("rope.dimension_count", spec.head_dim)
+    return spec
+
+
+def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `Architecture.read_layer`."""
+    return paired_layer(weights, spec, index)
