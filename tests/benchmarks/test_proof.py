@@ -9,16 +9,19 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from benchmarks import gpu_proof, proof_cpu
+from benchmarks.proof import device_large
 from benchmarks.proof.cpu import thread_counts
 from benchmarks.proof.rows import ProofFile, read_samples, rows_of
 from benchmarks.proof.runner import ROOT, Stage, run_stages, scratch_folder, without_place
 from benchmarks.proof.tables import page
 from tests.support.processes import disposition
+from thermocline.experts.backends.streamed_device import StreamedDevice
 
 FAKES = "tests.support.proof_stages:"
 
@@ -219,3 +222,14 @@ def test_reasons_do_not_tell_the_place(tmp_path):
     with scratch_folder(tmp_path) as folder:
         assert folder.is_dir()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("way", device_large.WAYS)
+@pytest.mark.parametrize("is_able", [True, False])
+def test_prompts_are_streamed_in_one_way_alone(way, is_able):
+    """Elsewhere they would be chosen over what is timed; and what can not be streamed is not counted."""
+    device = SimpleNamespace(is_able=is_able)
+    is_streamed = way == "streamed" and is_able
+    with device_large._way(way) as num_streamed:
+        assert StreamedDevice.takes(device, 16) == is_streamed
+        assert num_streamed() == is_streamed

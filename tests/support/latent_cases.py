@@ -20,6 +20,19 @@ _SIGMOID = {"expert_gating_func": 2, "expert_weights_norm": True, "expert_weight
 _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _SHAPE = {"head_dim": 24, "rotary": 8}
 
+_UNEVEN = {
+    "hidden": 30,
+    "heads": 3,
+    "head_dim": 13,
+    "rotary": 6,
+    "rank": 21,
+    "query_rank": 17,
+    "value_dim": 5,
+    "experts": 5,
+    "used": 3,
+    "intermediate": 19,
+}
+
 LATENT_OPTIONS: dict[str, dict[str, Any]] = {
     # No second matrix of queries, and a softmax router that the file does not name.
     "lite": {**_SHAPE, "biased": False, "extra": _yarn(0.707), "seed": 61},
@@ -33,16 +46,7 @@ LATENT_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "flash": {**_SHAPE, "query_rank": 40, "value_dim": 32, "extra": _SIGMOID, "seed": 63},
     "odd": {
-        "hidden": 30,
-        "heads": 3,
-        "head_dim": 13,
-        "rotary": 6,
-        "rank": 21,
-        "query_rank": 17,
-        "value_dim": 5,
-        "experts": 5,
-        "used": 3,
-        "intermediate": 19,
+        **_UNEVEN,
         "extra": _SIGMOID,
         "seed": 64,
     },
@@ -117,16 +121,7 @@ MISTRAL4_OPTIONS: dict[str, dict[str, Any]] = {
         "seed": 81,
     },
     "odd": {
-        "hidden": 30,
-        "heads": 3,
-        "head_dim": 13,
-        "rotary": 6,
-        "rank": 21,
-        "query_rank": 17,
-        "value_dim": 5,
-        "experts": 5,
-        "used": 3,
-        "intermediate": 19,
+        **_UNEVEN,
         "biased": False,
         "dense": 2,
         "tied": True,

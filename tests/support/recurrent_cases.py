@@ -40,16 +40,13 @@ LFM2_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 _DENSE = {"experts": 0, "used": 0}
+_UNEVEN_DENSE = {"hidden": 30, "heads": 3, "kv_heads": 1, "head_dim": 10, "shared": 23}
 LFM2_DENSE_OPTIONS: dict[str, dict[str, Any]] = {
     "default": {**_DENSE, "layers": 4, "interval": 3, "conv_width": 3, "seed": 65},
     "odd": {
         **_DENSE,
         "layers": 5,
-        "hidden": 30,
-        "heads": 3,
-        "kv_heads": 1,
-        "head_dim": 10,
-        "shared": 23,
+        **_UNEVEN_DENSE,
         "interval": 2,
         "conv_width": 2,
         "tied": True,
@@ -108,11 +105,7 @@ NEMOTRON_DENSE_OPTIONS: dict[str, dict[str, Any]] = {
     "odd": {
         **_DENSE,
         "layers": 5,
-        "hidden": 30,
-        "heads": 3,
-        "kv_heads": 1,
-        "head_dim": 10,
-        "shared": 23,
+        **_UNEVEN_DENSE,
         "key_heads": 3,
         "value_heads": 6,
         "state": 7,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import paired_layer
+from thermocline.models.mixed_layers import dense_spec, paired_layer
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
@@ -16,11 +15,7 @@ if TYPE_CHECKING:
 
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
-    read = SpecReader(file)
-    read.refuse_other_attention()
-    spec = read.dense_decoder()
-    read.require_equal("rope.dimension_count", spec.head_dim)
-    return spec
+    return dense_spec(file)
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:

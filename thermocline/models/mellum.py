@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.models.blocks import plain_rope, read_normed_attention, routed_layer
@@ -22,10 +21,9 @@ _PERIOD = 4
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`. A file without a window has none in any layer."""
     read = SpecReader(file)
+    read.refuse_expert_scale()
     spec = read.decoder(normalize_top_k=True)
     read.require_equal("rope.dimension_count", spec.head_dim)
-    scale = read.positive_float("expert_weights_scale", default=1.0, zero=1.0)
-    spec = replace(spec, router=replace(spec.router, scale=scale))
     if not read.count("attention.sliding_window", default=0):
         return spec
     return with_windows(read, spec, _PERIOD)

@@ -26,15 +26,28 @@ from thermocline.models.blocks import (
 )
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.feed_forwards import with_dense_layers
+from thermocline.models.metadata import SpecReader
 from thermocline.models.rope import RopeRule
 from thermocline.models.spec import LayerKind, WindowSpec
 
 if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import Gating
-    from thermocline.models.metadata import SpecReader
+    from thermocline.modelfile.reader import ModelFile
     from thermocline.models.rope import RopeScaling
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
+
+
+def dense_spec(file: ModelFile, *, most_experts: int = 0) -> ModelSpec:
+    """Return the dimensions of a model without experts whose whole heads turn, and whose tokens see all before them.
+
+    most_experts: as for `SpecReader.dense_decoder`.
+    """
+    read = SpecReader(file)
+    read.refuse_other_attention()
+    spec = read.dense_decoder(most_experts=most_experts)
+    read.require_equal("rope.dimension_count", spec.head_dim)
+    return spec
 
 
 def mixed_spec(

@@ -280,6 +280,7 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("hy_v3", "rope.dimension_count", 8, UnsupportedModelError),
         ("mellum", "rope.dimension_count", 8, UnsupportedModelError),
         ("mellum", "rope.freq_base_swa", 0.0, ModelFileError),
+        ("mellum", "expert_weights_scale", 1.5, UnsupportedModelError),
         ("mellum", "attention.sliding_window_pattern", [True, False], ModelFileError),
         ("bailingmoe2", "expert_group_count", 3, ModelFileError),
         ("bailingmoe2", "expert_group_count", 8, ModelFileError),
