@@ -216,10 +216,12 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
     const TileKernels& kernels = *compute.set.tiles;
     const PairScales scales(work);
     const Layer layer(compute, work);
-    // Every item reads all inner activations, so that its rows should be many, and keeps all pairs' outputs of
-    // its rows in the second-level cache, so that they should be few.
-    const int64_t share = work.hidden / (8 * compute.pool.threads()) / kPanelRows * kPanelRows;
-    const int64_t block = std::clamp<int64_t>(share, kPanelRows, 128), height = block / kPanelRows;
+    // Every item reads all inner activations, so that its rows should be many; it keeps all pairs' outputs of its rows,
+    // 8 MiB at most where that leaves 128 rows.
+    const int64_t kept = (int64_t{8} << 20) / static_cast<int64_t>(sizeof(float)) / work.pairs;
+    const int64_t most = std::clamp<int64_t>(kept / kPanelRows * kPanelRows, 128, 512);
+    const int64_t share = work.hidden / (2 * compute.pool.threads()) / kPanelRows * kPanelRows;
+    const int64_t block = std::clamp<int64_t>(share, kPanelRows, most), height = block / kPanelRows;
     compute.pool.for_each(ceil_div(work.hidden, block), [&](int64_t item) {
         thread_local Scratch memory;
         const int64_t row = item * block, width = std::min(block, work.hidden - row);

@@ -14,9 +14,10 @@ class AskedLines {
         each_ = (end - begin + slots - 1) / slots * 64;
     }
 
+    // The last step may reach into what follows, which is asked for next.
     inline __attribute__((always_inline)) void step() {
-        for (const uint8_t* to = end_ - next_ < each_ ? end_ : next_ + each_; next_ < to; next_ += 64)
-            __builtin_prefetch(next_, 0, 2);
+        if (next_ >= end_) return;
+        for (int64_t left = each_; left > 0; left -= 64, next_ += 64) __builtin_prefetch(next_, 0, 2);
     }
 
    private:
@@ -37,8 +38,15 @@ inline void clear_row(int64_t count, uint16_t* out) {
         __builtin_memset(out + tile * kTileWords, 0, kTileColumns * sizeof *out);
 }
 
-// Decodes a half a row at a time, and asks for bytes that come later.
-template <typename Rows>
+// Rows of any type, whose decoder is called, not inlined.
+struct RowsByCall {
+    void row(const TileMatrix& matrix, const uint8_t* src, int64_t count, uint16_t* out) const {
+        find_decode(matrix.weight->type_id)(matrix, src, count, out);
+    }
+};
+
+// Decodes a half a row at a time, and asks for bytes that come later. Whole: a row in each step, 16 of a full span.
+template <typename Rows, bool Whole>
 class HalfDecoder {
    public:
     // Done after `slots` calls of step(); nothing is decoded where `strip` is null.
@@ -61,15 +69,21 @@ class HalfDecoder {
 
     inline __attribute__((always_inline)) void step() {
         asked_.step();
-        for (due_ += kStripRows; due_ >= slots_ && done_ < kStripRows; due_ -= slots_) {
-            if (done_ < rows_) {
-                decoder_.row(*matrix_, src_, count_, out_);
-                src_ += row_bytes_;
-            } else {
-                clear_row(count_, out_);
-            }
+        if constexpr (Whole) {
+            decoder_.row(*matrix_, src_, kSpan, out_);
+            src_ += row_bytes_;
             out_ += kTileColumns;
-            ++done_;
+        } else {
+            for (due_ += kStripRows; due_ >= slots_ && done_ < kStripRows; due_ -= slots_) {
+                if (done_ < rows_) {
+                    decoder_.row(*matrix_, src_, count_, out_);
+                    src_ += row_bytes_;
+                } else {
+                    clear_row(count_, out_);
+                }
+                out_ += kTileColumns;
+                ++done_;
+            }
         }
     }
 
@@ -87,9 +101,9 @@ constexpr int64_t kGroupTiles = 4;  // token tiles that are multiplied together:
 constexpr int64_t kSlots = 2;       // calls of the decoder per step of 32 columns
 
 // A half and the token tiles of a group: sums[First + t] += left * right[t]. Register 4 is the strip, 5 to 7 the tokens.
-template <int First, int Count, typename Rows>
+template <int First, int Count, typename Decoder>
 inline __attribute__((always_inline)) void multiply_group(Tiles& tiles, const LeftTile* left, const RightTile* right,
-                                                          int64_t stride, int64_t steps, HalfDecoder<Rows>& decoder) {
+                                                          int64_t stride, int64_t steps, Decoder& decoder) {
     for (int64_t k = 0; k < steps; ++k) {
         tiles.load<4>(left + k);
         tiles.load<6>(right + k);
@@ -146,50 +160,47 @@ struct Half {
     int64_t steps() const { return depth() - first() < kPanelTiles ? depth() - first() : kPanelTiles; }
 };
 
-template <int First, int Count, typename Rows>
-void multiply_tokens(Tiles& tiles, const Half& half, int64_t tile, bool kept, HalfDecoder<Rows>& decoder) {
-    SumTile* sums = half.step.sums + tile * kStrips + half.strip;
-    if (half.span == 0)
-        begin_sums<First, Count>(tiles, nullptr);
-    else if (!kept)
-        begin_sums<First, Count>(tiles, sums);
-    multiply_group<First, Count>(tiles, half.left, half.step.right + tile * half.depth() + half.first(), half.depth(),
-                                 half.steps(), decoder);
-    if (!kept || half.span + 1 == half.spans) store_sums<First, Count>(tiles, sums);
+template <int First, int Count, typename Decoder>
+void multiply_tokens(Tiles& tiles, const Half& half, Decoder& decoder) {
+    if (half.span == 0) begin_sums<First, Count>(tiles, nullptr);
+    multiply_group<First, Count>(tiles, half.left, half.step.right + half.first(), half.depth(), half.steps(), decoder);
+    if (half.span + 1 == half.spans) store_sums<First, Count>(tiles, half.step.sums + half.strip);
 }
 
 // Multiplies a half with all tokens, and decodes `strip` from `column` on meanwhile.
-template <typename Rows>
+template <typename Rows, bool Whole>
 void multiply_half(Tiles& tiles, const Half& half, const TileStrip* strip, int64_t column,
                    LeftTile (&out)[kPanelTiles]) {
-    const int64_t count = half.step.token_tiles, groups = (count + kGroupTiles - 1) / kGroupTiles;
-    HalfDecoder<Rows> decoder(strip, column, half.step.cols, out, kSlots * groups * half.steps());
+    HalfDecoder<Rows, Whole> decoder(strip, column, half.step.cols, out, kSlots * half.steps());
     decoder.ask(half.step.coming[half.strip], half.span, half.spans);
-    if (half.strip == 1 && count == 1) return multiply_tokens<2, 1>(tiles, half, 0, true, decoder);
-    if (half.strip == 1 && count == 2) return multiply_tokens<2, 2>(tiles, half, 0, true, decoder);
-    for (int64_t tile = 0; tile < count; tile += kGroupTiles) switch (count - tile) {
-            case 1: multiply_tokens<0, 1>(tiles, half, tile, groups == 1, decoder); break;
-            case 2: multiply_tokens<0, 2>(tiles, half, tile, groups == 1, decoder); break;
-            case 3: multiply_tokens<0, 3>(tiles, half, tile, groups == 1, decoder); break;
-            default: multiply_tokens<0, 4>(tiles, half, tile, groups == 1, decoder);
-        }
+    const bool second = half.strip == 1;
+    switch (half.step.token_tiles) {
+        case 1: return second ? multiply_tokens<2, 1>(tiles, half, decoder) : multiply_tokens<0, 1>(tiles, half, decoder);
+        case 2: return second ? multiply_tokens<2, 2>(tiles, half, decoder) : multiply_tokens<0, 2>(tiles, half, decoder);
+        case 3: return multiply_tokens<0, 3>(tiles, half, decoder);
+        default: return multiply_tokens<0, kGroupTiles>(tiles, half, decoder);
+    }
 }
 
 using MultiplyHalf = void (*)(Tiles&, const Half&, const TileStrip*, int64_t, LeftTile (&)[kPanelTiles]);
 
-inline MultiplyHalf find_multiply(const TileStrip* decoded) {
-    if (decoded == nullptr || decoded->matrix == nullptr) return multiply_half<RowsOfBF16>;
+// By the type of what is decoded meanwhile, where that is 16 rows of a full span, one in each step.
+inline MultiplyHalf find_multiply(const Half& half, const TileStrip* decoded, int64_t column) {
+    static_assert(kSlots * kPanelTiles == kStripRows);
+    const bool whole = decoded != nullptr && decoded->matrix != nullptr && decoded->rows == kStripRows &&
+                       half.steps() == kPanelTiles && half.step.cols - column >= kSpan;
+    if (!whole) return multiply_half<RowsByCall, false>;
     switch (decoded->matrix->weight->type_id) {
-        case kBF16: return multiply_half<RowsOfBF16>;
-        case 2: return multiply_half<RowsOfQ40>;
-        case 8: return multiply_half<RowsOfQ80>;
-        case 12: return multiply_half<RowsOfQ4K>;
-        case 13: return multiply_half<RowsOfQ5K>;
-        case 14: return multiply_half<RowsOfQ6K>;
-        case 20: return multiply_half<RowsOfIQ4NL>;
-        case 23: return multiply_half<RowsOfIQ4XS>;
-        case 39: return multiply_half<RowsOfMXFP4>;
-        default: return multiply_half<RowsOfAny>;
+        case kBF16: return multiply_half<RowsOfBF16, true>;
+        case 2: return multiply_half<RowsOfQ40, true>;
+        case 8: return multiply_half<RowsOfQ80, true>;
+        case 12: return multiply_half<RowsOfQ4K, true>;
+        case 13: return multiply_half<RowsOfQ5K, true>;
+        case 14: return multiply_half<RowsOfQ6K, true>;
+        case 20: return multiply_half<RowsOfIQ4NL, true>;
+        case 23: return multiply_half<RowsOfIQ4XS, true>;
+        case 39: return multiply_half<RowsOfMXFP4, true>;
+        default: return multiply_half<RowsOfAny, true>;
     }
 }
 
@@ -326,7 +337,8 @@ void multiply_halves(const TileStep& step, TilePanels& panels) {
                                   : step.next && !change ? &step.next->strip[0]
                                                                 : nullptr;
         panels.current = 1 - panels.current;
-        find_multiply(coming)(tiles, half, coming, last ? 0 : span_of(h + 1) * kSpan, panels.half[panels.current]);
+        const int64_t column = last ? 0 : span_of(h + 1) * kSpan;
+        find_multiply(half, coming, column)(tiles, half, coming, column, panels.half[panels.current]);
     }
     if (change) decoder_of_first(step.next, step.next_tiles, step.cols, panels, 1).step();
 }
