@@ -78,10 +78,11 @@ hashes:
 soak: $(VENV)/.installed-dev
 	THERMOCLINE_SOAK_SECONDS=$${THERMOCLINE_SOAK_SECONDS:-86400} $(BIN)/python -m pytest tests/reliability/test_soak.py
 
-# Ten times as many random schedules, and each combination of the fixed ones: the same answers whatever is in flight,
-# shared, preempted or hot.
+# Ten times as many random schedules, each combination of the fixed ones, and every architecture on a device: the same
+# answers whatever is in flight, shared, preempted or hot.
 schedules: $(VENV)/.installed-dev
 	THERMOCLINE_SCHEDULES=10 scripts/test.sh tests/e2e/test_any_schedule.py tests/e2e/test_gpu_experts.py \
+		tests/e2e/test_device_non_expert.py tests/e2e/test_shared_step_on_device.py \
 		tests/e2e/test_schedule_invariance.py tests/e2e/test_demo_model.py \
 		tests/unit/pipeline/scheduling/test_scheduler_random.py --timeout 3000
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from benchmarks.published_models.sparse_gguf import write_sparse
 from benchmarks.published_models.table import MODELS
 from tests.support.accounting_device import accounting_device
-from tests.support.arch_cases import SCHEDULED_CASES
+from tests.support.arch_cases import SCHEDULED_CASES, of_each_kind
 from tests.support.eager_device import eager_device
 from tests.support.engine_runs import greedy_tokens
 from tests.support.settled import settled
@@ -193,7 +193,9 @@ def test_the_engine_takes_what_a_plan_of_some_layers_says(opened, name, monkeypa
     assert set(cache.kv._layers) == set(keeps) - set(part.layers)
 
 
-@pytest.mark.parametrize("case", SCHEDULED_CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", SCHEDULED_CASES if IS_ALL else of_each_kind(SCHEDULED_CASES), ids=str
+)
 def test_the_device_takes_what_the_plan_says_of_every_architecture(tmp_path, case):
     """Weights with their cache and states, to 1 %. Layers may share a rotary table that the plan counts twice."""
     with open_model_file(write_toy_arch(tmp_path / "toy.gguf", case.toy)) as file:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.arch_cases import ARCH_CASES, ROUTER_CASES, SCHEDULED_CASES
+from tests.support.arch_cases import ARCH_CASES, SCHEDULED_CASES, of_each_kind
 from tests.support.compare import assert_within
 from tests.support.devices import DEVICES
 from tests.support.engine_runs import greedy_tokens, prompt_logits
@@ -40,10 +40,7 @@ MIXED = ToyShape(layers=2, hidden=256, heads=4, head_dim=64, intermediate=256, u
 PLAIN_CASES = [case for case in ARCH_CASES if case.name.endswith(("_odd", "_default"))]
 # The odd one of each architecture that has one: the unit tests compare the layers of all.
 ONE_OF_EACH = list({case.toy.arch: case for case in PLAIN_CASES}.values())
-# Of those that differ by their routers alone, one.
-SIDE_BY_SIDE = [
-    case for case in ONE_OF_EACH if case not in ROUTER_CASES or case.name == "bailingmoe2_default"
-]
+SIDE_BY_SIDE = of_each_kind(ONE_OF_EACH)
 
 
 def config(device: str, *, chunk: int = 64, kv_type="f32", blocks: int = 16, **rest):
@@ -79,7 +76,7 @@ async def test_plain_models_answer_alike(tmp_path, device, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", [None, *SCHEDULED_CASES], ids=str)
+@pytest.mark.parametrize("case", [None, *of_each_kind(SCHEDULED_CASES)], ids=str)
 async def test_quantised_models_agree(tmp_path, device, case):
     """Weights that stay blocks, in every architecture: logits within the tolerance."""
     path = tmp_path / "toy.gguf"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.arch_cases import ARCH_CASES, SCHEDULED_CASES
+from tests.support.arch_cases import ARCH_CASES, IS_LONG, SCHEDULED_CASES, of_each_kind
 from tests.support.compare import assert_within
 from tests.support.devices import DEVICES
 from tests.support.eager_device import eager_device
@@ -54,13 +53,9 @@ PLACEMENTS = {
     "small": {"expert_budget_bytes": 700_000},
 }
 
-# Seconds each: `make schedules` takes all, and the suite one of each kind of layer.
-WHOLE = [
-    case
-    for case in SCHEDULED_CASES
-    if "THERMOCLINE_SCHEDULES" in os.environ
-    or case.toy.arch in {"deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen35moe"}
-]
+# Seconds each: `make schedules` takes all in both tests, and the suite one of each kind of layer in one of them.
+WHOLE = of_each_kind(SCHEDULED_CASES)
+HOLDS_ALL, LACKS_SOME = (WHOLE, WHOLE) if IS_LONG else (WHOLE[::2], WHOLE[1::2])
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +198,7 @@ async def test_pages_in_memory_are_locked_first(path, monkeypatch, locks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", WHOLE, ids=str)
+@pytest.mark.parametrize("case", HOLDS_ALL, ids=str)
 async def test_every_architecture_runs_whole_on_a_device(tmp_path, device, case):
     """The whole model there: several answers at once, recurrent states, windows; then one expert gives way."""
     model = write_toy_arch(tmp_path / "toy.gguf", case.toy)
@@ -240,7 +235,7 @@ async def test_every_architecture_runs_whole_on_a_device(tmp_path, device, case)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("case", WHOLE, ids=str)
+@pytest.mark.parametrize("case", LACKS_SOME, ids=str)
 async def test_prompts_are_computed_whole_on_a_device_that_lacks_experts(
     tmp_path, monkeypatch, device, case
 ):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tests.support.latent_cases import LATENT_MIXED, LATENT_OPTIONS, MISTRAL4_OPTIONS
 from tests.support.recurrent_cases import (
@@ -16,6 +18,9 @@ from tests.support.recurrent_cases import (
     NEMOTRON_OPTIONS,
 )
 from tests.support.toy_archs import ToyArch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -229,6 +234,19 @@ SCHEDULED_CASES = (
     _case("mixed", "gemma4", **_GEMMA4, formats=_MIX, seed=65),
 )
 """Quantised models of architectures that differ in what they compute, for schedules."""
+
+IS_LONG = "THERMOCLINE_SCHEDULES" in os.environ
+"""Whether `make schedules` runs."""
+
+# Latent rows, windows and sinks, biases of experts, short convolutions, Mamba2, the gated delta rule, and what only they
+# have between these.
+_KINDS = ("deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen35moe")
+
+
+def of_each_kind(cases: Sequence[ArchCase]) -> list[ArchCase]:
+    """Return the cases that stand for each kind of layer, for tests of seconds; all of them in a long run."""
+    return [case for case in cases if IS_LONG or case.toy.arch in _KINDS]
+
 
 MORE_SCHEDULED_CASES = tuple(
     _case("mixed", arch, **_WIDE, formats=_MIX)
