@@ -6,18 +6,20 @@
 namespace thermocline::python {
 
 DeltaRule::DeltaRule(int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim, bool tiled,
-                     In<float, 2> conv, Vector step_bias, Vector decay, Vector gain, float epsilon)
-    : shape_{key_heads, value_heads, key_dim, value_dim, size(conv, 0), tiled},
+                     bool by_channel, In<float, 2> conv, Vector step_bias, Vector decay, Vector gain, float epsilon,
+                     bool sigmoid_gate)
+    : shape_{key_heads, value_heads, key_dim, value_dim, size(conv, 0), tiled, by_channel},
       conv_(std::move(conv)),
       step_bias_(std::move(step_bias)),
       decay_(std::move(decay)),
       gain_(std::move(gain)),
-      epsilon_(epsilon) {
+      epsilon_(epsilon),
+      sigmoid_gate_(sigmoid_gate) {
     require(key_heads > 0 && value_heads > 0 && key_dim > 0 && value_dim > 0, "sizes must be positive");
     require(value_heads % key_heads == 0, "value heads must be a multiple of key heads");
     require(shape_.conv_width >= 2 && size(conv_, 1) == shape_.channels(), "conv must be [at least 2, channels]");
-    require(size(step_bias_, 0) == value_heads && size(decay_, 0) == value_heads,
-            "step_bias and decay must have an entry per value head");
+    require(size(step_bias_, 0) == shape_.steps(), "step_bias must have an entry per number of alpha");
+    require(size(decay_, 0) == value_heads, "decay must have an entry per value head");
     require(size(gain_, 0) == value_dim, "gain must have value_dim entries");
 }
 
@@ -29,6 +31,7 @@ DeltaJob DeltaRule::job() const {
     job.decay = decay_.data();
     job.gain = gain_.data();
     job.epsilon = epsilon_;
+    job.sigmoid_gate = sigmoid_gate_;
     return job;
 }
 
@@ -68,9 +71,8 @@ void delta_rule(Core& core, const DeltaRule& rule, In<float, 2> mixed, In<float,
     const DeltaShape& s = rule.shape();
     const int64_t tokens = size(mixed, 0), width = s.value_heads * s.value_dim;
     require(size(mixed, 1) == s.channels(), "mixed must be [tokens, channels]");
-    for (const auto* gates : {&alpha, &beta})
-        require(size(*gates, 0) == tokens && size(*gates, 1) == s.value_heads,
-                "alpha and beta must be [tokens, value_heads]");
+    require(size(alpha, 0) == tokens && size(alpha, 1) == s.steps(), "alpha must be [tokens, steps]");
+    require(size(beta, 0) == tokens && size(beta, 1) == s.value_heads, "beta must be [tokens, value_heads]");
     require(size(z, 0) == tokens && size(z, 1) == width && size(out, 0) == tokens && size(out, 1) == width,
             "z and out must be [tokens, value_heads * value_dim]");
     DeltaJob job = rule.job();
@@ -91,11 +93,12 @@ void delta_rule(Core& core, const DeltaRule& rule, In<float, 2> mixed, In<float,
 
 void bind_delta(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<DeltaRule>(m, "DeltaRule", "The numbers of a gated delta rule other than its products'.")
-        .def(nb::init<int64_t, int64_t, int64_t, int64_t, bool, In<float, 2>, DeltaRule::Vector, DeltaRule::Vector,
-                      DeltaRule::Vector, float>(),
+        .def(nb::init<int64_t, int64_t, int64_t, int64_t, bool, bool, In<float, 2>, DeltaRule::Vector,
+                      DeltaRule::Vector, DeltaRule::Vector, float, bool>(),
              nb::kw_only(), nb::arg("key_heads"), nb::arg("value_heads"), nb::arg("key_dim"), nb::arg("value_dim"),
-             nb::arg("tiled"), nb::arg("conv").noconvert(), nb::arg("step_bias").noconvert(),
-             nb::arg("decay").noconvert(), nb::arg("gain").noconvert(), nb::arg("epsilon"));
+             nb::arg("tiled"), nb::arg("by_channel"), nb::arg("conv").noconvert(), nb::arg("step_bias").noconvert(),
+             nb::arg("decay").noconvert(), nb::arg("gain").noconvert(), nb::arg("epsilon"),
+             nb::arg("sigmoid_gate"));
     core.def("delta_rule", &delta_rule, nb::arg("rule"), nb::arg("mixed").noconvert(), nb::arg("z").noconvert(),
              nb::arg("alpha").noconvert(), nb::arg("beta").noconvert(), nb::arg("runs").noconvert(),
              nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(), nb::arg("out").noconvert(),

@@ -14,7 +14,8 @@ class DeltaRule {
     using Vector = In<float, 1>;
 
     DeltaRule(int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim, bool tiled,
-              In<float, 2> conv, Vector step_bias, Vector decay, Vector gain, float epsilon);
+              bool by_channel, In<float, 2> conv, Vector step_bias, Vector decay, Vector gain, float epsilon,
+              bool sigmoid_gate);
 
     const DeltaShape& shape() const { return shape_; }
     // The job but for its inputs, output and states.
@@ -25,6 +26,7 @@ class DeltaRule {
     In<float, 2> conv_;
     Vector step_bias_, decay_, gain_;
     float epsilon_;
+    bool sigmoid_gate_;
 };
 
 // conv_states [slots, conv_width - 1, channels] and states [slots, value_heads, key_dim, value_dim] for a job.

@@ -154,10 +154,10 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("window"), nb::arg("activation"), nb::arg("gate_in_q"), nb::arg("gate").none(), optional("sinks"),
              optional("output_bias"), optional("v_gain"), nb::arg("post").none());
     nb::class_<DeltaWeights>(m, "DeltaWeights", "The gated delta rule, for LayerWeights.")
-        .def(nb::init<Gain, const Matrix&, const Matrix&, const Matrix&, const Matrix&, const Matrix&,
-                      const DeltaRule&>(),
+        .def(nb::init<Gain, std::vector<Matrix>, const Matrix&, const Matrix&, const Matrix&, const Matrix&,
+                      std::optional<Matrix>, std::optional<Matrix>, const DeltaRule&>(),
              nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("mixed"), nb::arg("z"), nb::arg("alpha"),
-             nb::arg("beta"), nb::arg("output"), nb::arg("rule"));
+             nb::arg("beta"), nb::arg("output"), nb::arg("z_low").none(), nb::arg("alpha_low").none(), nb::arg("rule"));
     nb::class_<RecurrentWeights>(m, "RecurrentWeights", "A short convolution or Mamba2, for LayerWeights.")
         .def(nb::init<Gain, float, const Matrix&, const Matrix&, std::variant<ShortConvRule, MambaRule>>(),
              nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("epsilon"), nb::arg("input"), nb::arg("output"),

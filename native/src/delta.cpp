@@ -37,7 +37,7 @@ void delta_rule(const Dense& dense, DeltaJob job) {
         token_items += ceil_div(job.runs[r].length, kItemTokens);
     }
     thread_local Scratch memory;
-    job.convolved = memory.get<float>(tokens * (shape.channels() + 2 * shape.value_heads));
+    job.convolved = memory.get<float>(tokens * (shape.channels() + shape.gates()));
     job.gates = job.convolved + tokens * shape.channels();
 
     const auto each_piece = [&](auto body) {

@@ -148,19 +148,42 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
 void apply_delta(const Compute& compute, const Dense& dense, Form form, const DeltaPart& part,
                  const StateTokens& tokens, const float* x, float* out) {
     const int64_t count = tokens.count, hidden = part.output.rows, width = part.output.cols;
-    const int64_t channels = part.mixed.rows, heads = part.alpha.rows;
+    const int64_t channels = part.rule.shape.channels(), steps = part.alpha.rows, heads = part.beta.rows;
+    const auto rank = [](const Weight& low) { return low.data == nullptr ? 0 : low.rows; };
     thread_local Scratch memory;
-    float* normed = memory.get<float>(count * (hidden + channels + 2 * width + 2 * heads));
+    float* normed = memory.get<float>(
+        count * (hidden + channels + 2 * width + steps + heads + rank(part.z_low) + rank(part.alpha_low)));
     float* mixed = normed + count * hidden;
     float* z = mixed + count * channels;
     float* read = z + count * width;
     float* alpha = read + count * width;
-    float* beta = alpha + count * heads;
+    float* beta = alpha + count * steps;
+    float* z_low = beta + count * heads;
+    float* alpha_low = z_low + count * rank(part.z_low);
 
     rms_norm(dense, x, part.norm, part.rule.epsilon, count, hidden, normed);
-    const Product products[] = {
-        {part.mixed, mixed, channels}, {part.z, z, width}, {part.alpha, alpha, heads}, {part.beta, beta, heads}};
-    multiply_all(compute, form, normed, count, products, 4);
+    Product products[DeltaPart::kMaxMixed + 3];
+    int num_products = 0;
+    int64_t channel = 0;
+    for (int m = 0; m < part.num_mixed; ++m) {
+        products[num_products++] = {part.mixed[m], mixed + channel, channels};
+        channel += part.mixed[m].rows;
+    }
+    const auto first = [&](const Weight& low, float* narrow, const Weight& whole, float* wide) {
+        const bool has_low = low.data != nullptr;
+        products[num_products++] = has_low ? Product{low, narrow, low.rows} : Product{whole, wide, whole.rows};
+    };
+    first(part.z_low, z_low, part.z, z);
+    first(part.alpha_low, alpha_low, part.alpha, alpha);
+    products[num_products++] = {part.beta, beta, heads};
+    multiply_all(compute, form, normed, count, products, num_products);
+    const auto second = [&](const Weight& low, const float* narrow, const Weight& whole, float* wide) {
+        if (low.data == nullptr) return;
+        const Product product{whole, wide, whole.rows};
+        multiply_all(compute, form, narrow, count, &product, 1);
+    };
+    second(part.z_low, z_low, part.z, z);
+    second(part.alpha_low, alpha_low, part.alpha, alpha);
     DeltaJob job = part.rule;
     job.mixed = mixed;
     job.z = z;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <variant>
 #include <utility>
+#include <vector>
 
 #include "bindings_checks.h"
 #include "bindings_delta.h"
@@ -109,27 +110,56 @@ class AttentionWeights {
 
 class DeltaWeights {
    public:
-    DeltaWeights(Gain norm, const Matrix& mixed, const Matrix& z, const Matrix& alpha, const Matrix& beta,
-                 const Matrix& output, const DeltaRule& rule)
-        : norm_(std::move(norm)), matrices_{mixed, z, alpha, beta, output}, rule_(rule) {
-        part_ = {norm_.data(),   mixed.weight(),  z.weight(), alpha.weight(),
-                 beta.weight(),  output.weight(), rule_.job()};
+    // mixed: its parts, whose rows follow each other; z_low, alpha_low: of products before z and alpha.
+    DeltaWeights(Gain norm, std::vector<Matrix> mixed, const Matrix& z, const Matrix& alpha, const Matrix& beta,
+                 const Matrix& output, std::optional<Matrix> z_low, std::optional<Matrix> alpha_low,
+                 const DeltaRule& rule)
+        : norm_(std::move(norm)),
+          mixed_(std::move(mixed)),
+          matrices_{z, alpha, beta, output},
+          lows_{std::move(z_low), std::move(alpha_low)},
+          rule_(rule) {
+        require(!mixed_.empty() && mixed_.size() <= size_t{DeltaPart::kMaxMixed}, "mixed must be one to three matrices");
+        part_.norm = norm_.data();
+        part_.num_mixed = static_cast<int>(mixed_.size());
+        part_.z = z.weight();
+        part_.alpha = alpha.weight();
+        part_.beta = beta.weight();
+        part_.output = output.weight();
+        part_.rule = rule_.job();
         const DeltaShape& shape = rule_.shape();
         const int64_t hidden = part_.output.rows, width = shape.value_heads * shape.value_dim;
         require(size(norm_, 0) == hidden, "a norm must be [hidden]");
-        for (const Weight* weight : {&part_.mixed, &part_.z, &part_.alpha, &part_.beta})
-            require(weight->cols == hidden, "the rule's inputs must have a column per hidden number");
-        require(part_.mixed.rows == shape.channels() && part_.z.rows == width && part_.output.cols == width,
+        int64_t channels = 0;
+        for (size_t m = 0; m < mixed_.size(); ++m) {
+            part_.mixed[m] = mixed_[m].weight();
+            require(part_.mixed[m].cols == hidden, "mixed must have a column per hidden number");
+            channels += part_.mixed[m].rows;
+        }
+        part_.z_low = before(lows_[0], part_.z, hidden);
+        part_.alpha_low = before(lows_[1], part_.alpha, hidden);
+        require(part_.beta.cols == hidden, "beta must have a column per hidden number");
+        require(channels == shape.channels() && part_.z.rows == width && part_.output.cols == width,
                 "the sizes of the rule and of its products differ");
-        require(part_.alpha.rows == shape.value_heads && part_.beta.rows == shape.value_heads,
-                "alpha and beta must have a row per value head");
+        require(part_.alpha.rows == shape.steps() && part_.beta.rows == shape.value_heads,
+                "alpha must have a row per step, and beta one per value head");
     }
 
     const DeltaPart& part() const { return part_; }
 
    private:
+    // The product before `whole`, or a weight without data.
+    static Weight before(const std::optional<Matrix>& low, const Weight& whole, int64_t hidden) {
+        const Weight found = low ? low->weight() : Weight{};
+        require(!low || found.cols == hidden, "a product before another must have a column per hidden number");
+        require(whole.cols == (low ? found.rows : hidden), "z and alpha must have a column per number that they take");
+        return found;
+    }
+
     Gain norm_;
-    Matrix matrices_[5];
+    std::vector<Matrix> mixed_;
+    Matrix matrices_[4];
+    std::optional<Matrix> lows_[2];
     DeltaRule rule_;
     DeltaPart part_{};
 };

@@ -19,6 +19,7 @@ TOYS = {
     "qwen2moe": ToyArch("qwen2moe", layers=2),
     "qwen35moe": ToyArch("qwen35moe", layers=2, interval=2, rotary=8),
     "qwen3next": ToyArch("qwen3next", layers=2, interval=2, rotary=8),
+    "kimi-linear": ToyArch("kimi-linear", layers=2, interval=2, head_dim=24, rotary=8),
 }
 
 

@@ -13,14 +13,18 @@ from tests.support.toy_archs import write_toy_arch
 from thermocline import Engine, EngineConfig, SchedulerConfig
 from thermocline.config import MemoryConfig
 
-HYBRID = next(case for case in SCHEDULED_CASES if case.toy.arch == "qwen35moe")
+HYBRIDS = {
+    case.toy.arch: case.toy
+    for case in SCHEDULED_CASES
+    if case.toy.arch in ("qwen35moe", "kimi-linear")
+}
 STEM = [(7 * n + n * n) % 256 for n in range(60)]
 
 
-@pytest.fixture(scope="module")
-def hybrid(tmp_path_factory):
-    """A quantised model with recurrent layers."""
-    return write_toy_arch(tmp_path_factory.mktemp("toy") / "toy.gguf", HYBRID.toy)
+@pytest.fixture(scope="module", params=HYBRIDS)
+def hybrid(request, tmp_path_factory):
+    """A quantised model with recurrent layers, beside attention and beside latent attention."""
+    return write_toy_arch(tmp_path_factory.mktemp("toy") / "toy.gguf", HYBRIDS[request.param])
 
 
 def config(*, snapshots: int = 4, distance: int = 1024, prefix_cache: bool = True) -> EngineConfig:

@@ -95,13 +95,61 @@ def _config(keys: Keys, common: dict[str, Any]):
     return transformers.Glm4MoeLiteConfig(**settings)
 
 
-def _state(keys: Keys, own: State) -> State:
-    state = {
+def _kimi_linear_config(keys: Keys, common: dict[str, Any]):
+    settings = _settings(keys, common)
+    # Its classes know neither rotary embedding nor these names.
+    for name in ("rope_parameters", "n_routed_experts", "first_k_dense_replace", "head_dim"):
+        del settings[name]
+    attends = keys("attention.head_count_kv")
+    own = {
+        "num_local_experts": keys("expert_count"),
+        "layer_types": ["full_attention" if n else "linear_attention" for n in attends],
+        "norm_topk_prob": True,
+        "linear_head_dim": keys("kda.head_dim"),
+        "linear_num_heads": keys("attention.head_count"),
+        "linear_conv_kernel_dim": keys("ssm.conv_kernel"),
+    }
+    return transformers.KimiLinearConfig(**(settings | own))
+
+
+_KIMI_LINEAR = {
+    **{f"attn_{part}.": f"self_attn.{part}_proj." for part in ("k", "v")},
+    **{f"ssm_f_{part}.": f"self_attn.forget_gate.f_{part}_proj." for part in ("a", "b")},
+    **{f"ssm_g_{part}.": f"self_attn.g_{part}_proj." for part in ("a", "b")},
+    "ssm_beta.": "self_attn.b_proj.",
+    "ssm_dt.bias": "self_attn.forget_gate.dt_bias",
+    "ssm_norm.": "self_attn.o_norm.",
+}
+
+
+def _kimi_linear_state(keys: Keys, own: State) -> State:
+    if "ssm_a" not in own:
+        return _state(keys, own)
+    convolutions = [own[f"ssm_conv1d_{part}.weight"] for part in ("q", "k", "v")]
+    return (
+        _feed_forward(own)
+        | _renamed(own, _NAMES | _KIMI_LINEAR)
+        | {
+            "self_attn.conv1d.weight": np.concatenate(
+                [values.reshape(-1, 1, values.shape[-1]) for values in convolutions]
+            ),
+            "self_attn.forget_gate.A_log": np.log(-own["ssm_a"]).reshape(1, 1, -1, 1),
+        }
+    )
+
+
+def _renamed(own: State, names: dict[str, str]) -> State:
+    return {
         theirs + name.removeprefix(ours): values
         for name, values in own.items()
-        for ours, theirs in _NAMES.items()
+        for ours, theirs in names.items()
         if name.startswith(ours)
     }
+
+
+def _feed_forward(own: State) -> State:
+    """Return the routed experts, whose gate and up are one tensor there."""
+    state = {}
     if "ffn_gate_exps.weight" in own:
         gate, up = (own[f"ffn_{role}_exps.weight"] for role in ("gate", "up"))
         state["mlp.experts.gate_up_proj"] = np.concatenate((gate, up), axis=1)
@@ -109,6 +157,11 @@ def _state(keys: Keys, own: State) -> State:
         state["mlp.experts.gate_up_proj"] = own["ffn_gate_up_exps.weight"]
     if "ffn_down_exps.weight" in own:
         state["mlp.experts.down_proj"] = own["ffn_down_exps.weight"]
+    return state
+
+
+def _state(keys: Keys, own: State) -> State:
+    state = _renamed(own, _NAMES) | _feed_forward(own)
     # One matrix there, as in files of old converters: of each head the rows of its keys, then those of its values.
     if "attn_kv_b.weight" in own:
         return state | {"self_attn.kv_b_proj.weight": own["attn_kv_b.weight"]}
@@ -124,9 +177,15 @@ def _model(config: Any) -> torch.nn.Module:
 CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "deepseek2": _model,
     "mistral4": transformers.Mistral4ForCausalLM,
+    "kimi-linear": transformers.KimiLinearForCausalLM,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "deepseek2": _config,
     "mistral4": _mistral4_config,
+    "kimi-linear": _kimi_linear_config,
 }
-STATES: dict[str, Callable[[Keys, State], State]] = {"deepseek2": _state, "mistral4": _state}
+STATES: dict[str, Callable[[Keys, State], State]] = {
+    "deepseek2": _state,
+    "mistral4": _state,
+    "kimi-linear": _kimi_linear_state,
+}

@@ -6,7 +6,13 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.support.latent_cases import LATENT_MIXED, LATENT_OPTIONS, MISTRAL4_OPTIONS
+from tests.support.latent_cases import (
+    KIMI_LINEAR_MIXED,
+    KIMI_LINEAR_OPTIONS,
+    LATENT_MIXED,
+    LATENT_OPTIONS,
+    MISTRAL4_OPTIONS,
+)
 from tests.support.recurrent_cases import (
     GRANITE_MIXED,
     GRANITE_OPTIONS,
@@ -172,6 +178,7 @@ ARCH_CASES = (
     ),
     *(_case(name, "deepseek2", **options) for name, options in LATENT_OPTIONS.items()),
     *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
+    *(_case(name, "kimi-linear", **options) for name, options in KIMI_LINEAR_OPTIONS.items()),
     *ROUTER_CASES,
     *FORMULA_CASES,
     *(_case(name, "lfm2", **options) for name, options in LFM2_DENSE_OPTIONS.items()),
@@ -224,6 +231,7 @@ SCHEDULED_CASES = (
     ),
     _case("mixed", "llama", **_WIDE, formats=_MIX, slowed=True),
     _case("mixed", "deepseek2", **_WIDE | LATENT_MIXED, formats=_MIX | {"latent": "Q8_0"}),
+    _case("mixed", "kimi-linear", **_WIDE | KIMI_LINEAR_MIXED, formats=_MIX | {"latent": "Q8_0"}),
     _case("mixed", "bailingmoe2", **_WIDE, rotary=32, formats=_MIX, extra=_GROUPS),
     _case("mixed", "afmoe", **_WIDE, layers=4, rotary=64, formats=_MIX, seed=65),
     # Rows of whole blocks of 32, not of 256, as gpt-oss has them.
@@ -300,7 +308,7 @@ LLAMA_CASES = tuple(
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
         "mellum_own_base",
-        *("granitehybrid_lone_layer", "lfm2_all_attend"),
+        *("granitehybrid_lone_layer", "lfm2_all_attend", "kimi-linear_two_matrices"),
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
@@ -308,5 +316,5 @@ LLAMA_CASES = tuple(
 There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a window of
 mellum's has no base of its own, a group is judged by
 its best two experts, YaRN's own factor is not read, the last layers with keys of their own are one with a window and one
-without, and a hybrid has a recurrent layer.
+without, a hybrid has a recurrent layer, and kimi-linear's queries are one matrix and its keys apart from its values.
 """

@@ -26,7 +26,7 @@ def fused(weights: Weights) -> Weights:
     result = dict(weights)
     for name in weights:
         prefix, found, suffix = name.partition("attn_q.")
-        if found:
+        if found and f"{prefix}attn_k.{suffix}" in weights:
             parts = [result.pop(f"{prefix}attn_{part}.{suffix}") for part in ("q", "k", "v")]
             result[f"{prefix}attn_qkv.{suffix}"] = np.concatenate(parts)
     return result

@@ -130,3 +130,50 @@ MISTRAL4_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 """The same of Mistral 4."""
+
+KIMI_LINEAR_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {**_SHAPE, "layers": 5, "rms_epsilon": 1e-5, "seed": 111},
+    "odd": {
+        **_UNEVEN,
+        "query_rank": 0,
+        "layers": 4,
+        "interval": 2,
+        "dense": 2,
+        "state": 7,
+        "conv_width": 3,
+        "seed": 112,
+    },
+    "all_experts": {
+        **_SHAPE,
+        "heads": 1,
+        "layers": 2,
+        "interval": 2,
+        "dense": 0,
+        "experts": 2,
+        "used": 2,
+        "conv_width": 2,
+        "seed": 113,
+    },
+    "two_matrices": {
+        **_SHAPE,
+        "layers": 2,
+        "interval": 2,
+        "query_rank": 24,
+        "joined": True,
+        "state": 80,
+        "seed": 114,
+    },
+    "states_last": {**_SHAPE, "layers": 3, "interval": 2, "dense": 0, "seed": 115},
+}
+"""Of Kimi Linear, whose heads do not turn; all in small."""
+
+KIMI_LINEAR_MIXED: dict[str, Any] = {
+    "head_dim": 64,
+    "rotary": 32,
+    "rank": 96,
+    "value_dim": 64,
+    "seed": 120,
+}
+"""For a quantised model. Of other seeds llama.cpp's perplexity is up to 0.72 % from that of exact arithmetic, ours up to 0.08 %;
+and in three of ten a device's rounding changes a choice of experts.
+"""

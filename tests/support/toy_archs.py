@@ -13,7 +13,12 @@ import numpy as np
 from tests.support import toy_formulas, toy_recurrent, toy_routers
 from tests.support.gguf_files import write_gguf
 from tests.support.toy_gemma import NO_EXPERTS, gemma4_keys, gemma4_layer, gemma4_top
-from tests.support.toy_latent import deepseek2_keys, deepseek2_layer
+from tests.support.toy_latent import (
+    deepseek2_keys,
+    deepseek2_layer,
+    kimi_linear_keys,
+    kimi_linear_layer,
+)
 from tests.support.toy_model import ToyShape, byte_vocabulary, tensor_format, toy_metadata
 
 if TYPE_CHECKING:
@@ -402,6 +407,7 @@ def _llama_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "deepseek2": deepseek2_keys,
+    "kimi-linear": kimi_linear_keys,
     "mistral4": deepseek2_keys,
     "gemma4": gemma4_keys,
     "laguna": _laguna_keys,
@@ -424,6 +430,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
 _TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {"gemma4": gemma4_top}
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "deepseek2": deepseek2_layer,
+    "kimi-linear": kimi_linear_layer,
     "mistral4": deepseek2_layer,
     "gemma4": gemma4_layer,
     "laguna": _laguna_layer,

@@ -42,9 +42,63 @@ def deepseek2_keys(toy: ToyArch) -> dict[str, Any]:
     )
 
 
+def kimi_linear_keys(toy: ToyArch) -> dict[str, Any]:
+    """Return the architecture's own metadata. A layer's state has as many heads as its attention."""
+    heads = toy.heads if toy.joined else 1
+    kv_heads = [heads if _attends(toy, layer) else 0 for layer in range(toy.layers)]
+    own = {
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": toy.rank + toy.rotary,
+        "attention.value_length": toy.hidden // toy.heads,  # says nothing, as in published files
+        "attention.key_length_mla": toy.head_dim,
+        "attention.value_length_mla": toy.value_dim,
+        "attention.q_lora_rank": toy.query_rank or None,
+        "expert_gating_func": 2,
+        "expert_weights_scale": 2.446,
+        "kda.head_dim": toy.state,
+        "ssm.conv_kernel": toy.conv_width,
+    }
+    return deepseek2_keys(toy) | own
+
+
+def kimi_linear_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
+    """Return one layer."""
+    mixer = _latent(toy, draw) if _attends(toy, layer) else _channel_delta(toy, draw)
+    return mixer | _behind(toy, draw, layer)
+
+
+def _attends(toy: ToyArch, layer: int) -> bool:
+    return (layer + 1) % toy.interval == 0
+
+
+def _channel_delta(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:
+    heads, rank = toy.heads, toy.state
+    width = heads * toy.state
+    weights = {
+        "attn_norm.weight": draw.gain(toy.hidden),
+        "attn_output.weight": draw.matrix(toy.hidden, width),
+        "ssm_beta.weight": draw.matrix(heads, toy.hidden),
+        "ssm_a": -np.exp(draw.vector(1, 1, heads, 1, spread=1.0, mean=-1.0)),
+        "ssm_dt.bias": draw.vector(width, spread=0.5, mean=-1.0),
+        "ssm_norm.weight": draw.gain(toy.state),
+    }
+    for part in ("q", "k", "v"):
+        weights[f"attn_{part}.weight"] = draw.matrix(width, toy.hidden)
+        weights[f"ssm_conv1d_{part}.weight"] = draw.vector(width, 1, toy.conv_width, spread=0.5)
+    for part in ("f", "g"):
+        weights[f"ssm_{part}_a.weight"] = draw.matrix(rank, toy.hidden)
+        weights[f"ssm_{part}_b.weight"] = draw.matrix(width, rank)
+    return weights
+
+
 def deepseek2_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
     """Return one layer. biased: the choice of experts is."""
-    weights = _latent(toy, draw) | {"ffn_norm.weight": draw.gain(toy.hidden)}
+    return _latent(toy, draw) | _behind(toy, draw, layer)
+
+
+def _behind(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
+    """Return the norm and the feed-forward behind a layer's mixer."""
+    weights = {"ffn_norm.weight": draw.gain(toy.hidden)}
     if layer < toy.dense:
         return weights | _feed_forward(toy, draw, 2 * toy.shared, "")
     experts, width = (toy.experts,), toy.intermediate

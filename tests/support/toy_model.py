@@ -163,6 +163,10 @@ _ROLES = {
     "attn_k_b.": "latent",
     "attn_kv_b.": "latent",
     "attn_v_b.": "latent",
+    "ssm_f_a.": "attn",
+    "ssm_g_a.": "attn",
+    "ssm_f_b.": "latent",
+    "ssm_g_b.": "latent",
 }
 
 

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 19
+interface: int = 20
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -188,7 +188,7 @@ def unpack_info(type_id: int) -> tuple[int, int, bool, bool, int, int]:
 class DeltaRule:
     """The numbers of a gated delta rule other than its products'."""
 
-    def __init__(self, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int, tiled: bool, conv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], decay: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float) -> None: ...
+    def __init__(self, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int, tiled: bool, by_channel: bool, conv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], decay: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, sigmoid_gate: bool) -> None: ...
 
 class ShortConvRule:
     """The numbers of a short convolution other than its products'."""
@@ -213,7 +213,7 @@ class AttentionWeights:
 class DeltaWeights:
     """The gated delta rule, for LayerWeights."""
 
-    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], mixed: Matrix, z: Matrix, alpha: Matrix, beta: Matrix, output: Matrix, rule: DeltaRule) -> None: ...
+    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], mixed: Sequence[Matrix], z: Matrix, alpha: Matrix, beta: Matrix, output: Matrix, z_low: Matrix | None, alpha_low: Matrix | None, rule: DeltaRule) -> None: ...
 
 class RecurrentWeights:
     """A short convolution or Mamba2, for LayerWeights."""

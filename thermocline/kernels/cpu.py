@@ -393,11 +393,13 @@ class NativeKernels:
     def _delta(self, weights: DeltaWeights) -> _native.DeltaWeights:
         delta: _native.DeltaWeights = self._native.DeltaWeights(
             norm=weights.norm,
-            mixed=self._matrix(weights.mixed),
+            mixed=[self._matrix(part) for part in weights.mixed],
             z=self._matrix(weights.z),
             alpha=self._matrix(weights.alpha),
             beta=self._matrix(weights.beta),
             output=self._matrix(weights.output),
+            z_low=self._optional(weights.z_low),
+            alpha_low=self._optional(weights.alpha_low),
             rule=self.dense.native_rule(weights.rule),
         )
         return delta

@@ -28,11 +28,18 @@ class DeltaShape:
     """Tokens that the convolution sees, at least 2."""
     tiled: bool
     """Value head h goes with key head h % key_heads; else neighbours share one."""
+    by_channel: bool = False
+    """Each row of a state decays by itself, not the whole of it alike."""
 
     @property
     def channels(self) -> int:
         """Numbers of a token that go through the convolution."""
         return 2 * self.key_heads * self.key_dim + self.value_width
+
+    @property
+    def steps(self) -> int:
+        """Numbers of a token that say how far its states decay: one per value head, or per row of its state."""
+        return self.value_heads * (self.key_dim if self.by_channel else 1)
 
     @property
     def value_width(self) -> int:
@@ -51,8 +58,8 @@ class DeltaShape:
 class DeltaRule:
     """The parameters of a layer's rule, all float32.
 
-    conv: [conv_width, channels], the oldest token's first; step_bias, decay: [value_heads], decay being
-    negative; gain: [value_dim], of the norm of each head's output.
+    conv: [conv_width, channels], the oldest token's first; step_bias: [steps]; decay: [value_heads], negative; gain:
+    [value_dim], of the norm of each head's output. sigmoid_gate: z's sigmoid multiplies what is read; else its SiLU.
     """
 
     shape: DeltaShape
@@ -61,11 +68,12 @@ class DeltaRule:
     decay: FloatArray
     gain: FloatArray
     epsilon: float
+    sigmoid_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaInput:
-    """A chunk's tokens, float32: mixed [T, channels], z [T, value_width], alpha and beta [T, value_heads]."""
+    """A chunk's tokens, float32: mixed [T, channels], z [T, value_width], alpha [T, steps], beta [T, value_heads]."""
 
     mixed: FloatArray
     z: FloatArray

@@ -45,10 +45,12 @@ def _step(
     )
     v = mixed[2 * key_width :].reshape(shape.value_heads, shape.value_dim)
     step = np.logaddexp(0.0, given.alpha[row].astype(np.float64) + rule.step_bias)
-    decay = np.exp(step * rule.decay)[:, None]
-    rate = 1.0 / (1.0 + np.exp(-given.beta[row].astype(np.float64)))
-    change = (v - decay * np.einsum("hkv,hk->hv", state, k)) * rate[:, None]
-    state[...] = state * decay[:, :, None] + k[:, :, None] * change[:, None, :]
+    # By head and row of its state, or one for all rows: [value_heads, key_dim or 1, 1].
+    decay = np.exp(step.reshape(shape.value_heads, -1, 1) * rule.decay[:, None, None])
+    rate = _sigmoid(given.beta[row].astype(np.float64))
+    decayed = state * decay
+    change = (v - np.einsum("hkv,hk->hv", decayed, k)) * rate[:, None]
+    state[...] = decayed + k[:, :, None] * change[:, None, :]
     read: NDArray[np.float64] = np.einsum("hkv,hk->hv", state, q) / np.sqrt(shape.key_dim)
     return read
 
@@ -56,7 +58,8 @@ def _step(
 def _output(rule: DeltaRule, read: NDArray[np.float64], z: FloatArray) -> NDArray[np.float64]:
     power = np.square(read).mean(axis=-1, keepdims=True)
     normed = read / np.sqrt(power + rule.epsilon) * rule.gain
-    gated: NDArray[np.float64] = normed.reshape(-1) * _silu(z.astype(np.float64))
+    activate = _sigmoid if rule.sigmoid_gate else _silu
+    gated: NDArray[np.float64] = normed.reshape(-1) * activate(z.astype(np.float64))
     return gated
 
 
@@ -68,6 +71,10 @@ def _unit(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    return x * _sigmoid(x)
+
+
+def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
-        silu: NDArray[np.float64] = x / (1.0 + np.exp(-x))
-    return silu
+        sigmoid: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-x))
+    return sigmoid

@@ -321,11 +321,13 @@ class NativeDense:
                 key_dim=shape.key_dim,
                 value_dim=shape.value_dim,
                 tiled=shape.tiled,
+                by_channel=shape.by_channel,
                 conv=rule.conv,
                 step_bias=rule.step_bias,
                 decay=rule.decay,
                 gain=rule.gain,
                 epsilon=rule.epsilon,
+                sigmoid_gate=rule.sigmoid_gate,
             )
             known = self._rules[id(rule)] = (rule, native)
         return known[1]

@@ -76,17 +76,20 @@ class AttentionWeights:
 class DeltaWeights:
     """One layer's gated delta rule. norm: float32 [hidden], with the rule's epsilon.
 
-    mixed: [channels, hidden]; z: [value_width, hidden]; alpha, beta: [value_heads, hidden]; output: [hidden,
-    value_width].
+    mixed: one to three matrices whose rows follow each other, together [channels, hidden]; z: [value_width, hidden];
+    alpha: [steps, hidden]; beta: [value_heads, hidden]; output: [hidden, value_width]. z_low, alpha_low: [rank, hidden],
+    products before those of z and alpha, which then take its rank of numbers.
     """
 
     norm: FloatArray
-    mixed: Weight
+    mixed: tuple[Weight, ...]
     z: Weight
     alpha: Weight
     beta: Weight
     output: Weight
     rule: DeltaRule
+    z_low: Weight | None = None
+    alpha_low: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,6 +32,7 @@ _EXPERTS: Final = re.compile(rf"ffn_((?:{'|'.join(_ROLES)})_exps\.(?:weight|bias
 _WIDE: Final = (
     *("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "shortconv.conv.weight"),
     *("ssm_conv1d.weight", "ssm_a", "ssm_d", "ssm_norm.weight"),
+    *(f"ssm_conv1d_{part}.weight" for part in "qkv"),
 )
 _SCALES: Final = (".scale", ".input_scale")
 PART_ALIGNMENT: Final = 16

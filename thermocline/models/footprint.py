@@ -137,11 +137,19 @@ def tensor_role(name: str) -> Role:
 
 
 def _role_in(names: frozenset[str], name: str) -> Role:
-    """Return what a tensor is for among `names`: attn_qkv feeds attention where its block has no state."""
-    prefix, found, _ = name.partition("attn_qkv.")
-    if found and f"{prefix}ssm_conv1d.weight" not in names:
+    """Return what a tensor is for among `names`: attn_qkv feeds attention where its block has no state.
+
+    Where a state has a convolution for each of queries, keys and values, all products of its block are named as attention's.
+    """
+    prefix, found, part = name.partition("attn_")
+    role = tensor_role(name)
+    if not found or role is Role.NORM:
+        return role
+    if f"{prefix}ssm_conv1d_q.weight" in names:
+        return Role.STATE
+    if part.startswith("qkv.") and f"{prefix}ssm_conv1d.weight" not in names:
         return Role.ATTENTION
-    return tensor_role(name)
+    return role
 
 
 _ROLE_BY_PART: Final = (

@@ -133,7 +133,7 @@ def _delta(
     )
     return DeltaWeights(
         norm=weights.vector(prefix + "attn_norm.weight", hidden),
-        mixed=weights.matrix(prefix + "attn_qkv.weight", shape.channels, hidden),
+        mixed=(weights.matrix(prefix + "attn_qkv.weight", shape.channels, hidden),),
         z=weights.matrix(prefix + "attn_gate.weight", shape.value_width, hidden),
         alpha=alpha,
         beta=beta,

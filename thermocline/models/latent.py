@@ -36,14 +36,34 @@ def with_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
     """
     rank, is_old = read.size("attention.kv_lora_rank"), not read.has("attention.key_length_mla")
     suffix = "" if is_old else "_mla"
-    key_dim = read.size(f"attention.key_length{suffix}")
-    turned = read.rotary_dims(key_dim - 1)
+    turned = read.rotary_dims(read.size(f"attention.key_length{suffix}") - 1)
     if is_old:
         read.require_equal("attention.head_count_kv", spec.num_heads)
     else:
         read.require_equal("attention.head_count_kv", 1)
         read.require_equal("attention.key_length", rank + turned)
         read.require_equal("attention.value_length", rank)
+    spec = _with_rows(read, spec, suffix)
+    if not isinstance(spec.rope_scaling, Yarn):
+        return spec
+    scaling = _latent_yarn(read, spec.rope_scaling)
+    scale = spec.attention_scale * scaling.score_scale
+    return replace(spec, rope_scaling=scaling, own_attention_scale=scale)
+
+
+def with_still_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
+    """Return the dimensions with those of latent attention in some layers, whose heads do not turn. Raises ModelError.
+
+    What a cached row and a layer's heads of keys are called besides has no meaning there, and converters differ in it.
+    """
+    read.refuse_rope_scaling()
+    return _with_rows(read, spec, "_mla")
+
+
+def _with_rows(read: SpecReader, spec: ModelSpec, suffix: str) -> ModelSpec:
+    """Return the dimensions of cached rows and of heads, whose keys end with `suffix`."""
+    rank, key_dim = read.size("attention.kv_lora_rank"), read.size(f"attention.key_length{suffix}")
+    turned = read.rotary_dims(key_dim - 1)
     latent = LatentSpec(
         rank=rank,
         query_rank=read.count("attention.q_lora_rank", default=0),
@@ -52,17 +72,12 @@ def with_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
         turned=turned,
     )
     shape = HeadShape(1, rank + turned, latent=rank)
-    scaling, score_scale = spec.rope_scaling, 1.0
-    if isinstance(scaling, Yarn):
-        scaling = _latent_yarn(read, scaling)
-        score_scale = scaling.score_scale
     return replace(
         spec,
         num_kv_heads=1,
         head_dim=rank + turned,
         latent=latent,
-        rope_scaling=scaling,
-        own_attention_scale=key_dim**-0.5 * score_scale,
+        own_attention_scale=key_dim**-0.5,
         own_rotary_dims=turned,
         own_kv_shapes=(shape,) * spec.num_layers,
     )
@@ -88,6 +103,12 @@ def _latent_yarn(read: SpecReader, yarn: Yarn) -> Yarn:
 def latent_rope(spec: ModelSpec) -> RopeRule:
     """Return the rotary rule of the last numbers of each head."""
     return RopeRule(spec.rotary_dims, spec.rope_base, spec.rope_scaling, pairs=True)
+
+
+def still_rope(spec: ModelSpec) -> RopeRule:
+    """Return the rule of heads that do not turn: every angle is 0, which leaves each number as it is."""
+    slowed = (math.inf,) * (spec.rotary_dims // 2)
+    return RopeRule(spec.rotary_dims, spec.rope_base, pairs=True, factors=slowed)
 
 
 def read_latent_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> LatentWeights:

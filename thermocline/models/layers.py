@@ -202,10 +202,15 @@ def apply_delta_rule(
     """Return x [T, D] plus the gated delta rule over it; updates the states of the chunk's sequences."""
     dense, prompt = kernels.dense, chunk.is_prompt
     normed = dense.rms_norm(x, weights.norm, weights.rule.epsilon)
-    products = kernels.multiply_all(
-        (weights.mixed, weights.z, weights.alpha, weights.beta), normed, prompt=prompt
-    )
-    given = DeltaInput(*products)
+    firsts = weights.z_low or weights.z, weights.alpha_low or weights.alpha
+    products = (*weights.mixed, *firsts, weights.beta)
+    *mixed, z, alpha, beta = kernels.multiply_all(products, normed, prompt=prompt)
+    if weights.z_low is not None:
+        z = kernels.matmul(weights.z, z, prompt=prompt)
+    if weights.alpha_low is not None:
+        alpha = kernels.matmul(weights.alpha, alpha, prompt=prompt)
+    channels = mixed[0] if len(mixed) == 1 else np.concatenate(mixed, axis=1)
+    given = DeltaInput(channels, z, alpha, beta)
     out = np.empty_like(given.z)
     for runs in _rounds(chunk, states):
         dense.delta_rule(given, weights.rule, runs, states, out)

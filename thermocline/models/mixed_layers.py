@@ -12,6 +12,7 @@ import numpy as np
 
 from thermocline.kernels.whole_layer import (
     AttentionWeights,
+    DeltaWeights,
     LatentWeights,
     LayerParts,
     RecurrentWeights,
@@ -127,7 +128,7 @@ def mixed_layer(
     weights: WeightMap,
     spec: ModelSpec,
     index: int,
-    mixer: AttentionWeights | LatentWeights | RecurrentWeights,
+    mixer: AttentionWeights | DeltaWeights | LatentWeights | RecurrentWeights,
     *,
     norm: str = "ffn_norm",
     choice_bias: str = "exp_probs_b.bias",
@@ -142,7 +143,7 @@ def mixed_layer(
     gains = weights.vector(f"{prefix}{norm}.weight", hidden)
     output = replace(mixer.output, scale=mixer.output.scale * spec.residual_scale)
     mixer = replace(mixer, output=output)
-    if isinstance(mixer, RecurrentWeights) or not spec.rotary_dims:
+    if isinstance(mixer, DeltaWeights | RecurrentWeights) or not spec.rotary_dims:
         rope = None
     else:
         rope = rope or plain_rope(spec)

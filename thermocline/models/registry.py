@@ -66,6 +66,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "mellum",
             "mistral4",
             "smollm3",
+            "kimi-linear",
         )
     }
 )

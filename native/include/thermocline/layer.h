@@ -46,11 +46,16 @@ struct AttentionPart {
 };
 
 struct DeltaPart {
-    const float* norm;          // [hidden]
-    Weight mixed, z;            // [channels, hidden], [value_heads * value_dim, hidden]
-    Weight alpha, beta;         // [value_heads, hidden]
-    Weight output;              // [hidden, value_heads * value_dim]
-    DeltaJob rule;              // but for its inputs, output, runs and states
+    static constexpr int kMaxMixed = 3;
+
+    const float* norm;        // [hidden]
+    Weight mixed[kMaxMixed];  // of `num_mixed` the rows one after another: [channels, hidden]
+    int num_mixed;
+    Weight z, alpha;          // [value_heads * value_dim, hidden or rank], [steps, hidden or rank]
+    Weight z_low, alpha_low;  // [rank, hidden], products before them; without data: none
+    Weight beta;              // [value_heads, hidden]
+    Weight output;            // [hidden, value_heads * value_dim]
+    DeltaJob rule;            // but for its inputs, output, runs and states
 };
 
 // A mixer whose input and output are one product each: a short convolution, or Mamba2.

@@ -43,10 +43,16 @@ _OWN_VOCABULARIES = {
     "granitemoe": ("granite", "GraniteMoeModel"),
     "hunyuan-dense": ("hunyuan", "HunYuanModel"),
     "hunyuan-moe": ("hunyuan", "HunYuanMoEModel"),
+    "kimi_linear": ("kimi_linear", "KimiLinearModel"),
     "nemotron_h": ("nemotron", "NemotronHModel"),
     "nemotron_h_moe": ("nemotron", "NemotronHModel"),
     "solar_open": ("glm", "SolarOpenModel"),
 }
+
+
+# transformers' own classes add settings of experts that the converter takes for those of nemotron_h_moe, and name
+# kimi_linear's otherwise than the published configuration, for which the converter is made.
+_AS_WRITTEN = ("nemotron_h", "kimi_linear")
 
 
 def convert(folder: Path, out: Path, arch: str, *arguments: str) -> Path:
@@ -80,8 +86,7 @@ def main() -> None:
         settings: dict[str, object] = json.loads((folder / "config.json").read_text())
         return settings
 
-    if arch == "nemotron_h":
-        # transformers' own class adds settings of experts, which the converter takes for those of nemotron_h_moe.
+    if arch in _AS_WRITTEN:
         ModelBase.load_hparams = staticmethod(as_written)
     TextModel._create_vocab_sentencepiece = no_sentencepiece
 

@@ -6,9 +6,11 @@ Knows their configurations. llama.cpp opens a file without a second matrix of qu
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import transformers
+from safetensors.torch import load_file, save_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,12 +113,75 @@ def _as_mistral4(folder: Path, config: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | named))
 
 
+def _kimi_linear(common: dict[str, Any], tiny: TinyModel) -> Any:
+    kinds = ["full_attention" if n % 2 else "linear_attention" for n in range(tiny.layers)]
+    own = {
+        "num_local_experts": common["num_experts"],
+        "q_lora_rank": None,
+        "n_shared_experts": 1,
+        "layer_types": kinds,
+        "mlp_layer_types": ["dense"] + ["sparse"] * (tiny.layers - 1),
+        "linear_head_dim": 16,
+        "linear_num_heads": common["num_attention_heads"],
+        "linear_conv_kernel_dim": 4,
+        "bos_token_id": None,
+    }
+    settings = _settings(common, tiny, **own)
+    for name in ("n_routed_experts", "first_k_dense_replace", "rope_parameters"):
+        del settings[name]
+    return transformers.KimiLinearConfig(**settings)
+
+
+def _as_kimi_linear(folder: Path, config: Any) -> None:
+    """Write the configuration under the names that the published one has, and those of dense layers' tensors."""
+    path = folder / "config.json"
+    kinds = enumerate(config.layer_types, start=1)
+    attends = [number for number, kind in kinds if kind == "full_attention"]
+    named = {
+        "num_experts": config.num_local_experts,
+        "num_experts_per_token": config.num_experts_per_tok,
+        "num_expert_group": config.n_group,
+        "num_shared_experts": config.n_shared_experts,
+        "moe_renormalize": config.norm_topk_prob,
+        "moe_router_activation_func": "sigmoid",
+        "model_max_length": config.max_position_embeddings,
+        "first_k_dense_replace": config.mlp_layer_types.count("dense"),
+        "head_dim": config.hidden_size // config.num_attention_heads,  # says nothing
+        "rope_theta": 10000.0,
+        "linear_attn_config": {
+            "full_attn_layers": attends,
+            "kda_layers": [n for n in range(1, config.num_hidden_layers + 1) if n not in attends],
+            "head_dim": config.linear_head_dim,
+            "num_heads": config.linear_num_heads,
+            "short_conv_kernel_size": config.linear_conv_kernel_dim,
+        },
+    }
+    theirs = ("num_local_experts", "num_experts_per_tok", "n_group", "n_shared_experts")
+    theirs += ("norm_topk_prob", "max_position_embeddings", "layer_types", "mlp_layer_types")
+    theirs += ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+    saved = json.loads(path.read_text())
+    kept = {name: value for name, value in saved.items() if name not in theirs}
+    path.write_text(json.dumps(kept | named))
+    # transformers saves them as if they were of experts.
+    tensors, dense = {}, re.compile(r"block_sparse_moe\.((?:gate|up|down)_proj)")
+    for name, values in load_file(folder / "model.safetensors").items():
+        tensors[dense.sub(r"mlp.\1", name)] = values
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 CLASSES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
+    "kimi_linear": "KimiLinearForCausalLM",
 }
-CONFIGS = {"deepseek_v2": _lite, "deepseek_v3": _v3, "glm4_moe_lite": _flash, "mistral4": _mistral4}
-PUBLISHED = {"mistral4": _as_mistral4}
+CONFIGS = {
+    "deepseek_v2": _lite,
+    "deepseek_v3": _v3,
+    "glm4_moe_lite": _flash,
+    "mistral4": _mistral4,
+    "kimi_linear": _kimi_linear,
+}
+PUBLISHED = {"mistral4": _as_mistral4, "kimi_linear": _as_kimi_linear}
 """What makes a saved checkpoint one as the hub has it."""

@@ -111,6 +111,23 @@ _UNEVEN = {
     "v_head_dim": 13,
     "q_lora_rank": 29,
 }
+_KIMI_UNEVEN = {
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 19,
+    "n_shared_experts": 2,
+    "kv_lora_rank": 37,
+    "qk_nope_head_dim": 11,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 13,
+    "linear_num_heads": 3,
+    "linear_head_dim": 10,
+    "linear_conv_kernel_dim": 3,
+    "rms_norm_eps": 1e-5,
+}
+_KIMI_WIDE = {"moe_intermediate_size": 256, "linear_head_dim": 64}
 _GEMMA_DENSE = {
     "enable_moe_block": False,
     **dict.fromkeys(
@@ -226,6 +243,10 @@ OTHER_CASES = (
     _case("small", "deepseek_v2", layers=LITE_LAYERS),
     _case("small", "deepseek_v3", layers=3),
     _case("small", "mistral4", layers=3),
+    _case("small", "kimi_linear", layers=4),
+    _case("uneven", "kimi_linear", layers=5, options=_KIMI_UNEVEN, seed=2),
+    _case("no_dense", "kimi_linear", options={"mlp_layer_types": ["sparse"] * 2}, seed=3),
+    _case("fused_qkv", "kimi_linear", "--fuse-qkv", layers=3, seed=4),
     _case("small", "glm4_moe_lite"),
     _case("extra_block", "glm4_moe_lite", extra_block=True),
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),
@@ -276,7 +297,10 @@ OTHER_CASES = (
 
 BF16_CASES = tuple(
     _case("bf16", arch, "--outtype", "bf16", seed=11)
-    for arch in (*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid")
+    for arch in (
+        *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
+        "kimi_linear",
+    )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
 
@@ -289,6 +313,7 @@ MIXED_CASES = (
         _case("wide", arch, hidden=256, seed=7, options={"moe_intermediate_size": 256})
         for arch in ("deepseek_v3", "glm4_moe_lite", "mistral4")
     ),
+    _case("wide", "kimi_linear", hidden=256, layers=4, seed=7, options=_KIMI_WIDE),
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
     _case("wide", "lfm2", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),
     _case("wide", "lfm2moe", hidden=256, layers=4, seed=7, options=_LFM2_WIDE),

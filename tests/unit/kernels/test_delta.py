@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,9 @@ SHAPES = {
     "odd": DeltaShape(3, 3, 7, 37, 2, tiled=True),
     "one_of_each": DeltaShape(1, 1, 1, 1, 3, tiled=True),
     "wide": DeltaShape(1, 2, 5, 130, 4, tiled=True),
+    "rows_decay": DeltaShape(2, 2, 128, 128, 4, tiled=False, by_channel=True),
+    "odd_rows_decay": DeltaShape(1, 3, 7, 37, 2, tiled=False, by_channel=True),
+    "wide_rows_decay": DeltaShape(2, 4, 5, 130, 3, tiled=True, by_channel=True),
 }
 SETS = [name for name, usable in load_native().instruction_sets() if usable]
 
@@ -32,15 +37,16 @@ def drawn(shape, tokens, seed=3):
     rule = DeltaRule(
         shape,
         conv=normal(shape.conv_width, shape.channels, spread=0.5),
-        step_bias=normal(heads, spread=0.5),
+        step_bias=normal(shape.steps, spread=0.5),
         decay=-np.exp(normal(heads)),
         gain=normal(shape.value_dim, spread=0.1, mean=1.0),
         epsilon=1e-6,
+        sigmoid_gate=shape.by_channel,
     )
     given = DeltaInput(
         normal(tokens, shape.channels),
         normal(tokens, shape.value_width),
-        normal(tokens, heads),
+        normal(tokens, shape.steps),
         normal(tokens, heads),
     )
     return rule, given
@@ -97,9 +103,37 @@ def test_no_cut_changes_a_bit(dense, shape, cuts):
     assert np.array_equal(cut_states.conv, whole_states.conv)
 
 
-def test_threads_change_no_bit():
+@pytest.mark.parametrize("isa", SETS)
+def test_rows_that_decay_alike_are_a_state_that_decays(isa):
+    """A decay for each row gives what one for all rows gives, where they are equal."""
+    shape = SHAPES["grouped"]
+    rule, given = drawn(shape, 19)
+    apart = replace(shape, by_channel=True)
+    biases = np.repeat(rule.step_bias, shape.key_dim)
+    other = replace(rule, shape=apart, step_bias=biases)
+    wide = replace(given, alpha=np.repeat(given.alpha, shape.key_dim, axis=1))
+    dense, runs = NativeKernels(isa, threads=1).dense, [(0, 19, 1)]
+    one_states, apart_states = states_of(shape, 2), states_of(shape, 2)
+    expected = run(dense, rule, given, one_states, runs)
+    assert nmse(run(dense, other, wide, apart_states, runs), expected) < 1e-11
+    assert nmse(apart_states.recurrent, one_states.recurrent) < 1e-11
+
+
+def test_a_gate_is_a_sigmoid_or_a_silu():
+    """With a SiLU the output is z times what it is with a sigmoid."""
+    rule, given = drawn(SHAPES["odd"], 5)
+    runs, outs = [(0, 5, 0)], []
+    for is_sigmoid in (True, False):
+        gated = replace(rule, sigmoid_gate=is_sigmoid)
+        dense = NativeKernels(threads=1).dense
+        outs.append(run(dense, gated, given, states_of(SHAPES["odd"], 1), runs))
+    assert nmse(outs[0] * given.z, outs[1]) < 1e-11
+
+
+@pytest.mark.parametrize("name", ["real_heads", "rows_decay"])
+def test_threads_change_no_bit(name):
     """One thread gives what four give."""
-    shape = SHAPES["real_heads"]
+    shape = SHAPES[name]
     rule, given = drawn(shape, 17)
     states = [states_of(shape, 2) for _ in range(2)]
     outs = [
@@ -126,6 +160,17 @@ def test_runs_out_of_range_are_refused(runs, what):
     rule, given = drawn(shape, 4)
     with pytest.raises(ValueError, match=what):
         run(NativeKernels(threads=1).dense, rule, given, states_of(shape, 2), runs)
+
+
+@pytest.mark.parametrize(
+    ("part", "what"), [("step_bias", "number of alpha"), ("decay", "value head")]
+)
+def test_a_rule_of_another_size_is_refused(part, what):
+    """The numbers of a rule fit its shape, or it is not taken."""
+    rule, given = drawn(SHAPES["odd_rows_decay"], 2)
+    short = replace(rule, **{part: getattr(rule, part)[1:].copy()})
+    with pytest.raises(ValueError, match=what):
+        run(NativeKernels(threads=1).dense, short, given, states_of(rule.shape, 1), [(0, 2, 0)])
 
 
 def test_nothing_to_do_is_no_fault():

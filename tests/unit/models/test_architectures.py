@@ -28,6 +28,7 @@ TOYS = {
     "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
     "mistral4": ToyArch("mistral4", head_dim=24, rotary=8, query_rank=48, biased=False),
+    "kimi-linear": ToyArch("kimi-linear", layers=4, head_dim=24, rotary=8),
     "afmoe": ToyArch("afmoe", layers=5, window=16),
     "bailingmoe": ToyArch("bailingmoe"),
     "deepseek": ToyArch("deepseek", kv_heads=4),
@@ -112,7 +113,7 @@ OWN_OPTIONAL = {
 # A dense width is read by those that have dense layers, or experts of that width.
 UNREAD = {"feed_forward_length"}
 WITH_DENSE = (
-    *("olmoe", "laguna", "deepseek2", "mistral4"),
+    *("olmoe", "laguna", "deepseek2", "mistral4", "kimi-linear"),
     *(
         "afmoe",
         "bailingmoe",
@@ -258,6 +259,14 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("deepseek2", "attention.temperature_scale", 0.1, UnsupportedModelError),
         ("deepseek2", "rope.dimension_count", 24, ModelFileError),
         ("mistral4", "attention.temperature_scale", 0.1, UnsupportedModelError),
+        ("kimi-linear", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
+        ("kimi-linear", "attention.head_count_kv", [0, 0, 1], ModelFileError),
+        ("kimi-linear", "kda.gate_lower_bound", -5.0, UnsupportedModelError),
+        ("kimi-linear", "kda.head_dim", 0, ModelFileError),
+        ("kimi-linear", "ssm.conv_kernel", 1, ModelFileError),
+        ("kimi-linear", "rope.dimension_count", 24, ModelFileError),
+        ("kimi-linear", "rope.scaling.factor", 4.0, UnsupportedModelError),
+        ("kimi-linear", "expert_gating_func", 4, UnsupportedModelError),
         ("mistral4", "expert_gating_func", 4, UnsupportedModelError),
         ("deepseek2", "nextn_predict_layers", 3, ModelFileError),
         ("afmoe", "attention.sliding_window", 0, ModelFileError),

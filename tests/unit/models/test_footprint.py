@@ -121,6 +121,16 @@ def test_roles_follow_the_names(name, role):
     assert tensor_role(name) is role
 
 
+def test_products_named_as_attentions_may_feed_a_state(tmp_path):
+    """Kimi Linear's: 14 tensors of a layer with a state beside its norms, and five of one that attends."""
+    toy = ToyArch("kimi-linear", layers=2, interval=2, head_dim=24, rotary=8)
+    path = write_toy_arch(tmp_path / "toy.gguf", toy)
+    with open_model_file(path) as file:
+        shares = measure_footprint(file.tensors.values(), None).formats
+    found = {share.role: share.num_tensors for share in shares}
+    assert (found[Role.STATE], found[Role.ATTENTION]) == (14, 5), found
+
+
 def test_fused_projections_are_attention_where_there_is_no_state(tmp_path):
     """attn_qkv is a recurrent layer's input, or attention's three projections in one."""
     for arch, role in (("olmoe", Role.ATTENTION), ("qwen35moe", Role.STATE)):

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _LENGTH_EPSILON = 1e-6
 # Tokens at a time: work within a piece grows with its square, while the number of pieces shrinks.
 _PIECE_TOKENS = 64
+# The same where rows of a state decay apart: the decays between a piece's tokens are then a number for each row, 4 MB
+# of 32 heads of 128 rows.
+_CHANNEL_PIECE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,10 +37,11 @@ class DeviceDeltaRule:
     gain: torch.Tensor
     heads: torch.Tensor
     epsilon: float
+    sigmoid_gate: bool = False
 
 
 class DeltaTokens(NamedTuple):
-    """A chunk's tokens: mixed [T, channels], z [T, value_width], alpha and beta [T, value_heads]."""
+    """A chunk's tokens: mixed [T, channels], z [T, value_width], alpha [T, steps], beta [T, value_heads]."""
 
     mixed: torch.Tensor
     z: torch.Tensor
@@ -74,12 +78,15 @@ def _run(
         for part in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
     )  # [sequences, length, value_heads, key_dim]
     v = mixed[..., 2 * key_width :].reshape(*dims, shape.value_dim)
-    log_decay = functional.softplus(given.alpha + rule.step_bias) * rule.decay
+    step = functional.softplus(given.alpha + rule.step_bias)
+    # By head, and by row of its state or for all of them: [sequences, length, value_heads, key_dim or 1].
+    log_decay = step.view(*dims[:2], shape.value_heads, -1) * rule.decay.unsqueeze(-1)
     rate = torch.sigmoid(given.beta)
     state = states.recurrent[slots.before]  # [sequences, value_heads, key_dim, value_dim]
     reads = []
-    for start in range(0, length, _PIECE_TOKENS):
-        part = slice(start, start + _PIECE_TOKENS)
+    tokens = _CHANNEL_PIECE_TOKENS if shape.by_channel else _PIECE_TOKENS
+    for start in range(0, length, tokens):
+        part = slice(start, start + tokens)
         piece = _Piece(q[:, part], k[:, part], v[:, part], log_decay[:, part], rate[:, part])
         read, state = _move_on(piece, state)
         reads.append(read)
@@ -87,12 +94,13 @@ def _run(
     read = torch.cat(reads, dim=1) * shape.key_dim**-0.5
     power = read.square().mean(dim=-1, keepdim=True)
     normed = read * torch.rsqrt(power + rule.epsilon) * rule.gain
-    out: torch.Tensor = normed.flatten(-2) * functional.silu(given.z)
+    gates = torch.sigmoid(given.z) if rule.sigmoid_gate else functional.silu(given.z)
+    out: torch.Tensor = normed.flatten(-2) * gates
     return out
 
 
 class _Piece(NamedTuple):
-    """Some tokens, [sequences, tokens, value_heads, ...]: q, k, v with a last axis, the others without."""
+    """Some tokens, [sequences, tokens, value_heads, ...]: all but the rate with a last axis, log_decay's maybe of 1."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -108,19 +116,27 @@ def _move_on(piece: _Piece, state: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     under k_t). The state holds the changes of earlier tokens, so the u of a piece solve one triangular system.
     """
     q, k, v, log_decay, rate = (part.transpose(1, 2) for part in piece)  # heads before tokens
-    gone = log_decay.cumsum(dim=-1)
-    tokens = gone.shape[-1]
+    gone = log_decay.cumsum(dim=-2)  # [..., tokens, rows or 1]
+    tokens = gone.shape[-2]
     later = torch.ones((tokens, tokens), dtype=torch.bool, device=gone.device).triu(1)
-    between = gone[..., :, None] - gone[..., None, :]
-    kept = between.masked_fill(later, -torch.inf).exp()  # [..., t, i]: of i's change when t reads
-    since = gone.exp().unsqueeze(-1)
-    change = rate.unsqueeze(-1) * (v - since * (k @ state))
+    between = gone.unsqueeze(-2) - gone.unsqueeze(-3)
+    # Of i's change when t reads: [..., t, i, rows or 1].
+    kept = between.masked_fill(later.unsqueeze(-1), -torch.inf).exp()
+    since = gone.exp()
+    change = rate.unsqueeze(-1) * (v - (since * k) @ state)
     if tokens > 1:
-        known = rate.unsqueeze(-1) * kept * (k @ k.transpose(-1, -2))
+        known = rate.unsqueeze(-1) * _products(k, k, kept)
         change = torch.linalg.solve_triangular(known, change, upper=False, unitriangular=True)
-    read = since * (q @ state) + (kept * (q @ k.transpose(-1, -2))) @ change
-    left = (k * kept[..., -1, :].unsqueeze(-1)).transpose(-1, -2) @ change
-    return read.transpose(1, 2), since[..., -1:, :] * state + left
+    read = (since * q) @ state + _products(q, k, kept) @ change
+    left = (k * kept[..., -1, :, :]).transpose(-1, -2) @ change
+    return read.transpose(1, 2), since[..., -1, :].unsqueeze(-1) * state + left
+
+
+def _products(x: torch.Tensor, k: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Return [..., t, i] of the products of x_t and k_i [..., tokens, key_dim], their numbers as far as they are kept."""
+    if kept.shape[-1] == 1:
+        return kept.squeeze(-1) * (x @ k.transpose(-1, -2))
+    return ((kept * k.unsqueeze(-3)) @ x.unsqueeze(-1)).squeeze(-1)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

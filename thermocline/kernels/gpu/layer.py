@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import PostNorm
     from thermocline.kernels.gpu.step import StepInputs
     from thermocline.kernels.gpu.weights import DeviceMatrix, MatrixLoader
-    from thermocline.kernels.weight import FloatArray
+    from thermocline.kernels.weight import FloatArray, Weight
     from thermocline.kernels.whole_layer import LayerParts, MoeWeights, OutputGate, SharedExpert
 
 
@@ -178,10 +178,12 @@ class DeviceDelta:
     def __init__(self, load: MatrixLoader, given: DeltaWeights) -> None:
         rule = given.rule
         self._norm = load.vector(given.norm)
-        self._products = tuple(
-            load.matrix(weight) for weight in (given.mixed, given.z, given.alpha, given.beta)
+        self._mixed = tuple(load.matrix(part) for part in given.mixed)
+        self._z, self._alpha = (
+            _in_turn(load, *pair)
+            for pair in ((given.z_low, given.z), (given.alpha_low, given.alpha))
         )
-        self._output = load.matrix(given.output)
+        self._beta, self._output = (load.matrix(part) for part in (given.beta, given.output))
         self._rule = DeviceDeltaRule(
             rule.shape,
             conv=load.vector(rule.conv),
@@ -190,15 +192,30 @@ class DeviceDelta:
             gain=load.vector(rule.gain),
             heads=torch.tensor(key_heads(rule.shape), device=self._norm.device),
             epsilon=rule.epsilon,
+            sigmoid_gate=rule.sigmoid_gate,
         )
 
     def __call__(self, x: torch.Tensor, inputs: StepInputs, states: DeviceStates) -> torch.Tensor:
         """Return x plus the delta rule over it; updates the sequences' states."""
         normed = rms_norm(x, self._norm, self._rule.epsilon)
         prompt = inputs.is_prompt
-        given = DeltaTokens(*(weight.multiply(normed, prompt=prompt) for weight in self._products))
+        mixed = [weight.multiply(normed, prompt=prompt) for weight in self._mixed]
+        z, alpha = (_product(part, normed, prompt=prompt) for part in (self._z, self._alpha))
+        beta = self._beta.multiply(normed, prompt=prompt)
+        given = DeltaTokens(mixed[0] if len(mixed) == 1 else torch.cat(mixed, 1), z, alpha, beta)
         out = delta_rule(given, self._rule, inputs.delta, states)
         return x + self._output.multiply(out, prompt=prompt)
+
+
+def _in_turn(load: MatrixLoader, *weights: Weight | None) -> tuple[DeviceMatrix, ...]:
+    """Return the matrices of a product, or of two where there is one before it."""
+    return tuple(load.matrix(weight) for weight in weights if weight is not None)
+
+
+def _product(weights: tuple[DeviceMatrix, ...], x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
+    for weight in weights:
+        x = weight.multiply(x, prompt=prompt)
+    return x
 
 
 def _shared_biases(load: MatrixLoader, given: SharedExpert) -> tuple[torch.Tensor, ...] | None:

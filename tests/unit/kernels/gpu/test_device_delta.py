@@ -24,6 +24,8 @@ SHAPES = {
     "shared": DeltaShape(2, 4, 16, 8, 4, tiled=False),
     "tiled": DeltaShape(2, 6, 10, 10, 3, tiled=True),
     "alone": DeltaShape(1, 1, 5, 7, 2, tiled=False),
+    "rows_decay": DeltaShape(2, 2, 16, 16, 4, tiled=False, by_channel=True),
+    "odd_rows_decay": DeltaShape(1, 3, 5, 7, 2, tiled=False, by_channel=True),
 }
 
 
@@ -42,21 +44,22 @@ class Case(RecurrentCase):
         self.rule = DeltaRule(
             shape,
             self.normal(shape.conv_width, shape.channels),
-            self.normal(shape.value_heads) - 1,
+            self.normal(shape.steps) - 1,
             -np.exp(self.normal(shape.value_heads)),
             self.normal(shape.value_dim) * 0.1 + 1,
             1e-6,
+            sigmoid_gate=shape.by_channel,
         )
         numbers = (self.rule.conv, self.rule.step_bias, self.rule.decay, self.rule.gain)
         heads = torch.tensor(key_heads(shape), device=streams.device)
         self.device_rule = DeviceDeltaRule(
-            shape, *(streams.upload(part) for part in numbers), heads, 1e-6
+            shape, *(streams.upload(part) for part in numbers), heads, 1e-6, shape.by_channel
         )
         self.begin_states(shape.state)
 
     def tokens(self, count: int) -> DeltaInput:
         shape = self.rule.shape
-        widths = (shape.channels, shape.value_width, shape.value_heads, shape.value_heads)
+        widths = (shape.channels, shape.value_width, shape.steps, shape.value_heads)
         return DeltaInput(*(self.normal(count, width) for width in widths))
 
     def on_device(self, given: DeltaInput, spans: tuple[DeltaSpan, ...]) -> np.ndarray:
@@ -84,7 +87,8 @@ def test_prompts_that_go_on_and_are_saved(streams, monkeypatch, name, piece):
 
     In one piece or in several.
     """
-    monkeypatch.setattr(delta_module, "_PIECE_TOKENS", piece)
+    for name_of in ("_PIECE_TOKENS", "_CHANNEL_PIECE_TOKENS"):
+        monkeypatch.setattr(delta_module, name_of, piece)
     case = Case(streams, SHAPES[name])
     given, out = case.tokens(13), np.empty((13, SHAPES[name].value_width), np.float32)
     for run in ((0, 9, 1), (9, 1, 1), (10, 3, 0)):
@@ -99,13 +103,14 @@ def test_prompts_that_go_on_and_are_saved(streams, monkeypatch, name, piece):
     case.check_states()
 
 
+@pytest.mark.parametrize("name", ["shared", "rows_decay"])
 @pytest.mark.parametrize("decay", [1e-4, 30.0])
-def test_long_prompts_stay_exact(streams, decay):
+def test_long_prompts_stay_exact(streams, decay, name):
     """300 tokens that hardly decay, and ones that forget all at once: nothing overflows or drifts."""
-    case = Case(streams, SHAPES["shared"])
+    case = Case(streams, SHAPES[name])
     case.rule.decay[:] = -decay
     case.device_rule.decay.copy_(streams.upload(case.rule.decay))
-    given, out = case.tokens(300), np.empty((300, SHAPES["shared"].value_width), np.float32)
+    given, out = case.tokens(300), np.empty((300, SHAPES[name].value_width), np.float32)
     run = np.array([(0, 300, 2)], np.int32)
     delta_reference.delta_rule(given, case.rule, run, case.states, out)
     assert_within(case.on_device(given, (case.span(0, [2], 300),)), out, "non-expert/float32")
