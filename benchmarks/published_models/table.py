@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.published_models import families
 from benchmarks.published_models.gemma import GEMMA4
 from benchmarks.published_models.glm import GLM_AIR
+from benchmarks.published_models.kimi import KIMI_ROWS
 from benchmarks.published_models.latent import LATENT_ROWS
 from benchmarks.published_models.nemotron import NEMOTRON_NANO
 from benchmarks.published_models.shape import Delta, PublishedModel, Shape, Window, Yarn
@@ -380,6 +381,7 @@ _ROWS: Final = (
         ),
     ),
     *LATENT_ROWS,
+    *KIMI_ROWS,
     GLM_AIR,
     NEMOTRON_NANO,
 )

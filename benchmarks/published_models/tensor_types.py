@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FLOAT32: Final = (
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
-    "ssm_conv1d.weight",
+    *("ssm_conv1d.weight", "ssm_conv1d_q.weight", "ssm_conv1d_k.weight", "ssm_conv1d_v.weight"),
     "_norm.weight",
 )
 _MORE_BITS: Final = ("attn_v.weight", "attn_qkv.weight", "ffn_down")
