@@ -59,6 +59,9 @@ _GEMMA4_ODD = {"window": 7, "near_head_dim": 6, "near_kv_heads": 1, "layer_embed
 _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
 
+_EARLY_HEAT = {"attention.temperature_length": 9, "attention.temperature_scale": 0.4}
+_LLAMA4_ODD = _ODD_HEADS | {"used": 1, "heads": 3, "kv_heads": 3, "slowed": True, "tied": True}
+
 ROUTER_CASES = (
     _case("default", "afmoe", layers=5, window=16, seed=59),
     _case("odd", "afmoe", **_ODD_HEADS | {"rotary": 24}, layers=4, window=7, dense=2, seed=60),
@@ -100,6 +103,10 @@ ROUTER_CASES = (
     _case("default", "hy_v3", layers=2, seed=87),
     _case("odd", "hy_v3", **_ODD_HEADS, dense=2, tied=True, seed=88),
     _case("one_expert", "hy_v3", layers=1, dense=0, experts=1, used=1, kv_heads=1, seed=89),
+    _case("default", "llama4", layers=5, used=1, dense=0, window=16, extra=_EARLY_HEAT, seed=94),
+    _case("odd", "llama4", **_LLAMA4_ODD, layers=4, window=7, extra=_EARLY_HEAT, seed=95),
+    _case("scout", "llama4", layers=4, used=1, dense=0, kv_heads=1, slowed=True, seed=96),
+    _case("maverick", "llama4", layers=4, experts=128, used=1, intermediate=16, seed=97),
     _case("default", "mellum", layers=5, window=16, seed=90),
     _case("odd", "mellum", **_ODD_HEADS, layers=4, window=7, extra=_YARN, seed=91),
     _case("own_base", "mellum", layers=4, window=2, extra=_OWN_BASE, kv_heads=1, seed=92),
@@ -230,9 +237,17 @@ SCHEDULED_CASES = (
 )
 """Quantised models of architectures that differ in what they compute, for schedules."""
 
-MORE_SCHEDULED_CASES = tuple(
-    _case("mixed", arch, **_WIDE, formats=_MIX)
-    for arch in ("ernie4_5-moe", "granitemoe", "hunyuan-moe", "exaone-moe", "hy_v3", "mellum")
+CHUNKED_CASE = _case(
+    "mixed", "llama4", **_WIDE | {"used": 1}, layers=4, formats=_MIX, extra=_EARLY_HEAT
+)
+"""A quantised model whose windows do not slide, whose experts' input is weighed, and whose scores grow with the position."""
+
+MORE_SCHEDULED_CASES = (
+    *(
+        _case("mixed", arch, **_WIDE, formats=_MIX)
+        for arch in ("ernie4_5-moe", "granitemoe", "hunyuan-moe", "exaone-moe", "hy_v3", "mellum")
+    ),
+    CHUNKED_CASE,
 )
 """More of them, for the quicker checks and for long runs."""
 
@@ -282,12 +297,13 @@ LLAMA_CASES = tuple(
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
         "mellum_own_base",
+        *("llama4_default", "llama4_odd"),
         *("granitehybrid_lone_layer", "lfm2_all_attend"),
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
 
-There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a window of
+There chunks are of 8192 tokens whatever the file says, olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a window of
 mellum's has no base of its own, a group is judged by
 its best two experts, YaRN's own factor is not read, the last layers with keys of their own are one with a window and one
 without, and a hybrid has a recurrent layer.

@@ -37,6 +37,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "deepseek2",
             "gemma4",
             "llama",
+            "llama4",
             "qwen2",
             "qwen3",
             "qwen35",

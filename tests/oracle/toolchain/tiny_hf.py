@@ -28,6 +28,7 @@ _ROUTERS = (
     "block_sparse_moe.router.weight",
     "mlp.router.weight",
     "mlp.router.gate.weight",
+    "feed_forward.router.weight",
 )
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (
