@@ -52,6 +52,8 @@ _YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
+_HOT_YARN = _YARN | {"attention.temperature_scale": 0.6}
+_MINISTRAL = _HOT_YARN | {"rope.scaling.yarn_log_multiplier": 1.0}
 _OWN_BASE = {"rope.freq_base_swa": 500.0}
 _OWN_YARN = {"rope.scaling.yarn_attn_factor": 1.0}
 _GEMMA4_SMALL = {"head_dim": 32, "kv_heads": 1, "window": 16, "layer_embedding": 8, "tied": True}
@@ -164,6 +166,10 @@ ARCH_CASES = (
     _case("odd", "qwen3", **_ODD | _NO_EXPERTS, tied=True, extra=_YARN, seed=82),
     _case("default", "qwen3vl", **_NO_EXPERTS, head_dim=32, seed=83),
     _case("odd", "qwen3vl", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, tied=True, seed=84),
+    _case("default", "mistral3", **_NO_EXPERTS, biased=False, extra=_MINISTRAL, seed=89),
+    _case(
+        "odd", "mistral3", **_ODD | _NO_EXPERTS, biased=False, tied=True, extra=_HOT_YARN, seed=90
+    ),
     _case("default", "smollm3", **_NO_EXPERTS, layers=5, biased=False, tied=True, seed=87),
     _case(
         "odd", "smollm3", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, layers=8, biased=False, seed=88
@@ -278,6 +284,7 @@ DENSE_HYBRID_CASE = _case("mixed", "qwen35", **_WIDE | _NO_EXPERTS, formats=_MIX
 DENSE_SIBLING_CASES = (
     _case("mixed", "ernie4_5", **_WIDE | _NO_EXPERTS, biased=False, formats=_MIX),
     _case("mixed", "hunyuan-dense", **_WIDE | _NO_EXPERTS, formats=_MIX),
+    _case("mixed", "mistral3", **_WIDE | _NO_EXPERTS, biased=False, formats=_MIX, extra=_MINISTRAL),
     _case("mixed", "smollm3", **_WIDE | _NO_EXPERTS, layers=4, biased=False, formats=_MIX),
     _case("mixed", "qwen3vl", **_WIDE | _NO_EXPERTS, formats=_MIX),
     _case("mixed", "lfm2", **_WIDE | LFM2_MIXED | _NO_EXPERTS, formats=_MIX, seed=68),

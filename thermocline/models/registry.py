@@ -65,6 +65,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "exaone-moe",
             "hy_v3",
             "mellum",
+            "mistral3",
             "mistral4",
             "smollm3",
         )

@@ -190,6 +190,8 @@ OTHER_CASES = (
     _case("small", "hunyuan-dense"),
     _case("tied", "hunyuan-dense", options={"tie_word_embeddings": True}, seed=2),
     _case("dynamic", "hunyuan-dense", hidden=256, options=_HUNYUAN_ROPE, seed=3),
+    _case("small", "mistral3"),
+    _case("tied", "mistral3", options={"tie_word_embeddings": True}, seed=2),
     _case("small", "smollm3", layers=5),
     _case("tied", "smollm3", layers=4, options={"tie_word_embeddings": True}, seed=2),
     _case("small", "qwen3vl"),
@@ -308,6 +310,7 @@ MIXED_CASES = (
     _case("wide", "granite", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "ernie4_5", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "hunyuan-dense", hidden=256, seed=7, options={"intermediate_size": 256}),
+    _case("wide", "mistral3", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case("wide", "smollm3", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),
     _case("wide", "qwen3vl", hidden=256, seed=7, options={"intermediate_size": 256}),
     _case(

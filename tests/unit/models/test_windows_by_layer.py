@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from tests.support.toy_archs import ToyArch, write_toy_arch
+from thermocline.errors import ModelFileError
 from thermocline.kernels.dense_contract import Temperature
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.modelfile.reader import open_model_file
@@ -82,3 +85,39 @@ def test_llama4_may_say_its_chunks_and_temperature(tmp_path):
     assert spec.window.num_tokens == 24
     none = {"llama4.attention.temperature_scale": 0.0}
     assert opened(write_toy_arch(tmp_path / "n.gguf", toy, metadata=none)).spec.temperature is None
+
+
+def test_mistral3_grows_with_the_original_context(tmp_path):
+    """Its multiplier takes YaRN's factor away; without a multiplier the factor stays, and without a scale no score grows."""
+    yarn = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+    }
+    usual, prefix = 0.1 * math.log(4.0) + 1.0, "mistral3.rope.scaling."
+    heat = {"mistral3.attention.temperature_scale": 0.125}
+    for added, magnitude, expected in (
+        (heat | {f"{prefix}yarn_log_multiplier": 1.0}, 1.0, Temperature(0.125, 64)),
+        ({f"{prefix}yarn_log_multiplier": 1.0, f"{prefix}yarn_attn_factor": 0.9}, 0.9, None),
+        ({}, usual, None),
+    ):
+        toy = ToyArch("mistral3", experts=0, used=0, biased=False, extra=yarn)
+        model = opened(write_toy_arch(tmp_path / "m.gguf", toy, metadata=added))
+        assert model.spec.rope_scaling.magnitude == pytest.approx(magnitude)
+        assert {parts.mixer.temperature for parts in model.non_expert.layers} == {expected}
+
+
+@pytest.mark.parametrize("arch", ["deepseek2", "mistral4"])
+def test_a_temperature_of_latent_attention_has_a_length(tmp_path, arch):
+    """Mistral's factor of late queries, which begins anew with each length; one without it is an error."""
+    toy = ToyArch(arch, head_dim=24, rotary=8, query_rank=48, biased=False)
+    keys = {
+        f"{arch}.attention.temperature_scale": 0.125,
+        f"{arch}.attention.temperature_length": 64,
+    }
+    model = opened(write_toy_arch(tmp_path / "m.gguf", toy, metadata=keys))
+    found = {parts.mixer.temperature for parts in model.non_expert.layers}
+    assert found == {Temperature(0.125, 64)}
+    del keys[f"{arch}.attention.temperature_length"]
+    with pytest.raises(ModelFileError, match="temperature_length"):
+        opened(write_toy_arch(tmp_path / "n.gguf", toy, metadata=keys))
