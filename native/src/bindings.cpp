@@ -65,14 +65,14 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/native.py names the one that it needs.
-    m.attr("interface") = 20;
+    m.attr("interface") = 21;
     auto core = nb::class_<Core>(m, "Core", "The threads and the instruction set that jobs run on.")
                     .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("threads"),
                          nb::arg("pin") = false)
                     .def_prop_ro("isa", &Core::isa)
                     .def_prop_ro("threads", &Core::threads);
     bind_products(m, core);
-    bind_dense(core);
+    bind_dense(m, core);
     bind_delta(m, core);
     bind_recurrent(m, core);
     bind_layer(m, core);

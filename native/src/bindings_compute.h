@@ -176,7 +176,7 @@ class Core {
 };
 
 void bind_products(nb::module_& m, nb::class_<Core>& core);
-void bind_dense(nb::class_<Core>& core);
+void bind_dense(nb::module_& m, nb::class_<Core>& core);
 void bind_delta(nb::module_& m, nb::class_<Core>& core);
 void bind_recurrent(nb::module_& m, nb::class_<Core>& core);
 void bind_layer(nb::module_& m, nb::class_<Core>& core);

@@ -74,11 +74,17 @@ void prepare_heads(Core& core, Write<float, 3> q, std::optional<In<float, 3>> k,
     tc::prepare_heads(core.dense(), job);
 }
 
+void make_temperature(tc::Temperature* self, float scale, int64_t length, int64_t offset) {
+    require(length > 0 && offset >= 0, "a temperature has a length, and no offset below zero");
+    new (self) tc::Temperature{scale, length, offset};
+}
+
 // For starts, block_tables and table_starts see require_sequences.
 void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> starts,
                In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type,
                int64_t block_tokens, In<uint8_t, 3> keys, In<uint8_t, 3> values, float scale,
-               float softcap, int64_t window, const std::optional<In<float, 1>>& sinks, Write<float, 3> out) {
+               float softcap, int64_t window, const std::optional<In<float, 1>>& sinks, bool chunked,
+               std::optional<tc::Temperature> temperature, Write<float, 3> out) {
     const tc::CacheShape cache = cache_shape(cache_type, block_tokens, size(q, 2), keys, values);
     const int64_t heads = size(q, 1), row = heads * cache.head_dim, sequences = size(starts, 0) - 1;
     require(heads > 0 && heads % cache.kv_heads == 0, "heads must be a multiple of kv_heads");
@@ -86,6 +92,7 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
         require(size(q, axis) == size(out, axis), "q and out must have one shape");
     require(size(positions, 0) == size(q, 0), "positions must have one entry per token");
     require(window >= 0 && softcap >= 0.0f, "window and softcap must not be negative");
+    require(!chunked || window > 0, "chunks have a size");
     require(!sinks || size(*sinks, 0) == heads, "sinks must have a number per head");
     require_sequences(cache, positions, starts, block_tables, table_starts);
     std::vector<tc::AttentionJob> jobs;
@@ -95,7 +102,8 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
         if (tokens == 0) continue;
         jobs.push_back({q.data() + first * row, positions.data() + first, tokens, heads, cache,
                         keys.data(), values.data(), block_tables.data() + table, scale, softcap,
-                        window, out.data() + first * row, sinks ? sinks->data() : nullptr});
+                        window, out.data() + first * row, sinks ? sinks->data() : nullptr, chunked,
+                        temperature.value_or(tc::Temperature{0.0f, 1, 0})});
     }
     const WithoutGil unlocked;
     tc::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
@@ -180,7 +188,9 @@ void combine(Core& core, In<float, 2> residual, const std::vector<Part>& parts, 
 
 }  // namespace
 
-void bind_dense(nb::class_<Core>& core) {
+void bind_dense(nb::module_& m, nb::class_<Core>& core) {
+    nb::class_<tc::Temperature>(m, "Temperature", "A factor on a token's scores that grows with its position.")
+        .def("__init__", &make_temperature, nb::kw_only(), nb::arg("scale"), nb::arg("length"), nb::arg("offset"));
     core
         .def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("gain").noconvert(),
              nb::arg("epsilon"), nb::arg("out").noconvert(),
@@ -199,7 +209,8 @@ void bind_dense(nb::class_<Core>& core) {
              nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
              nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
              nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("scale"),
-             nb::arg("softcap"), nb::arg("window"), nb::arg("sinks").noconvert().none(), nb::arg("out").noconvert(),
+             nb::arg("softcap"), nb::arg("window"), nb::arg("sinks").noconvert().none(), nb::arg("chunked"),
+             nb::arg("temperature").none(), nb::arg("out").noconvert(),
              "Causal attention of some sequences' tokens over their cached keys and values.")
         .def("route", &route, nb::arg("logits").noconvert(), nb::arg("gating"),
              nb::arg("logit_bias").noconvert().none(), nb::arg("bias").noconvert().none(), nb::arg("groups"),

@@ -36,12 +36,14 @@ void prepare_latent(Core& core, Write<float, 3> q, In<float, 2> kv, Gain gain, f
 // For starts, block_tables and table_starts see require_sequences.
 void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> starts,
                       In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens,
-                      In<uint8_t, 3> keys, float scale, float softcap, int64_t window, Write<float, 3> out) {
+                      In<uint8_t, 3> keys, float scale, float softcap, int64_t window, bool chunked,
+                      std::optional<Temperature> temperature, Write<float, 3> out) {
     const int64_t heads = size(q, 1), dim = size(q, 2), latent = size(out, 2);
     const CacheShape cache = latent_shape(cache_type, block_tokens, dim, latent, keys);
     require(heads > 0 && size(out, 0) == size(q, 0) && size(out, 1) == heads, "out must be [tokens, heads, latent]");
     require(size(positions, 0) == size(q, 0), "positions must have one entry per token");
     require(window >= 0 && softcap >= 0.0f, "window and softcap must not be negative");
+    require(!chunked || window > 0, "chunks have a size");
     require_sequences(cache, positions, starts, block_tables, table_starts);
     std::vector<AttentionJob> jobs;
     for (int64_t s = 0; s + 1 < size(starts, 0); ++s) {
@@ -49,7 +51,8 @@ void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<i
         if (tokens == 0) continue;
         jobs.push_back({q.data() + first * heads * dim, positions.data() + first, tokens, heads, cache, keys.data(),
                         keys.data(), block_tables.data() + table_starts.data()[s], scale, softcap, window,
-                        out.data() + first * heads * latent});
+                        out.data() + first * heads * latent, nullptr, chunked,
+                        temperature.value_or(Temperature{0.0f, 1, 0})});
     }
     const WithoutGil unlocked;
     thermocline::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
@@ -59,7 +62,7 @@ void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<i
 void expanded_attention(Core& core, const MatrixStack& k_up, const MatrixStack& v_up, In<float, 3> q,
                         In<int32_t, 1> positions, In<int32_t, 1> starts, In<int32_t, 1> block_tables,
                         In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens, In<uint8_t, 3> keys,
-                        float scale, Write<float, 3> out) {
+                        float scale, std::optional<Temperature> temperature, Write<float, 3> out) {
     const int64_t heads = size(q, 1), width = size(q, 2), value_dim = v_up.rows(), latent = v_up.cols();
     const CacheShape cache = latent_shape(cache_type, block_tokens, latent + width - k_up.cols(), latent, keys);
     require(k_up.rows() == latent, "the matrices of keys and values must have one latent size");
@@ -77,7 +80,8 @@ void expanded_attention(Core& core, const MatrixStack& k_up, const MatrixStack& 
         if (tokens == 0) continue;
         jobs.push_back({q.data() + first * heads * width, positions.data() + first, tokens, heads, cache, keys.data(),
                         keys.data(), block_tables.data() + table_starts.data()[s], scale, 0.0f, 0,
-                        out.data() + first * heads * value_dim});
+                        out.data() + first * heads * value_dim, nullptr, false,
+                        temperature.value_or(Temperature{0.0f, 1, 0})});
         jobs.back().expansion = &expansion;
     }
     const WithoutGil unlocked;
@@ -89,10 +93,10 @@ void expanded_attention(Core& core, const MatrixStack& k_up, const MatrixStack& 
 void bind_latent(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<LatentWeights>(m, "LatentWeights", "Latent attention, for LayerWeights.")
         .def(nb::init<Gain, std::optional<Matrix>, Gains, const Matrix&, const Matrix&, Gain, const MatrixStack&,
-                      const MatrixStack&, const Matrix&, float, float>(),
+                      const MatrixStack&, const Matrix&, float, float, std::optional<Temperature>>(),
              nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("low").none(), nb::arg("low_gain").noconvert().none(),
              nb::arg("q"), nb::arg("kv"), nb::arg("kv_gain").noconvert(), nb::arg("k_up"), nb::arg("v_up"),
-             nb::arg("output"), nb::arg("epsilon"), nb::arg("scale"));
+             nb::arg("output"), nb::arg("epsilon"), nb::arg("scale"), nb::arg("temperature").none());
     core.def("multiply_heads", &multiply_heads, nb::arg("weights"), nb::arg("x").noconvert(), nb::arg("out").noconvert(),
              "out[t, h] = x[t, h] times the transposed weights[h].")
         .def("prepare_latent", &prepare_latent, nb::arg("q").noconvert(), nb::arg("kv").noconvert(),
@@ -103,12 +107,13 @@ void bind_latent(nb::module_& m, nb::class_<Core>& core) {
         .def("expanded_attention", &expanded_attention, nb::arg("k_up"), nb::arg("v_up"), nb::arg("q").noconvert(),
              nb::arg("positions").noconvert(), nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
              nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
-             nb::arg("keys").noconvert(), nb::arg("scale"), nb::arg("out").noconvert(),
+             nb::arg("keys").noconvert(), nb::arg("scale"), nb::arg("temperature").none(), nb::arg("out").noconvert(),
              "Causal attention over keys and values of heads, which are made of a latent cache's rows.")
         .def("latent_attention", &latent_attention, nb::arg("q").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("table_starts").noconvert(),
              nb::arg("cache_type"), nb::arg("block_tokens"), nb::arg("keys").noconvert(), nb::arg("scale"),
-             nb::arg("softcap"), nb::arg("window"), nb::arg("out").noconvert(),
+             nb::arg("softcap"), nb::arg("window"), nb::arg("chunked"), nb::arg("temperature").none(),
+             nb::arg("out").noconvert(),
              "Causal attention over a cache whose values are the first numbers of its keys.");
 }
 

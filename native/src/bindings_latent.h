@@ -40,7 +40,8 @@ inline void require_expanded(const In<int32_t, 1>& expanded, const In<int32_t, 1
 class LatentWeights {
    public:
     LatentWeights(Gain norm, std::optional<Matrix> low, Gains low_gain, const Matrix& q, const Matrix& kv, Gain kv_gain,
-                  const MatrixStack& k_up, const MatrixStack& v_up, const Matrix& output, float epsilon, float scale)
+                  const MatrixStack& k_up, const MatrixStack& v_up, const Matrix& output, float epsilon, float scale,
+                  std::optional<Temperature> temperature)
         : gains_{norm, low_gain, kv_gain}, matrices_{q, kv, output}, low_(std::move(low)), stacks_{k_up, v_up} {
         const Weight& to_q = matrices_[0].weight();
         part_ = {norm.data(),
@@ -55,7 +56,8 @@ class LatentWeights {
                  stacks_[0].size(),
                  matrices_[2].weight(),
                  epsilon,
-                 scale};
+                 scale,
+                 temperature.value_or(Temperature{0.0f, 1, 0})};
         const int64_t hidden = part_.output.rows, heads = part_.heads;
         require(size(norm, 0) == hidden && part_.kv.cols == hidden, "norm and kv must have the hidden size");
         require(low_.has_value() == low_gain.has_value(), "a matrix before q comes with a norm");

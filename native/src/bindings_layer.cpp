@@ -146,13 +146,14 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<AttentionWeights>(m, "AttentionWeights", "Attention, for LayerWeights.")
         .def(nb::init<Gain, const Matrix&, std::optional<Matrix>, std::optional<Matrix>, const Matrix&, Gains, Gains, Gains, Gains,
                       Gains, Gains, Gains, float, bool, float, int64_t, int, bool, std::optional<Matrix>, Gains, Gains, Gains,
-                      std::optional<PostNormWeights>>(),
+                      std::optional<PostNormWeights>, bool, std::optional<Temperature>>(),
              nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("output"),
              optional("q_gain"), optional("k_gain"), optional("wide_q_gain"), optional("wide_k_gain"),
              optional("q_bias"), optional("k_bias"), optional("v_bias"), nb::arg("epsilon"), nb::arg("norm_last"),
              nb::arg("scale"),
              nb::arg("window"), nb::arg("activation"), nb::arg("gate_in_q"), nb::arg("gate").none(), optional("sinks"),
-             optional("output_bias"), optional("v_gain"), nb::arg("post").none());
+             optional("output_bias"), optional("v_gain"), nb::arg("post").none(), nb::arg("chunked"),
+             nb::arg("temperature").none());
     nb::class_<DeltaWeights>(m, "DeltaWeights", "The gated delta rule, for LayerWeights.")
         .def(nb::init<Gain, std::vector<Matrix>, const Matrix&, const Matrix&, const Matrix&, const Matrix&,
                       std::optional<Matrix>, std::optional<Matrix>, const DeltaRule&>(),
@@ -165,11 +166,12 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
     bind_latent(m, core);
     nb::class_<RoutedExperts>(m, "RoutedExperts", "A router and its experts, for LayerWeights.")
         .def(nb::init<const Matrix&, int64_t, bool, float, float, int, Gains, Gains, int64_t, int64_t, int64_t, const Experts&, Gains, Gains,
-                      std::optional<Matrix>, std::optional<Matrix>>(),
+                      bool, std::optional<Matrix>, std::optional<Matrix>>(),
              nb::kw_only(),
              nb::arg("router"), nb::arg("chosen"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"),
              nb::arg("gating"), optional("logit_bias"), optional("bias"), nb::arg("groups"), nb::arg("groups_used"),
-             nb::arg("group_best"), nb::arg("experts"), optional("norm"), optional("experts_norm"), nb::arg("down").none(),
+             nb::arg("group_best"), nb::arg("experts"), optional("norm"), optional("experts_norm"),
+             nb::arg("weighs_input"), nb::arg("down").none(),
              nb::arg("up").none());
     nb::class_<SharedExpert>(m, "SharedExpert", "The expert that every token takes, for LayerWeights.")
         .def(nb::init<const Experts&, std::optional<Matrix>>(), nb::arg("experts"), nb::arg("gate").none());

@@ -64,8 +64,7 @@ struct Reach {
 // Positions that tokens [first, last) of a job see.
 Reach reach_of(const AttentionJob& job, int64_t first, int64_t last) {
     const auto [low, high] = std::minmax_element(job.positions + first, job.positions + last);
-    const int64_t begin = job.window > 0 ? std::max<int64_t>(0, *low + 1 - job.window) : 0;
-    return {begin, static_cast<int64_t>(*high) + 1};
+    return {job.first_seen(*low), static_cast<int64_t>(*high) + 1};
 }
 
 constexpr int64_t kNoPartial = -1;

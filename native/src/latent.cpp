@@ -54,7 +54,7 @@ struct Given {
 AttentionJob job_of(const LatentPart& part, const Given& given, const Rows& rows, const float* q, float* out) {
     return {q, given.tokens.positions + rows.first, rows.last - rows.first, part.heads, given.cache.shape,
             given.cache.keys, given.cache.keys, given.tokens.block_tables + given.tokens.table_starts[rows.sequence],
-            part.scale, 0.0f, 0, out};
+            part.scale, 0.0f, 0, out, nullptr, false, part.temperature};
 }
 
 void attend_absorbed(const Compute& compute, const Dense& dense, const LatentPart& part, const Given& given,

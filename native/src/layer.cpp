@@ -38,6 +38,16 @@ void add_shared(const Compute& compute, const Dense& dense, Form form, const Sha
     expert_sum(compute, form, work, rows.data(), 1, residual, residual);
 }
 
+// x [tokens, hidden] *= each token's weight, which becomes 1.
+void weigh_inputs(ThreadPool& pool, int64_t tokens, int64_t hidden, float* x, float* weights) {
+    auto weigh = [&](int64_t t) {
+        for (int64_t i = 0; i < hidden; ++i) x[t * hidden + i] *= weights[t];
+        weights[t] = 1.0f;
+    };
+    if (tokens == 1) return weigh(0);  // too little for other threads to be woken
+    pool.for_each(tokens, weigh);
+}
+
 // Numbers that one thread copies at a time: some ten microseconds' worth.
 constexpr int64_t kCopyNumbers = 1 << 16;
 
@@ -128,7 +138,7 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
         if (length == 0) continue;
         jobs.push_back({q + first * row, tokens.positions + first, length, heads, cache.shape, cache.keys,
                         cache.values, tokens.block_tables + tokens.table_starts[s], part.scale, 0.0f, part.window,
-                        attended + first * row, part.sinks});
+                        attended + first * row, part.sinks, part.chunked, part.temperature});
     }
     attention(dense, jobs.data(), static_cast<int64_t>(jobs.size()));
     if (has_gate) {
@@ -259,6 +269,7 @@ void choose_experts(const Compute& compute, const Dense& dense, Form form, const
     route(dense, {logits, tokens, router.matrix.rows, router.rule, ids, weights});
     if (router.experts_norm != nullptr)
         rms_norm(dense, stream, router.experts_norm, layer.epsilon, tokens, layer.hidden, normed);
+    if (router.weighs_input) weigh_inputs(dense.pool, tokens, layer.hidden, normed, weights);
 }
 
 void finish_layer(const Dense& dense, const Layer& layer, int64_t tokens, const float* kept, const float* sums,

@@ -46,7 +46,7 @@ class AttentionWeights {
                      Gains k_gain, Gains wide_q_gain, Gains wide_k_gain, Gains q_bias, Gains k_bias, Gains v_bias,
                      float epsilon, bool norm_last, float scale, int64_t window, int activation,
                      bool gate_in_q, std::optional<Matrix> gate, Gains sinks, Gains output_bias, Gains v_gain,
-                     std::optional<PostNormWeights> post)
+                     std::optional<PostNormWeights> post, bool chunked, std::optional<Temperature> temperature)
         : arrays_{norm, q_gain, k_gain, wide_q_gain, wide_k_gain, q_bias, k_bias, v_bias, sinks, output_bias, v_gain},
           matrices_{q, output},
           keys_(std::move(k)),
@@ -60,7 +60,7 @@ class AttentionWeights {
                  data(k_gain),      data(wide_q_gain),  data(wide_k_gain), data(q_bias), data(k_bias),
                  data(v_bias),      epsilon,            scale,        window,
                  {from, static_cast<Activation>(activation), gate_ ? gate_->weight() : Weight{}}, data(sinks), data(output_bias), norm_last, data(v_gain),
-                 post_ ? post_->part() : PostNorm{}};
+                 post_ ? post_->part() : PostNorm{}, chunked, temperature.value_or(Temperature{0.0f, 1, 0})};
         const int64_t hidden = part_.output.rows, row = part_.output.cols, kv_row = part_.k.rows;
         require(keys_.has_value() == values_.has_value(), "keys and values come together");
         require(keys_ || (!k_gain && !v_gain && !wide_k_gain && !k_bias && !v_bias),
@@ -79,6 +79,7 @@ class AttentionWeights {
         require_length(v_bias, kv_row, "a bias must have an entry per row");
         require_length(output_bias, hidden, "a bias must have an entry per row");
         require(window >= 0, "the window must not be negative");
+        require(!chunked || window > 0, "chunks have a size");
         require(part_.v.data != part_.k.data || (!k_bias && !v_bias && !wide_k_gain),
                 "values that are the keys have neither biases nor a norm over all heads");
         require(!post_ || (post_->width() == hidden && !post_->has_parts()),
@@ -207,12 +208,15 @@ class RoutedExperts {
    public:
     RoutedExperts(const Matrix& router, int64_t chosen, bool normalize, float min_sum, float scale, int gating,
                   Gains logit_bias, Gains bias, int64_t groups, int64_t groups_used, int64_t group_best,
-                  const Experts& experts, Gains norm, Gains experts_norm, std::optional<Matrix> down, std::optional<Matrix> up)
+                  const Experts& experts, Gains norm, Gains experts_norm, bool weighs_input, std::optional<Matrix> down,
+                  std::optional<Matrix> up)
         : router_(router), biases_{std::move(logit_bias), std::move(bias)}, experts_(experts),
           norm_(std::move(norm)), experts_norm_(std::move(experts_norm)), down_(std::move(down)), up_(std::move(up)) {
         part_ = {router.weight(), {chosen, static_cast<Gating>(gating), data(biases_[0]), data(biases_[1]), groups,
                                    groups_used, group_best, normalize, min_sum, scale},
-                 data(norm_), data(experts_norm_)};
+                 data(norm_), data(experts_norm_), weighs_input};
+        require(!weighs_input || chosen == 1, "a weight of the input is for one expert of each token");
+        require(!weighs_input || !down_, "weights of the input do not go with products around experts");
         require_rule(part_.rule, router.weight().rows);
         for (const Gains& bias : biases_)
             require_length(bias, router.weight().rows, "a bias must have an entry per expert");

@@ -98,6 +98,8 @@ def test_a_requests_cache_counts_windows_as_they_are_kept(tmp_path, invoke):
     per_token, kept = 2 * 2 * 16 * 2, 32 + 1024
     assert cache == {"tokens": 4096, "f16_bytes": (4096 + 3 * kept) * per_token}
     assert f"for 4096 tokens in f16, {kept} in windows" in invoke("info", path).stdout
+    chunked = write_toy_arch(tmp_path / "n.gguf", ToyArch("llama4", layers=4, used=1, window=16))
+    assert "3 layers see their chunk of 16 tokens, 1 see all" in invoke("info", str(chunked)).stdout
     # A device has windows for more requests, from the start.
     flags = ("--json", "--vram", "12GiB", "--kv-type", "f16", "--max-requests", "1")
     assert json.loads(invoke("plan", path, *flags).stdout)["kv_bytes"] >= cache["f16_bytes"]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.arch_cases import (
+    CHUNKED_CASE,
     DENSE_CASE,
     DENSE_HYBRID_CASE,
     DENSE_SIBLING_CASES,
@@ -151,8 +152,10 @@ REQUESTS = st.lists(
 
 # The longer target sets more.
 TIMES = int(os.environ.get("THERMOCLINE_SCHEDULES", "1"))
-OTHERS = (*SCHEDULED_CASES, DENSE_CASE, DENSE_HYBRID_CASE, READERS_CASE) + (
-    MORE_SCHEDULED_CASES + DENSE_SIBLING_CASES if TIMES > 1 else ()
+MORE = [case for case in MORE_SCHEDULED_CASES if case is not CHUNKED_CASE]
+OTHERS = (
+    *(*SCHEDULED_CASES, DENSE_CASE, DENSE_HYBRID_CASE, READERS_CASE, CHUNKED_CASE),
+    *((*MORE, *DENSE_SIBLING_CASES) if TIMES > 1 else ()),
 )
 
 

@@ -369,6 +369,16 @@ def _smollm3_config(keys: Keys, common: dict[str, Any]):
     return transformers.SmolLM3Config(**_dense_settings(keys, common))
 
 
+def _mistral3_config(keys: Keys, common: dict[str, Any]):
+    """The multiplier of all dimensions is 1 in files that have one, as that of the factor itself."""
+    settings, multiplier = _dense_settings(keys, common), keys("rope.scaling.yarn_log_multiplier")
+    rope = {"original_max_position_embeddings": keys("context_length")}
+    rope |= settings["rope_parameters"]
+    rope |= {"llama_4_scaling_beta": float(keys("attention.temperature_scale", 0.0))}
+    rope |= {"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}
+    return transformers.Ministral3Config(**(settings | {"rope_parameters": rope}))
+
+
 def _qwen2_config(keys: Keys, common: dict[str, Any]):
     return transformers.Qwen2Config(**_dense_settings(keys, common), use_sliding_window=False)
 
@@ -400,6 +410,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mistral3": "Ministral3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     **hf_routers.CLASSES,
     **hf_formulas.CLASSES,
@@ -417,6 +428,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "llama": _llama_config,
     "qwen2": _qwen2_config,
     "qwen3": _qwen3_config,
+    "mistral3": _mistral3_config,
     "smollm3": _smollm3_config,
     **hf_routers.CONFIGS,
     **hf_formulas.CONFIGS,
@@ -434,6 +446,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "llama": _llama_state,
     "qwen2": _qwen2_state,
     "qwen3": _qwen3_state,
+    "mistral3": _llama_state,
     "smollm3": _llama_state,
     **hf_routers.STATES,
     **hf_formulas.STATES,

@@ -73,13 +73,17 @@ def _settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mistral4_config(keys: Keys, common: dict[str, Any]):
-    """Queries behind the original context have no factor of their own, which no file has."""
+    """Queries behind the original context have a factor of their own where the file says so, for that very length."""
+    beta = keys("attention.temperature_scale", 0.0)
+    assert not beta or keys("attention.temperature_length") == keys(
+        "rope.scaling.original_context_length"
+    )
     settings = _settings(keys, common)
     turned = settings["qk_rope_head_dim"]
     # transformers multiplies by it and cuts off.
     own = {"partial_rotary_factor": (turned + 0.5) / (settings["qk_nope_head_dim"] + turned)}
     rope = {"original_max_position_embeddings": keys("context_length")}
-    rope |= settings["rope_parameters"] | own | {"llama_4_scaling_beta": 0.0}
+    rope |= settings["rope_parameters"] | own | {"llama_4_scaling_beta": float(beta)}
     del settings["head_dim"]
     return transformers.Mistral4Config(**(settings | {"rope_parameters": rope}))
 

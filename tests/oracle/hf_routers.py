@@ -263,6 +263,21 @@ def _mellum_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.MellumConfig(**(common | {"rope_parameters": ropes} | _windows(keys)))
 
 
+def _llama4_config(keys: Keys, common: dict[str, Any]) -> Any:
+    own = {
+        "num_local_experts": keys("expert_count"),
+        "intermediate_size": keys("expert_feed_forward_length"),
+        "intermediate_size_mlp": keys("feed_forward_length"),
+        "interleave_moe_layer_step": keys("interleave_moe_layer_step"),
+        "use_qk_norm": keys("expert_count") != 128,
+        "attention_chunk_size": keys("attention.sliding_window", 8192),
+        "floor_scale": keys("attention.temperature_length", 8192),
+        "attn_scale": float(keys("attention.temperature_scale", 0.1)),
+    }
+    kept = _without(common, "num_experts", "moe_intermediate_size")
+    return transformers.Llama4TextConfig(**(kept | own))
+
+
 def _renamed(own: State, names: dict[str, str]) -> State:
     return {
         theirs + name.removeprefix(ours): values
@@ -384,6 +399,18 @@ def _hy_v3_state(keys: Keys, own: State) -> State:
     )
 
 
+def _llama4_state(keys: Keys, own: State) -> State:
+    roles, block = ("gate", "up", "down"), "feed_forward."
+    names = {
+        **_ATTENTION,
+        "ffn_gate_inp.": f"{block}router.",
+        **{f"ffn_{role}.": f"{block}{role}_proj." for role in roles},
+        **{f"ffn_{role}_shexp.": f"{block}shared_expert.{role}_proj." for role in roles},
+    }
+    experts = _experts(own, "feed_forward")
+    return _renamed(own, names) | {n: np.swapaxes(v, 1, 2) for n, v in experts.items()}
+
+
 CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "afmoe": _afmoe_model,
     "bailingmoe": transformers.Qwen2MoeForCausalLM,
@@ -399,6 +426,7 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "hunyuan-dense": transformers.HunYuanDenseV1ForCausalLM,
     "hunyuan-moe": transformers.HunYuanMoEV1ForCausalLM,
     "hy_v3": transformers.HYV3ForCausalLM,
+    "llama4": transformers.Llama4ForCausalLM,
     "mellum": transformers.MellumForCausalLM,
     "minimax-m2": transformers.MiniMaxM2ForCausalLM,
     "qwen3vl": TextModel,
@@ -419,6 +447,7 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "hunyuan-dense": _hunyuan_dense_config,
     "hunyuan-moe": _hunyuan_config,
     "hy_v3": _hy_v3_config,
+    "llama4": _llama4_config,
     "mellum": _mellum_config,
     "minimax-m2": _minimax_config,
     "qwen3vl": _qwen3vl_config,
@@ -439,6 +468,7 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "hunyuan-dense": _hunyuan_state,
     "hunyuan-moe": _hunyuan_state,
     "hy_v3": _hy_v3_state,
+    "llama4": _llama4_state,
     "mellum": _state,
     "minimax-m2": _minimax_state,
     "qwen3vl": _state,

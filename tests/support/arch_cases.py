@@ -63,12 +63,17 @@ _YARN = {
     "rope.scaling.factor": 4.0,
     "rope.scaling.original_context_length": 64,
 }
+_HOT_YARN = _YARN | {"attention.temperature_scale": 0.6}
+_MINISTRAL = _HOT_YARN | {"rope.scaling.yarn_log_multiplier": 1.0}
 _OWN_BASE = {"rope.freq_base_swa": 500.0}
 _OWN_YARN = {"rope.scaling.yarn_attn_factor": 1.0}
 _GEMMA4_SMALL = {"head_dim": 32, "kv_heads": 1, "window": 16, "layer_embedding": 8, "tied": True}
 _GEMMA4_ODD = {"window": 7, "near_head_dim": 6, "near_kv_heads": 1, "layer_embedding": 5}
 _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
+
+_EARLY_HEAT = {"attention.temperature_length": 9, "attention.temperature_scale": 0.4}
+_LLAMA4_ODD = _ODD_HEADS | {"used": 1, "heads": 3, "kv_heads": 3, "slowed": True, "tied": True}
 
 ROUTER_CASES = (
     _case("default", "afmoe", layers=5, window=16, seed=59),
@@ -111,6 +116,10 @@ ROUTER_CASES = (
     _case("default", "hy_v3", layers=2, seed=87),
     _case("odd", "hy_v3", **_ODD_HEADS, dense=2, tied=True, seed=88),
     _case("one_expert", "hy_v3", layers=1, dense=0, experts=1, used=1, kv_heads=1, seed=89),
+    _case("default", "llama4", layers=5, used=1, dense=0, window=16, extra=_EARLY_HEAT, seed=94),
+    _case("odd", "llama4", **_LLAMA4_ODD, layers=4, window=7, extra=_EARLY_HEAT, seed=95),
+    _case("scout", "llama4", layers=4, used=1, dense=0, kv_heads=1, slowed=True, seed=96),
+    _case("maverick", "llama4", layers=4, experts=128, used=1, intermediate=16, seed=97),
     _case("default", "mellum", layers=5, window=16, seed=90),
     _case("odd", "mellum", **_ODD_HEADS, layers=4, window=7, extra=_YARN, seed=91),
     _case("own_base", "mellum", layers=4, window=2, extra=_OWN_BASE, kv_heads=1, seed=92),
@@ -168,6 +177,10 @@ ARCH_CASES = (
     _case("odd", "qwen3", **_ODD | _NO_EXPERTS, tied=True, extra=_YARN, seed=82),
     _case("default", "qwen3vl", **_NO_EXPERTS, head_dim=32, seed=83),
     _case("odd", "qwen3vl", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, tied=True, seed=84),
+    _case("default", "mistral3", **_NO_EXPERTS, biased=False, extra=_MINISTRAL, seed=89),
+    _case(
+        "odd", "mistral3", **_ODD | _NO_EXPERTS, biased=False, tied=True, extra=_HOT_YARN, seed=90
+    ),
     _case("default", "smollm3", **_NO_EXPERTS, layers=5, biased=False, tied=True, seed=87),
     _case(
         "odd", "smollm3", **_ODD | _NO_EXPERTS | {"kv_heads": 1}, layers=8, biased=False, seed=88
@@ -256,9 +269,17 @@ def of_each_kind(cases: Sequence[ArchCase]) -> list[ArchCase]:
     return [case for case in cases if IS_LONG or case.toy.arch in _KINDS]
 
 
-MORE_SCHEDULED_CASES = tuple(
-    _case("mixed", arch, **_WIDE, formats=_MIX)
-    for arch in ("ernie4_5-moe", "granitemoe", "hunyuan-moe", "exaone-moe", "hy_v3", "mellum")
+CHUNKED_CASE = _case(
+    "mixed", "llama4", **_WIDE | {"used": 1}, layers=4, formats=_MIX, extra=_EARLY_HEAT
+)
+"""A quantised model whose windows do not slide, whose experts' input is weighed, and whose scores grow with the position."""
+
+MORE_SCHEDULED_CASES = (
+    *(
+        _case("mixed", arch, **_WIDE, formats=_MIX)
+        for arch in ("ernie4_5-moe", "granitemoe", "hunyuan-moe", "exaone-moe", "hy_v3", "mellum")
+    ),
+    CHUNKED_CASE,
 )
 """More of them, for the quicker checks and for long runs."""
 
@@ -289,6 +310,7 @@ DENSE_HYBRID_CASE = _case("mixed", "qwen35", **_WIDE | _NO_EXPERTS, formats=_MIX
 DENSE_SIBLING_CASES = (
     _case("mixed", "ernie4_5", **_WIDE | _NO_EXPERTS, biased=False, formats=_MIX),
     _case("mixed", "hunyuan-dense", **_WIDE | _NO_EXPERTS, formats=_MIX),
+    _case("mixed", "mistral3", **_WIDE | _NO_EXPERTS, biased=False, formats=_MIX, extra=_MINISTRAL),
     _case("mixed", "smollm3", **_WIDE | _NO_EXPERTS, layers=4, biased=False, formats=_MIX),
     _case("mixed", "qwen3vl", **_WIDE | _NO_EXPERTS, formats=_MIX),
     _case("mixed", "lfm2", **_WIDE | LFM2_MIXED | _NO_EXPERTS, formats=_MIX, seed=68),
@@ -308,13 +330,14 @@ LLAMA_CASES = tuple(
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
         "mellum_own_base",
+        *("llama4_default", "llama4_odd"),
         *("granitehybrid_lone_layer", "lfm2_all_attend", "kimi-linear_two_matrices"),
     )
 )
 """The models that llama.cpp opens and computes as transformers does.
 
-There olmoe and qwen2moe are neither tied nor have fewer key heads, bailingmoe has no dense layers, a window of
-mellum's has no base of its own, a group is judged by
-its best two experts, YaRN's own factor is not read, the last layers with keys of their own are one with a window and one
-without, a hybrid has a recurrent layer, and kimi-linear's queries are one matrix and its keys apart from its values.
+There chunks are of 8192 tokens whatever the file says, olmoe and qwen2moe are neither tied nor have fewer key heads,
+bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
+experts, YaRN's own factor is not read, the last layers with keys of their own are one with a window and one without,
+a hybrid has a recurrent layer, and kimi-linear's queries are one matrix and its keys apart from its values.
 """

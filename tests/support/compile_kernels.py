@@ -172,10 +172,12 @@ _CACHES = {
 }
 
 
-def paged(name: str, head_dim: int, group: int, window: int, latent: int = 0) -> Iterator[Case]:
+def paged(
+    name: str, head_dim: int, group: int, window: int, latent: int = 0, *, chunked: bool = False
+) -> Iterator[Case]:
     """Attention over a cache of this type: of prompts, of decoded tokens, and the sum of their splits.
 
-    latent: numbers of a value that is part of its key.
+    latent: numbers of a value that is part of its key. chunked: the window does not slide.
     """
     numbers, kind, operand = _CACHES[name]
     value_dim = latent or head_dim
@@ -196,6 +198,7 @@ def paged(name: str, head_dim: int, group: int, window: int, latent: int = 0) ->
         "rest_width": max(triton.next_power_of_2(head_dim - value_dim), 16),
         "block_tokens": 16,
         "window": window,
+        "chunked": chunked,
         "is_quantised": name == "Q8_0",
         "operand": operand,
         "precision": "ieee" if kind is torch.float32 else "tf32",
@@ -222,9 +225,11 @@ _HEADS = ((64, 4), (80, 1), (128, 8), (256, 8), (512, 8))
 
 
 def every_cache() -> Iterator[Case]:
-    """Every type of cache, with the heads of all architectures, and with a window."""
+    """Every type of cache, with the heads of all architectures, with a window, and with one that does not slide."""
     for name, (head_dim, group) in product(_CACHES, _HEADS):
-        yield from paged(name, head_dim, group, 512 if head_dim == 128 else 0)
+        is_chunked = head_dim == 80
+        window = 512 if head_dim == 128 or is_chunked else 0
+        yield from paged(name, head_dim, group, window, chunked=is_chunked)
     for name in _CACHES:
         yield from paged(name, 576, 20, 0, latent=512)
 

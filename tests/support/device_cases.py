@@ -126,14 +126,13 @@ class DeviceKernels:
         """See `attention.attention`, of one span."""
         is_twin = self.name == "twin"
         function = attention.naive_attention if is_twin else attention.paged_attention
-        there = self.tensor(q)
         sinks = None if rule.sinks is None else self.tensor(rule.sinks) * attention.LOG2_E
+        own = attention.rule_of(
+            rule.scale, rule.window, sinks, chunked=rule.chunked, temperature=rule.temperature
+        )
+        there = attention.tempered(self.tensor(q), span, own)
         with np.errstate(all="ignore"):  # infinity less infinity, and what nobody sees
-            return (
-                function(there, span, cache, attention.rule_of(rule.scale, rule.window, sinks))
-                .cpu()
-                .numpy()
-            )
+            return function(there, span, cache, own).cpu().numpy()
 
     def gather_combine(self, outputs, pair_of, residual) -> np.ndarray:
         """See `gather_combine.gather_combine`."""

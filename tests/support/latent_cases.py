@@ -108,6 +108,7 @@ LATENT_MIXED: dict[str, Any] = {
 }
 """For a quantised model."""
 
+_HEAT = {"attention.temperature_scale": 0.6, "attention.temperature_length": 64}
 _NORMED = {"expert_weights_norm": True}
 
 MISTRAL4_OPTIONS: dict[str, dict[str, Any]] = {
@@ -125,7 +126,7 @@ MISTRAL4_OPTIONS: dict[str, dict[str, Any]] = {
         "biased": False,
         "dense": 2,
         "tied": True,
-        "extra": _NORMED | {"expert_weights_scale": 1.5} | _yarn(1.0),
+        "extra": _NORMED | {"expert_weights_scale": 1.5} | _yarn(1.0) | _HEAT,
         "seed": 82,
     },
 }

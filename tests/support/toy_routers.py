@@ -281,6 +281,23 @@ def _mellum_keys(toy: ToyArch) -> dict[str, Any]:
     )
 
 
+def _llama4_keys(toy: ToyArch) -> dict[str, Any]:
+    """A window of 0 is left out: chunks are of 8192 tokens then."""
+    return {
+        "interleave_moe_layer_step": toy.dense + 1,
+        "feed_forward_length": 2 * toy.shared,
+        "rope.dimension_count": toy.head_dim,
+    } | ({"attention.sliding_window": toy.window} if toy.window else {})
+
+
+def _llama4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    """So many dense layers before each routed one."""
+    weights = {**_attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
+    if (layer + 1) % (toy.dense + 1):
+        return weights | _dense(toy, draw, 2 * toy.shared, "")
+    return weights | _feed_forward(toy, draw, layer, shared=toy.intermediate)
+
+
 _AFMOE_NORMS = ("post_attention_norm", "ffn_norm", "post_ffw_norm")
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "afmoe": _afmoe_keys,
@@ -295,6 +312,7 @@ KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "granitemoe": _granite_keys,
     "hunyuan-moe": _hunyuan_keys,
     "hy_v3": _hy_v3_keys,
+    "llama4": _llama4_keys,
     "mellum": _mellum_keys,
     "minimax-m2": _minimax_keys,
     "qwen3vlmoe": _qwen3vl_keys,
@@ -313,6 +331,7 @@ LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "granitemoe": _granite_layer,
     "hunyuan-moe": _hunyuan_layer,
     "hy_v3": _hy_v3_layer,
+    "llama4": _llama4_layer,
     "mellum": _qwen3vl_layer,
     "minimax-m2": _minimax_layer,
     "qwen3vlmoe": _qwen3vl_layer,

@@ -336,7 +336,9 @@ def _layer_rows(spec: ModelSpec) -> list[tuple[str, str]]:
     rows = []
     kinds = Counter(spec.layer_kinds)
     if spec.window is not None:
-        near = f"{kinds[LayerKind.WINDOW]} layers see {spec.window.num_tokens} tokens back"
+        size = spec.window.num_tokens
+        back = f"their chunk of {size} tokens" if spec.window.chunked else f"{size} tokens back"
+        near = f"{kinds[LayerKind.WINDOW]} layers see {back}"
         rows.append(("- windows", f"{near}, {kinds[LayerKind.ATTENTION]} see all"))
     if spec.state is not None:
         state_bytes = spec.state.num_bytes * len(spec.recurrent_layers)

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thermocline.kernels.dense_contract import DenseKernels, LayerCache, TokenRun
+    from thermocline.kernels.dense_contract import (
+        Attending,
+        DenseKernels,
+        LayerCache,
+        TokenRun,
+    )
     from thermocline.kernels.timeline import PoolTimeline
     from thermocline.kernels.weight import (
         ExpertStack,
@@ -114,12 +119,13 @@ class Kernels(Protocol):
         positions: IntArray,
         runs: Sequence[TokenRun],
         cache: LayerCache,
-        scale: float,
+        rule: Attending,
     ) -> FloatArray:
         """Return float32 [tokens, heads, value_dim]: causal attention over keys and values made of a latent cache's rows.
 
         q: [tokens, heads, width], turned. A head's key is up.keys times a row's first numbers, then the others; its value
-        is up.values times the first ones. positions, runs: as for `DenseKernels.attention`, of some tokens.
+        is up.values times the first ones. positions, runs: as for `DenseKernels.attention`, of some tokens. rule: just its
+        scale and temperature.
         """
         ...
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         StepGraph,
     )
     from thermocline.kernels.contract import ExpertWork
-    from thermocline.kernels.dense_contract import TokenRun
+    from thermocline.kernels.dense_contract import Attending, TokenRun
     from thermocline.kernels.weight import (
         ByteArray,
         ExpertStack,
@@ -174,11 +174,11 @@ class NativeKernels:
         positions: IntArray,
         runs: Sequence[TokenRun],
         cache: LayerCache,
-        scale: float,
+        rule: Attending,
     ) -> FloatArray:
         out = np.empty((*q.shape[:2], up.values.raw.shape[1]), np.float32)
         matrices = self._matrices_of(up.keys), self._matrices_of(up.values)
-        self.dense.expanded_attention(matrices, q, positions, runs, cache, scale, out)
+        self.dense.expanded_attention(matrices, q, positions, runs, cache, rule, out)
         return out
 
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
@@ -354,6 +354,8 @@ class NativeKernels:
             norm_last=norm.last,
             scale=weights.scale,
             window=weights.window,
+            chunked=weights.chunked,
+            temperature=self.dense.native_temperature(weights.temperature),
             activation=0 if gate is None else int(gate.activation),
             gate_in_q=gate is not None and not has_matrix,
             gate=self._optional(None if gate is None else gate.weight),
@@ -387,6 +389,7 @@ class NativeKernels:
             output=self._matrix(weights.output),
             epsilon=norm.epsilon,
             scale=weights.scale,
+            temperature=self.dense.native_temperature(weights.temperature),
         )
         return latent
 
@@ -438,6 +441,7 @@ class NativeKernels:
             experts=self._stack(routed.stack),
             norm=None if routed.own is None else routed.own.router,
             experts_norm=None if routed.own is None else routed.own.experts,
+            weighs_input=routed.weighs_input,
             down=self._optional(None if routed.around is None else routed.around.down),
             up=self._optional(None if routed.around is None else routed.around.up),
         )

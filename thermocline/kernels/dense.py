@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         LayerCache,
         PostNorm,
         RoutingRule,
+        Temperature,
         TokenRun,
     )
     from thermocline.kernels.recurrent_contract import MambaRule, RecurrentStates
@@ -164,6 +165,8 @@ class NativeDense:
                 scale=rule.scale,
                 softcap=rule.softcap,
                 window=rule.window,
+                chunked=rule.chunked,
+                temperature=self.native_temperature(rule.temperature),
                 out=out,
             )
             return out
@@ -181,6 +184,8 @@ class NativeDense:
             softcap=rule.softcap,
             window=rule.window,
             sinks=rule.sinks,
+            chunked=rule.chunked,
+            temperature=self.native_temperature(rule.temperature),
             out=out,
         )
         return out
@@ -192,7 +197,7 @@ class NativeDense:
         positions: IntArray,
         runs: Sequence[TokenRun],
         cache: LayerCache,
-        scale: float,
+        rule: Attending,
         out: FloatArray,
     ) -> None:
         """See `Kernels.expanded_attention`. up: the heads' matrices for keys and for values."""
@@ -208,7 +213,8 @@ class NativeDense:
             cache_type=int(cache.shape.type),
             block_tokens=cache.shape.block_tokens,
             keys=cache.keys,
-            scale=scale,
+            scale=rule.scale,
+            temperature=self.native_temperature(rule.temperature),
             out=out,
         )
 
@@ -331,6 +337,15 @@ class NativeDense:
             )
             known = self._rules[id(rule)] = (rule, native)
         return known[1]
+
+    def native_temperature(self, given: Temperature | None) -> _native.Temperature | None:
+        """Return the factor as the core knows it."""
+        if given is None:
+            return None
+        native: _native.Temperature = load_native().Temperature(
+            scale=given.scale, length=given.length, offset=given.offset
+        )
+        return native
 
     def native_post_norm(self, norm: PostNorm | None) -> _native.PostNorm | None:
         """Return the norm as the core knows it."""

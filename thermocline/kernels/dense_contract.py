@@ -121,18 +121,30 @@ class Activation(IntEnum):
     """Approximated with tanh."""
 
 
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A factor on a token's scores that grows with its position: 1 + scale * ln(1 + (position + offset) // length)."""
+
+    scale: float
+    length: int
+    offset: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Attending:
     """How scores are transformed: scale, then softcap * tanh(score / softcap) unless softcap is 0.
 
-    window: a token sees only that many last positions, its own included; 0 is all of them. sinks: float32 [heads], of
-    each head a further score, which takes its share of the softmax as it is and adds no value.
+    window: a token sees only that many last positions, its own included; 0 is all of them. chunked: the window does not
+    slide: a token sees the positions from the last multiple of `window` on. temperature: multiplies scale. sinks: float32
+    [heads], of each head a further score, which takes its share of the softmax as it is and adds no value.
     """
 
     scale: float
     softcap: float = 0.0
     window: int = 0
     sinks: FloatArray | None = None
+    chunked: bool = False
+    temperature: Temperature | None = None
 
 
 class Gating(IntEnum):

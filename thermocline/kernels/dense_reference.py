@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -202,11 +203,26 @@ def attend_in_double(
         for row in rows:
             seen = context <= positions[row]
             if rule.window:
-                seen &= context > positions[row] - rule.window
-            scores = np.einsum("phd,hd->ph", wide_keys[seen], q[row]) * rule.scale
+                seen &= context >= _first_seen(int(positions[row]), rule)
+            scores = np.einsum("phd,hd->ph", wide_keys[seen], q[row])
+            scores *= rule.scale * _temperature(int(positions[row]), rule)
             out[row] = np.einsum("ph,phd->hd", _weights(scores, rule), wide_values[seen])
     assert out is not None, "a chunk has tokens"
     return out
+
+
+def _first_seen(position: int, rule: Attending) -> int:
+    """Return the first position that a token here sees, of a rule with a window; maybe one below 0."""
+    if rule.chunked:
+        return position // rule.window * rule.window
+    return position + 1 - rule.window
+
+
+def _temperature(position: int, rule: Attending) -> float:
+    given = rule.temperature
+    if given is None:
+        return 1.0
+    return 1.0 + given.scale * math.log(1 + (position + given.offset) // given.length)
 
 
 def _keys_and_values(cache: LayerCache, slots: IntArray) -> tuple[FloatArray, FloatArray]:

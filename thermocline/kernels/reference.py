@@ -14,7 +14,6 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from thermocline.kernels.cache_format import read_latent
-from thermocline.kernels.dense_contract import Attending
 from thermocline.kernels.dense_reference import ReferenceDense, attend_in_double
 from thermocline.kernels.weight import ExpertActivation
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from thermocline.kernels.contract import ExpertWork
-    from thermocline.kernels.dense_contract import LayerCache, TokenRun
+    from thermocline.kernels.dense_contract import Attending, LayerCache, TokenRun
     from thermocline.kernels.weight import (
         ByteArray,
         ExpertStack,
@@ -147,7 +146,7 @@ class ReferenceKernels:
         positions: IntArray,
         runs: Sequence[TokenRun],
         cache: LayerCache,
-        scale: float,
+        rule: Attending,
     ) -> FloatArray:
         def read(slots: IntArray) -> tuple[FloatArray, FloatArray]:
             rows = read_latent(cache.shape, cache.keys, slots)
@@ -159,7 +158,7 @@ class ReferenceKernels:
                 values.append(latent @ _decoded(up.values[head]).T)
             return np.stack(keys, axis=1), np.stack(values, axis=1)
 
-        return attend_in_double(q, positions, runs, cache.shape, Attending(scale), read)
+        return attend_in_double(q, positions, runs, cache.shape, rule, read)
 
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)

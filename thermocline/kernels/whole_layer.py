@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PostNorm,
         RopeTable,
         RoutingRule,
+        Temperature,
         TokenRun,
     )
     from thermocline.kernels.recurrent_contract import MambaRule, RecurrentStates, ShortConvRule
@@ -49,11 +50,11 @@ class AttentionWeights:
     """One layer's grouped-query attention. norm: float32 [hidden], with head_norm's epsilon.
 
     wide_norm: gains of queries and keys over all heads together, float32 [heads * head_dim] and [kv_heads *
-    head_dim]; head_norm then has no gains. scale: what scores are multiplied by. biases: added to q, k and v,
-    float32. window: how many last positions a token sees; 0 is all. sinks: of each head, see `Attending`. output_bias:
-    float32 [hidden], added to what attention gives. v: k itself where values are the keys before their norm; then there
-    are neither biases nor a wide norm. k, v: None where the cache is another layer's, which has stored both; then
-    there are no gains and biases of them either. post_norm: of the output, before it is added; of one part.
+    head_dim]; head_norm then has no gains. scale, window, chunked, temperature, sinks: see `Attending`. biases: added to
+    q, k and v, float32. output_bias: float32 [hidden], added to what attention gives. v: k itself where values are the
+    keys before their norm; then there are neither biases nor a wide norm. k, v: None where the cache is another layer's,
+    which has stored both; then there are no gains and biases of them either. post_norm: of the output, before it is
+    added; of one part.
     """
 
     norm: FloatArray
@@ -70,6 +71,8 @@ class AttentionWeights:
     sinks: FloatArray | None = None
     output_bias: FloatArray | None = None
     post_norm: PostNorm | None = None
+    chunked: bool = False
+    temperature: Temperature | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +122,7 @@ class LatentWeights:
     """One layer's multi-head latent attention. norm: float32 [hidden], with the epsilon of kv_norm.
 
     q: [heads * width, hidden, or the rank of `low`], whose heads' last numbers are turned; kv: [latent + turned
-    numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale: what scores are multiplied by.
+    numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale, temperature: see `Attending`.
     """
 
     norm: FloatArray
@@ -130,6 +133,7 @@ class LatentWeights:
     up: HeadMatrices
     output: Weight
     scale: float
+    temperature: Temperature | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +162,9 @@ class AroundExperts:
 class MoeWeights:
     """A layer's router and routed experts. router: [experts, hidden]. own: where their inputs are theirs alone.
 
-    around: where the experts have another width than the layer; such a layer does not end with a norm.
+    around: where the experts have another width than the layer; such a layer does not end with a norm. weighs_input: a
+    token's weight multiplies what its expert takes, and what it gives has weight 1; for one expert of each token,
+    and not with `around`.
     """
 
     router: Weight
@@ -166,6 +172,7 @@ class MoeWeights:
     stack: ExpertStack
     own: BranchNorms | None = None
     around: AroundExperts | None = None
+    weighs_input: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

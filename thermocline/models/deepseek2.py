@@ -25,7 +25,6 @@ _LARGE_V2, _LARGE_V2_GROUPS = (60, 160), (8, 3)
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
     read = SpecReader(file, is_latent=True)
-    read.refuse("attention.temperature_scale", "attention.temperature_length")
     num_dense = read.count("leading_dense_block_count")
     if not read.has("expert_count") and num_dense == read.size("block_count"):  # Youtu-LLM
         return with_latent(read, read.dense_decoder())

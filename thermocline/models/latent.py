@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from thermocline.kernels.cache_format import HeadShape
-from thermocline.kernels.dense_contract import LatentNorm
+from thermocline.kernels.dense_contract import LatentNorm, Temperature
 from thermocline.kernels.reference import decode_blocks
 from thermocline.kernels.weight import HeadMatrices, WeightStack
 from thermocline.kernels.whole_layer import LatentWeights, LowRank
@@ -80,7 +80,14 @@ def _with_rows(read: SpecReader, spec: ModelSpec, suffix: str) -> ModelSpec:
         own_attention_scale=key_dim**-0.5,
         own_rotary_dims=turned,
         own_kv_shapes=(shape,) * spec.num_layers,
+        temperature=_temperature(read),
     )
+
+
+def _temperature(read: SpecReader) -> Temperature | None:
+    """Return the factor of late queries, which files of Mistral's models have."""
+    scale = read.positive_float("attention.temperature_scale", default=0.0, zero=0.0)
+    return Temperature(scale, read.size("attention.temperature_length")) if scale else None
 
 
 def _latent_yarn(read: SpecReader, yarn: Yarn) -> Yarn:
@@ -131,6 +138,7 @@ def read_latent_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> L
         up=_head_matrices(weights, prefix, heads, latent),
         output=weights.matrix(f"{prefix}attn_output.weight", hidden, heads * latent.value_dim),
         scale=spec.attention_scale,
+        temperature=spec.temperature,
     )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         LatentWeights,
         LayerEmbedding,
         LayerParts,
+        MoeWeights,
         OutputGate,
         RecurrentWeights,
         SharedExpert,
@@ -118,7 +119,13 @@ def begin_attention(
     _copy_for_branches(cache, places)
 
     def finish() -> FloatArray:
-        rule = Attending(weights.scale, window=weights.window, sinks=weights.sinks)
+        rule = Attending(
+            weights.scale,
+            window=weights.window,
+            sinks=weights.sinks,
+            chunked=weights.chunked,
+            temperature=weights.temperature,
+        )
         attended = dense.attention(q, chunk.positions, places.segments, cache, rule)
         if weights.gate is not None and gates is not None:
             rows = attended.reshape(-1, attended.shape[-1])
@@ -152,6 +159,7 @@ def begin_latent_attention(
         q = kernels.matmul(weights.q, dense.rms_norm(q, low.gain, epsilon), prompt=prompt)
     q, up = q.reshape(len(x), len(weights.up.keys), -1), weights.up
     places = chunk.places(window=False)
+    rule = Attending(weights.scale, temperature=weights.temperature)
     dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, places.slots)
     _copy_for_branches(cache, places)
 
@@ -160,15 +168,12 @@ def begin_latent_attention(
         rows, runs = _rows_of_form(places.segments, expanded=True)
         if runs:
             positions = chunk.positions[rows]
-            values[rows] = kernels.expanded_attention(
-                up, q[rows], positions, runs, cache, weights.scale
-            )
+            values[rows] = kernels.expanded_attention(up, q[rows], positions, runs, cache, rule)
         rows, runs = _rows_of_form(places.segments, expanded=False)
         if runs:
             plain, turned = np.split(q[rows], [up.keys.cols], axis=-1)
             absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
             queries = np.concatenate((absorbed, turned), axis=-1)
-            rule = Attending(weights.scale)
             read = dense.attention(queries, chunk.positions[rows], runs, cache, rule)
             values[rows] = kernels.multiply_heads(up.values, read)
         return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
@@ -354,7 +359,9 @@ def route(
     if parts.routed is None:
         return Routed(residual, normed, _no_routing(len(x)))
     logits = kernels.matmul(parts.routed.router, normed)
-    routing = Routing(*dense.route(logits, parts.routed.rule))
+    normed, routing = _weighed(
+        parts.routed, normed, Routing(*dense.route(logits, parts.routed.rule))
+    )
     around = parts.routed.around
     if around is None:
         return Routed(residual, normed, routing)
@@ -384,8 +391,17 @@ def _route_branches(
         router_input = dense.rms_norm(x, routed.own.router, parts.epsilon)
         experts_input = dense.rms_norm(x, routed.own.experts, parts.epsilon)
     routing = Routing(*dense.route(kernels.matmul(routed.router, router_input), routed.rule))
+    experts_input, routing = _weighed(routed, experts_input, routing)
     ending = LayerEnding(x, partial(dense.add_normed, x, shared, norm=end))
     return Routed(np.zeros_like(x), experts_input, routing, ending)
+
+
+def _weighed(routed: MoeWeights, x: FloatArray, routing: Routing) -> tuple[FloatArray, Routing]:
+    """Return the experts' input [T, D], and the routing, with the weights in the one that the model has them in."""
+    if not routed.weighs_input:
+        return x, routing
+    ids, weights = routing.expert_ids, routing.weights
+    return x * weights, Routing(ids, np.ones_like(weights))
 
 
 def _embedded(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 RERANKING_HEAD: Final = "cls.output.weight"
 """The matrix of a reranker's outputs, of which the softmax's first is the score."""
 _RERANKERS: Final = ("qwen3",)
+_WITH_MULTIPLIER: Final = ("mistral3",)
 _PAIRS: Final = "tokenizer.chat_template.rerank"
 _FIX = "convert or download the model again"
 # Far above any published model: a larger value means that the file is damaged.
@@ -162,7 +163,8 @@ class SpecReader:
     def _yarn(self, factor: float) -> Yarn:
         name = self._prefix + "rope.scaling.yarn_log_multiplier"
         multiplier = self._metadata.get_float(name, default=0.0)
-        if multiplier and not self._is_latent:  # which scales scores by it
+        latent = self._is_latent  # which scales scores by it
+        if multiplier and not latent and self._file.architecture not in _WITH_MULTIPLIER:
             raise self._unsupported(f"{name} = {multiplier}")
         usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         # An explicit factor comes on top of the usual one.
@@ -274,9 +276,8 @@ class SpecReader:
         """Return how many first layers have no routed experts: fewer than all."""
         num_dense = self.count("leading_dense_block_count", default)
         if num_dense >= num_layers:
-            raise self._bad(
-                f"{self._prefix}leading_dense_block_count is {num_dense}, of {num_layers} layers in all"
-            )
+            what = f"is {num_dense}, of {num_layers} layers in all"
+            raise self.bad("leading_dense_block_count", what)
         return num_dense
 
     def require_rotary(self) -> None:

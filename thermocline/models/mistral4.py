@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`.
 
-    The converter writes none of the factors that the model's own code has on queries behind the original context.
+    The converter leaves out the factor that the model's own code has on queries behind the original context.
     """
     read = SpecReader(file, is_latent=True)
-    read.refuse("attention.temperature_scale", "attention.temperature_length")
     spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm", default=False))
     gating = read.gating(default=Gating.SOFTMAX)
     shared = read.count("expert_shared_count") * spec.expert_intermediate_size

@@ -97,11 +97,16 @@ def with_factors(read: SpecReader, spec: ModelSpec, *, logit_scale: float | None
 
 
 def with_windows(
-    read: SpecReader, spec: ModelSpec, period: int, scaling: RopeScaling | None = None
+    read: SpecReader,
+    spec: ModelSpec,
+    period: int,
+    scaling: RopeScaling | None = None,
+    size: int | None = None,
 ) -> ModelSpec:
     """Return `spec` with windows in all layers but every so many, whose last one sees all tokens.
 
     period: where the file names no pattern. scaling: of what turns in layers with a window, whose base may be their own.
+    size: tokens of a window where the file does not say it.
     """
     num_layers, _ = read.decoder_layers(spec.num_layers)
     base = read.positive_float("rope.freq_base_swa", default=spec.rope_base)
@@ -111,7 +116,7 @@ def with_windows(
         LayerKind.WINDOW if is_window else LayerKind.ATTENTION
         for is_window in read.window_pattern(num_layers, period, full_last=True)
     )
-    window = WindowSpec(read.size("attention.sliding_window"), rope)
+    window = WindowSpec(read.size("attention.sliding_window", size), rope)
     return replace(spec, own_layer_kinds=kinds, window=window)
 
 
@@ -121,7 +126,9 @@ def near_or_far(
     """Return the attention with its layer's window, and what turns there. far: what does in layers without a window."""
     if spec.window is None or spec.layer_kinds[index] is not LayerKind.WINDOW:
         return attention, far
-    return replace(attention, window=spec.window.num_tokens), spec.window.rope
+    window = spec.window
+    near = replace(attention, window=window.num_tokens, chunked=window.chunked)
+    return near, window.rope
 
 
 def mixed_layer(

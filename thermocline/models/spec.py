@@ -14,6 +14,7 @@ from thermocline.messages import LayerIndex, Pooling
 
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape
+    from thermocline.kernels.dense_contract import Temperature
     from thermocline.kernels.recurrent_contract import MambaShape, ShortConvShape, StateShape
     from thermocline.models.rope import RopeRule, RopeScaling
 
@@ -77,6 +78,8 @@ class WindowSpec:
     num_tokens: int
     """How many last positions a token sees, its own included."""
     rope: RopeRule
+    chunked: bool = False
+    """Whether the window does not slide; see `Attending`. What slides keeps all that such a token sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,8 @@ class ModelSpec:
     """How layers attend where heads share one cached row, of head_dim numbers."""
     own_attention_scale: float | None = None
     """What attention scores are multiplied with; None is the usual 1 / sqrt(head_dim)."""
+    temperature: Temperature | None = None
+    """The factor on scores that grows with the position, in layers that have one."""
     embedding_scale: float = 1.0
     """The factor on embedded tokens."""
     residual_scale: float = 1.0

@@ -90,6 +90,12 @@ struct Expansion {
 // Scores are added up and merged over spans of positions that are multiples of this.
 constexpr int64_t kSpanTokens = 512;
 
+// A factor on a token's scores: 1 + scale * ln(1 + (position + offset) / length), divided in whole numbers.
+struct Temperature {
+    float scale;  // 0: none
+    int64_t length, offset;
+};
+
 // Causal attention of one sequence's tokens over its cached keys and values.
 struct AttentionJob {
     const float* q;  // [tokens, heads, key_dim]
@@ -101,10 +107,19 @@ struct AttentionJob {
     const int32_t* block_table;  // position p lies in block block_table[p / block_tokens]
     float scale;
     float softcap;   // 0: none; else scores become softcap * tanh(score / softcap)
-    int64_t window;  // 0: none; else a token sees only the last `window` positions, its own included
+    int64_t window;  // 0: none; else a token sees only the last `window` positions, its own included; see chunked
     float* out;      // [tokens, heads, value_dim]
     const float* sinks = nullptr;  // [heads], a score that takes part in the softmax and has no value; or null
+    bool chunked = false;  // a token sees the positions from the last multiple of `window` on
+    Temperature temperature = {0.0f, 1, 0};
     const Expansion* expansion = nullptr;  // of a latent cache: attention works on keys and values of heads
+
+    // The first position that a token at this one sees; it does not fall from one position to the next.
+    int64_t first_seen(int64_t position) const {
+        if (window == 0) return 0;
+        if (chunked) return position / window * window;
+        return position < window ? 0 : position + 1 - window;
+    }
 
     int64_t key_dim() const {
         return expansion ? expansion->plain() + cache.head_dim - cache.latent : cache.head_dim;

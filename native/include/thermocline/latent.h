@@ -24,6 +24,7 @@ struct LatentPart {
     int64_t heads;
     Weight output;  // [hidden, heads * value_dim]
     float epsilon, scale;
+    Temperature temperature;  // see AttentionJob
 
     int64_t latent() const { return v_up.first.cols; }
     int64_t plain() const { return k_up.first.cols; }  // numbers of a head of q that are not turned

@@ -36,13 +36,15 @@ struct AttentionPart {
     const float* k_bias;
     const float* v_bias;
     float epsilon, scale;
-    int64_t window;  // 0: none
+    int64_t window;  // 0: none; see AttentionJob
     OutputGate gate;
     const float* sinks;        // [heads], see AttentionJob; or null
     const float* output_bias;  // [hidden], or null
     bool norm_last = false;  // of heads: after the rotary embedding
     const float* v_gain = nullptr;  // [head_dim], or null: no norm
     PostNorm post = {};  // of the output, before it is added
+    bool chunked = false;  // see AttentionJob
+    Temperature temperature = {0.0f, 1, 0};
 };
 
 struct DeltaPart {
@@ -75,6 +77,7 @@ struct RouterPart {
     RouteRule rule;
     const float* norm = nullptr;  // [hidden], of the router's own input; null: it takes what the shared expert takes
     const float* experts_norm = nullptr;  // [hidden], of the experts' own input
+    bool weighs_input = false;  // a token's one weight multiplies what its expert takes, and becomes 1
 };
 
 // Products around experts of another width than the layer's: down [width, hidden] and up [hidden, width].

@@ -104,13 +104,13 @@ inline void clear(const State& s, int64_t rows, int64_t padded, int64_t stride) 
 typedef float Four __attribute__((vector_size(16)));
 typedef float UnalignedFour __attribute__((vector_size(16), aligned(4), may_alias));
 
-// to[d * stride + r] = rows[r][d] * factor, for four rows and dimensions [0, count), four at a time.
-inline void transpose_four(const float* const (&rows)[4], int64_t count, float factor, float* to,
+// to[d * stride + r] = rows[r][d] * factors[r], for four rows and dimensions [0, count), four at a time.
+inline void transpose_four(const float* const (&rows)[4], int64_t count, const float* factors, float* to,
                            int64_t stride) {
     typedef int32_t Lanes __attribute__((vector_size(16)));
     for (int64_t d = 0; d + 4 <= count; d += 4) {
         Four in[4];
-        for (int r = 0; r < 4; ++r) in[r] = *reinterpret_cast<const UnalignedFour*>(rows[r] + d) * factor;
+        for (int r = 0; r < 4; ++r) in[r] = *reinterpret_cast<const UnalignedFour*>(rows[r] + d) * factors[r];
         const Four a = __builtin_shuffle(in[0], in[1], Lanes{0, 4, 1, 5});
         const Four b = __builtin_shuffle(in[2], in[3], Lanes{0, 4, 1, 5});
         const Four c = __builtin_shuffle(in[0], in[1], Lanes{2, 6, 3, 7});
@@ -122,16 +122,23 @@ inline void transpose_four(const float* const (&rows)[4], int64_t count, float f
             *reinterpret_cast<UnalignedFour*>(to + (d + i) * stride) = out[i];
     }
     for (int64_t d = count / 4 * 4; d < count; ++d)
-        for (int r = 0; r < 4; ++r) to[d * stride + r] = rows[r][d] * factor;
+        for (int r = 0; r < 4; ++r) to[d * stride + r] = rows[r][d] * factors[r];
 }
 
 // The queries of one tile, [head_dim][rows]. Empty rows repeat the last row.
-inline void load_queries(const float* const* rows, int tile, int64_t dim, float factor, float* to) {
+inline void load_queries(const float* const* rows, const float* factors, int tile, int64_t dim, float* to) {
     int r = 0;
     for (; r + 4 <= tile; r += 4)
-        transpose_four({rows[r], rows[r + 1], rows[r + 2], rows[r + 3]}, dim, factor, to + r, tile);
+        transpose_four({rows[r], rows[r + 1], rows[r + 2], rows[r + 3]}, dim, factors + r, to + r, tile);
     for (; r < tile; ++r)
-        for (int64_t d = 0; d < dim; ++d) to[d * tile + r] = rows[r][d] * factor;
+        for (int64_t d = 0; d < dim; ++d) to[d * tile + r] = rows[r][d] * factors[r];
+}
+
+// In double, rounded once: every set gives the same factor.
+inline float temperature_at(const Temperature& t, int64_t position) {
+    if (t.scale == 0.0f) return 1.0f;
+    const double steps = static_cast<double>((position + t.offset) / t.length);
+    return static_cast<float>(1.0 + static_cast<double>(t.scale) * __builtin_log(1.0 + steps));
 }
 
 // Row r is query head r % group of token r / group.
@@ -141,6 +148,7 @@ inline void load_rows(const AttentionJob& job, const AttentionItem& work, const 
     for (int64_t i = 0; i < item.num_tiles; ++i) {
         const int64_t start = i * item.tile;
         const float* rows[kMaxRows];
+        float factors[kMaxRows];
         RowTile t{item.q + start * dim,
                   item.begin + start,
                   item.end + start,
@@ -156,8 +164,8 @@ inline void load_rows(const AttentionJob& job, const AttentionItem& work, const 
         for (int r = 0; r < item.tile; ++r) {
             const int64_t row = min_of(start + r, item.rows - 1), token = work.first_token + row / group;
             rows[r] = job.q + (token * job.heads + work.slice * group + row % group) * dim;
-            const int64_t end = job.positions[token] + 1;
-            const int64_t begin = job.window > 0 ? max_of(0, end - job.window) : 0;
+            const int64_t end = job.positions[token] + 1, begin = job.first_seen(end - 1);
+            factors[r] = factor * temperature_at(job.temperature, end - 1);
             item.begin[start + r] = begin;
             item.end[start + r] = end;
             t.first = min_of(t.first, begin);
@@ -165,7 +173,7 @@ inline void load_rows(const AttentionJob& job, const AttentionItem& work, const 
             t.common_first = max_of(t.common_first, begin);
             t.common_last = min_of(t.common_last, end);
         }
-        load_queries(rows, item.tile, dim, factor, item.q + start * dim);
+        load_queries(rows, factors, item.tile, dim, item.q + start * dim);
         item.tiles[i] = t;
     }
 }
@@ -281,6 +289,8 @@ struct LatentRows {
     float* values;  // or null
 };
 
+constexpr float kOnes[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+
 template <CacheType Type>
 void convert_latent(const LatentRows& from) {
     const int64_t vectors = (from.dim + kWidth - 1) / kWidth, values = (from.value_dim + kWidth - 1) / kWidth;
@@ -292,7 +302,7 @@ void convert_latent(const LatentRows& from) {
         const int64_t dims = min_of(kWidth, from.dim - vec * kWidth);
         float* const keys = from.keys + vec * kWidth * kWidth;
         if (from.count == 4) {
-            transpose_four({rows[0], rows[1], rows[2], rows[3]}, dims, 1.0f, keys, kWidth);
+            transpose_four({rows[0], rows[1], rows[2], rows[3]}, dims, kOnes, keys, kWidth);
         } else {
             for (int64_t p = 0; p < from.count; ++p)
                 for (int64_t d = 0; d < dims; ++d) keys[d * kWidth + p] = rows[p][d];

@@ -27,6 +27,7 @@ _PRE_TOKENIZERS = {
     "afmoe": "afmoe",
     "bailingmoe": "bailingmoe",
     "exaone-moe": "exaone-moe",
+    "llama4": "llama4",
     "mellum": "mellum2",
     "deepseek": "deepseek-llm",
 }

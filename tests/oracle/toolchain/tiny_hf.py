@@ -28,6 +28,7 @@ _ROUTERS = (
     "block_sparse_moe.router.weight",
     "mlp.router.weight",
     "mlp.router.gate.weight",
+    "feed_forward.router.weight",
 )
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (
@@ -290,6 +291,20 @@ def _smollm3(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.SmolLM3Config(**_dense(common | {"bos_token_id": None}, tiny))
 
 
+def _mistral3(common: dict[str, Any], tiny: TinyModel) -> Any:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.5,
+    }
+    own = {"rope_parameters": rope, "head_dim": 32, "bos_token_id": None}
+    return transformers.Ministral3Config(**_dense(common | own, tiny))
+
+
 def _qwen2(common: dict[str, Any], tiny: TinyModel) -> Any:
     del common["head_dim"]
     return transformers.Qwen2Config(**_dense(common, tiny))
@@ -321,6 +336,7 @@ _CLASSES = {
     "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mistral3": "Ministral3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "qwen3vl": "Qwen3VLForConditionalGeneration",
     "solar_open": "SolarOpenForCausalLM",
@@ -345,6 +361,7 @@ _CONFIGS = {
     "mixtral": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "mistral3": _mistral3,
     "smollm3": _smollm3,
     "qwen3vl": tiny_routers.qwen3vl,
     "solar_open": tiny_routers.solar_open,

@@ -211,6 +211,18 @@ def _mellum(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.MellumConfig(**(common | own | tiny.options))
 
 
+def _llama4(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 64,
+        "head_dim": 32,
+    }
+    kept = _without(common, "num_experts", "moe_intermediate_size")
+    return transformers.Llama4TextConfig(**(kept | own | tiny.options))
+
+
 def _rewritten(folder: Path, tensors: Tensors, settings: dict[str, Any]) -> None:
     """Write a checkpoint's tensors, and change settings of its configuration."""
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -311,6 +323,18 @@ def _as_exaone(folder: Path, config: Any) -> None:
     _rewritten(folder, tensors, {"scoring_func": "sigmoid"})
 
 
+def _as_llama4(folder: Path, config: Any) -> None:
+    """Make it the text part of a model that sees, as published ones are."""
+    tensors = load_file(folder / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text())
+    settings = {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4",
+        "text_config": text,
+    }
+    _rewritten(folder, {f"language_model.{n}": v for n, v in tensors.items()}, settings)
+
+
 def _as_qwen3vl(folder: Path, config: Any) -> None:
     """Store experts as the published checkpoints do: a column for each output."""
     tensors = load_file(folder / "model.safetensors")
@@ -351,6 +375,7 @@ CLASSES = {
     "granitemoe": "GraniteMoeSharedForCausalLM",
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
     "hy_v3": "HYV3ForCausalLM",
+    "llama4": "Llama4ForCausalLM",
     "mellum": "MellumForCausalLM",
     "minimax-m2": "MiniMaxM2ForCausalLM",
     "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration",
@@ -367,6 +392,7 @@ CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "granitemoe": _granite,
     "hunyuan-moe": _hunyuan,
     "hy_v3": _hy_v3,
+    "llama4": _llama4,
     "mellum": _mellum,
     "minimax-m2": _minimax,
     "qwen3vlmoe": qwen3vl,
@@ -378,6 +404,7 @@ PUBLISHED: dict[str, Callable[[Path, Any], None]] = {
     "deepseek": _as_deepseek,
     "exaone-moe": _as_exaone,
     "hunyuan-moe": _as_hunyuan,
+    "llama4": _as_llama4,
     "qwen3vlmoe": _as_qwen3vl,
 }
 """What makes a saved checkpoint one as the hub has it, where transformers writes another."""
@@ -388,6 +415,8 @@ def wide_experts(arch: str, width: int) -> dict[str, Any]:
     match arch:
         case "hunyuan-moe" | "minimax-m2":
             return {"intermediate_size": width}
+        case "llama4":
+            return {"intermediate_size": width, "intermediate_size_mlp": width}
         case "bailingmoe" | "deepseek":
             return {"moe_intermediate_size": width, "shared_expert_intermediate_size": 2 * width}
         case "granitemoe":

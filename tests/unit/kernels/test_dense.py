@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from thermocline.kernels.dense_contract import (
     HeadNorm,
     LayerCache,
     RoutingRule,
+    Temperature,
 )
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.messages import RequestId, Segment, SegmentKind
@@ -253,19 +254,23 @@ ATTENTION = [
 ]
 
 
+RULES = [
+    Attending(0.1),
+    Attending(0.1, window=23),
+    Attending(0.3, softcap=2.0),
+    Attending(0.1, window=300, sinks=SINKS),
+]
+# Several chunks in a call, a border inside of a span, and a wide head.
+CHUNKED = Attending(0.1, window=40, chunked=True, temperature=Temperature(0.9, 11, 1))
+CHUNKED_SIZES = [ATTENTION[3], ATTENTION[8], ATTENTION[10]]
+
+
 @pytest.mark.parametrize("cache_type", TYPES)
-@pytest.mark.parametrize("sizes", ATTENTION)
 @pytest.mark.parametrize(
-    "rule",
-    [
-        Attending(0.1),
-        Attending(0.1, window=23),
-        Attending(0.3, softcap=2.0),
-        Attending(0.1, window=300, sinks=SINKS),
-    ],
+    ("sizes", "rule"), [*product(ATTENTION, RULES), *((each, CHUNKED) for each in CHUNKED_SIZES)]
 )
 def test_attention_is_causal_softmax_over_the_cache(dense, cache_type, sizes, rule):
-    """Scattered blocks of any length, grouped heads, windows, softcaps, every type of cache."""
+    """Scattered blocks of any length, grouped heads, windows that slide or not, softcaps, every type of cache."""
     heads, kv_heads, head_dim, block_tokens, positions = sizes
     if cache_type is CacheType.Q8_0 and head_dim % 32:
         pytest.skip("Q8_0 needs a head_dim that 32 divides")
@@ -280,7 +285,7 @@ def test_attention_is_causal_softmax_over_the_cache(dense, cache_type, sizes, ru
         head_dim=head_dim,
     )
     q = normal(rng, len(positions), heads, head_dim)
-    key = cache_type, heads, head_dim, rule.window, rule.softcap, rule.sinks is None
+    key = cache_type, heads, head_dim, rule.window, rule.softcap, rule.sinks is None, rule.chunked
     if rule.sinks is not None:
         rule = replace(rule, sinks=rule.sinks[:heads])
     ours = dense.attention(q, positions, [token_run(0, len(q), table)], cache, rule)
@@ -301,10 +306,15 @@ def naive_attention(q, positions, cache, table, rule) -> np.ndarray:
     out = np.empty(q.shape, np.float64)
     for t, position in enumerate(positions):
         first = max(0, position + 1 - rule.window) if rule.window else 0
+        if rule.chunked:
+            first = position - position % rule.window
+        heat = 1.0
+        if (given := rule.temperature) is not None:
+            heat += given.scale * np.log1p(np.floor((position + given.offset) / given.length))
         slots = slots_of(table, np.arange(first, position + 1), shape.block_tokens)
         keys, values = read_cache(shape, cache.keys, cache.values, slots)
         for h in range(q.shape[1]):
-            scores = keys[:, h // group].astype(np.float64) @ q[t, h] * rule.scale
+            scores = keys[:, h // group].astype(np.float64) @ q[t, h] * rule.scale * heat
             if rule.softcap:
                 scores = rule.softcap * np.tanh(scores / rule.softcap)
             if rule.sinks is not None:  # as a key without a value
@@ -317,8 +327,13 @@ def naive_attention(q, positions, cache, table, rule) -> np.ndarray:
 @pytest.mark.parametrize("cache_type", TYPES)
 @pytest.mark.parametrize(
     "rule",
-    [Attending(0.1), Attending(0.1, 3.0, 300), Attending(0.1, sinks=SINKS[:8])],
-    ids=["plain", "softcap", "sinks"],
+    [
+        Attending(0.1),
+        Attending(0.1, 3.0, 300),
+        Attending(0.1, sinks=SINKS[:8]),
+        Attending(0.1, window=70, chunked=True, temperature=Temperature(0.3, 50)),
+    ],
+    ids=["plain", "softcap", "sinks", "chunked"],
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "block_tokens"), [(8, 1, 16), (6, 2, 16), (2, 2, 5)])
 def test_chunks_and_threads_change_no_bit(
@@ -405,6 +420,42 @@ def test_scores_far_apart_leave_the_best(dense):
     positions = np.array([98, 99], np.int32)
     out = dense.attention(q, positions, [token_run(0, 2, table)], cache, Attending(1.0))
     np.testing.assert_array_equal(out[:, 0, 0], np.array([98, 0], np.float32))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_lies_before_a_chunk_does_not_reach_it(dense, poison):
+    """A token sees the keys of its own chunk, whatever the one before holds; tokens of both in one call."""
+    rng = np.random.default_rng(5)
+    cache, table = filled_cache(
+        rng, 70, type=CacheType.F32, block_tokens=16, kv_heads=1, head_dim=32
+    )
+    positions, rule = np.array([47, 48, 66], np.int32), Attending(0.2, window=24, chunked=True)
+    q, runs = normal(rng, 3, 8, 32), [token_run(0, 3, table)]
+    clean = dense.attention(q, positions, runs, cache, rule)
+    for first, last, rows in ((0, 24, [0, 1, 2]), (24, 48, [1, 2])):
+        slots = slots_of(table, np.arange(first, last), 16)
+        bad = np.full((last - first, 1, 32), poison, np.float32)
+        write_cache(cache.shape, cache.keys, cache.values, slots, bad, bad)
+        each = [(q[n : n + 1].copy(), positions[n : n + 1].copy()) for n in rows]
+        run = [token_run(0, 1, table)]
+        found = [dense.attention(one, at, run, cache, rule)[0] for one, at in each]
+        np.testing.assert_array_equal(np.array(found), clean[rows])
+
+
+def test_a_temperature_grows_with_the_position(dense):
+    """As a scale of each token's own: 1 before the first length, then more with each; of one key more changes nothing."""
+    rng = np.random.default_rng(6)
+    cache, table = filled_cache(
+        rng, 40, type=CacheType.F32, block_tokens=16, kv_heads=1, head_dim=16
+    )
+    rule, runs = Attending(0.5, temperature=Temperature(2.0, 10, 1)), [token_run(0, 1, table)]
+    for position, steps in ((0, 0), (8, 0), (9, 1), (18, 1), (19, 2), (39, 4)):
+        q, at = normal(rng, 1, 2, 16), np.array([position], np.int32)
+        plain = Attending(0.5 * (1 + 2.0 * float(np.log1p(steps))))
+        expected = dense.attention(q, at, runs, cache, plain)
+        found = dense.attention(q, at, runs, cache, rule)
+        np.testing.assert_allclose(found, expected, rtol=2e-5)
+        assert steps == 0 or nmse(found, dense.attention(q, at, runs, cache, Attending(0.5))) > 1e-4
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
@@ -553,6 +604,21 @@ def test_the_core_refuses_what_lies_beyond_the_cache(native, block):
         native.prepare_heads(
             q, q, q, HeadNorm(None, None, 0.0), rope, cache, np.array([block * 4 % 2**31], np.int32)
         )
+
+
+def test_the_core_refuses_windows_and_temperatures_without_a_size(native):
+    """A chunk of no tokens would divide by zero, and so would a length of none."""
+    cache, table = filled_cache(
+        np.random.default_rng(1), 9, type=CacheType.F32, block_tokens=16, kv_heads=1, head_dim=16
+    )
+    q, at, runs = np.zeros((1, 1, 16), np.float32), np.zeros(1, np.int32), [token_run(0, 1, table)]
+    for rule, what in (
+        (Attending(0.1, chunked=True), "chunks have a size"),
+        (Attending(0.1, temperature=Temperature(0.1, 0)), "has a length"),
+        (Attending(0.1, temperature=Temperature(0.1, 8, -1)), "no offset below zero"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            native.attention(q, at, runs, cache, rule)
 
 
 def test_an_instruction_set_that_is_not_there_is_refused():

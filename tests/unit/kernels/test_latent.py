@@ -14,7 +14,7 @@ from thermocline.kernels import _native
 from thermocline.kernels.cache_format import CacheShape, CacheType, HeadShape, read_latent
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense import NativeDense
-from thermocline.kernels.dense_contract import Attending, LatentNorm, LayerCache
+from thermocline.kernels.dense_contract import Attending, LatentNorm, LayerCache, Temperature
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.reference import ReferenceKernels, decode_blocks
 from thermocline.kernels.weight import HeadMatrices, WeightStack
@@ -64,18 +64,27 @@ class Sequence:
         dense.prepare_latent(self.q, self.kv, self.norm, self.rope, self.cache, self.slots)
         self.queries = np.concatenate((self.absorbed, self.q[..., plain:]), axis=-1)
 
-    def attend(self, dense, first: int, last: int) -> np.ndarray:
+    def attend(self, dense, first: int, last: int, heat: Temperature | None = None) -> np.ndarray:
         """Return what the tokens [first, last) read."""
         rows = slice(first, last)
         run = token_run(0, last - first, self.table)
         q = np.ascontiguousarray(self.queries[rows])
-        return dense.attention(q, self.positions[rows], [run], self.cache, Attending(0.2))
+        rule = Attending(0.2, temperature=heat)
+        return dense.attention(q, self.positions[rows], [run], self.cache, rule)
+
+
+def factor_at(heat: Temperature | None, position: int) -> float:
+    if heat is None:
+        return 1.0
+    return 1.0 + heat.scale * np.log1p((position + heat.offset) // heat.length)
 
 
 def fits(sizes, cache_type) -> bool:
     return cache_type is not CacheType.Q8_0 or (sizes[1] + sizes[2]) % 32 == 0
 
 
+HEAT = Temperature(0.7, 9)
+NAMED = list(zip(SHAPES, ["Q8_0", "Q8_0", "F16", "F32", "BF16"], strict=True))
 CASES = [(sizes, kind) for sizes in SHAPES for kind in TYPES if fits(sizes, kind)]
 
 
@@ -107,19 +116,22 @@ def test_rows_are_normed_turned_and_stored(dense, sizes, cache_type):
     )
 
 
-@pytest.mark.parametrize("context", [1, 530])
-@pytest.mark.parametrize(("sizes", "cache_type"), CASES)
-def test_attention_reads_the_first_numbers_of_rows(dense, sizes, cache_type, context):
+@pytest.mark.parametrize(
+    ("sizes", "cache_type", "context", "heat"),
+    [*((*case, context, None) for case in CASES for context in (1, 530)), (*CASES[0], 530, HEAT)],
+)
+def test_attention_reads_the_first_numbers_of_rows(dense, sizes, cache_type, context, heat):
     """Softmax over all numbers of the rows up to a token, weighing their first ones; over spans, too."""
     latent, num_tokens = sizes[1], min(context, 3)
     seq = Sequence(dense, sizes, context, cache_type)
     rows = read_latent(seq.cache.shape, seq.cache.keys, seq.slots).astype(float)
-    found = seq.attend(dense, context - num_tokens, context)
+    found = seq.attend(dense, context - num_tokens, context, heat)
     expected = np.empty(found.shape)
     for token in range(num_tokens):
         position = context - num_tokens + token
         seen = rows[: position + 1]
-        scores = seq.queries[position].astype(float) @ seen.T * 0.2  # [heads, positions]
+        scale = 0.2 * factor_at(heat, position)
+        scores = seq.queries[position].astype(float) @ seen.T * scale  # [heads, positions]
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         expected[token] = weights / weights.sum(axis=1, keepdims=True) @ seen[:, :latent]
     assert nmse(found, expected) <= MAX_NMSE
@@ -156,12 +168,12 @@ def decoded(stack: WeightStack) -> np.ndarray:
     return rows.reshape(*stack.raw.shape[:2], -1) * stack.scales[:, None, None].astype(float)
 
 
-@pytest.mark.parametrize("context", [1, 530])
 @pytest.mark.parametrize(
-    ("sizes", "name"), list(zip(SHAPES, ["Q8_0", "Q8_0", "F16", "F32", "BF16"], strict=True))
+    ("sizes", "name", "context", "heat"),
+    [*((*case, context, None) for case in NAMED for context in (1, 530)), (*NAMED[0], 530, HEAT)],
 )
 @pytest.mark.parametrize("kernels", [*SETS, "reference"])
-def test_keys_and_values_of_heads_are_made_of_rows(kernels, sizes, name, context):
+def test_keys_and_values_of_heads_are_made_of_rows(kernels, sizes, name, context, heat):
     """Softmax over each head's own keys, weighing its own values: what the model's definition says."""
     one = ReferenceKernels() if kernels == "reference" else NativeKernels(kernels, threads=2)
     up, num_tokens = head_matrices(sizes, name), min(context, 3)
@@ -173,11 +185,13 @@ def test_keys_and_values_of_heads_are_made_of_rows(kernels, sizes, name, context
     keys = np.concatenate((made, turned), axis=-1)
     values = np.einsum("pn,hdn->phd", rows[:, :latent], decoded(up.values))
     run, q = token_run(0, num_tokens, seq.table), seq.q[first:].copy()
-    found = one.expanded_attention(up, q, seq.positions[first:], [run], seq.cache, 0.2)
+    rule = Attending(0.2, temperature=heat)
+    found = one.expanded_attention(up, q, seq.positions[first:], [run], seq.cache, rule)
     expected = np.empty(found.shape)
     for token in range(num_tokens):
         seen = first + token + 1
-        scores = np.einsum("hd,phd->hp", q[token].astype(float), keys[:seen]) * 0.2
+        scores = np.einsum("hd,phd->hp", q[token].astype(float), keys[:seen])
+        scores *= 0.2 * factor_at(heat, first + token)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         expected[token] = np.einsum("hp,phd->hd", weights, values[:seen])
@@ -193,7 +207,8 @@ def test_an_expanded_token_does_not_depend_on_its_chunk(isa, sizes, cache_type):
 
     def attend(kernels, first, last):
         run, q = token_run(0, last - first, seq.table), seq.q[first:last].copy()
-        return kernels.expanded_attention(up, q, seq.positions[first:last], [run], seq.cache, 0.2)
+        positions, rule = seq.positions[first:last], Attending(0.2)
+        return kernels.expanded_attention(up, q, positions, [run], seq.cache, rule)
 
     whole = attend(three, 0, 83)
     for token in (0, 15, 16, 63, 64, 82):
@@ -239,9 +254,10 @@ def test_shapes_that_do_not_fit_are_errors():
         dense.prepare_latent(seq.q, seq.kv, seq.norm, seq.rope, seq.cache, seq.slots + 1000)
     kernels, up = NativeKernels(SETS[-1], threads=1), head_matrices(SHAPES[0], "F32")
     run = token_run(0, 5, seq.table)
+    rule = Attending(0.2)
     for wrong in (
         replace(up, values=replace(up.values, raw=up.values.raw[:3], scales=None)),
         HeadMatrices(up.values, up.keys),
     ):
         with pytest.raises(ValueError, match=r"heads|latent|cache"):
-            kernels.expanded_attention(wrong, seq.q, seq.positions, [run], seq.cache, 0.2)
+            kernels.expanded_attention(wrong, seq.q, seq.positions, [run], seq.cache, rule)

@@ -282,6 +282,16 @@ def test_missing_experts_are_asked_for_in_pieces_where_the_choice_is_told(tmp_pa
         assert waits(lambda *_: None) < alone / 3
 
 
+def test_a_weight_of_the_input_is_for_one_expert(tmp_path):
+    """With several of a token, each would need an input of its own: the core refuses such a layer."""
+    with open_model_file(write_toy_model(tmp_path / "toy.gguf", shape_of({}))) as file:
+        kernels = NativeKernels(threads=1)
+        parts = open_model(file, kernels).non_expert.layers[0]
+        wrong = replace(parts, routed=replace(parts.routed, weighs_input=True))
+        with pytest.raises(ValueError, match="one expert of each token"):
+            kernels._layer(wrong)
+
+
 def test_the_reference_has_none(tmp_path):
     """Without a whole layer the parts are the way, and the model says so."""
     with open_model_file(write_toy_model(tmp_path / "toy.gguf", ToyShape())) as file:

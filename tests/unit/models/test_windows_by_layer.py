@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import pytest
+
 from tests.support.toy_archs import ToyArch, write_toy_arch
+from thermocline.errors import ModelFileError
+from thermocline.kernels.dense_contract import Temperature
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model
@@ -49,3 +53,71 @@ def test_mellum_stretches_layers_that_see_all(tmp_path):
     model = opened(write_toy_arch(tmp_path / "n.gguf", replace(toy, window=0)))
     assert model.non_expert.ropes == (far,) * 5
     assert model.spec.window is None
+
+
+def test_llama4_has_chunks_where_it_turns(tmp_path):
+    """Every fourth layer sees all tokens, by scores that grow; the others norm what they turned, but for Maverick's."""
+    toy = ToyArch("llama4", layers=5, used=1, dense=1)
+    rope, usual = RopeRule(16, 10000.0, pairs=True), Temperature(0.1, 8192, 1)
+    model = opened(write_toy_arch(tmp_path / "m.gguf", toy))
+    assert model.spec.window == WindowSpec(8192, RopeRule(16, 10000.0), chunked=True)
+    assert model.non_expert.ropes == (rope, rope, rope, None, rope)
+    mixers = [parts.mixer for parts in model.non_expert.layers]
+    assert [mixer.temperature for mixer in mixers] == [None, None, None, usual, None]
+    assert [(mixer.window, mixer.chunked) for mixer in mixers[2:4]] == [(8192, True), (0, False)]
+    norms = [mixer.head_norm for mixer in mixers[2:4]]
+    assert norms[0].last
+    assert norms[0].q_gain.tolist() == norms[0].k_gain.tolist() == [1.0] * 16
+    assert norms[1].q_gain is norms[1].k_gain is None
+    routed = [parts.routed for parts in model.non_expert.layers]
+    assert [n for n, each in enumerate(routed) if each and each.weighs_input] == [1, 3]
+    toy = replace(toy, experts=128, intermediate=8)
+    mixers = [p.mixer for p in opened(write_toy_arch(tmp_path / "n.gguf", toy)).non_expert.layers]
+    assert all(mixer.head_norm.q_gain is None for mixer in mixers)
+
+
+def test_llama4_may_say_its_chunks_and_temperature(tmp_path):
+    """Files of other sizes than the published ones; a scale of 0 is no temperature."""
+    keys = {"attention.temperature_scale": 0.25, "attention.temperature_length": 12}
+    toy = ToyArch("llama4", layers=4, used=1, window=24, extra=keys)
+    spec = opened(write_toy_arch(tmp_path / "m.gguf", toy)).spec
+    assert spec.temperature == Temperature(0.25, 12, 1)
+    assert spec.window.num_tokens == 24
+    none = {"llama4.attention.temperature_scale": 0.0}
+    assert opened(write_toy_arch(tmp_path / "n.gguf", toy, metadata=none)).spec.temperature is None
+
+
+def test_mistral3_grows_with_the_original_context(tmp_path):
+    """Its multiplier takes YaRN's factor away; without a multiplier the factor stays, and without a scale no score grows."""
+    yarn = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+    }
+    usual, prefix = 0.1 * math.log(4.0) + 1.0, "mistral3.rope.scaling."
+    heat = {"mistral3.attention.temperature_scale": 0.125}
+    for added, magnitude, expected in (
+        (heat | {f"{prefix}yarn_log_multiplier": 1.0}, 1.0, Temperature(0.125, 64)),
+        ({f"{prefix}yarn_log_multiplier": 1.0, f"{prefix}yarn_attn_factor": 0.9}, 0.9, None),
+        ({}, usual, None),
+    ):
+        toy = ToyArch("mistral3", experts=0, used=0, biased=False, extra=yarn)
+        model = opened(write_toy_arch(tmp_path / "m.gguf", toy, metadata=added))
+        assert model.spec.rope_scaling.magnitude == pytest.approx(magnitude)
+        assert {parts.mixer.temperature for parts in model.non_expert.layers} == {expected}
+
+
+@pytest.mark.parametrize("arch", ["deepseek2", "mistral4"])
+def test_a_temperature_of_latent_attention_has_a_length(tmp_path, arch):
+    """Mistral's factor of late queries, which begins anew with each length; one without it is an error."""
+    toy = ToyArch(arch, head_dim=24, rotary=8, query_rank=48, biased=False)
+    keys = {
+        f"{arch}.attention.temperature_scale": 0.125,
+        f"{arch}.attention.temperature_length": 64,
+    }
+    model = opened(write_toy_arch(tmp_path / "m.gguf", toy, metadata=keys))
+    found = {parts.mixer.temperature for parts in model.non_expert.layers}
+    assert found == {Temperature(0.125, 64)}
+    del keys[f"{arch}.attention.temperature_length"]
+    with pytest.raises(ModelFileError, match="temperature_length"):
+        opened(write_toy_arch(tmp_path / "n.gguf", toy, metadata=keys))

@@ -22,6 +22,7 @@ from thermocline.kernels.gpu.paged_tiles import (
 )
 
 if TYPE_CHECKING:
+    from thermocline.kernels.dense_contract import Temperature
     from thermocline.kernels.gpu.cache import DeviceLayerCache
     from thermocline.kernels.gpu.step import AttendSpan
 
@@ -73,20 +74,34 @@ class TileSizes:
 
 
 class PagedRule(NamedTuple):
-    """scale, sinks: of the scores, in powers of two; window: as in `rule_of`."""
+    """scale, sinks: of the scores, in powers of two; the others: as in `rule_of`."""
 
     scale: float
     window: int
     sinks: torch.Tensor | None
+    chunked: bool
+    temperature: Temperature | None
+
+    def first_seen(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the first position that tokens at these see, where there is a window; maybe one below 0."""
+        if self.chunked:
+            return positions // self.window * self.window
+        return positions - self.window + 1
 
 
-def rule_of(scale: float, window: int, sinks: torch.Tensor | None = None) -> PagedRule:
+def rule_of(
+    scale: float,
+    window: int,
+    sinks: torch.Tensor | None = None,
+    *,
+    chunked: bool = False,
+    temperature: Temperature | None = None,
+) -> PagedRule:
     """Return the rule of a scale in powers of e.
 
-    window: a token sees that many last positions, its own included; 0 is all. sinks: float32 [heads], those of
-    `Attending` times LOG2_E.
+    window, chunked, temperature: as in `Attending`. sinks: float32 [heads], those of `Attending` times LOG2_E.
     """
-    return PagedRule(scale * LOG2_E, window, sinks)
+    return PagedRule(scale * LOG2_E, window, sinks, chunked, temperature)
 
 
 def attention(
@@ -101,8 +116,19 @@ def attention(
     position sees nothing and gets zeros.
     """
     attend = paged_attention if q.is_cuda else naive_attention
-    outs = [attend(q[span.shape.rows], span, cache, rule) for span in spans]
+    outs = [attend(tempered(q[span.shape.rows], span, rule), span, cache, rule) for span in spans]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def tempered(q: torch.Tensor, span: AttendSpan, rule: PagedRule) -> torch.Tensor:
+    """Return q [rows, heads, head_dim] of a span times the rule's temperature at each row; only queues."""
+    given = rule.temperature
+    if given is None:
+        return q
+    # Padding stands before the first position.
+    steps = (span.positions.reshape(-1).clamp_min(0) + given.offset) // given.length
+    factors = 1.0 + given.scale * torch.log1p(steps.double())
+    return q * factors.float()[:, None, None]
 
 
 def paged_attention(
@@ -131,6 +157,7 @@ def paged_attention(
         "value_dim": value_dim,
         "width": max(triton.next_power_of_2(value_dim), _LEAST_ROWS),
         "window": rule.window,
+        "chunked": rule.chunked,
         "positions": form.positions,
         "has_sinks": rule.sinks is not None,
     }
@@ -201,7 +228,7 @@ def _naive_rows(
     end = positions[:, -1:] + 1 - span.first[:, None]
     begin = torch.zeros_like(end)
     if rule.window:
-        begin = (positions[:, :1] - rule.window + 1 - span.first[:, None]).clamp_min(0)
+        begin = (rule.first_seen(positions[:, :1]) - span.first[:, None]).clamp_min(0)
     most, sequences = int((end - begin).max()), len(q)
     # A token's scores are few, so that pieces can be longer.
     tokens = positions.shape[1]
@@ -219,7 +246,7 @@ def _naive_rows(
         at = (span.first[:, None] + at)[:, None, None]
         hidden = at > mine
         if rule.window:
-            hidden |= at <= mine - rule.window
+            hidden |= at < rule.first_seen(mine)
         # Values that nobody sees may be NaN, which even a weight of zero would spread.
         if not there.all():
             hidden = hidden | ~there[:, None, None]

@@ -35,7 +35,7 @@ class DeviceLatent:
         self._num_heads, self._plain = len(given.up.keys), given.up.keys.cols
         self._output = load.matrix(given.output)
         self._rope = replace(rope, pairs=True)
-        self._rule = rule_of(given.scale, 0)
+        self._rule = rule_of(given.scale, 0, temperature=given.temperature)
 
     def __call__(
         self, x: torch.Tensor, inputs: StepInputs, cache: DeviceLayerCache

@@ -92,7 +92,13 @@ class DeviceAttention:
         self._gate = None if given.gate is None else _Gate.load(load, given.gate)
         self._rope, self._head_dim = rope, head_dim
         sinks = None if given.sinks is None else load.vector(given.sinks * np.float32(LOG2_E))
-        self._rule = rule_of(given.scale, given.window, sinks)
+        self._rule = rule_of(
+            given.scale,
+            given.window,
+            sinks,
+            chunked=given.chunked,
+            temperature=given.temperature,
+        )
         self._output_bias = _optional_vector(load, given.output_bias)
         self._post_norm = None if given.post_norm is None else _post_norm(load, given.post_norm)
 
@@ -259,14 +265,20 @@ class _Router:
             None if each is None else load.vector(each)
             for each in (given.rule.bias, given.rule.logit_bias)
         )
-        self.rule = given.rule
+        self.rule, self._weighs_input = given.rule, given.weighs_input
         self._routing = DeviceRouting(given.rule, bias, logit_bias)
         self._own = None
         if given.own is not None:
             self._own = load.vector(given.own.router), load.vector(given.own.experts)
 
-    def __call__(self, x: torch.Tensor, *, prompt: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        return route(self._matrix.multiply(x, prompt=prompt), self._routing)
+    def choose(
+        self, x: torch.Tensor, experts_input: torch.Tensor, *, prompt: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what the experts take, and their ids and weights; the twin of `models.layers._weighed`."""
+        ids, weights = route(self._matrix.multiply(x, prompt=prompt), self._routing)
+        if self._weighs_input:
+            return experts_input * weights, ids, torch.ones_like(weights)
+        return experts_input, ids, weights
 
     def inputs(
         self, x: torch.Tensor, normed: torch.Tensor, epsilon: float
@@ -334,7 +346,7 @@ class DeviceLayer:
         residual = x if self._shared is None else x + self._shared(normed, prompt=prompt)
         if self._router is None:
             return LayerOutput(residual, normed, None, None)
-        return LayerOutput(residual, normed, *self._router(normed, prompt=prompt))
+        return LayerOutput(residual, *self._router.choose(normed, normed, prompt=prompt))
 
     def finish(self, given: LayerOutput, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output from x, to which its routed experts were added."""
@@ -353,5 +365,5 @@ class DeviceLayer:
         if self._router is None:
             return LayerOutput(end.add(x, shared), normed, None, None)
         router_input, experts_input = self._router.inputs(x, normed, self._epsilon)
-        ids, weights = self._router(router_input, prompt=prompt)
-        return LayerOutput(torch.zeros_like(x), experts_input, ids, weights, (x, shared))
+        chosen = self._router.choose(router_input, experts_input, prompt=prompt)
+        return LayerOutput(torch.zeros_like(x), *chosen, (x, shared))

@@ -57,6 +57,12 @@ def _queries(
 
 
 @triton.jit
+def _first_seen(position: tl.tensor, window: tl.constexpr, chunked: tl.constexpr) -> tl.tensor:
+    """Return the first position that tokens at these see, where there is a window; maybe one below 0."""
+    return position // window * window if chunked else position - window + 1
+
+
+@triton.jit
 def _attend(
     q: tl.tensor,
     rest: tl.tensor,
@@ -74,6 +80,7 @@ def _attend(
     value_dim: tl.constexpr,
     block_tokens: tl.constexpr,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     is_quantised: tl.constexpr,
     positions: tl.constexpr,
     precision: tl.constexpr,
@@ -126,7 +133,7 @@ def _attend(
         position = first + at
         seen = there[None, :] & (position[None, :] <= mine[:, None])
         if window:
-            seen = seen & (position[None, :] > mine[:, None] - window)
+            seen = seen & (position[None, :] >= _first_seen(mine, window, chunked)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         # A row that has seen nothing yet would take infinity from infinity.
@@ -178,6 +185,7 @@ def attend_tiles_kernel(
     rest_width: tl.constexpr,
     block_tokens: tl.constexpr,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     is_quantised: tl.constexpr,
     operand: tl.constexpr,
     precision: tl.constexpr,
@@ -201,7 +209,7 @@ def attend_tiles_kernel(
     begin = 0
     if window:
         lowest = tl.min(tl.where(live, mine, 0x7FFFFFFF), 0)
-        begin = tl.maximum(lowest - window + 1 - first, 0)
+        begin = tl.maximum(_first_seen(lowest, window, chunked) - first, 0)
     heads = (token * kv_heads + head) * group + row % group
     q = _queries(q_ptr, heads, live, head_dim, 0, value_dim, width, operand)
     rest = q
@@ -224,6 +232,7 @@ def attend_tiles_kernel(
         value_dim,
         block_tokens,
         window,
+        chunked,
         is_quantised,
         positions,
         precision,
@@ -246,6 +255,7 @@ def _split(
     position: tl.tensor,
     first: tl.tensor,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     positions: tl.constexpr,
     num_splits: tl.constexpr,
 ) -> tl.tuple:
@@ -253,7 +263,7 @@ def _split(
     end = position + 1 - first
     begin = position * 0
     if window:
-        begin = tl.maximum(end - window, 0)
+        begin = tl.maximum(_first_seen(position, window, chunked) - first, 0)
     tiles = (end - begin + (positions - 1)) // positions
     return begin, end, (tiles + (num_splits - 1)) // num_splits * positions
 
@@ -281,6 +291,7 @@ def attend_splits_kernel(
     rest_width: tl.constexpr,
     block_tokens: tl.constexpr,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     is_quantised: tl.constexpr,
     operand: tl.constexpr,
     precision: tl.constexpr,
@@ -298,7 +309,7 @@ def attend_splits_kernel(
     head, tile = tl.program_id(1) // num_tiles, tl.program_id(1) % num_tiles
     position = tl.load(positions_ptr + sequence).to(tl.int32)
     first = tl.load(firsts_ptr + sequence).to(tl.int32)
-    begin, end, size = _split(position, first, window, positions, num_splits)
+    begin, end, size = _split(position, first, window, chunked, positions, num_splits)
     begin += split * size
     end = tl.minimum(begin + size, end)
     if begin >= end:
@@ -327,6 +338,7 @@ def attend_splits_kernel(
         value_dim,
         block_tokens,
         window,
+        chunked,
         is_quantised,
         positions,
         precision,
@@ -350,6 +362,7 @@ def merge_splits_kernel(
     value_dim: tl.constexpr,
     width: tl.constexpr,
     window: tl.constexpr,
+    chunked: tl.constexpr,
     positions: tl.constexpr,
     num_splits: tl.constexpr,
     has_sinks: tl.constexpr,
@@ -361,7 +374,7 @@ def merge_splits_kernel(
     head, sequence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     position = tl.load(positions_ptr + sequence).to(tl.int32)
     first = tl.load(firsts_ptr + sequence).to(tl.int32)
-    begin, end, size = _split(position, first, window, positions, num_splits)
+    begin, end, size = _split(position, first, window, chunked, positions, num_splits)
     split, column = tl.arange(0, num_splits), tl.arange(0, width)
     live = begin + split * size < end
     place = (sequence * num_heads + head) * num_splits + split

@@ -17,7 +17,7 @@ from thermocline.kernels.cache_format import (
     write_cache,
     write_latent,
 )
-from thermocline.kernels.dense_contract import Attending, LayerCache
+from thermocline.kernels.dense_contract import Attending, LayerCache, Temperature
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.gpu import attention as attention_module
 from thermocline.kernels.gpu.cache import DeviceKVPool
@@ -211,6 +211,20 @@ def test_sinks_take_their_share_once(kernels, streams, spans, window):
     sinks = np.array([-3.0, 0.5, 2.0, 9.0], np.float32)
     rule = Attending(0.2, window=window, sinks=sinks)
     compare(kernels, streams, caches, chunk, rule, "non-expert/float32")
+
+
+@pytest.mark.parametrize("spans", SPANS)
+@pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.Q8_0])
+def test_windows_that_do_not_slide(kernels, streams, cache_type, spans):
+    """Prompts and steps at both sides of a chunk's border, and scores that grow with the position."""
+    caches = Caches(streams, cache_type, 5)
+    kind, sequences = SPANS[spans]
+    chunk = chunk_of(sequences, kind, 5)
+    fill(np.random.default_rng(2), caches, chunk)
+    heat = Temperature(0.7, 9, 1)
+    rule = Attending(0.2, window=16, chunked=True, temperature=heat)
+    tolerance = TOLERANCE.get(cache_type, "non-expert/attention float16")
+    compare(kernels, streams, caches, chunk, rule, tolerance)
 
 
 @pytest.mark.parametrize(("poison", "window"), [(np.nan, 0), (np.nan, 9), (np.inf, 9)])
