@@ -16,6 +16,7 @@ from benchmarks.published_models.glm import GLM_AIR
 from benchmarks.published_models.kimi import KIMI_ROWS
 from benchmarks.published_models.latent import LATENT_ROWS
 from benchmarks.published_models.nemotron import NEMOTRON_NANO
+from benchmarks.published_models.scout import SCOUT
 from benchmarks.published_models.shape import Delta, PublishedModel, Shape, Window, Yarn
 from benchmarks.published_models.vocabulary import Kind, Vocabulary
 
@@ -382,6 +383,7 @@ _ROWS: Final = (
     ),
     *LATENT_ROWS,
     *KIMI_ROWS,
+    SCOUT,
     GLM_AIR,
     NEMOTRON_NANO,
 )

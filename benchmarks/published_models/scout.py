@@ -1,0 +1,86 @@
+"""Llama 4 Scout: its numbers with the source of each, and how its files are laid out.
+
+Sources: C is the default of transformers' configuration class, J the model's own config.json (named in `own`). Knows no file.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.published_models.latent import feed_forward, plain_vocabulary
+from benchmarks.published_models.shape import Family, Metadata, Part, PublishedModel, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SLOWED: Final = 16.0  # J, rope_scaling.factor
+_SLOWED_FROM: Final = 8192  # J, original_max_position_embeddings: turns that take longer are slowed
+
+
+def _metadata(shape: Shape) -> Metadata:
+    """Llama4Model in conversion/llama.py."""
+    return {
+        "block_count": shape.blocks,
+        "context_length": shape.context,
+        "embedding_length": shape.hidden,
+        "feed_forward_length": shape.feed_forward or 0,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "rope.freq_base": shape.rope_base,
+        "attention.layer_norm_rms_epsilon": shape.rms_epsilon,
+        "expert_count": shape.experts,
+        "expert_used_count": shape.used,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "vocab_size": 202048,
+        "rope.dimension_count": shape.head_dim,
+        "interleave_moe_layer_step": 1,
+        "expert_feed_forward_length": shape.expert_width,
+    }
+
+
+def _block(shape: Shape, _block: int) -> Iterator[Part]:
+    hidden, width = shape.hidden, shape.expert_width
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    yield "attn_norm.weight", (hidden,)
+    for name, rows in (("q", query), ("k", key), ("v", key)):
+        yield f"attn_{name}.weight", (rows, hidden)
+    yield "attn_output.weight", (hidden, query)
+    yield "ffn_norm.weight", (hidden,)
+    yield "ffn_gate_inp.weight", (shape.experts, hidden)
+    for name, size in feed_forward(hidden, width, "_exps"):
+        yield name, (shape.experts, *size)
+    yield from feed_forward(hidden, width, "_shexp")
+
+
+def _constants(shape: Shape) -> dict[str, tuple[float, ...]]:
+    """LlamaModel.generate_extra_tensors."""
+    turns = (
+        2 * math.pi * shape.rope_base ** (n / shape.head_dim) for n in range(0, shape.head_dim, 2)
+    )
+    return {"rope_freqs.weight": tuple(1.0 if turn < _SLOWED_FROM else _SLOWED for turn in turns)}
+
+
+SCOUT: Final = PublishedModel(
+    name="Llama-4-Scout",
+    billions="108B",
+    family=Family("llama4", _metadata, _block, constants=_constants),
+    shape=Shape(
+        layers=48,  # C
+        hidden=5120,  # C
+        feed_forward=16384,  # C, intermediate_size_mlp, of no layer
+        heads=40,  # C
+        kv_heads=8,  # C
+        head_dim=128,  # C
+        context=10485760,  # J
+        rope_base=5e5,  # C
+        rms_epsilon=1e-5,  # C
+        experts=16,  # C, num_local_experts
+        used=1,  # C
+        expert_width=8192,  # C, intermediate_size
+    ),
+    vocabulary=plain_vocabulary("llama4", 202048, 200000),
+    config_class="Llama4TextConfig",
+    own=frozenset({"feed_forward", "context"}),
+)
