@@ -20,11 +20,6 @@ _VALUE: Final = 128  # C, v_head_dim
 _SHARED: Final = 1  # C, num_shared_experts
 
 
-def _attends(shape: Shape, block: int) -> bool:
-    """Every fourth layer attends, and so does the last of the published 27."""
-    return not shape.is_recurrent(block) or block == 26
-
-
 def _metadata(shape: Shape) -> Metadata:
     delta = _delta_of(shape)
     return {
@@ -33,7 +28,9 @@ def _metadata(shape: Shape) -> Metadata:
         "embedding_length": shape.hidden,
         "feed_forward_length": shape.feed_forward or 0,
         "attention.head_count": shape.heads,
-        "attention.head_count_kv": tuple(int(_attends(shape, n)) for n in range(shape.blocks)),
+        "attention.head_count_kv": tuple(
+            int(not shape.is_recurrent(n)) for n in range(shape.blocks)
+        ),
         "rope.freq_base": shape.rope_base,
         "attention.layer_norm_rms_epsilon": shape.rms_epsilon,
         "expert_count": shape.experts,
@@ -59,7 +56,7 @@ def _metadata(shape: Shape) -> Metadata:
 def _block(shape: Shape, block: int) -> Iterator[Part]:
     hidden, width = shape.hidden, shape.expert_width
     yield "attn_norm.weight", (hidden,)
-    yield from (_attention(shape) if _attends(shape, block) else _delta_rule(shape))
+    yield from (_delta_rule(shape) if shape.is_recurrent(block) else _attention(shape))
     yield "ffn_norm.weight", (hidden,)
     if block < shape.dense_layers:
         yield from feed_forward(hidden, shape.feed_forward or 0, "")
@@ -105,7 +102,7 @@ def _delta_of(shape: Shape) -> Delta:
 KIMI_ROWS: Final = (
     PublishedModel(
         name="Kimi-Linear-48B-A3B",
-        billions="48B",
+        billions="49B",  # 49.12; its card says 48B
         family=Family("kimi-linear", _metadata, _block),
         shape=Shape(
             layers=27,  # C
@@ -122,7 +119,8 @@ KIMI_ROWS: Final = (
             expert_width=1024,  # C
             routed_scale=2.446,  # C
             dense_layers=1,  # C, mlp_layer_types
-            delta=Delta(conv=4, key_heads=32, value_heads=32, state=128),  # C, but for which layers
+            # C, but for which layers
+            delta=Delta(conv=4, key_heads=32, value_heads=32, state=128, full=(26,)),
         ),
         vocabulary=plain_vocabulary("kimi-k2", 163840, 163584),
         config_class="KimiLinearConfig",

@@ -9,7 +9,14 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.published_models.latent import feed_forward, plain_vocabulary
-from benchmarks.published_models.shape import Family, Metadata, Part, PublishedModel, Shape
+from benchmarks.published_models.shape import (
+    Family,
+    Metadata,
+    Part,
+    PublishedModel,
+    Shape,
+    Window,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +86,8 @@ SCOUT: Final = PublishedModel(
         experts=16,  # C, num_local_experts
         used=1,  # C
         expert_width=8192,  # C, intermediate_size
+        # C; the window does not slide
+        window=Window(tokens=8192, heads=40, rope_base=5e5, rotary=128, full_at=3),
     ),
     vocabulary=plain_vocabulary("llama4", 202048, 200000),
     config_class="Llama4TextConfig",

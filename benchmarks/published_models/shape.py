@@ -24,13 +24,14 @@ Part = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The gated delta rule of a hybrid model. Every `interval`-th layer has full attention instead."""
+    """The gated delta rule of a hybrid model. Every `interval`-th layer has full attention instead, and so have `full`."""
 
     conv: int
     key_heads: int
     value_heads: int
     state: int
     interval: int = 4
+    full: tuple[int, ...] = ()
 
     @property
     def channels(self) -> int:
@@ -130,9 +131,9 @@ class Shape:
         """Whether a block has the gated delta rule or Mamba2; blocks after the layers have attention."""
         if self.mamba is not None:
             return self.mamba.pattern[block] == "M"
-        return (
-            self.delta is not None and block < self.layers and (block + 1) % self.delta.interval > 0
-        )
+        if self.delta is None or block >= self.layers or block in self.delta.full:
+            return False
+        return (block + 1) % self.delta.interval > 0
 
     def heads_of(self, layer: int) -> int:
         """Query heads of a layer."""
