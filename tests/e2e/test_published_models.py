@@ -145,7 +145,9 @@ def test_a_published_model_has_a_plan_for_every_device(files, name):
         assert plan.device_bytes + plan.workspace_bytes <= vram
         where = "the whole trunk on the device"
         if (name, text) in SOME_LAYERS:
-            where = f"non-expert weights of {SOME_LAYERS[name, text]} layers and the head on the device"
+            where = (
+                f"non-expert weights of {SOME_LAYERS[name, text]} layers and the head on the device"
+            )
         assert plan.reasons[0].startswith(where)
         plans.append(plan.placement.num_hot)
     assert plans == sorted(plans)
