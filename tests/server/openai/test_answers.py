@@ -212,12 +212,15 @@ async def test_completion_logprobs_know_where_tokens_begin(speller):
 
 
 async def test_a_character_over_several_tokens_is_never_broken(speller):
-    """Every delta is made of whole characters; a cut one at the end is one U+FFFD."""
+    """Every delta is made of whole characters; a cut one at the end is one U+FFFD.
+
+    One of several characters is what a reader gets that was behind.
+    """
     async with live(speller) as server:
         chunks = await server.stream(TEXT, prompt=[0x80], max_tokens=9 * 5)
         deltas = [chunk["choices"][0]["text"] for chunk in chunks[:-1]]
-        assert set(deltas) == set(SPELLED)
         assert "".join(deltas) == SPELLED * 5
+        assert all(deltas), "a token that ends no character has a delta"
         chunks = await server.stream(TEXT, prompt=[0x80], max_tokens=7)
         assert content(chunks) == SPELLED[:2] + "\N{REPLACEMENT CHARACTER}"
 
