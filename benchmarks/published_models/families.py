@@ -16,7 +16,7 @@ _SIGMOID: Final = 2
 """GGUF's number of the gating function, in gguf.ExpertGatingFuncType."""
 
 
-def _common(shape: Shape) -> Metadata:
+def common(shape: Shape) -> Metadata:
     """TextModel.set_gguf_parameters in conversion/base.py, in its order."""
     found: Metadata = {
         "block_count": shape.blocks,
@@ -54,8 +54,8 @@ def _moe(shape: Shape) -> Metadata:
 
 def _hybrid_metadata(shape: Shape) -> Metadata:
     """Qwen3NextModel and _QwenMtpMixin in conversion/qwen.py."""
-    delta = _delta_of(shape)
-    found = _common(shape) | _head_length(shape) | _moe(shape)
+    delta = delta_of(shape)
+    found = common(shape) | _head_length(shape) | _moe(shape)
     if shape.mtp_blocks:
         found["nextn_predict_layers"] = shape.mtp_blocks
     return found | {
@@ -73,7 +73,7 @@ def _hybrid_metadata(shape: Shape) -> Metadata:
 def _laguna_metadata(shape: Shape) -> Metadata:
     """LagunaModel in conversion/laguna.py."""
     window, yarn = _window_of(shape), _yarn_of(shape)
-    found = _common(shape)
+    found = common(shape)
     found["attention.head_count"] = tuple(shape.heads_of(layer) for layer in range(shape.layers))
     return (
         found
@@ -171,7 +171,7 @@ def _hybrid_block(shape: Shape, block: int, *, is_fused: bool) -> Iterator[Part]
 
 
 def _delta_rule(shape: Shape, *, is_fused: bool) -> Iterator[Part]:
-    delta, hidden = _delta_of(shape), shape.hidden
+    delta, hidden = delta_of(shape), shape.hidden
     yield "attn_norm.weight", (hidden,)
     yield "attn_qkv.weight", (delta.channels, hidden)
     yield "attn_gate.weight", (delta.values, hidden)
@@ -216,7 +216,7 @@ def _oss_metadata(shape: Shape) -> Metadata:
     """GptOssModel in conversion/gpt_oss.py."""
     window, yarn = _window_of(shape), _yarn_of(shape)
     return (
-        _common(shape)
+        common(shape)
         | _head_length(shape)
         | {
             "rope.scaling.type": "yarn",
@@ -247,7 +247,8 @@ def _oss_block(shape: Shape, _block: int) -> Iterator[Part]:
         yield f"ffn_{role}_exps.bias", (shape.experts, rows)
 
 
-def _delta_of(shape: Shape) -> Delta:
+def delta_of(shape: Shape) -> Delta:
+    """Return the gated delta rule of a model that has one."""
     assert shape.delta is not None
     return shape.delta
 
@@ -262,12 +263,12 @@ def _yarn_of(shape: Shape) -> Yarn:
     return shape.yarn
 
 
-QWEN2MOE: Final = Family("qwen2moe", lambda s: _common(s) | _moe(s), _qwen2moe_block)
+QWEN2MOE: Final = Family("qwen2moe", lambda s: common(s) | _moe(s), _qwen2moe_block)
 QWEN3MOE: Final = Family(
-    "qwen3moe", lambda s: _common(s) | _head_length(s) | _moe(s), _qwen3moe_block
+    "qwen3moe", lambda s: common(s) | _head_length(s) | _moe(s), _qwen3moe_block
 )
 QWEN3NEXT: Final = Family("qwen3next", _hybrid_metadata, _qwen3next_block)
 QWEN35MOE: Final = Family("qwen35moe", _hybrid_metadata, _qwen35moe_block)
-OLMOE: Final = Family("olmoe", _common, _olmoe_block)
+OLMOE: Final = Family("olmoe", common, _olmoe_block)
 LAGUNA: Final = Family("laguna", _laguna_metadata, _laguna_block)
 GPT_OSS: Final = Family("gpt-oss", _oss_metadata, _oss_block)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.published_models.latent import feed_forward, plain_vocabulary
+from benchmarks.published_models.families import common
+from benchmarks.published_models.latent import mixed_feed_forward, plain_vocabulary
 from benchmarks.published_models.shape import Family, Metadata, Part, PublishedModel, Shape
 
 if TYPE_CHECKING:
@@ -18,22 +19,12 @@ _SIGMOID: Final = 2
 
 def _metadata(shape: Shape) -> Metadata:
     """Glm4MoeModel in conversion/glm.py."""
-    return {
-        "block_count": shape.blocks,
-        "context_length": shape.context,
-        "embedding_length": shape.hidden,
-        "feed_forward_length": shape.feed_forward or 0,
-        "attention.head_count": shape.heads,
-        "attention.head_count_kv": shape.kv_heads,
-        "rope.freq_base": shape.rope_base,
-        "attention.layer_norm_rms_epsilon": shape.rms_epsilon,
-        "expert_used_count": shape.used,
+    return common(shape) | {
         "expert_group_count": 1,
         "expert_group_used_count": 1,
         "attention.key_length": shape.head_dim,
         "attention.value_length": shape.head_dim,
         "rope.dimension_count": shape.rotary or shape.head_dim,
-        "expert_count": shape.experts,
         "expert_feed_forward_length": shape.expert_width,
         "expert_shared_count": 1,
         "leading_dense_block_count": shape.dense_layers,
@@ -45,7 +36,7 @@ def _metadata(shape: Shape) -> Metadata:
 
 
 def _block(shape: Shape, block: int) -> Iterator[Part]:
-    hidden, width = shape.hidden, shape.expert_width
+    hidden = shape.hidden
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "attn_norm.weight", (hidden,)
     for name, rows in (("q", query), ("k", key), ("v", key)):
@@ -53,14 +44,7 @@ def _block(shape: Shape, block: int) -> Iterator[Part]:
         yield f"attn_{name}.bias", (rows,)
     yield "attn_output.weight", (hidden, query)
     yield "post_attention_norm.weight", (hidden,)
-    if block < shape.dense_layers:
-        yield from feed_forward(hidden, shape.feed_forward or 0, "")
-        return
-    yield "ffn_gate_inp.weight", (shape.experts, hidden)
-    yield "exp_probs_b.bias", (shape.experts,)
-    for name, size in feed_forward(hidden, width, "_exps"):
-        yield name, (shape.experts, *size)
-    yield from feed_forward(hidden, width, "_shexp")
+    yield from mixed_feed_forward(shape, block, 1, biased=True)
     if block >= shape.layers:
         yield "nextn.eh_proj.weight", (hidden, 2 * hidden)
         for name in ("enorm", "hnorm", "shared_head_norm"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from benchmarks.published_models.families import common
 from benchmarks.published_models.shape import Family, Metadata, Part, PublishedModel, Shape
 from benchmarks.published_models.vocabulary import Kind, Vocabulary
 
@@ -25,7 +26,7 @@ TEMPLATE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Latent:
+class Latent:
     """Sizes beside those of `Shape`. query_rank: 0 for one matrix. mscale: of YaRN, 0 without."""
 
     query_rank: int
@@ -39,20 +40,11 @@ class _Latent:
     rotary: int = 64
 
 
-def _metadata(shape: Shape, latent: _Latent) -> Metadata:
+def _metadata(shape: Shape, latent: Latent) -> Metadata:
     """DeepseekV2Model.set_gguf_parameters in conversion/deepseek.py."""
     row = latent.rank + latent.rotary
-    found: Metadata = {
-        "block_count": shape.blocks,
-        "context_length": shape.context,
-        "embedding_length": shape.hidden,
-        "feed_forward_length": shape.feed_forward or 0,
-        "attention.head_count": shape.heads,
+    found = common(shape) | {
         "attention.head_count_kv": 1,
-        "rope.freq_base": shape.rope_base,
-        "attention.layer_norm_rms_epsilon": shape.rms_epsilon,
-        "expert_count": shape.experts,
-        "expert_used_count": shape.used,
         "expert_group_count": latent.groups[0],
         "expert_group_used_count": latent.groups[1],
         "leading_dense_block_count": shape.dense_layers,
@@ -83,26 +75,19 @@ def _metadata(shape: Shape, latent: _Latent) -> Metadata:
     return found
 
 
-def _block(shape: Shape, block: int, latent: _Latent) -> Iterator[Part]:
-    hidden, width = shape.hidden, shape.expert_width
-    yield from _attention(shape, latent)
+def _block(shape: Shape, block: int, latent: Latent) -> Iterator[Part]:
+    hidden = shape.hidden
+    yield from latent_attention(shape, latent)
     yield "ffn_norm.weight", (hidden,)
-    if block < shape.dense_layers:
-        yield from feed_forward(hidden, shape.feed_forward or 0, "")
-        return
-    yield "ffn_gate_inp.weight", (shape.experts, hidden)
-    for name, size in feed_forward(hidden, width, "_exps"):
-        yield name, (shape.experts, *size)
-    if latent.is_sigmoid:
-        yield "exp_probs_b.bias", (shape.experts,)
-    yield from feed_forward(hidden, latent.shared * width, "_shexp")
+    yield from mixed_feed_forward(shape, block, latent.shared, biased=latent.is_sigmoid)
     if block >= shape.layers:
         yield "nextn.eh_proj.weight", (hidden, 2 * hidden)
         for name in ("enorm", "hnorm", "shared_head_norm"):
             yield f"nextn.{name}.weight", (hidden,)
 
 
-def _attention(shape: Shape, latent: _Latent) -> Iterator[Part]:
+def latent_attention(shape: Shape, latent: Latent) -> Iterator[Part]:
+    """Yield the tensors of a layer's attention, its norm first."""
     hidden, heads, rank = shape.hidden, shape.heads, latent.rank
     rows = heads * (latent.plain + latent.rotary)
     yield "attn_norm.weight", (hidden,)
@@ -119,6 +104,20 @@ def _attention(shape: Shape, latent: _Latent) -> Iterator[Part]:
     yield "attn_output.weight", (hidden, heads * latent.value)
 
 
+def mixed_feed_forward(shape: Shape, block: int, shared: int, *, biased: bool) -> Iterator[Part]:
+    """Yield a dense feed-forward, or a router, its experts and so many shared ones. biased: the choice has a bias."""
+    hidden, width = shape.hidden, shape.expert_width
+    if block < shape.dense_layers:
+        yield from feed_forward(hidden, shape.feed_forward or 0, "")
+        return
+    yield "ffn_gate_inp.weight", (shape.experts, hidden)
+    for name, size in feed_forward(hidden, width, "_exps"):
+        yield name, (shape.experts, *size)
+    if biased:
+        yield "exp_probs_b.bias", (shape.experts,)
+    yield from feed_forward(hidden, shared * width, "_shexp")
+
+
 def feed_forward(hidden: int, width: int, suffix: str) -> Iterator[Part]:
     """Yield the three matrices of a feed-forward, or of one expert."""
     yield f"ffn_gate{suffix}.weight", (width, hidden)
@@ -126,7 +125,7 @@ def feed_forward(hidden: int, width: int, suffix: str) -> Iterator[Part]:
     yield f"ffn_down{suffix}.weight", (hidden, width)
 
 
-def _family(latent: _Latent) -> Family:
+def _family(latent: Latent) -> Family:
     return Family(
         "deepseek2",
         lambda shape: _metadata(shape, latent),
@@ -148,7 +147,7 @@ LATENT_ROWS: Final = (
         name="DeepSeek-V2-Lite",
         billions="15.7B",
         family=_family(
-            _Latent(query_rank=0, plain=128, value=128, shared=2, is_sigmoid=False, mscale=0.707)
+            Latent(query_rank=0, plain=128, value=128, shared=2, is_sigmoid=False, mscale=0.707)
         ),
         shape=Shape(
             layers=27,  # J
@@ -175,7 +174,7 @@ LATENT_ROWS: Final = (
         name="DeepSeek-V3",
         billions="671B",
         family=_family(
-            _Latent(query_rank=1536, plain=128, value=128, shared=1, groups=(8, 4), mscale=1.0)
+            Latent(query_rank=1536, plain=128, value=128, shared=1, groups=(8, 4), mscale=1.0)
         ),
         shape=Shape(
             layers=61,  # C
@@ -200,7 +199,7 @@ LATENT_ROWS: Final = (
     PublishedModel(
         name="GLM-4.7-Flash",
         billions="30B",
-        family=_family(_Latent(query_rank=768, plain=192, value=256, shared=1)),
+        family=_family(Latent(query_rank=768, plain=192, value=256, shared=1)),
         shape=Shape(
             layers=47,  # C
             hidden=2048,  # C

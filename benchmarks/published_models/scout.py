@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.published_models.latent import feed_forward, plain_vocabulary
+from benchmarks.published_models.families import common
+from benchmarks.published_models.latent import mixed_feed_forward, plain_vocabulary
 from benchmarks.published_models.shape import (
     Family,
     Metadata,
@@ -27,17 +28,7 @@ _SLOWED_FROM: Final = 8192  # J, original_max_position_embeddings: turns that ta
 
 def _metadata(shape: Shape) -> Metadata:
     """Llama4Model in conversion/llama.py."""
-    return {
-        "block_count": shape.blocks,
-        "context_length": shape.context,
-        "embedding_length": shape.hidden,
-        "feed_forward_length": shape.feed_forward or 0,
-        "attention.head_count": shape.heads,
-        "attention.head_count_kv": shape.kv_heads,
-        "rope.freq_base": shape.rope_base,
-        "attention.layer_norm_rms_epsilon": shape.rms_epsilon,
-        "expert_count": shape.experts,
-        "expert_used_count": shape.used,
+    return common(shape) | {
         "attention.key_length": shape.head_dim,
         "attention.value_length": shape.head_dim,
         "vocab_size": 202048,
@@ -47,18 +38,15 @@ def _metadata(shape: Shape) -> Metadata:
     }
 
 
-def _block(shape: Shape, _block: int) -> Iterator[Part]:
-    hidden, width = shape.hidden, shape.expert_width
+def _block(shape: Shape, block: int) -> Iterator[Part]:
+    hidden = shape.hidden
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "attn_norm.weight", (hidden,)
     for name, rows in (("q", query), ("k", key), ("v", key)):
         yield f"attn_{name}.weight", (rows, hidden)
     yield "attn_output.weight", (hidden, query)
     yield "ffn_norm.weight", (hidden,)
-    yield "ffn_gate_inp.weight", (shape.experts, hidden)
-    for name, size in feed_forward(hidden, width, "_exps"):
-        yield name, (shape.experts, *size)
-    yield from feed_forward(hidden, width, "_shexp")
+    yield from mixed_feed_forward(shape, block, 1, biased=False)
 
 
 def _constants(shape: Shape) -> dict[str, tuple[float, ...]]:

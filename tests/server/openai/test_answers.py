@@ -212,11 +212,11 @@ async def test_completion_logprobs_know_where_tokens_begin(speller):
 
 
 async def test_a_character_over_several_tokens_is_never_broken(speller):
-    """Every delta is made of whole characters; a cut one at the end is one U+FFFD.
-
-    One of several characters is what a reader gets that was behind.
-    """
+    """Every delta is a whole character, of a reader that may be behind whole ones; a cut one at the end is one U+FFFD."""
     async with live(speller) as server:
+        # Fewer tokens than a reader may be behind before they are joined.
+        chunks = await server.stream(TEXT, prompt=[0x80], max_tokens=9)
+        assert [chunk["choices"][0]["text"] for chunk in chunks[:-1]] == list(SPELLED)
         chunks = await server.stream(TEXT, prompt=[0x80], max_tokens=9 * 5)
         deltas = [chunk["choices"][0]["text"] for chunk in chunks[:-1]]
         assert "".join(deltas) == SPELLED * 5
