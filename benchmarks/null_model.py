@@ -55,11 +55,11 @@ class NullModel:
         """Make the dimensions that stages ask for."""
         self.spec = _NullSpec(self.num_layers)
 
-    def embed(self, token_ids: Any) -> Any:  # noqa: ANN401 - stands in for a Model, array by array
+    def embed(self, token_ids: Any, *, may_be_missing: bool) -> Any:  # noqa: ANN401 - stands in for a Model, array by array
         """Return zeros [T, D]."""
         return np.zeros((len(token_ids), HIDDEN), np.float32)
 
-    def embed_layers(self, token_ids: Any, x: Any, *, prompt: bool) -> None:  # noqa: ANN401
+    def embed_layers(self, token_ids: Any, x: Any, *, prompt: bool, may_be_missing: bool) -> None:  # noqa: ANN401
         """Return None: no layer has embeddings of its own."""
 
     def attend(self, layer: LayerIndex, chunk: Chunk, x: Any, pool: Any) -> Any:  # noqa: ANN401

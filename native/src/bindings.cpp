@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "bindings_compute.h"
+#include "scratch.h"
 #include "thermocline/mapping_guard.h"
 #include "thermocline/page_advice.h"
 
@@ -65,7 +66,7 @@ NB_MODULE(_native, m) {
     m.doc() = "CPU kernels over the bytes of a GGUF file; see kernels/cpu.py for the checked interface.";
     m.attr("__version__") = THERMOCLINE_VERSION;
     // Raised with every change of what Python sees; kernels/native.py names the one that it needs.
-    m.attr("interface") = 21;
+    m.attr("interface") = 22;
     auto core = nb::class_<Core>(m, "Core", "The threads and the instruction set that jobs run on.")
                     .def(nb::init<const std::string&, int, bool>(), nb::arg("isa"), nb::arg("threads"),
                          nb::arg("pin") = false)
@@ -87,6 +88,8 @@ NB_MODULE(_native, m) {
         .def("change", &change_of,
              "What happened to the file: 0 nothing, 1 bytes could not be read, 2 another size, 3 another mtime.")
         .def("release", &release_map, "Guard no longer: the mapping goes.");
+    m.def("give_back_scratch", &tc::Scratch::give_back,
+          "Give back what this thread keeps for jobs on the way; the next one takes what it needs.");
     m.def("resident_pages", &count_pages<tc::resident_pages>, nb::arg("mapping").noconvert(),
           nb::arg("offsets").noconvert(), "How many of the pages that hold these bytes are in memory, or -errno.");
     m.def("pages_read_at_once", &count_pages<tc::pages_read_at_once>, nb::arg("mapping").noconvert(),
@@ -95,6 +98,11 @@ NB_MODULE(_native, m) {
     m.def("fetch_pages", &on_pages<tc::fetch_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"),
           "Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.");
+    m.def("fetch_blocks", &on_pages<tc::fetch_blocks>, nb::arg("mapping").noconvert(), nb::arg("start"),
+          nb::arg("end"),
+          "The same in blocks of 2 MiB, neighbours too, where `allow_blocks` did; their bytes, or -errno.");
+    m.def("allow_blocks", &on_pages<tc::allow_blocks>, nb::arg("mapping").noconvert(), nb::arg("start"), nb::arg("end"),
+          "Let missing pages of mapping[start:end] come in blocks of 2 MiB; their bytes, or -errno.");
     m.def("release_pages", &on_pages<tc::release_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"), "Let go of the pages inside mapping[start:end]; their bytes, or -errno.");
     m.def("unmap_pages", &on_pages<tc::unmap_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),

@@ -20,7 +20,7 @@ namespace {
 
 Form form_of(bool prompt) { return prompt ? Form::Prompt : Form::Decode; }
 
-void decode_rows(Core& core, const Matrix& matrix, const In<int32_t, 1>& rows, const Out<2>& out) {
+void decode_rows(Core& core, const Matrix& matrix, const In<int32_t, 1>& rows, const Out<2>& out, bool may_be_missing) {
     const Weight& w = matrix.weight();
     const auto count = static_cast<int64_t>(rows.shape(0));
     require(out.shape(0) == rows.shape(0) && static_cast<int64_t>(out.shape(1)) == w.cols,
@@ -29,6 +29,8 @@ void decode_rows(Core& core, const Matrix& matrix, const In<int32_t, 1>& rows, c
         require(rows.data()[i] >= 0 && rows.data()[i] < w.rows, "row id out of range");
     const WithoutGil unlocked;
     const Compute compute = core.compute();
+    // They lie anywhere in a large table, and a disk answers many questions at once.
+    if (may_be_missing) compute.pool.for_each(count, [&](int64_t i) { ask_for(w.row(rows.data()[i]), w.row_bytes); });
     compute.pool.for_each(count, [&](int64_t i) {
         compute.set.gemm->decode_row(w.type_id, w.row(rows.data()[i]), w.cols, out.data() + i * w.cols);
     });
@@ -219,7 +221,7 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
     core.def("multiply_in_cache", &multiply_in_cache, nb::arg("rounds"),
              "Multiply-adds done on every thread without touching memory; time it for the limit.");
     core.def("decode_rows", &decode_rows, nb::arg("weight"), nb::arg("rows").noconvert(), nb::arg("out").noconvert(),
-             "out[i] = row rows[i] of the weight, as float32.");
+             nb::arg("may_be_missing") = false, "out[i] = row rows[i] of the weight, as float32.");
     core.def("multiply_all", &multiply_all, nb::arg("weights"), nb::arg("x").noconvert(),
              nb::arg("outs").noconvert(), nb::arg("add").noconvert().none() = nb::none(), nb::arg("prompt") = false,
              "outs[i] = x times the transposed weights[i], plus `add`.");

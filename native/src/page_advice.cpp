@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 
 namespace thermocline {
@@ -14,6 +15,7 @@ namespace {
 
 // Older headers lack them; an older kernel answers EINVAL.
 constexpr int kPageOut = 21, kPopulateRead = 22;
+constexpr int64_t kBlockBytes = int64_t{2} << 20;
 
 struct Pages {
     int64_t from, length;
@@ -40,6 +42,12 @@ Pages pages_around(const uint8_t* base, int64_t start, int64_t end) {
     return {from, last - from};
 }
 
+long waits_of_thread() {
+    rusage used{};
+    getrusage(RUSAGE_THREAD, &used);
+    return used.ru_majflt;
+}
+
 }  // namespace
 
 int64_t ask_for_pages(const uint8_t* base, int64_t start, int64_t end) {
@@ -51,6 +59,22 @@ int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end) {
     // First all requests at once, then the wait: populating alone asks for one small window after another.
     const int64_t asked = pages.advise(MADV_WILLNEED);
     return asked < 0 ? asked : pages.advise(kPopulateRead, true);
+}
+
+int64_t fetch_blocks(const uint8_t* base, int64_t start, int64_t end) {
+    static std::atomic<bool> come_in_blocks{true};
+    if (!come_in_blocks.load(std::memory_order_relaxed)) return fetch_pages(base, start, end);
+    const Pages pages = pages_around(base, start, end);
+    const long before = waits_of_thread();
+    const int64_t done = pages.advise(kPopulateRead);
+    if (done == -EINVAL) return fetch_pages(base, start, end);
+    // One wait for each block that the bytes touch, or two, if blocks come in pairs and by two threads.
+    if (waits_of_thread() - before > 2 * (pages.length / kBlockBytes + 2)) come_in_blocks.store(false, std::memory_order_relaxed);
+    return done;
+}
+
+int64_t allow_blocks(const uint8_t* base, int64_t start, int64_t end) {
+    return pages_around(base, start, end).advise(MADV_HUGEPAGE);
 }
 
 int64_t release_pages(const uint8_t* base, int64_t start, int64_t end) {
@@ -78,17 +102,12 @@ int64_t resident_pages(const uint8_t* base, const int64_t* offsets, int64_t coun
 }
 
 int64_t pages_read_at_once(const uint8_t* base, const int64_t* offsets, int64_t count) {
-    const auto waits = [] {
-        rusage used{};
-        getrusage(RUSAGE_THREAD, &used);
-        return used.ru_majflt;
-    };
     int64_t found = 0;
     for (int64_t i = 0; i < count; ++i) {
-        const long before = waits();
+        const long before = waits_of_thread();
         const int64_t read = pages_around(base, offsets[i], offsets[i] + 1).advise(kPopulateRead);
         if (read < 0) return read;
-        found += waits() == before;
+        found += waits_of_thread() == before;
     }
     return found;
 }

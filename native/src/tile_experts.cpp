@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "missing_pages.h"
 #include "pair_scales.h"
 #include "tile_matmul.h"
 #include "tile_run.h"
@@ -32,6 +33,10 @@ const SumTile& finished(const Weight& weight, const float* bias, int64_t row, co
         for (int t = 0; t < kTileTokens; ++t) memory.v[r][t] = weight.scale * sums.v[r][t] + added;
     }
     return memory;
+}
+
+void ask_for_rows(const Weight& weight, int64_t from, int64_t to) {
+    ask_for(weight.row(from), (std::min(to, weight.rows) - from) * weight.row_bytes);
 }
 
 // The same of a down matrix, whose scale its pairs have.
@@ -99,6 +104,12 @@ struct Layer {
             const int64_t end = std::min(start + length, strips);
             if (start >= end) return;
             const Range& range = ranges[static_cast<size_t>(item / pieces)];
+            if (range.expert->group->may_be_missing) {
+                const ExpertWeights& w = range.expert->group->weights;
+                const int64_t height = gated ? kStripRows : kPanelRows;
+                if (gated) ask_for_rows(w.gate, start * height, end * height);
+                ask_for_rows(w.up, start * height, end * height);
+            }
             const RightTile* right = packed_tokens(*compute.set.tiles, work, range, x_parts);
             if (gated)
                 gate_and_up_run(*compute.set.tiles, work.hidden, range, right, start, end);
@@ -185,6 +196,8 @@ void expert_outputs(const Compute& compute, const ExpertWork& work, float* out) 
         const Range& range = layer.ranges[static_cast<size_t>(item / pieces)];
         const int64_t start = item % pieces * length, end = std::min(start + length, pairs);
         const RightTile* right = layer.inner_of(range);
+        if (range.expert->group->may_be_missing)
+            ask_for_rows(range.expert->group->weights.down, start * kPanelRows, end * kPanelRows);
         const auto step_at = [&](int64_t i) {
             return RunStep{rows_at(range.expert->down, (start + i) * kPanelRows), right, layer.right_tiles_of(range)};
         };
@@ -226,6 +239,8 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
         thread_local Scratch memory;
         const int64_t row = item * block, width = std::min(block, work.hidden - row);
         float* outputs = memory.get<float>(work.pairs * block);
+        for (const Expert& expert : layer.experts)
+            if (expert.group->may_be_missing) ask_for_rows(expert.group->weights.down, row, row + width);
         const auto step_at = [&](int64_t i) {
             const Range& range = layer.ranges[static_cast<size_t>(i / height)];
             return RunStep{rows_at(range.expert->down, row + i % height * kPanelRows), layer.inner_of(range),

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
 from thermocline import Engine, EngineConfig, SamplingParams
-from thermocline.config import PrefetchConfig
+from thermocline.config import PlacementConfig, PrefetchConfig
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.prefetch.residency import ResidencyProbe
 
@@ -85,21 +85,27 @@ def test_anonymous_memory_stays_far_below_the_weights(tmp_path):
 
 
 async def test_compute_hears_that_experts_are_read_ahead(tmp_path, monkeypatch):
-    """While prefetch reads, experts may be missing; without it nobody reads, and nothing is asked for. The tokens are the same."""
+    """While prefetch reads, experts may be missing; without it nobody reads, and nothing is asked for. The tokens are the same.
+
+    With another lane at work, so that a layer's parts are jobs of their own.
+    """
     monkeypatch.setattr(ResidencyProbe, "is_resident", lambda _: False)
     toy, heard = write_toy_model(tmp_path / "toy.gguf", ToyShape()), set()
-    compute = NativeKernels.expert_sum
+    placement = PlacementConfig(hot_device="cpu", hot_fraction=0.5)
+    compute = NativeKernels.expert_outputs
 
     def noting(self, work, *args, **kwargs):
         heard.add(work.may_be_missing)
         return compute(self, work, *args, **kwargs)
 
-    monkeypatch.setattr(NativeKernels, "expert_sum", noting)
+    monkeypatch.setattr(NativeKernels, "expert_outputs", noting)
     answers = []
     for mode in ("auto", "off"):
         heard.clear()
-        async with Engine.open(toy, EngineConfig(prefetch=PrefetchConfig(mode=mode))) as engine:
+        config = EngineConfig(placement=placement, prefetch=PrefetchConfig(mode=mode))
+        async with Engine.open(toy, config) as engine:
             params = SamplingParams(max_tokens=5, ignore_eos=True)
             answers.append([event.token_ids async for event in engine.generate([1, 2, 3], params)])
-        assert True not in heard if mode == "off" else heard == {True}
+        # The hot experts' lane reads the same file, and hears it as well.
+        assert heard == {mode == "auto"}
     assert answers[0] == answers[1]

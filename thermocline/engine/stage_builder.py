@@ -78,7 +78,7 @@ def build_runner(
     tapped = {layer for reader in readers for layer in reader.facts.reads_layers}
     tap = LayerTap(tapped) if tapped else None
     stages: dict[str, Stage[Any, Any]] = {
-        "embed": EmbedStage(model, cpu),
+        "embed": EmbedStage(model, cpu, reads_ahead=experts.governor is not None),
         "combine": CombineStage(context.kernels.dense, timed),
         **_non_expert_stages(
             context, cache, router, (timed, non_expert_lane), (readers, tap), experts.member
@@ -106,7 +106,7 @@ def build_runner(
         hints = experts.stages.get("prefetch")
         assert hints is None or isinstance(hints, PrefetchStage), "nothing else takes hints"
         layer: Stage[Hidden, Hidden] = FusedLayerStage(
-            model, cache, dispatcher, observer, cpu, hints
+            model, cache, dispatcher, observer, cpu, hints, context.kernels.give_back_memory
         )
         step = None
         if tap is not None:

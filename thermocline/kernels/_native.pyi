@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 21
+interface: int = 22
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -35,7 +35,7 @@ class Core:
         Multiply-adds done on every thread without touching memory; time it for the limit.
         """
 
-    def decode_rows(self, weight: Matrix, rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+    def decode_rows(self, weight: Matrix, rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], may_be_missing: bool = False) -> None:
         """out[i] = row rows[i] of the weight, as float32."""
 
     def multiply_all(self, weights: Sequence[Matrix], x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], outs: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]], add: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None = None, prompt: bool = False) -> None:
@@ -422,6 +422,11 @@ class GuardedMap:
 def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """How many of the pages that hold these bytes are in memory, or -errno."""
 
+def give_back_scratch() -> None:
+    """
+    Give back what this thread keeps for jobs on the way; the next one takes what it needs.
+    """
+
 def pages_read_at_once(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
     The same for a file of any owner, or -errno; reads the pages that are not, and waits for them.
@@ -430,6 +435,16 @@ def pages_read_at_once(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None
 def fetch_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
     """
     Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.
+    """
+
+def fetch_blocks(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
+    """
+    The same in blocks of 2 MiB, neighbours too, where `allow_blocks` did; their bytes, or -errno.
+    """
+
+def allow_blocks(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
+    """
+    Let missing pages of mapping[start:end] come in blocks of 2 MiB; their bytes, or -errno.
     """
 
 def release_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:

@@ -80,6 +80,10 @@ class Kernels(Protocol):
         """Return what the compute threads do and did, for one lane; None where there are none."""
         ...
 
+    def give_back_memory(self) -> None:
+        """Give back what the calling thread's jobs needed on the way and keep; later ones take what they need."""
+        ...
+
     @property
     def whole_layer(self) -> WholeLayer | None:
         """A layer as one job; None where there is no such thing."""
@@ -92,8 +96,13 @@ class Kernels(Protocol):
         """
         ...
 
-    def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
-        """Return float32 [len(rows), cols]: the rows of `weight`, decoded. rows < weight.rows."""
+    def decode_rows(
+        self, weight: Weight, rows: IntArray, *, may_be_missing: bool = False
+    ) -> FloatArray:
+        """Return float32 [len(rows), cols]: the rows of `weight`, decoded. rows < weight.rows.
+
+        may_be_missing: some rows may not be in memory yet; all of these are asked for before one is waited for.
+        """
         ...
 
     def multiply_all(

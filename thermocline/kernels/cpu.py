@@ -138,12 +138,17 @@ class NativeKernels:
             self._core.read_all(part.reshape(-1))
         return time.perf_counter() - start
 
+    def give_back_memory(self) -> None:
+        self._native.give_back_scratch()
+
     def timeline(self) -> PoolTimeline:
         return PoolTimeline(self._core)
 
-    def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
+    def decode_rows(
+        self, weight: Weight, rows: IntArray, *, may_be_missing: bool = False
+    ) -> FloatArray:
         out = np.empty((len(rows), weight.cols), np.float32)
-        self._core.decode_rows(self._matrix(weight), rows, out)
+        self._core.decode_rows(self._matrix(weight), rows, out, may_be_missing)
         if weight.scale != 1.0:
             out *= np.float32(weight.scale)
         return out

@@ -106,6 +106,9 @@ class ReferenceKernels:
         """See `Kernels.timeline`: NumPy computes on the calling thread."""
         return
 
+    def give_back_memory(self) -> None:
+        """See `Kernels.give_back_memory`: nothing is kept."""
+
     @property
     def whole_layer(self) -> None:
         """See `Kernels.whole_layer`: the parts apart are the judge."""
@@ -115,7 +118,10 @@ class ReferenceKernels:
         """See `Kernels.whole_step`."""
         del layers
 
-    def decode_rows(self, weight: Weight, rows: IntArray) -> FloatArray:
+    def decode_rows(
+        self, weight: Weight, rows: IntArray, *, may_be_missing: bool = False
+    ) -> FloatArray:
+        del may_be_missing
         decoded = decode_blocks(weight.raw[rows], weight.format.type_id)
         return decoded * np.float32(weight.scale)
 

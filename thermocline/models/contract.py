@@ -103,12 +103,17 @@ class Model(Head, Protocol):
         """The matrix of a reranker's outputs, float32 [outputs, D], of what `final_norm` gives; None for others."""
         ...
 
-    def embed(self, token_ids: IntArray) -> FloatArray:
-        """Return float32 [T, D] for int32 [T]; ids are in range."""
+    def embed(self, token_ids: IntArray, *, may_be_missing: bool = False) -> FloatArray:
+        """Return float32 [T, D] for int32 [T]; ids are in range. may_be_missing: as `Kernels.decode_rows` takes it."""
         ...
 
     def embed_layers(
-        self, token_ids: IntArray, x: FloatArray, *, prompt: bool
+        self,
+        token_ids: IntArray,
+        x: FloatArray,
+        *,
+        prompt: bool,
+        may_be_missing: bool = False,
     ) -> FloatArray | None:
         """Return each layer's own embeddings of the tokens int32 [T], whose embedding is x; None without any.
 

@@ -117,14 +117,24 @@ class Decoder:
         )
         self._step: tuple[SequenceCache, PlacedLayers, WholeStep] | None = None
 
-    def embed(self, token_ids: IntArray) -> FloatArray:
-        return self._kernels.decode_rows(self._embedding, token_ids)
+    def embed(self, token_ids: IntArray, *, may_be_missing: bool = False) -> FloatArray:
+        table = self._embedding
+        return self._kernels.decode_rows(table, token_ids, may_be_missing=may_be_missing)
 
     def embed_layers(
-        self, token_ids: IntArray, x: FloatArray, *, prompt: bool
+        self,
+        token_ids: IntArray,
+        x: FloatArray,
+        *,
+        prompt: bool,
+        may_be_missing: bool = False,
     ) -> FloatArray | None:
         own = self._layer_embeddings
-        return None if own is None else own.look_up(self._kernels, token_ids, x, prompt=prompt)
+        if own is None:
+            return None
+        return own.look_up(
+            self._kernels, token_ids, x, prompt=prompt, may_be_missing=may_be_missing
+        )
 
     def attend(
         self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache

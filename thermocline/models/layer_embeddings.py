@@ -34,11 +34,21 @@ class LayerEmbeddings:
     epsilon: float
 
     def look_up(
-        self, kernels: Kernels, token_ids: IntArray, x: FloatArray, *, prompt: bool
+        self,
+        kernels: Kernels,
+        token_ids: IntArray,
+        x: FloatArray,
+        *,
+        prompt: bool,
+        may_be_missing: bool = False,
     ) -> FloatArray:
-        """Return float32 [layers, T, width] of int32 [T] tokens, whose embedding is x [T, D]."""
+        """Return float32 [layers, T, width] of int32 [T] tokens, whose embedding is x [T, D].
+
+        may_be_missing: as `Kernels.decode_rows` takes it.
+        """
         count, width = len(token_ids), len(self.gain)
-        looked_up = kernels.decode_rows(self.table, token_ids).reshape(-1, width)
+        rows = kernels.decode_rows(self.table, token_ids, may_be_missing=may_be_missing)
+        looked_up = rows.reshape(-1, width)
         made = kernels.matmul(self.projection, x, prompt=prompt).reshape(-1, width)
         both = (kernels.dense.rms_norm(made, self.gain, self.epsilon) + looked_up) * _HALF
         return np.ascontiguousarray(both.reshape(count, -1, width).swapaxes(0, 1))

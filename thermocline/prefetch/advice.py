@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from thermocline.kernels.native import load_native
@@ -33,6 +34,8 @@ class PageCalls(Protocol):
     """The compiled core's calls, or what stands in for them."""
 
     fetch_pages: PageCall
+    fetch_blocks: PageCall
+    allow_blocks: PageCall
     release_pages: PageCall
     unmap_pages: PageCall
     stop_read_ahead: PageCall
@@ -46,26 +49,37 @@ class PageAdvisor:
         self._foreign = ForeignFiles(file)
         native: PageCalls = calls or load_native()
         self._calls = native
+        self._has_blocks = False
 
-    def fetch(self, span: ByteSpan) -> int:
+    def fetch(self, span: ByteSpan, *, in_blocks: bool = False) -> int:
         """Read every page that holds a byte of `span`; returns their bytes once they are in memory.
 
-        Raises OSError when the kernel refuses, and RuntimeError on a thread that runs an event loop: a
+        in_blocks: by the blocks that `allow_blocks` told the kernel of, so that neighbours come too, for a tenth of the
+        processor's time. Raises OSError when the kernel refuses, and RuntimeError on a thread that runs an event loop: a
         call that reads from disk would stall it.
         """
-        return self._call(self._calls.fetch_pages, span)
+        by_block = in_blocks and self._has_blocks
+        return self._call(self._calls.fetch_blocks if by_block else self._calls.fetch_pages, span)
 
     def release(self, span: ByteSpan) -> int:
         """Let go of the pages that lie wholly inside `span`; returns their bytes. Raises as `fetch`.
 
         Pages of another user's file stay in memory while another process has them mapped.
         """
-        if span.shard not in self._foreign:
-            return self._call(self._calls.release_pages, span)
-        nbytes = self._call(self._calls.unmap_pages, span)
+        if span.shard in self._foreign:
+            nbytes = self._call(self._calls.unmap_pages, span)
+            self._drop(span)
+            return nbytes
+        nbytes = self._call(self._calls.release_pages, span)
+        # Of a block that is only partly in the span, that call has made pages, and has let none of them go.
+        with suppress(OSError):
+            self._drop(span)
+        return nbytes
+
+    def _drop(self, span: ByteSpan) -> None:
+        """Let go of pages that nobody has mapped. Raises OSError."""
         descriptor, length = self._foreign.descriptor(span.shard), span.end - span.start
         os.posix_fadvise(descriptor, span.start, length, os.POSIX_FADV_DONTNEED)
-        return nbytes
 
     def stop_read_ahead(self, spans: Iterable[ByteSpan]) -> None:
         """Let the kernel read no neighbours of a page that compute misses in `spans`.
@@ -74,6 +88,16 @@ class PageAdvisor:
         """
         for span in spans:
             _checked(self._calls.stop_read_ahead(self._maps[span.shard], span.start, span.end))
+
+    def allow_blocks(self, spans: Iterable[ByteSpan]) -> None:
+        """Let the kernel read and map whole blocks of 2 MiB that hold a missing page of `spans`.
+
+        Does not read, and may be called on any thread. Raises OSError where the kernel has no such blocks; all is read
+        by small pages then.
+        """
+        for span in spans:
+            _checked(self._calls.allow_blocks(self._maps[span.shard], span.start, span.end))
+            self._has_blocks = True
 
     def _call(self, call: PageCall, span: ByteSpan) -> int:
         _refuse_event_loop()

@@ -1,7 +1,7 @@
 """Finds a model's files that this process may read, and neither owns nor may write to: a system's, or another user's.
 
 Of their pages the kernel tells nothing (mincore(2) says that all are in memory) and lets nobody let go (MADV_PAGEOUT does
-nothing, and says nothing), as both would show what others read. Keeps descriptors of them, with which both go another way.
+nothing, and says nothing), as both would show what others read. Keeps descriptors, with which both go another way.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ class ForeignFiles:
 
     def __init__(self, file: ModelFile) -> None:
         self._file = file
-        paths = {info.shard: info.path for info in file.tensors.values()}
-        self._paths = {shard: path for shard, path in paths.items() if not _is_ours(path)}
+        self._paths = {info.shard: info.path for info in file.tensors.values()}
+        self._foreign = {shard for shard, path in self._paths.items() if not _is_ours(path)}
         self._descriptors: dict[int, int] = {}
 
     def __contains__(self, shard: int) -> bool:
         """Whether file number `shard` is one."""
-        return shard in self._paths
+        return shard in self._foreign
 
     def descriptor(self, shard: int) -> int:
-        """Return a descriptor of such a file, which closes with this object; reading through it reads no neighbours.
+        """Return a descriptor of a file of any owner, which closes with this object; reading through it reads no neighbours.
 
         Raises OSError, also where the path means another file by now.
         """

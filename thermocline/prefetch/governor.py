@@ -43,6 +43,8 @@ _PREDICTED_LAYERS = 1
 # A layer is not predicted of which a step will likely select fewer experts that are missing than this: where an expert
 # of 3 MB is read at 0.6 GB/s, a tenth of that is about what predicting costs (docs/LOG.md).
 _FEW_MISSING = 0.1
+# Of the experts of a layer that is read in blocks.
+_MOSTLY = 0.75
 # A prompt without a hint for so many rounds through all layers has ended early.
 _FORGOTTEN_ROUNDS = 4
 
@@ -289,9 +291,11 @@ class PrefetchGovernor:
             return
         self._readers.read(late, 0)
         if len(missing):
-            admitted = self._fetch(layer, missing, urgency=0)
+            with_neighbours = hint.streams and self._is_mostly_cold(layer)
+            admitted = self._fetch(layer, missing, urgency=0, with_neighbours=with_neighbours)
             # All are computed now, in this order: what there is no room for takes the place of those before it.
-            self._readers.read(_keys(layer, missing[admitted:]), 0)
+            rest = _keys(layer, missing[admitted:])
+            self._readers.read(rest, 0, with_neighbours=with_neighbours)
             self._cache.use(layer, selected)
         if self._reads_non_expert:  # once: what every token uses stays in memory
             self._reads_non_expert = False
@@ -334,9 +338,19 @@ class PrefetchGovernor:
             layer = self._cache.routed_after(hint.layer, distance)
             missing = self._cache.missing(layer)
             missing = missing[self._cold[layer, missing]]
-            evict = distance <= _EVICTING_LAYERS
-            if self._fetch(layer, missing, urgency=distance, evict=evict) < len(missing):
+            num_fetched = self._fetch(
+                layer,
+                missing,
+                urgency=distance,
+                evict=distance <= _EVICTING_LAYERS,
+                with_neighbours=self._is_mostly_cold(layer),
+            )
+            if num_fetched < len(missing):
                 return
+
+    def _is_mostly_cold(self, layer: LayerIndex) -> bool:
+        """Whether a prompt wants nearly all of a layer's bytes, so that few others come with them in blocks."""
+        return float(self._cold[layer].mean()) >= _MOSTLY
 
     def _predict(self, hint: PrefetchHint) -> None:
         """Fetch what the next layers will likely select; across tokens, what was selected lately."""
@@ -354,7 +368,13 @@ class PrefetchGovernor:
             self._fetch(layer, wanted, urgency=distance)
 
     def _fetch(
-        self, layer: LayerIndex, experts: IntArray, *, urgency: int, evict: bool = True
+        self,
+        layer: LayerIndex,
+        experts: IntArray,
+        *,
+        urgency: int,
+        evict: bool = True,
+        with_neighbours: bool = False,
     ) -> int:
         """Request experts that are not held, as many as there is room for; returns how many."""
         if not len(experts):
@@ -364,7 +384,8 @@ class PrefetchGovernor:
         self._total_wasted_bytes += admission.unused_bytes
         self._readers.cancel(gone)
         self._readers.release(gone)
-        self._readers.read(_keys(layer, admission.experts), urgency)
+        keys = _keys(layer, admission.experts)
+        self._readers.read(keys, urgency, with_neighbours=with_neighbours)
         return len(admission.experts)
 
     def _count(self) -> None:

@@ -13,14 +13,15 @@ import itertools
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from thermocline.experts.catalog import ByteSpan
 from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Protocol
 
     from thermocline.experts.catalog import ExpertCatalog
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from thermocline.traces.recorder import Recorder
 
     class Advisor(Protocol):
-        def fetch(self, span: ByteSpan) -> int:
-            """Read the pages of `span`."""
+        def fetch(self, span: ByteSpan, *, in_blocks: bool = False) -> int:
+            """Read the pages of `span`. in_blocks: and of its neighbours, which are wanted as well."""
             ...
 
         def release(self, span: ByteSpan) -> int:
@@ -40,8 +41,25 @@ if TYPE_CHECKING:
 # Measured on a virtual disk (docs/LOG.md): four reads of 1 MiB reach what the disk gives.
 PIECE_BYTES = 1 << 20
 NUM_THREADS = 4
-# Experts of this urgency or a higher one go before non-expert weights.
+# Experts of this urgency or a higher one go before non-expert weights of later layers.
 _URGENT = 1
+# Non-expert weights of at least so many bytes are read in blocks of 2 MiB.
+_MANY_BYTES = 4 << 20
+# Let go of at a time: whole blocks, since half a one stays.
+_RELEASED_BYTES = 8 << 20
+
+
+class _Piece(NamedTuple):
+    """What one call reads. in_blocks: with its neighbours. key: the expert of which it is, if it was asked for by name."""
+
+    span: ByteSpan
+    layer: int
+    in_blocks: bool
+    key: ExpertKey | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.span.end - self.span.start
 
 
 @dataclass(slots=True)
@@ -83,11 +101,11 @@ class ReaderThreads:
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._order: list[tuple[int, int, ExpertKey]] = []
-        self._waiting: dict[ExpertKey, deque[ByteSpan]] = {}
+        self._waiting: dict[ExpertKey, deque[_Piece]] = {}
         self._reading: Counter[ExpertKey] = Counter()
         self._releases: deque[ByteSpan] = deque()
-        self._non_expert: deque[tuple[int, ByteSpan]] = deque()
-        self._rest: deque[tuple[int, ByteSpan]] = deque()
+        self._non_expert: deque[_Piece] = deque()
+        self._rest: deque[_Piece] = deque()
         self._num_reading = 0
         self._bytes_in_flight = 0
         self._busy: _Busy | None = None
@@ -112,14 +130,22 @@ class ReaderThreads:
         """Return how long reads have been in flight so far. From any thread; never waits."""
         return self._busy_time.total_ns(self._recorder.now_ns())
 
-    def read(self, keys: Iterable[ExpertKey], urgency: int) -> None:
-        """Queue experts; 0 is most urgent. One that is queued already only becomes more urgent."""
+    def read(
+        self, keys: Iterable[ExpertKey], urgency: int, *, with_neighbours: bool = False
+    ) -> None:
+        """Queue experts; 0 is most urgent. One that is queued already only becomes more urgent.
+
+        with_neighbours: those beside them in the file are wanted as well, or nearly all of them.
+        """
         num_pieces = 0
         with self._changed:
             for key in keys:
                 if key not in self._waiting:
-                    spans = self._catalog.spans(key)
-                    pieces = deque(itertools.chain.from_iterable(map(_pieces, spans)))
+                    pieces = deque(
+                        _Piece(part, key.layer, with_neighbours, key)
+                        for span in self._catalog.spans(key)
+                        for part in _parts(span, PIECE_BYTES)
+                    )
                     self._waiting[key] = pieces
                     self._total_experts += 1
                     num_pieces += len(pieces)
@@ -128,18 +154,22 @@ class ReaderThreads:
 
     def read_non_expert(self) -> None:
         """Read the non-expert weights."""
-        pieces = [(layer, piece) for layer, span in self._all_non_expert for piece in _pieces(span)]
+        pieces = [
+            _Piece(part, layer, in_blocks=is_read_in_blocks(span))
+            for layer, span in self._all_non_expert
+            for part in _parts(span, PIECE_BYTES)
+        ]
         with self._changed:
             self._non_expert = deque(pieces)
             self._changed.notify(len(pieces))
 
     def read_rest(self, keys: Iterable[ExpertKey]) -> None:
         """Read experts while nothing else waits, in place of those that were to be read so before."""
-        rest: deque[tuple[int, ByteSpan]] = deque(
-            (key.layer, piece)
+        rest = deque(
+            _Piece(part, key.layer, in_blocks=True)
             for key in keys
             for span in self._catalog.spans(key)
-            for piece in _pieces(span)
+            for part in _parts(span, PIECE_BYTES)
         )
         with self._changed:
             self._rest = rest
@@ -147,10 +177,11 @@ class ReaderThreads:
 
     def release(self, keys: Iterable[ExpertKey]) -> None:
         """Let go of experts' pages, before anything else is read."""
-        spans = [span for key in keys for span in self._catalog.spans(key)]
+        spans = _joined(span for key in keys for span in self._catalog.spans(key))
+        parts = [part for span in spans for part in _parts(span, _RELEASED_BYTES)]
         with self._changed:
-            self._releases.extend(spans)
-            self._changed.notify(len(spans))
+            self._releases.extend(parts)
+            self._changed.notify(len(parts))
 
     def pending(self, layer: LayerIndex) -> set[ExpertKey]:
         """Return the experts of a layer that are queued or being read."""
@@ -172,26 +203,20 @@ class ReaderThreads:
 
     def _work(self) -> None:
         while True:
-            key: ExpertKey | None = None
             with self._changed:
                 while not self._has_work():
                     self._changed.wait()
                 if self._closed:
                     return
-                is_release = bool(self._releases)
-                if is_release:
-                    span = self._releases.popleft()
-                elif self._non_expert and not (self._waiting and self._first()[0] <= _URGENT):
-                    layer, span = self._non_expert.popleft()
-                    self._begin(layer, span)
-                elif not self._waiting:
-                    layer, span = self._rest.popleft()
-                    self._begin(layer, span)
-                else:
-                    key, span = self._take()
-            nbytes = self._move(span, is_release=is_release)
-            if not is_release:
-                self._finish(key, span, nbytes)
+                released = self._releases.popleft() if self._releases else None
+                piece = self._take() if released is None else None
+            if piece is None:
+                assert released is not None, "one of both is there"
+                self._try(partial(self._advisor.release, released))
+                continue
+            fetch = partial(self._advisor.fetch, piece.span, in_blocks=piece.in_blocks)
+            nbytes = self._try(fetch)
+            self._finish(piece, nbytes)
 
     def _has_work(self) -> bool:
         queues = self._waiting, self._releases, self._non_expert, self._rest
@@ -203,47 +228,60 @@ class ReaderThreads:
             heapq.heappop(self._order)
         return self._order[0]
 
-    def _take(self) -> tuple[ExpertKey, ByteSpan]:
-        """Return the next piece of an expert."""
-        key = self._first()[2]
-        pieces = self._waiting[key]
-        span = pieces.popleft()
-        if not pieces:
-            del self._waiting[key]
-            heapq.heappop(self._order)
-        self._reading[key] += 1
-        self._begin(key.layer, span).keys.add(key)
-        return key, span
+    def _take(self) -> _Piece:
+        """Return the next piece, now in flight."""
+        if self._non_expert and self._is_non_expert_first(self._non_expert[0].layer):
+            piece = self._non_expert.popleft()
+        elif not self._waiting:
+            piece = self._rest.popleft()
+        else:
+            key = self._first()[2]
+            pieces = self._waiting[key]
+            piece = pieces.popleft()
+            if not pieces:
+                del self._waiting[key]
+                heapq.heappop(self._order)
+            self._reading[key] += 1
+        self._begin(piece)
+        return piece
 
-    def _begin(self, layer: int, span: ByteSpan) -> _Busy:
-        """Note that a piece is in flight, and return the span in which it is drawn."""
-        if self._busy is not None and self._busy.layer != layer:
+    def _is_non_expert_first(self, layer: int) -> bool:
+        """Whether non-expert weights of `layer` come before the first expert: attention comes before them."""
+        if not self._waiting:
+            return True
+        urgency, _, key = self._first()
+        return urgency > _URGENT or layer <= key.layer
+
+    def _begin(self, piece: _Piece) -> None:
+        """Note that a piece is in flight."""
+        if self._busy is not None and self._busy.layer != piece.layer:
             self._draw()
         if self._busy is None:
-            self._busy = _Busy(layer, self._recorder.now_ns(), set())
+            self._busy = _Busy(piece.layer, self._recorder.now_ns(), set())
             self._busy_time.begin(self._busy.start_ns)
-        self._busy.nbytes += span.end - span.start
+        if piece.key is not None:
+            self._busy.keys.add(piece.key)
+        self._busy.nbytes += piece.nbytes
         self._num_reading += 1
-        self._count(span.end - span.start)
-        return self._busy
+        self._count(piece.nbytes)
 
-    def _move(self, span: ByteSpan, *, is_release: bool) -> int:
+    def _try(self, call: Callable[[], int]) -> int:
         try:
-            return self._advisor.release(span) if is_release else self._advisor.fetch(span)
+            return call()
         except OSError:
             # Compute reads these bytes itself and reports what is wrong with them.
             with self._changed:
                 self._total_refused += 1
             return 0
 
-    def _finish(self, key: ExpertKey | None, span: ByteSpan, nbytes: int) -> None:
+    def _finish(self, piece: _Piece, nbytes: int) -> None:
         with self._changed:
             self._total_bytes += nbytes
-            self._count(span.start - span.end)
-            if key is not None:
-                self._reading[key] -= 1
-                if not self._reading[key]:
-                    del self._reading[key]
+            self._count(-piece.nbytes)
+            if piece.key is not None:
+                self._reading[piece.key] -= 1
+                if not self._reading[piece.key]:
+                    del self._reading[piece.key]
             self._num_reading -= 1
             if not self._num_reading:
                 self._draw()
@@ -263,6 +301,26 @@ class ReaderThreads:
             self._recorder.span(Lane.PAGECACHE, Name.PREFETCH, busy.start_ns, end_ns, args)
 
 
-def _pieces(span: ByteSpan) -> Iterator[ByteSpan]:
-    for start in range(span.start, span.end, PIECE_BYTES):
-        yield ByteSpan(span.shard, start, min(start + PIECE_BYTES, span.end))
+def is_read_in_blocks(span: ByteSpan) -> bool:
+    """Whether weights that are no experts' are read with their neighbours: few of these are others."""
+    return span.end - span.start >= _MANY_BYTES
+
+
+def _parts(span: ByteSpan, nbytes: int) -> Iterator[ByteSpan]:
+    """Cut a span at multiples of `nbytes` in the file."""
+    start = span.start
+    while start < span.end:
+        end = min((start // nbytes + 1) * nbytes, span.end)
+        yield ByteSpan(span.shard, start, end)
+        start = end
+
+
+def _joined(spans: Iterable[ByteSpan]) -> list[ByteSpan]:
+    """Return the same bytes in as few spans as hold them."""
+    found: list[ByteSpan] = []
+    for span in sorted(spans, key=lambda each: (each.shard, each.start)):
+        if found and (found[-1].shard, found[-1].end) == (span.shard, span.start):
+            found[-1] = ByteSpan(span.shard, found[-1].start, span.end)
+        else:
+            found.append(span)
+    return found

@@ -9,6 +9,8 @@ from thermocline.messages import Hidden, LayerIndex
 from thermocline.traces.lanes import Name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thermocline.experts.dispatch.dispatcher import ExpertDispatcher
     from thermocline.experts.routing_observer import RoutingObserver
     from thermocline.kv.cache import SequenceCache
@@ -29,18 +31,24 @@ class FusedLayerStage:
         observer: RoutingObserver,
         lane: JobLane,
         prefetch: PrefetchStage | None = None,
+        give_back: Callable[[], None] | None = None,
     ) -> None:
-        """prefetch: is told each layer's choice before its experts are computed."""
+        """prefetch: is told each layer's choice before its experts are computed, and of a prompt before its first layer.
+        give_back: called behind a prompt's last layer where prefetch waits for hints. What jobs keep is memory that files lack.
+        """
         self._model = model
         self._cache = cache
         self._dispatcher = dispatcher
         self._observer = observer
         self._lane = lane
         self._prefetch = prefetch
+        self._give_back = give_back
 
     async def __call__(self, hidden: Hidden) -> Hidden:
         """Attend, route and compute the chosen experts."""
         chunk, layer = hidden.chunk, hidden.layer
+        if self._prefetch is not None and layer == 0 and chunk.is_prompt:
+            await self._prefetch(hidden)
         x = await self._lane.run(Name.LAYER, partial(self._run, hidden), chunk, layer)
         return Hidden(chunk, LayerIndex(layer + 1), x)
 
@@ -51,4 +59,9 @@ class FusedLayerStage:
         self._observer.observe(chunk, layer, routing)
         self._observer.assigned(chunk, routing, is_hot=False)
         self._dispatcher.computed_here(chunk, layer)
+        is_last = (
+            chunk.is_prompt and len(chunk.logits_rows) and layer == self._model.spec.num_layers - 1
+        )
+        if on_routed is not None and self._give_back is not None and is_last:
+            self._give_back()
         return x

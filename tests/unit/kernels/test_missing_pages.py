@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +29,20 @@ from tests.support.kernel_cases import (
 )
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.kernels.native import load_native
+from thermocline.kernels.weight import Weight
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from thermocline.kernels.contract import ExpertWork
     from thermocline.kernels.weight import WeightStack
 
 KERNELS = [REFERENCE, *(Implementation(isa, 2) for isa in (*ISAS, *load_native().emulated_sets()))]
+# With tiles and without.
+WAYS = [
+    [isa for isa in ISAS if isa != "amx"][-1],
+    *[isa for isa in (*ISAS, *load_native().emulated_sets()) if isa.startswith("amx")][:1],
+]
 HIDDEN, INNER = 512, 1024
 
 
@@ -58,6 +67,15 @@ class StoredExperts:
 
     def drop(self) -> None:
         """Leave every other piece of 64 KiB in memory, and none of the last expert's."""
+        kept = self.drop_all()
+        last = min(each.raw[-1].nbytes for each in (self.work.stack.up, self.work.stack.down))
+        for start in kept[: -(-last >> 16) : 2]:
+            load_native().fetch_pages(
+                self._map, int(start), min(int(start) + (1 << 16), len(self._map))
+            )
+
+    def drop_all(self) -> np.ndarray:
+        """Leave nothing in memory; returns where each 64 KiB begin."""
         libc = ctypes.CDLL(None, use_errno=True)
         address, length = ctypes.c_void_p(self._map.ctypes.data), ctypes.c_size_t(len(self._map))
         assert libc.madvise(address, length, mmap.MADV_DONTNEED) == 0
@@ -69,20 +87,23 @@ class StoredExperts:
             pytest.skip("this file system keeps everything in memory")
         # A page that is missing comes alone, as experts are mapped.
         assert libc.madvise(address, length, mmap.MADV_RANDOM) == 0
-        last = min(each.raw[-1].nbytes for each in (self.work.stack.up, self.work.stack.down))
-        for start in kept[: -(-last >> 16) : 2]:
-            load_native().fetch_pages(
-                self._map, int(start), min(int(start) + (1 << 16), len(self._map))
-            )
+        return kept
+
+
+@cache
+def experts_of_two_tokens() -> tuple[ExpertWork, np.ndarray, np.ndarray]:
+    """Four experts of two tokens with three choices each, the pair of each choice, and a residual."""
+    rng = np.random.default_rng(3)
+    experts = [make_expert(rng, ("Q4_K", "Q4_K", "Q6_K"), HIDDEN, INNER) for _ in range(4)]
+    work, pair_of = routed_work(rng, experts, 2, 3)
+    return work, pair_of, tokens_of(rng, 2, HIDDEN)
 
 
 @pytest.fixture
 def stored(tmp_path):
-    """Four experts of two tokens with three choices each, and the pair of each choice."""
-    rng = np.random.default_rng(3)
-    experts = [make_expert(rng, ("Q4_K", "Q4_K", "Q6_K"), HIDDEN, INNER) for _ in range(4)]
-    work, pair_of = routed_work(rng, experts, 2, 3)
-    return StoredExperts(tmp_path / "experts", work), pair_of, tokens_of(rng, 2, HIDDEN)
+    """The experts, the pairs and the residual; in a file of their own."""
+    work, pair_of, residual = experts_of_two_tokens()
+    return StoredExperts(tmp_path / "experts", work), pair_of, residual
 
 
 @pytest.mark.parametrize("implementation", KERNELS, ids=str)
@@ -101,20 +122,44 @@ def test_results_do_not_depend_on_what_is_in_memory(implementation, stored) -> N
         assert same_bits(kernels.expert_sum(missing, pair_of, residual, prompt=prompt), total)
 
 
-def test_missing_weights_are_asked_for_in_pieces(stored) -> None:
-    """A decode step waits less than a third as often as where each page comes alone."""
+@pytest.mark.parametrize("prompt", [False, True], ids=["decode", "prompt"])
+@pytest.mark.parametrize("isa", WAYS)
+def test_missing_weights_are_asked_for_in_pieces(isa, prompt, stored) -> None:
+    """Sums and outputs wait less than a third as often as where each page comes alone."""
     experts, pair_of, residual = stored
-    kernels = native(ISAS[-1], 2)
+    kernels = native(isa, 2)
+    sums = partial(kernels.expert_sum, pair_of=pair_of, residual=residual, prompt=prompt)
 
-    def waits(work: ExpertWork) -> int:
+    def waits(compute: Callable[[ExpertWork], np.ndarray], work: ExpertWork) -> int:
         experts.drop()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        kernels.expert_sum(work, pair_of, residual)
+        compute(work)
         return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
 
-    alone = waits(experts.work)
-    assert alone > 100
-    assert waits(replace(experts.work, may_be_missing=True)) < alone / 3
+    for compute in (sums, partial(kernels.expert_outputs, prompt=prompt)):
+        alone = waits(compute, experts.work)
+        assert alone > 100
+        assert waits(compute, replace(experts.work, may_be_missing=True)) < alone / 3
+
+
+def test_rows_of_a_table_are_asked_for_before_one_is_waited_for(stored) -> None:
+    """Of rows that lie apart few are waited for alone, and all come as they are."""
+    experts, _, _ = stored
+    stack = experts.work.stack.up
+    table = Weight("table", stack.format, stack.raw.reshape(-1, stack.raw.shape[-1]), stack.cols)
+    kernels, rows = native(ISAS[-1], 1), np.arange(0, table.rows, 24, dtype=np.int32)
+    expected = kernels.decode_rows(table, rows)
+
+    def waits(*, may_be_missing: bool) -> int:
+        experts.drop_all()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        found = kernels.decode_rows(table, rows, may_be_missing=may_be_missing)
+        assert same_bits(found, expected)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+
+    alone = waits(may_be_missing=False)
+    assert alone > 50
+    assert waits(may_be_missing=True) < alone / 3
 
 
 _AS_NOBODY = """

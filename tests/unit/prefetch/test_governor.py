@@ -34,6 +34,7 @@ class FakeReaders:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, ExpertKey]] = []
+        self.with_neighbours: list[ExpertKey] = []
         self.released: list[ExpertKey] = []
         self.cancelled: list[ExpertKey] = []
         self.waiting: set[ExpertKey] = set()
@@ -47,10 +48,12 @@ class FakeReaders:
     def read_non_expert(self):
         self.non_expert_reads += 1
 
-    def read(self, keys, urgency):
+    def read(self, keys, urgency, *, with_neighbours=False):
         for each in keys:
             self.asked.append((urgency, each))
             self.waiting.add(each)
+            if with_neighbours:
+                self.with_neighbours.append(each)
 
     def release(self, keys):
         self.released += keys
@@ -254,6 +257,20 @@ def test_experts_of_a_device_are_left_alone(make):
     setup = make(cold=cold)
     setup.settle(prompt(0, NONE))
     assert {each.expert for _, each in setup.readers.asked} == {2, 3}
+
+
+def test_a_prompt_reads_layers_with_their_neighbours_where_nearly_all_is_wanted(make):
+    """Not a layer half of which is on a device, and no single expert of a decode step."""
+    cold = np.ones((NUM_LAYERS, NUM_EXPERTS), bool)
+    cold[2, :2] = False
+    setup = make(cold=cold)
+    setup.settle(prompt(0, NONE))
+    assert {each.layer for each in setup.readers.with_neighbours} == {0, 1, 3}
+    assert len(setup.readers.with_neighbours) == 3 * NUM_EXPERTS
+    decoding = make()
+    decoding.settle(token(0, 1, loud=2))
+    assert decoding.readers.asked
+    assert not decoding.readers.with_neighbours
 
 
 def test_offering_never_waits_and_the_newest_hints_survive(make):

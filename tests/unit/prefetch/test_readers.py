@@ -37,6 +37,7 @@ class GatedAdvisor:
 
     def __init__(self, *, is_open: bool = False) -> None:
         self.asked: list[tuple[str, int]] = []
+        self.in_blocks: list[int] = []
         self.entered = threading.Semaphore(0)
         self._gate = threading.Semaphore(1_000_000 if is_open else 0)
         self.error: OSError | None = None
@@ -49,7 +50,9 @@ class GatedAdvisor:
             raise self.error
         return span.end - span.start
 
-    def fetch(self, span) -> int:
+    def fetch(self, span, *, in_blocks=False) -> int:
+        if in_blocks:
+            self.in_blocks.append(span.start >> 30)
         return self._move("fetch", span)
 
     def release(self, span) -> int:
@@ -198,10 +201,10 @@ def test_large_experts_go_in_pieces_and_threads_bound_what_is_on_its_way(advisor
     assert readers.totals().total_bytes == 10 * PIECE_BYTES
 
 
-def test_non_expert_weights_go_after_urgent_experts_and_before_the_others(advisor):
-    """Experts of this layer and the next, then what every token needs in its order, then other experts."""
+def test_non_expert_weights_go_before_the_experts_behind_them(advisor):
+    """Attention comes before a layer's experts; those of this layer and the next go before what later layers need."""
     catalog = FakeCatalog()
-    non_expert = [(layer, *catalog.spans(key(9, layer))) for layer in (0, 1)]
+    non_expert = [(layer, *catalog.spans(key(9, layer))) for layer in (0, 2)]
     readers = ReaderThreads(catalog, advisor, NullRecorder(), 1, non_expert=non_expert)
     readers.read([key(0, 0)], 5)
     advisor.wait_for(1)
@@ -210,7 +213,7 @@ def test_non_expert_weights_go_after_urgent_experts_and_before_the_others(adviso
     readers.read([key(1, 0)], 1)
     advisor.let(5)
     advisor.wait_for(4)
-    assert fetched(advisor) == [0, 100, 900, 901, 200]
+    assert fetched(advisor) == [0, 900, 100, 902, 200]
     readers.close()
     assert readers.totals().total_experts == 3
 
@@ -225,6 +228,55 @@ def test_releases_go_before_reads(advisor):
     advisor.wait_for(2)
     assert advisor.asked == [("fetch", 0), ("release", 505), ("fetch", 1)]
     readers.close()
+
+
+def test_experts_side_by_side_are_released_as_one(advisor):
+    """A block that they share is let go whole; cut at multiples of 8 MiB, so that blocks are not cut in two."""
+    released = []
+
+    def release(span) -> int:
+        released.append((span.start, span.end))
+        return 0
+
+    advisor.release = release
+    advisor.let(100)
+    readers = ReaderThreads(RowOfExperts(3 << 20), advisor, NullRecorder(), 1)
+    readers.release([key(0, 3), key(0, 1), key(0, 2), key(0, 6)])
+    readers.read([key(0, 0)], 0)
+    advisor.wait_for(1)
+    readers.close()
+    mib = 1 << 20
+    assert released == [(3 * mib, 8 * mib), (8 * mib, 12 * mib), (18 * mib, 21 * mib)]
+
+
+class RowOfExperts:
+    """Each expert begins where the one before it ends."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+
+    def spans(self, key):
+        return (ByteSpan(0, key.expert * self._nbytes, (key.expert + 1) * self._nbytes),)
+
+
+def test_what_has_its_neighbours_wanted_is_read_in_blocks(advisor):
+    """Experts of a prompt that streams, all that has room, and large weights that are no experts'."""
+    advisor.let(100)
+    catalog = FakeCatalog()
+    large, small = ByteSpan(0, 700 << 30, (700 << 30) + (4 << 20)), *catalog.spans(key(8, 1))
+    readers = ReaderThreads(
+        catalog, advisor, NullRecorder(), 1, non_expert=[(0, large), (0, small)]
+    )
+    readers.read([key(0, 0)], 0)
+    readers.read([key(0, 1)], 0, with_neighbours=True)
+    advisor.wait_for(2)
+    readers.read_rest([key(3, 0)])
+    advisor.wait_for(1)
+    readers.read_non_expert()
+    advisor.wait_for(5)
+    readers.close()
+    assert advisor.in_blocks == [1, 300, *[700] * 4]
+    assert sorted(set(fetched(advisor)) - set(advisor.in_blocks)) == [0, 801]
 
 
 def test_closing_waits_for_one_piece_only(advisor):

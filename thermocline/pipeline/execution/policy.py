@@ -5,7 +5,7 @@
 - FusedStep: one native job for all layers of a decode step. No other lane works on it, and nobody has to be told anything
   between its layers.
 - FusedLayer: one native job per layer. No other lane works on the chunk, and nothing happens between a layer's parts
-  but a hint to prefetch.
+  but a hint to prefetch; a prompt's first hint comes before its first layer.
 - Overlapped: stage by stage, on several lanes at once. Other lanes have work for the chunk.
 - Sequential: stage by stage, one after the other. Something happens between the stages, but nothing overlaps.
 """
@@ -81,7 +81,7 @@ def why(execution: Execution) -> str:
         case Overlapped():
             return "other lanes have work for it"
         case Sequential():
-            return "nothing overlaps, but prefetch reads ahead of a prompt, or a stage stands alone"
+            return "nothing overlaps, but others wait for its lane, or a stage stands alone"
         case _:
             assert_never(execution)
 
@@ -126,9 +126,7 @@ def choose(chunk: Chunk, load: Load) -> Execution:
     # The CPU copies tokens that branches share between the parts of a layer.
     may_fuse = may_fuse and not chunk.has_branches
     overlaps = load.other_lanes_have_work
-    # A prompt's first hint comes before its first layer.
-    reads_ahead = chunk.is_prompt and load.hints_are_wanted
-    if load.layers_are_fusable and may_fuse and not (overlaps or reads_ahead):
+    if load.layers_are_fusable and may_fuse and not overlaps:
         is_step = not (chunk.is_prompt or load.hints_are_wanted)
         return FusedStep() if load.steps_are_fusable and is_step else FusedLayer()
     if overlaps and load.may_overlap:

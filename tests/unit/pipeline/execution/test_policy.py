@@ -28,7 +28,7 @@ LOADS = [Load(*values) for values in product((False, True), repeat=len(FIELDS))]
 
 @pytest.mark.parametrize("chunk", [PROMPT, STEP], ids=["prompt", "step"])
 def test_nothing_is_fused_away_that_somebody_needs(chunk):
-    """No fused layer where others compute or a prompt is read ahead of, and no long job beside answers."""
+    """No fused layer where others compute, and no long job beside answers."""
     for load in LOADS:
         way = choose(chunk, load)
         if isinstance(way, FusedModel):
@@ -47,7 +47,6 @@ def test_nothing_is_fused_away_that_somebody_needs(chunk):
         if isinstance(way, FusedLayer | FusedStep):
             assert load.layers_are_fusable
             assert not load.other_lanes_have_work
-            assert not (load.hints_are_wanted and chunk.is_prompt)
         if chunk.is_prompt and load.is_beside_answers:
             assert way in (Overlapped(), Sequential(YieldPer.STAGE)), load
 
@@ -66,7 +65,7 @@ def test_lanes_overlap_where_they_have_work_and_may():
     [
         (Load(device_has_model=True, other_lanes_have_work=True), FusedModel()),
         (Load(layers_are_fusable=True), FusedLayer()),
-        (Load(layers_are_fusable=True, hints_are_wanted=True), Sequential(YieldPer.LAYER)),
+        (Load(layers_are_fusable=True, hints_are_wanted=True), FusedLayer()),
         (Load(layers_are_fusable=True, other_lanes_have_work=True), Overlapped()),
         (Load(layers_are_fusable=True, is_beside_answers=True), Sequential(YieldPer.STAGE)),
         (Load(), Sequential(YieldPer.LAYER)),
@@ -105,8 +104,8 @@ def test_branches_are_computed_part_by_part_on_the_cpu():
         assert isinstance(way, FusedModel) == isinstance(choose(STEP, load), FusedModel), load
 
 
-def test_a_step_tells_prefetch_its_experts_from_within_a_layers_job():
-    """Hints keep a prompt from being fused, since its first one comes before its first layer, and no step."""
-    load = Load(layers_are_fusable=True, hints_are_wanted=True)
+def test_prefetch_is_told_experts_from_within_a_layers_job():
+    """Hints keep neither a step nor a prompt from being one job per layer, but a step from being one for all."""
+    load = Load(layers_are_fusable=True, steps_are_fusable=True, hints_are_wanted=True)
     assert choose(STEP, load) == FusedLayer()
-    assert choose(PROMPT, load) == Sequential(YieldPer.LAYER)
+    assert choose(PROMPT, load) == FusedLayer()
