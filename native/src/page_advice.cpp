@@ -6,8 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <limits>
 
 namespace thermocline {
 
@@ -42,6 +45,52 @@ Pages pages_around(const uint8_t* base, int64_t start, int64_t end) {
     return {from, last - from};
 }
 
+// How long compute will wait for the first use of pages that are in memory. In a virtual machine whose host took its free
+// memory away, that comes back page by page, each at its first use: 2 s for a GB. Memory that was in use lately is there.
+int64_t first_uses_ns(const Pages& pages) {
+    constexpr int kUses = 8;
+    const int64_t page = page_bytes(), step = pages.length / page / kUses * page;
+    if (step == 0) return 0;
+    std::array<int64_t, kUses> took;
+    for (int i = 0; i < kUses; ++i) {
+        const auto* at = reinterpret_cast<const volatile uint8_t*>(pages.from + i * step);
+        const auto begin = std::chrono::steady_clock::now();
+        (void)*at;
+        took[static_cast<size_t>(i)] = (std::chrono::steady_clock::now() - begin) / std::chrono::nanoseconds(1);
+    }
+    std::nth_element(took.begin(), took.begin() + kUses / 2, took.end());  // one of them may have been interrupted
+    constexpr int64_t kInCache = 500;
+    return took[kUses / 2] <= kInCache ? 0 : took[kUses / 2] * (pages.length / page);
+}
+
+// Whether a piece is read in blocks: while that saves more than first uses take, and now and then to see whether it would.
+class BlockTrials {
+   public:
+    bool is_due() { return left_.load(std::memory_order_relaxed) <= 0 || left_.fetch_sub(1, std::memory_order_relaxed) <= 0; }
+
+    void note(int64_t bytes, int64_t lost_ns) {
+        const int64_t gained = bytes / kBytesPerSavedNs - lost_ns;
+        const int64_t saved = std::min(saved_.fetch_add(gained, std::memory_order_relaxed) + gained, kMostSaved);
+        if (saved >= 0) {
+            saved_.store(saved, std::memory_order_relaxed);
+            if (saved >= kTrusted) pause_.store(kShortest, std::memory_order_relaxed);
+        } else if (left_.load(std::memory_order_relaxed) <= 0) {
+            const int64_t pause = pause_.load(std::memory_order_relaxed);
+            saved_.store(0, std::memory_order_relaxed);
+            pause_.store(std::min(2 * pause, kLongest), std::memory_order_relaxed);
+            left_.store(pause, std::memory_order_relaxed);
+        }
+    }
+
+    void give_up() { left_.store(std::numeric_limits<int64_t>::max(), std::memory_order_relaxed); }
+
+   private:
+    static constexpr int64_t kBytesPerSavedNs = 4;                   // 0.25 s of processor per GB (docs/LOG.md)
+    static constexpr int64_t kTrusted = 5'000'000, kMostSaved = 20'000'000;  // ns
+    static constexpr int64_t kShortest = 128, kLongest = 4096;               // pieces
+    std::atomic<int64_t> left_{0}, pause_{kShortest}, saved_{kTrusted};
+};
+
 long waits_of_thread() {
     rusage used{};
     getrusage(RUSAGE_THREAD, &used);
@@ -62,14 +111,17 @@ int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end) {
 }
 
 int64_t fetch_blocks(const uint8_t* base, int64_t start, int64_t end) {
-    static std::atomic<bool> come_in_blocks{true};
-    if (!come_in_blocks.load(std::memory_order_relaxed)) return fetch_pages(base, start, end);
+    static BlockTrials trials;
+    if (!trials.is_due()) return fetch_pages(base, start, end);
     const Pages pages = pages_around(base, start, end);
     const long before = waits_of_thread();
     const int64_t done = pages.advise(kPopulateRead);
-    if (done == -EINVAL) return fetch_pages(base, start, end);
+    if (done < 0) return done == -EINVAL ? fetch_pages(base, start, end) : done;
     // One wait for each block that the bytes touch, or two, if blocks come in pairs and by two threads.
-    if (waits_of_thread() - before > 2 * (pages.length / kBlockBytes + 2)) come_in_blocks.store(false, std::memory_order_relaxed);
+    if (waits_of_thread() - before > 2 * (pages.length / kBlockBytes + 2))
+        trials.give_up();
+    else
+        trials.note(pages.length, first_uses_ns(pages));
     return done;
 }
 

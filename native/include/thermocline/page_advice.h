@@ -15,7 +15,8 @@ int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end);
 int64_t allow_blocks(const uint8_t* base, int64_t start, int64_t end);
 
 // As fetch_pages, where `allow_blocks` did: by blocks, so that neighbours of the bytes come too, for a tenth of the
-// processor's time. Where the kernel brings single pages all the same, it is fetch_pages from the second call on.
+// processor's time. Where the kernel brings single pages all the same, it is fetch_pages from the second call on; where
+// pages of new blocks are slow at their first use, for many calls.
 int64_t fetch_blocks(const uint8_t* base, int64_t start, int64_t end);
 
 // Asks for the pages of bytes [start, end) of a mapping, and does not wait. Returns their bytes, or -errno.
