@@ -4,7 +4,9 @@
 Needs the right to make a memory group (root). The file's pages are dropped before every run, and every run
 is a process of its own; all sides take turns. "reading" moves the same bytes and computes nothing,
 "resident" computes with everything in memory: neither can be beaten, and prefetch is measured against the
-larger of the two. llama.cpp runs in the same group.
+larger of the two. llama.cpp runs in the same group. Before each run there the group's memory is filled with another
+file's pages, as memory is that has been in use: of pages that a virtual machine's host must give back first,
+each costs a processor microseconds, which "resident" and "reading" would not show.
 """
 
 from __future__ import annotations
@@ -98,17 +100,42 @@ def fill_pages(path: Path) -> None:
             continue
 
 
-class Field:
-    """Starts the sides: which model, how much work, in which group."""
+def _entering(group: Path) -> list[str]:
+    """Return the beginning of a command that runs in the group."""
+    return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
 
-    def __init__(self, options: argparse.Namespace, model: Path, llama: str | None) -> None:
+
+class Field:
+    """Starts the sides: which model, how much work, in which group.
+
+    filler: a file as large as the group's memory.
+    """
+
+    def __init__(
+        self, options: argparse.Namespace, model: Path, llama: str | None, filler: Path
+    ) -> None:
         self._options, self._model, self._llama = options, model, llama
+        self._filler = filler
+        with filler.open("wb") as file:
+            for _ in range(options.limit_mib):
+                file.write(bytes(1 << 20))
+
+    def _prepare(self, group: Path | None) -> None:
+        """Drop the model's pages, and fill the group."""
+        drop_pages(self._model)
+        if group is not None:
+            drop_pages(self._filler)
+            reading = [*_entering(group), "dd", f"if={self._filler}", "of=/dev/null", "bs=1M"]
+            subprocess.run(reading, stderr=subprocess.DEVNULL, check=True)
 
     def thermocline(
         self, group: Path | None, *arguments: str, warm: bool = False
     ) -> dict[str, Any]:
         """Run `cold_side` once on dropped (or, `warm`, on resident) pages."""
-        (fill_pages if warm else drop_pages)(self._model)
+        if warm:
+            fill_pages(self._model)
+        else:
+            self._prepare(group)
         options = self._options
         command = [sys.executable, "-m", "benchmarks.cold_side", str(self._model.absolute())]
         command += ["--prompt", str(options.prompt), "--decode", str(options.decode)]
@@ -120,9 +147,8 @@ class Field:
 
     def llama(self, group: Path) -> dict[str, Any]:
         """Run llama.cpp once in the group: its load touches few of the dropped pages."""
-        drop_pages(self._model)
+        self._prepare(group)
         script = Path(__file__).with_name("llama_side.py")
-        entered = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
         side = [str(self._llama), str(script), str(self._model.absolute())]
         options = self._options
         work = Work(options.prompt, options.decode)
@@ -132,7 +158,7 @@ class Field:
             "context": -(-(options.prompt + options.decode + 1) // 256) * 256,
             "keep": False,
         }
-        with Child([*entered, *side, "--threads", str(options.threads)]) as child:
+        with Child([*_entering(group), *side, "--threads", str(options.threads)]) as child:
             return child.ask(request)
 
 
@@ -238,8 +264,12 @@ def run(options: argparse.Namespace, model: Path) -> int:
     llama = llama_python(options.llama_python)
     if llama is None:
         print("llama.cpp is left out: no interpreter with llama_cpp (--llama-python names one)")
-    with memory_group(options.limit_mib << 20) as group, ForeignLoad() as load:
-        field = Field(options, model, llama)
+    with (
+        memory_group(options.limit_mib << 20) as group,
+        tempfile.NamedTemporaryFile(dir=model.parent) as filler,
+        ForeignLoad() as load,
+    ):
+        field = Field(options, model, llama, Path(filler.name))
         runs = measure(field, group, options, has_llama=llama is not None)
     rows, required = report(runs, options)
     rows = [replace(row, routing=routing_of(model)) for row in rows]
