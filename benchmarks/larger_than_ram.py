@@ -108,22 +108,23 @@ def _entering(group: Path) -> list[str]:
 class Field:
     """Starts the sides: which model, how much work, in which group.
 
-    filler: a file as large as the group's memory.
+    filler: a file as large as the group's memory, which is filled with it; None leaves it empty.
     """
 
     def __init__(
-        self, options: argparse.Namespace, model: Path, llama: str | None, filler: Path
+        self,
+        options: argparse.Namespace,
+        model: Path,
+        llama: str | None,
+        filler: Path | None = None,
     ) -> None:
         self._options, self._model, self._llama = options, model, llama
         self._filler = filler
-        with filler.open("wb") as file:
-            for _ in range(options.limit_mib):
-                file.write(bytes(1 << 20))
 
     def _prepare(self, group: Path | None) -> None:
         """Drop the model's pages, and fill the group."""
         drop_pages(self._model)
-        if group is not None:
+        if group is not None and self._filler is not None:
             drop_pages(self._filler)
             reading = [*_entering(group), "dd", f"if={self._filler}", "of=/dev/null", "bs=1M"]
             subprocess.run(reading, stderr=subprocess.DEVNULL, check=True)
@@ -269,6 +270,9 @@ def run(options: argparse.Namespace, model: Path) -> int:
         tempfile.NamedTemporaryFile(dir=model.parent) as filler,
         ForeignLoad() as load,
     ):
+        for _ in range(options.limit_mib):
+            filler.write(bytes(1 << 20))
+        filler.flush()
         field = Field(options, model, llama, Path(filler.name))
         runs = measure(field, group, options, has_llama=llama is not None)
     rows, required = report(runs, options)
