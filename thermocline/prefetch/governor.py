@@ -261,9 +261,9 @@ class PrefetchGovernor:
             self._reads_rest = False
         elif not self._reads_rest:
             self._reads_rest = True
-            self._readers.read_rest(
-                ExpertKey.of(*pair) for pair in np.argwhere(self._cold).tolist()
-            )
+            keys = [ExpertKey.of(*pair) for pair in np.argwhere(self._cold).tolist()]
+            layers = {key.layer for key in keys if self._is_mostly_cold(key.layer)}
+            self._readers.read_rest(keys, with_neighbours=layers)
 
     def _plan(self, hint: PrefetchHint, *, is_stale: bool) -> None:
         """Act on one hint. A stale one's layer has been computed: it only updates statistics."""

@@ -21,7 +21,7 @@ from thermocline.traces.busy import BusyTime
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
     from typing import Protocol
 
     from thermocline.experts.catalog import ExpertCatalog
@@ -163,10 +163,13 @@ class ReaderThreads:
             self._non_expert = deque(pieces)
             self._changed.notify(len(pieces))
 
-    def read_rest(self, keys: Iterable[ExpertKey]) -> None:
-        """Read experts while nothing else waits, in place of those that were to be read so before."""
+    def read_rest(self, keys: Iterable[ExpertKey], *, with_neighbours: Container[int] = ()) -> None:
+        """Read experts while nothing else waits, in place of those that were to be read so before.
+
+        with_neighbours: layers nearly all of whose experts are wanted.
+        """
         rest = deque(
-            _Piece(part, key.layer, in_blocks=True)
+            _Piece(part, key.layer, in_blocks=key.layer in with_neighbours)
             for key in keys
             for span in self._catalog.spans(key)
             for part in _parts(span, PIECE_BYTES)

@@ -42,8 +42,9 @@ class FakeReaders:
         self.non_expert_reads = 0
         self.rests: list[list[ExpertKey]] = []
 
-    def read_rest(self, keys):
+    def read_rest(self, keys, *, with_neighbours=()):
         self.rests.append(list(keys))
+        self.rest_with_neighbours = set(with_neighbours)
 
     def read_non_expert(self):
         self.non_expert_reads += 1
@@ -429,11 +430,12 @@ def test_where_all_have_room_the_rest_is_read_once(make, monkeypatch):
     monkeypatch.setattr("thermocline.prefetch.governor._LOOK_EVERY_S", 0.0)
     probe = FakeProbe(False)
     cold = np.ones((NUM_LAYERS, NUM_EXPERTS), bool)
-    cold[1, 2] = False
-    wanted = [each for each in EVERY if each != key(1, 2)]
+    cold[1, 2] = cold[3, 0] = cold[3, 1] = False
+    wanted = [each for each in EVERY if cold[each]]
     setup = make(capacity=15 * EXPERT_BYTES, probe=probe, cold=cold)
     setup.settle(token(0, 1), token(1, 2))
     assert setup.readers.rests == [wanted]
+    assert setup.readers.rest_with_neighbours == {0, 1, 2}
     probe.answer = True
     setup.settle(token(0, 1))
     probe.answer = False

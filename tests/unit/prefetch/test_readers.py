@@ -270,13 +270,13 @@ def test_what_has_its_neighbours_wanted_is_read_in_blocks(advisor):
     readers.read([key(0, 0)], 0)
     readers.read([key(0, 1)], 0, with_neighbours=True)
     advisor.wait_for(2)
-    readers.read_rest([key(3, 0)])
-    advisor.wait_for(1)
+    readers.read_rest([key(3, 0), key(4, 0)], with_neighbours={3})
+    advisor.wait_for(2)
     readers.read_non_expert()
     advisor.wait_for(5)
     readers.close()
     assert advisor.in_blocks == [1, 300, *[700] * 4]
-    assert sorted(set(fetched(advisor)) - set(advisor.in_blocks)) == [0, 801]
+    assert sorted(set(fetched(advisor)) - set(advisor.in_blocks)) == [0, 400, 801]
 
 
 def test_closing_waits_for_one_piece_only(advisor):
