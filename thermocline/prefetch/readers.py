@@ -211,15 +211,12 @@ class ReaderThreads:
                     self._changed.wait()
                 if self._closed:
                     return
-                released = self._releases.popleft() if self._releases else None
-                piece = self._take() if released is None else None
-            if piece is None:
-                assert released is not None, "one of both is there"
-                self._try(partial(self._advisor.release, released))
-                continue
-            fetch = partial(self._advisor.fetch, piece.span, in_blocks=piece.in_blocks)
-            nbytes = self._try(fetch)
-            self._finish(piece, nbytes)
+                task = self._releases.popleft() if self._releases else self._take()
+            if isinstance(task, _Piece):
+                fetch = partial(self._advisor.fetch, task.span, in_blocks=task.in_blocks)
+                self._finish(task, self._try(fetch))
+            else:
+                self._try(partial(self._advisor.release, task))
 
     def _has_work(self) -> bool:
         queues = self._waiting, self._releases, self._non_expert, self._rest
