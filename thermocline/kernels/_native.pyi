@@ -419,13 +419,13 @@ class GuardedMap:
     def release(self) -> None:
         """Guard no longer: the mapping goes."""
 
-def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
-    """How many of the pages that hold these bytes are in memory, or -errno."""
-
 def give_back_scratch() -> None:
     """
     Give back what this thread keeps for jobs on the way; the next one takes what it needs.
     """
+
+def resident_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """How many of the pages that hold these bytes are in memory, or -errno."""
 
 def pages_read_at_once(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """
