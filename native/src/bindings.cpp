@@ -98,11 +98,11 @@ NB_MODULE(_native, m) {
     m.def("fetch_pages", &on_pages<tc::fetch_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"),
           "Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.");
-    m.def("fetch_blocks", &on_pages<tc::fetch_blocks>, nb::arg("mapping").noconvert(), nb::arg("start"),
+    m.def("fetch_huge_pages", &on_pages<tc::fetch_huge_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"),
-          "The same in blocks of 2 MiB, neighbours too, where `allow_blocks` did; their bytes, or -errno.");
-    m.def("allow_blocks", &on_pages<tc::allow_blocks>, nb::arg("mapping").noconvert(), nb::arg("start"), nb::arg("end"),
-          "Let missing pages of mapping[start:end] come in blocks of 2 MiB; their bytes, or -errno.");
+          "The same in huge pages of 2 MiB, neighbours too, where `allow_huge_pages` did; their bytes, or -errno.");
+    m.def("allow_huge_pages", &on_pages<tc::allow_huge_pages>, nb::arg("mapping").noconvert(), nb::arg("start"), nb::arg("end"),
+          "Let missing pages of mapping[start:end] come in huge pages of 2 MiB; their bytes, or -errno.");
     m.def("release_pages", &on_pages<tc::release_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),
           nb::arg("end"), "Let go of the pages inside mapping[start:end]; their bytes, or -errno.");
     m.def("unmap_pages", &on_pages<tc::unmap_pages>, nb::arg("mapping").noconvert(), nb::arg("start"),

@@ -18,7 +18,7 @@ namespace {
 
 // Older headers lack them; an older kernel answers EINVAL.
 constexpr int kPageOut = 21, kPopulateRead = 22;
-constexpr int64_t kBlockBytes = int64_t{2} << 20;
+constexpr int64_t kHugeBytes = int64_t{2} << 20;
 
 struct Pages {
     int64_t from, length;
@@ -63,8 +63,8 @@ int64_t first_uses_ns(const Pages& pages) {
     return took[kUses / 2] <= kInCache ? 0 : took[kUses / 2] * (pages.length / page);
 }
 
-// Whether a piece is read in blocks: while that saves more than first uses take, and now and then to see whether it would.
-class BlockTrials {
+// Whether a piece is read in huge pages: while that saves more than first uses take, and now and then to see whether it would.
+class HugePageTrials {
    public:
     bool is_due() { return left_.load(std::memory_order_relaxed) <= 0 || left_.fetch_sub(1, std::memory_order_relaxed) <= 0; }
 
@@ -110,22 +110,22 @@ int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end) {
     return asked < 0 ? asked : pages.advise(kPopulateRead, true);
 }
 
-int64_t fetch_blocks(const uint8_t* base, int64_t start, int64_t end) {
-    static BlockTrials trials;
+int64_t fetch_huge_pages(const uint8_t* base, int64_t start, int64_t end) {
+    static HugePageTrials trials;
     if (!trials.is_due()) return fetch_pages(base, start, end);
     const Pages pages = pages_around(base, start, end);
     const long before = waits_of_thread();
     const int64_t done = pages.advise(kPopulateRead);
     if (done < 0) return done == -EINVAL ? fetch_pages(base, start, end) : done;
-    // One wait for each block that the bytes touch, or two, if blocks come in pairs and by two threads.
-    if (waits_of_thread() - before > 2 * (pages.length / kBlockBytes + 2))
+    // One wait for each huge page that the bytes touch, or two, if they come in pairs and by two threads.
+    if (waits_of_thread() - before > 2 * (pages.length / kHugeBytes + 2))
         trials.give_up();
     else
         trials.note(pages.length, first_uses_ns(pages));
     return done;
 }
 
-int64_t allow_blocks(const uint8_t* base, int64_t start, int64_t end) {
+int64_t allow_huge_pages(const uint8_t* base, int64_t start, int64_t end) {
     return pages_around(base, start, end).advise(MADV_HUGEPAGE);
 }
 

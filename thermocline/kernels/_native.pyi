@@ -437,14 +437,14 @@ def fetch_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), ord
     Read the pages of mapping[start:end] into memory and wait for them; their bytes, or -errno.
     """
 
-def fetch_blocks(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
+def fetch_huge_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
     """
-    The same in blocks of 2 MiB, neighbours too, where `allow_blocks` did; their bytes, or -errno.
+    The same in huge pages of 2 MiB, neighbours too, where `allow_huge_pages` did; their bytes, or -errno.
     """
 
-def allow_blocks(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
+def allow_huge_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:
     """
-    Let missing pages of mapping[start:end] come in blocks of 2 MiB; their bytes, or -errno.
+    Let missing pages of mapping[start:end] come in huge pages of 2 MiB; their bytes, or -errno.
     """
 
 def release_pages(mapping: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int) -> int:

@@ -34,8 +34,8 @@ class PageCalls(Protocol):
     """The compiled core's calls, or what stands in for them."""
 
     fetch_pages: PageCall
-    fetch_blocks: PageCall
-    allow_blocks: PageCall
+    fetch_huge_pages: PageCall
+    allow_huge_pages: PageCall
     release_pages: PageCall
     unmap_pages: PageCall
     stop_read_ahead: PageCall
@@ -49,17 +49,19 @@ class PageAdvisor:
         self._foreign = ForeignFiles(file)
         native: PageCalls = calls or load_native()
         self._calls = native
-        self._has_blocks = False
+        self._has_huge_pages = False
 
-    def fetch(self, span: ByteSpan, *, in_blocks: bool = False) -> int:
+    def fetch(self, span: ByteSpan, *, in_huge_pages: bool = False) -> int:
         """Read every page that holds a byte of `span`; returns their bytes once they are in memory.
 
-        in_blocks: by the blocks that `allow_blocks` told the kernel of, so that neighbours come too, for a tenth of the
+        in_huge_pages: by the huge pages that `allow_huge_pages` told the kernel of, so that neighbours come too, for a tenth of the
         processor's time. Raises OSError when the kernel refuses, and RuntimeError on a thread that runs an event loop: a
         call that reads from disk would stall it.
         """
-        by_block = in_blocks and self._has_blocks
-        return self._call(self._calls.fetch_blocks if by_block else self._calls.fetch_pages, span)
+        is_huge = in_huge_pages and self._has_huge_pages
+        return self._call(
+            self._calls.fetch_huge_pages if is_huge else self._calls.fetch_pages, span
+        )
 
     def release(self, span: ByteSpan) -> int:
         """Let go of the pages that lie wholly inside `span`; returns their bytes. Raises as `fetch`.
@@ -71,7 +73,7 @@ class PageAdvisor:
             self._drop(span)
             return nbytes
         nbytes = self._call(self._calls.release_pages, span)
-        # Of a block that is only partly in the span, that call has made pages, and has let none of them go.
+        # Of a huge page that is only partly in the span, that call has made small ones, and has let none of them go.
         with suppress(OSError):
             self._drop(span)
         return nbytes
@@ -89,15 +91,15 @@ class PageAdvisor:
         for span in spans:
             _checked(self._calls.stop_read_ahead(self._maps[span.shard], span.start, span.end))
 
-    def allow_blocks(self, spans: Iterable[ByteSpan]) -> None:
-        """Let the kernel read and map whole blocks of 2 MiB that hold a missing page of `spans`.
+    def allow_huge_pages(self, spans: Iterable[ByteSpan]) -> None:
+        """Let the kernel read and map huge pages (2 MiB) wherever a page is missing of `spans`.
 
-        Does not read, and may be called on any thread. Raises OSError where the kernel has no such blocks; all is read
+        Does not read, and may be called on any thread. Raises OSError where the kernel has none; all is read
         by small pages then.
         """
         for span in spans:
-            _checked(self._calls.allow_blocks(self._maps[span.shard], span.start, span.end))
-            self._has_blocks = True
+            _checked(self._calls.allow_huge_pages(self._maps[span.shard], span.start, span.end))
+            self._has_huge_pages = True
 
     def _call(self, call: PageCall, span: ByteSpan) -> int:
         _refuse_event_loop()

@@ -43,7 +43,7 @@ _PREDICTED_LAYERS = 1
 # A layer is not predicted of which a step will likely select fewer experts that are missing than this: where an expert
 # of 3 MB is read at 0.6 GB/s, a tenth of that is about what predicting costs (docs/LOG.md).
 _FEW_MISSING = 0.1
-# Of the experts of a layer that is read in blocks.
+# Of the experts of a layer that is read in huge pages.
 _MOSTLY = 0.75
 # A prompt without a hint for so many rounds through all layers has ended early.
 _FORGOTTEN_ROUNDS = 4
@@ -349,7 +349,7 @@ class PrefetchGovernor:
                 return
 
     def _is_mostly_cold(self, layer: LayerIndex) -> bool:
-        """Whether a prompt wants nearly all of a layer's bytes, so that few others come with them in blocks."""
+        """Whether a prompt wants nearly all of a layer's bytes, so that few others come with them in huge pages."""
         return float(self._cold[layer].mean()) >= _MOSTLY
 
     def _predict(self, hint: PrefetchHint) -> None:

@@ -15,7 +15,7 @@ from thermocline.prefetch.cache_model import CacheModel
 from thermocline.prefetch.governor import PrefetchGovernor
 from thermocline.prefetch.memory import page_cache_room_bytes
 from thermocline.prefetch.predictor import Predictor
-from thermocline.prefetch.readers import ReaderThreads, is_read_in_blocks
+from thermocline.prefetch.readers import ReaderThreads, is_read_in_huge_pages
 from thermocline.prefetch.residency import ResidencyProbe
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def build_governor(
     non_expert = _non_expert_spans(file, catalog)
     with suppress(OSError):
         for layer in catalog.routed_layers:
-            advisor.allow_blocks(catalog.layer_spans(layer))
-        advisor.allow_blocks(span for _, span in non_expert if is_read_in_blocks(span))
+            advisor.allow_huge_pages(catalog.layer_spans(layer))
+        advisor.allow_huge_pages(span for _, span in non_expert if is_read_in_huge_pages(span))
     expert_bytes = [catalog.expert_bytes(LayerIndex(n)) for n in range(catalog.num_layers)]
     return PrefetchGovernor(
         CacheModel(expert_bytes, catalog.num_experts, room_bytes()),

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from thermocline.traces.recorder import Recorder
 
     class Advisor(Protocol):
-        def fetch(self, span: ByteSpan, *, in_blocks: bool = False) -> int:
-            """Read the pages of `span`. in_blocks: and of its neighbours, which are wanted as well."""
+        def fetch(self, span: ByteSpan, *, in_huge_pages: bool = False) -> int:
+            """Read the pages of `span`. in_huge_pages: and of its neighbours, which are wanted as well."""
             ...
 
         def release(self, span: ByteSpan) -> int:
@@ -43,18 +43,18 @@ PIECE_BYTES = 1 << 20
 NUM_THREADS = 4
 # Experts of this urgency or a higher one go before non-expert weights of later layers.
 _URGENT = 1
-# Non-expert weights of at least so many bytes are read in blocks of 2 MiB.
+# Non-expert weights of at least so many bytes are read in huge pages.
 _MANY_BYTES = 4 << 20
-# Let go of at a time: whole blocks, since half a one stays.
+# Let go of at a time: whole huge pages, since half a one stays.
 _RELEASED_BYTES = 8 << 20
 
 
 class _Piece(NamedTuple):
-    """What one call reads. in_blocks: with its neighbours. key: the expert of which it is, if it was asked for by name."""
+    """What one call reads. in_huge_pages: with its neighbours. key: the expert of which it is, if it was asked for by name."""
 
     span: ByteSpan
     layer: int
-    in_blocks: bool
+    in_huge_pages: bool
     key: ExpertKey | None = None
 
     @property
@@ -155,7 +155,7 @@ class ReaderThreads:
     def read_non_expert(self) -> None:
         """Read the non-expert weights."""
         pieces = [
-            _Piece(part, layer, in_blocks=is_read_in_blocks(span))
+            _Piece(part, layer, in_huge_pages=is_read_in_huge_pages(span))
             for layer, span in self._all_non_expert
             for part in _parts(span, PIECE_BYTES)
         ]
@@ -169,7 +169,7 @@ class ReaderThreads:
         with_neighbours: layers nearly all of whose experts are wanted.
         """
         rest = deque(
-            _Piece(part, key.layer, in_blocks=key.layer in with_neighbours)
+            _Piece(part, key.layer, in_huge_pages=key.layer in with_neighbours)
             for key in keys
             for span in self._catalog.spans(key)
             for part in _parts(span, PIECE_BYTES)
@@ -213,7 +213,7 @@ class ReaderThreads:
                     return
                 task = self._releases.popleft() if self._releases else self._take()
             if isinstance(task, _Piece):
-                fetch = partial(self._advisor.fetch, task.span, in_blocks=task.in_blocks)
+                fetch = partial(self._advisor.fetch, task.span, in_huge_pages=task.in_huge_pages)
                 self._finish(task, self._try(fetch))
             else:
                 self._try(partial(self._advisor.release, task))
@@ -301,7 +301,7 @@ class ReaderThreads:
             self._recorder.span(Lane.PAGECACHE, Name.PREFETCH, busy.start_ns, end_ns, args)
 
 
-def is_read_in_blocks(span: ByteSpan) -> bool:
+def is_read_in_huge_pages(span: ByteSpan) -> bool:
     """Whether weights that are no experts' are read with their neighbours: few of these are others."""
     return span.end - span.start >= _MANY_BYTES
 

@@ -10,14 +10,13 @@ namespace thermocline {
 // of those pages, or -errno.
 int64_t fetch_pages(const uint8_t* base, int64_t start, int64_t end);
 
-// Lets missing pages of bytes [start, end) of a mapping come in blocks of 2 MiB, aligned, that are mapped as one page
-// each. Returns their bytes, or -errno: EINVAL from kernels without such pages.
-int64_t allow_blocks(const uint8_t* base, int64_t start, int64_t end);
+// Lets missing pages of bytes [start, end) of a mapping come in huge pages of 2 MiB. Returns their bytes, or -errno: EINVAL from kernels without such pages.
+int64_t allow_huge_pages(const uint8_t* base, int64_t start, int64_t end);
 
-// As fetch_pages, where `allow_blocks` did: by blocks, so that neighbours of the bytes come too, for a tenth of the
+// As fetch_pages, where `allow_huge_pages` did: in huge pages, so that neighbours of the bytes come too, for a tenth of the
 // processor's time. Where the kernel brings single pages all the same, it is fetch_pages from the second call on; where
-// pages of new blocks are slow at their first use, for many calls.
-int64_t fetch_blocks(const uint8_t* base, int64_t start, int64_t end);
+// parts of new ones are slow at their first use, for many calls.
+int64_t fetch_huge_pages(const uint8_t* base, int64_t start, int64_t end);
 
 // Asks for the pages of bytes [start, end) of a mapping, and does not wait. Returns their bytes, or -errno.
 int64_t ask_for_pages(const uint8_t* base, int64_t start, int64_t end);

@@ -45,10 +45,10 @@ class FakeCalls:
     def fetch_pages(self, mapping, start, end):
         return self._note("fetch", mapping, start, end)
 
-    def fetch_blocks(self, mapping, start, end):
-        return self._note("blocks", mapping, start, end)
+    def fetch_huge_pages(self, mapping, start, end):
+        return self._note("huge", mapping, start, end)
 
-    def allow_blocks(self, mapping, start, end):
+    def allow_huge_pages(self, mapping, start, end):
         return self._note("allow", mapping, start, end)
 
     def release_pages(self, mapping, start, end):
@@ -95,8 +95,8 @@ def test_each_call_gets_the_span_of_the_right_mapping(opened):
     assert advisor.fetch(ByteSpan(0, 100, 5000)) == 4900
     assert advisor.release(ByteSpan(0, 0, 1)) == 1
     advisor.stop_read_ahead([ByteSpan(0, 2, 3), ByteSpan(0, 4, 6)])
-    advisor.allow_blocks([ByteSpan(0, 7, 8)])
-    assert advisor.fetch(ByteSpan(0, 9, 11), in_blocks=True) == 2
+    advisor.allow_huge_pages([ByteSpan(0, 7, 8)])
+    assert advisor.fetch(ByteSpan(0, 9, 11), in_huge_pages=True) == 2
     address = file.mapping(0).ctypes.data
     assert calls.calls == [
         ("fetch", address, 100, 5000),
@@ -104,18 +104,18 @@ def test_each_call_gets_the_span_of_the_right_mapping(opened):
         ("stop", address, 2, 3),
         ("stop", address, 4, 6),
         ("allow", address, 7, 8),
-        ("blocks", address, 9, 11),
+        ("huge", address, 9, 11),
     ]
 
 
-def test_where_the_kernel_has_no_blocks_all_is_read_by_pages(opened):
+def test_where_the_kernel_has_no_huge_pages_all_is_read_by_pages(opened):
     """Also what was to come with its neighbours: page after page would take a hundred times as long."""
     calls = FakeCalls(-errno.EINVAL)
     advisor = PageAdvisor(opened[0], calls)
     with pytest.raises(OSError, match="Invalid"):
-        advisor.allow_blocks([ByteSpan(0, 0, 1)])
+        advisor.allow_huge_pages([ByteSpan(0, 0, 1)])
     with pytest.raises(OSError, match="Invalid"):
-        advisor.fetch(ByteSpan(0, 2, 3), in_blocks=True)
+        advisor.fetch(ByteSpan(0, 2, 3), in_huge_pages=True)
     assert [name for name, *_ in calls.calls] == ["allow", "fetch"]
 
 
@@ -181,8 +181,8 @@ def test_fetched_bytes_are_in_memory_and_released_ones_are_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_bytes_that_are_read_in_blocks_go_alone(tmp_path):
-    """They come with few waits where the kernel has blocks, and a release of half a block leaves the other half."""
+def test_parts_of_huge_pages_go_alone(tmp_path):
+    """They come with few waits where the kernel has huge pages, and a release of half a one leaves the other half."""
     shape = ToyShape(layers=1, hidden=1024, heads=2, kv_heads=1, experts=16, intermediate=1024)
     path = write_toy_model(tmp_path / "toy.gguf", shape)
     with path.open("rb") as stored:
@@ -195,11 +195,11 @@ def test_bytes_that_are_read_in_blocks_go_alone(tmp_path):
             pytest.skip("this file system keeps everything in memory")
         advisor.stop_read_ahead([whole])
         try:
-            advisor.allow_blocks([whole])
+            advisor.allow_huge_pages([whole])
         except OSError:
-            pytest.skip("this kernel has no blocks")
+            pytest.skip("this kernel has no huge pages")
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-        assert advisor.fetch(whole, in_blocks=True) == whole.end - whole.start
+        assert advisor.fetch(whole, in_huge_pages=True) == whole.end - whole.start
         assert resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before < 2 * 16 + 4
         assert resident_share(mapping, whole.start, whole.end) == 1.0
         gone = ByteSpan(0, (66 << 20) + (1 << 19), (70 << 20) + (1 << 18))

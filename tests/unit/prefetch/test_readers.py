@@ -37,7 +37,7 @@ class GatedAdvisor:
 
     def __init__(self, *, is_open: bool = False) -> None:
         self.asked: list[tuple[str, int]] = []
-        self.in_blocks: list[int] = []
+        self.in_huge_pages: list[int] = []
         self.entered = threading.Semaphore(0)
         self._gate = threading.Semaphore(1_000_000 if is_open else 0)
         self.error: OSError | None = None
@@ -50,9 +50,9 @@ class GatedAdvisor:
             raise self.error
         return span.end - span.start
 
-    def fetch(self, span, *, in_blocks=False) -> int:
-        if in_blocks:
-            self.in_blocks.append(span.start >> 30)
+    def fetch(self, span, *, in_huge_pages=False) -> int:
+        if in_huge_pages:
+            self.in_huge_pages.append(span.start >> 30)
         return self._move("fetch", span)
 
     def release(self, span) -> int:
@@ -231,7 +231,7 @@ def test_releases_go_before_reads(advisor):
 
 
 def test_experts_side_by_side_are_released_as_one(advisor):
-    """A block that they share is let go whole; cut at multiples of 8 MiB, so that blocks are not cut in two."""
+    """A huge page that they share is let go whole; cut at multiples of 8 MiB, so that none is cut in two."""
     released = []
 
     def release(span) -> int:
@@ -259,7 +259,7 @@ class RowOfExperts:
         return (ByteSpan(0, key.expert * self._nbytes, (key.expert + 1) * self._nbytes),)
 
 
-def test_what_has_its_neighbours_wanted_is_read_in_blocks(advisor):
+def test_what_has_its_neighbours_wanted_is_read_in_huge_pages(advisor):
     """Experts of a prompt that streams, all that has room, and large weights that are no experts'."""
     advisor.let(100)
     catalog = FakeCatalog()
@@ -275,8 +275,8 @@ def test_what_has_its_neighbours_wanted_is_read_in_blocks(advisor):
     readers.read_non_expert()
     advisor.wait_for(5)
     readers.close()
-    assert advisor.in_blocks == [1, 300, *[700] * 4]
-    assert sorted(set(fetched(advisor)) - set(advisor.in_blocks)) == [0, 400, 801]
+    assert advisor.in_huge_pages == [1, 300, *[700] * 4]
+    assert sorted(set(fetched(advisor)) - set(advisor.in_huge_pages)) == [0, 400, 801]
 
 
 def test_closing_waits_for_one_piece_only(advisor):
