@@ -9,6 +9,7 @@ import pytest
 from thermocline.cli.ranks import as_rank
 from thermocline.config import CpuConfig, EngineConfig, ParallelConfig
 from thermocline.errors import ConfigError
+from thermocline.kernels.cpu_topology import processors_by_node
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -56,6 +57,35 @@ def test_ranks_of_one_machine_share_its_processors(monkeypatch):
     assert whole.cpu.threads is not None
     asked = as_rank(replace(EngineConfig(), cpu=CpuConfig(threads=3)))
     assert asked.cpu.threads == 3
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cpu", "bound"),
+    [
+        (["0-3", "4-7"], CpuConfig(), {4, 5, 6, 7}),
+        (["0-3", "4-7"], CpuConfig(threads=4), {4, 5, 6, 7}),
+        (["0-3", "4-7"], CpuConfig(threads=5), None),
+        (["0-7"], CpuConfig(), None),
+        (["0-7"], CpuConfig(pin=True), {4, 5, 6, 7}),
+    ],
+    ids=["nodes", "as many threads", "more threads", "one node", "pinned"],
+)
+def test_ranks_keep_to_their_share_of_the_machine(monkeypatch, tmp_path, nodes, cpu, bound):
+    """By NUMA nodes, or by cores where threads are pinned: two ranks' threads would be pinned to the same ones."""
+    for number, text in enumerate(nodes):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(text)
+    monkeypatch.setattr(processors_by_node, "__defaults__", (tmp_path,))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    found = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda _, share: found.append(set(share)))
+    start(monkeypatch, 1, 2, 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    as_rank(EngineConfig(cpu=cpu))
+    assert found == ([] if bound is None else [bound])
+    start(monkeypatch, 1, 2, 1)
+    as_rank(EngineConfig(cpu=cpu))
+    assert len(found) == (bound is not None), "the machine is this rank's"
 
 
 def test_a_mesh_of_another_size_is_refused(monkeypatch, invoke):

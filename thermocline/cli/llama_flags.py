@@ -122,7 +122,10 @@ _FOREIGN: Final = (
     _Foreign(("--mmap", "-mmp"), "the model is always mapped: leave it out", fine=("", "1")),
     _Foreign(("-tb", "--threads-batch"), "prompts and answers have the same threads: type -t N"),
     _Foreign(("-C", "--cpu-mask", "--cpu-range"), "type -t N and --pin-threads"),
-    _Foreign(("--numa",), "type --pin-threads, and numactl around the command"),
+    _Foreign(
+        ("--numa",),
+        "start one rank for each node (docs/distributed.md), or type --pin-threads and numactl around the command",
+    ),
     _Foreign(
         ("-dev", "--device", "-mg", "--main-gpu"),
         "one GPU is used: type CUDA_VISIBLE_DEVICES=N before the command, or --trunk-device and --hot-device",

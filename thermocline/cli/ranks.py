@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.environment import torchrun_ranks
+from thermocline.environment import local_rank, torchrun_ranks
 from thermocline.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from thermocline.config import EngineConfig
+    from thermocline.config import CpuConfig, EngineConfig
 
 
 def as_rank(config: EngineConfig) -> EngineConfig:
@@ -28,11 +29,31 @@ def as_rank(config: EngineConfig) -> EngineConfig:
         return config
     rank, num_ranks, num_local = found
     config = replace(config, parallel=replace(parallel, rank=rank, num_ranks=num_ranks))
+    num_processors = default_threads(beside_gpu=False)
+    if num_local > 1:
+        _keep_to_own_processors(config.cpu, num_local)
     if config.cpu.threads is None and num_local > 1:
         # Ranks of one machine share its processors.
-        threads = max(default_threads(beside_gpu=False) // num_local, 1)
+        threads = max(num_processors // num_local, 1)
         config = replace(config, cpu=replace(config.cpu, threads=threads))
     return config
+
+
+def _keep_to_own_processors(cpu: CpuConfig, num_local: int) -> None:
+    """Have this process's threads run on its share of the machine: where there are NUMA nodes, or threads are pinned.
+
+    Memory is given by the node that first uses it: a rank reads its own experts, which so lie beside the threads
+    that compute them. With more threads asked for than a share has, all may run anywhere.
+    """
+    from thermocline.kernels.cpu_topology import core_of_each, processors_by_node, share_of
+
+    allowed = os.sched_getaffinity(0)
+    nodes = processors_by_node(allowed)
+    if len(nodes) == 1 and not cpu.pin:
+        return
+    share = share_of(local_rank(), num_local, nodes, core_of_each(allowed))
+    if (cpu.threads or 1) <= len(share):
+        os.sched_setaffinity(0, share)
 
 
 def has_followed(path: str, config: EngineConfig, trace: Path | None = None) -> bool:

@@ -1,5 +1,7 @@
 """Counts the threads that should compute, by the processors, physical cores and processor time that this process may use.
 
+Divides the processors of a machine between several processes, by its NUMA nodes.
+
 Knows no kernel and no GPU.
 """
 
@@ -7,15 +9,17 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thermocline.control_groups import processor_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 _PROCESSORS: Final = Path("/sys/devices/system/cpu")
+_NODES: Final = Path("/sys/devices/system/node")
 
 
 def default_threads(*, beside_gpu: bool = False) -> int:
@@ -50,3 +54,51 @@ def core_of_each(processors: Collection[int], root: Path = _PROCESSORS) -> dict[
         except OSError:
             found[number] = str(number)
     return found
+
+
+def processors_by_node(
+    processors: Collection[int], root: Path = _NODES
+) -> tuple[frozenset[int], ...]:
+    """Return those of `processors` that are in each NUMA node, nodes in order; nodes with none are left out.
+
+    Where the system does not say, all are of one node.
+    """
+    found = []
+    for path in sorted(root.glob("node[0-9]*"), key=lambda each: int(each.name[4:])):
+        with suppress(OSError):
+            found.append(_listed((path / "cpulist").read_text()) & set(processors))
+    known = frozenset().union(*found)
+    if rest := frozenset(processors) - known:
+        found.append(rest)
+    return tuple(node for node in found if node)
+
+
+def share_of(
+    number: int, count: int, nodes: Sequence[frozenset[int]], core_of: Mapping[int, str]
+) -> frozenset[int]:
+    """Return the processors of process `number` of `count` on one machine: whole nodes, or whole cores of a node.
+
+    nodes: at least one. More processes than cores share some.
+    """
+    if count <= len(nodes):
+        first, last = (n * len(nodes) // count for n in (number, number + 1))
+        return frozenset().union(*nodes[first:last])
+    which = number * len(nodes) // count
+    here = [n for n in range(count) if n * len(nodes) // count == which]
+    cores: dict[str, set[int]] = {}
+    for processor in sorted(nodes[which]):
+        cores.setdefault(core_of[processor], set()).add(processor)
+    names, place = list(cores), here.index(number)
+    first, last = (n * len(names) // len(here) for n in (place, place + 1))
+    mine = names[first:last] or [names[place % len(names)]]
+    return frozenset().union(*(cores[name] for name in mine))
+
+
+def _listed(text: str) -> frozenset[int]:
+    """Return the numbers of a list such as 0-3,8."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

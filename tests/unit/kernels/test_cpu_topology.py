@@ -9,7 +9,13 @@ import pytest
 
 from thermocline.control_groups import processor_limit
 from thermocline.kernels import cpu_topology
-from thermocline.kernels.cpu_topology import core_of_each, default_threads, num_threads
+from thermocline.kernels.cpu_topology import (
+    core_of_each,
+    default_threads,
+    num_threads,
+    processors_by_node,
+    share_of,
+)
 
 PAIRS = {n: f"{n % 8},{n % 8 + 8}" for n in range(16)}
 HYBRID = {n: f"{n // 2 * 2}-{n // 2 * 2 + 1}" for n in range(16)} | {
@@ -69,3 +75,45 @@ def test_this_machine_has_threads():
         most if (limit := processor_limit()) is None else min(most, math.ceil(limit))
     )
     assert 1 <= default_threads(beside_gpu=True) <= default_threads()
+
+
+def make_nodes(root, *lists: str):
+    """Write what the system says of NUMA nodes."""
+    for number, text in enumerate(lists):
+        (root / f"node{number}").mkdir()
+        (root / f"node{number}" / "cpulist").write_text(text + "\n")
+    return root
+
+
+def test_nodes_are_read_where_the_system_tells_them(tmp_path):
+    """In the order of their numbers; of those that may be used, and without nodes of memory alone."""
+    root = make_nodes(tmp_path, *(["0-1,8-9", "", "2-3,10-11"] + [str(n) for n in range(20, 29)]))
+    allowed = {0, 1, 3, 8, 10, 28, 27}
+    assert processors_by_node(allowed, root) == ({0, 1, 8}, {3, 10}, {27}, {28})
+    assert processors_by_node({0, 77}, root) == ({0}, {77})
+    assert processors_by_node({0, 5}, tmp_path / "none") == ({0, 5},)
+
+
+NODES = (frozenset({0, 1, 2, 3, 8, 9, 10, 11}), frozenset({4, 5, 6, 7, 12, 13, 14, 15}))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8, 20])
+def test_processes_divide_nodes_and_then_cores(count):
+    """Each has whole nodes, or whole cores of one; none is left out, and none is shared while there are enough."""
+    shares = [share_of(number, count, NODES, PAIRS) for number in range(count)]
+    assert frozenset().union(*shares) == frozenset(PAIRS)
+    for share in shares:
+        assert {PAIRS[n] for n in PAIRS if n not in share}.isdisjoint(PAIRS[n] for n in share)
+        if count <= len(NODES):
+            assert all(node <= share or node.isdisjoint(share) for node in NODES)
+        else:
+            assert any(share <= node for node in NODES)
+    if count <= 8:
+        assert sum(map(len, shares)) == len(PAIRS)
+
+
+def test_of_three_nodes_two_processes_have_one_and_two():
+    """Whole nodes, not halves of one."""
+    nodes = tuple(frozenset({2 * n, 2 * n + 1}) for n in range(3))
+    core_of = {n: str(n) for n in range(6)}
+    assert [share_of(number, 2, nodes, core_of) for number in range(2)] == [{0, 1}, {2, 3, 4, 5}]
