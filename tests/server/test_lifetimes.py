@@ -158,7 +158,7 @@ async def test_a_failure_in_a_prompt_after_the_stream_opened_is_an_event(toy, ga
     def failing(self, *args, **kwargs):
         raise MemoryError("no room, as told")
 
-    monkeypatch.setattr(NativeKernels, "expert_sum", failing)
+    monkeypatch.setattr(NativeKernels, "whole_layer", failing)
     async with live(toy, open_after_s=0.0) as server:
         reader, writer = await server.connect(TEXT, stream=True, **ENDLESS)
         assert b" 200 " in await reader.readline()

@@ -118,7 +118,8 @@ class CacheDispatcher:
         return self._min_upload_tokens
 
     def is_left_to_cpu(self, num_tokens: int) -> bool:
-        if self._store.is_empty and num_tokens < self._min_upload_tokens:
+        uploads = num_tokens >= self._min_upload_tokens
+        if self._remote_mask is None and self._store.is_empty and not uploads:
             return True
         return self._times is not None and not self._times.selector.offloads(num_tokens)
 

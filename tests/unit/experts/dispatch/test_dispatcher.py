@@ -105,6 +105,8 @@ def test_a_device_with_nothing_to_do_leaves_layers_whole():
     assert not dispatcher.is_left_to_cpu(int(fewest))
     full, _, _ = make_dispatcher([1], split, fewest)
     assert not full.is_left_to_cpu(1)
+    with_workers = CacheDispatcher(dispatcher._store, split, fewest, np.ones((1, 8), bool))
+    assert not with_workers.is_left_to_cpu(1), "workers have"
 
 
 @settings(max_examples=200, deadline=None)
