@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -315,3 +317,30 @@ def test_callers_do_not_disturb_each_other(isa, threads):
         caller.join()
     assert len(right) == 120
     assert all(right)
+
+
+_GIVEN_BACK = """
+import sys
+import numpy as np
+from benchmarks.memory import resident
+from tests.support.kernel_cases import make_weight, native
+import os
+kernels = native(sys.argv[1], 1)
+weight = make_weight(np.random.default_rng(1), "Q4_K", 32, 2048)
+x = np.zeros((16384, 2048), np.float32)
+found = []
+for prompt in (True, False):
+    first = kernels.multiply_all([weight], x, prompt=prompt)[0]
+    before = resident(os.getpid()).anonymous
+    kernels.give_back_memory()
+    found.append(before - resident(os.getpid()).anonymous)
+    assert np.array_equal(first, kernels.multiply_all([weight], x, prompt=prompt)[0])
+print(*found)
+"""
+
+
+def test_what_jobs_keep_is_given_back():
+    """Rounded activations of 16,384 tokens, at least 32 MB; and the next job computes the same."""
+    command = [sys.executable, "-c", _GIVEN_BACK, ISAS[-1]]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert all(int(nbytes) > 30e6 for nbytes in ran.stdout.split()), ran.stdout

@@ -8,6 +8,8 @@ import errno
 import mmap
 import os
 import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -158,15 +160,21 @@ def resident_share(mapping: np.ndarray, start: int, end: int) -> float:
     return sum(flag & 1 for flag in flags) / num_pages
 
 
-@pytest.mark.slow
-def test_fetched_bytes_are_in_memory_and_released_ones_are_not(tmp_path):
-    """Of a file that was dropped from memory exactly the fetched bytes come back, and they go again."""
+@pytest.fixture
+def dropped(tmp_path):
+    """A file of 200 MB, of which nothing is in memory where its file system allows that."""
     shape = ToyShape(layers=1, hidden=1024, heads=2, kv_heads=1, experts=16, intermediate=1024)
     path = write_toy_model(tmp_path / "toy.gguf", shape)
     with path.open("rb") as stored:
         os.fsync(stored.fileno())
         os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    with open_model_file(path) as file:
+    return path
+
+
+@pytest.mark.slow
+def test_fetched_bytes_are_in_memory_and_released_ones_are_not(dropped):
+    """Of a file that was dropped from memory exactly the fetched bytes come back, and they go again."""
+    with open_model_file(dropped) as file:
         mapping, advisor = file.mapping(0), PageAdvisor(file)
         span = ByteSpan(0, (64 << 20) + 123, (88 << 20) + 5)
         if resident_share(mapping, span.start, span.end) > 0.5:
@@ -181,14 +189,9 @@ def test_fetched_bytes_are_in_memory_and_released_ones_are_not(tmp_path):
 
 
 @pytest.mark.slow
-def test_parts_of_huge_pages_go_alone(tmp_path):
+def test_parts_of_huge_pages_go_alone(dropped):
     """They come with few waits where the kernel has huge pages, and a release of half a one leaves the other half."""
-    shape = ToyShape(layers=1, hidden=1024, heads=2, kv_heads=1, experts=16, intermediate=1024)
-    path = write_toy_model(tmp_path / "toy.gguf", shape)
-    with path.open("rb") as stored:
-        os.fsync(stored.fileno())
-        os.posix_fadvise(stored.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    with open_model_file(path) as file:
+    with open_model_file(dropped) as file:
         mapping, advisor = file.mapping(0), PageAdvisor(file)
         whole = ByteSpan(0, 64 << 20, 80 << 20)
         if resident_share(mapping, whole.start, whole.end) > 0.5:
@@ -207,6 +210,66 @@ def test_parts_of_huge_pages_go_alone(tmp_path):
         assert resident_share(mapping, gone.start, gone.end) < 0.1
         assert resident_share(mapping, 66 << 20, gone.start) == 1.0
         assert resident_share(mapping, gone.end, whole.end) == 1.0
+
+
+_ONE_PAGE_OF_TWO_MIB = """
+import ctypes, mmap, sys
+import numpy as np
+from thermocline.kernels.native import load_native
+native, mib = load_native(), 1 << 20
+file = np.memmap(sys.argv[1], np.uint8, "r").view(np.ndarray)
+libc = ctypes.CDLL(None)
+whole = ctypes.c_void_p(file.ctypes.data), ctypes.c_size_t(len(file))
+libc.madvise(*whole, mmap.MADV_RANDOM)
+pages = np.arange(0, 2 * mib, mmap.PAGESIZE)
+is_there = lambda start: native.resident_pages(file, start + pages)
+print(is_there(64 * mib), is_there(72 * mib))
+libc.madvise(*whole, mmap.MADV_HUGEPAGE)
+file[65 * mib].copy()
+allowed = native.allow_huge_pages(file, 0, len(file))
+native.fetch_huge_pages(file, 73 * mib, 73 * mib + 1)
+print(is_there(64 * mib), is_there(72 * mib), allowed > 0)
+"""
+
+
+@pytest.mark.slow
+def test_huge_pages_come_where_the_kernel_gives_them(dropped):
+    """Of one byte as much as comes by a plain use of it with the same advice. In a process of its own, which has not given up."""
+    command = [sys.executable, "-c", _ONE_PAGE_OF_TWO_MIB, os.fspath(dropped)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    before, after = (line.split() for line in ran.stdout.splitlines())
+    if before != ["0", "0"] or after[0] == "1":
+        pytest.skip(
+            "this file system keeps everything in memory, or this kernel gives no huge pages"
+        )
+    assert after[1:] == [after[0], "True"]
+
+
+_NO_HUGE_PAGES = """
+import ctypes, mmap, resource, sys
+import numpy as np
+from thermocline.kernels.native import load_native
+native, mib = load_native(), 1 << 20
+file = np.memmap(sys.argv[1], np.uint8, "r").view(np.ndarray)
+ctypes.CDLL(None).madvise(ctypes.c_void_p(file.ctypes.data), ctypes.c_size_t(len(file)), mmap.MADV_RANDOM)
+for start in (64 * mib, 72 * mib):
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+    assert native.fetch_huge_pages(file, start, start + mib) == mib
+    print(resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before)
+"""
+
+
+@pytest.mark.slow
+def test_where_single_pages_come_huge_ones_are_given_up(dropped):
+    """As from a kernel that takes the advice and does not follow it: the first piece comes page by page, the next as before."""
+    command = [sys.executable, "-c", _NO_HUGE_PAGES, os.fspath(dropped)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    first, then = map(int, ran.stdout.split())
+    if first < 100:
+        pytest.skip(
+            "this file system keeps everything in memory, or gives more than a page unasked"
+        )
+    assert then < first / 3
 
 
 def test_a_span_within_one_page_is_fetched_and_never_released(opened):
