@@ -32,6 +32,8 @@ inline void require(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(what);
 }
 
+inline Form form_of(bool prompt) { return prompt ? Form::Prompt : Form::Decode; }
+
 inline Weight make_weight(int type_id, const uint8_t* data, int64_t rows, int64_t row_bytes) {
     FormatInfo info{};
     if (!format_info(type_id, info))

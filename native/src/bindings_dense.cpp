@@ -84,7 +84,7 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
                In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type,
                int64_t block_tokens, In<uint8_t, 3> keys, In<uint8_t, 3> values, float scale,
                float softcap, int64_t window, const std::optional<In<float, 1>>& sinks, bool chunked,
-               std::optional<tc::Temperature> temperature, Write<float, 3> out) {
+               std::optional<tc::Temperature> temperature, bool prompt, Write<float, 3> out) {
     const tc::CacheShape cache = cache_shape(cache_type, block_tokens, size(q, 2), keys, values);
     const int64_t heads = size(q, 1), row = heads * cache.head_dim, sequences = size(starts, 0) - 1;
     require(heads > 0 && heads % cache.kv_heads == 0, "heads must be a multiple of kv_heads");
@@ -106,7 +106,7 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
                         temperature.value_or(tc::Temperature{0.0f, 1, 0})});
     }
     const WithoutGil unlocked;
-    tc::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
+    tc::attention(core.compute(), form_of(prompt), jobs.data(), static_cast<int64_t>(jobs.size()));
 }
 
 void route(Core& core, In<float, 2> logits, int gating, std::optional<In<float, 1>> logit_bias,
@@ -210,7 +210,7 @@ void bind_dense(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
              nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("scale"),
              nb::arg("softcap"), nb::arg("window"), nb::arg("sinks").noconvert().none(), nb::arg("chunked"),
-             nb::arg("temperature").none(), nb::arg("out").noconvert(),
+             nb::arg("temperature").none(), nb::arg("prompt"), nb::arg("out").noconvert(),
              "Causal attention of some sequences' tokens over their cached keys and values.")
         .def("route", &route, nb::arg("logits").noconvert(), nb::arg("gating"),
              nb::arg("logit_bias").noconvert().none(), nb::arg("bias").noconvert().none(), nb::arg("groups"),

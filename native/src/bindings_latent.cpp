@@ -37,7 +37,7 @@ void prepare_latent(Core& core, Write<float, 3> q, In<float, 2> kv, Gain gain, f
 void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> starts,
                       In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens,
                       In<uint8_t, 3> keys, float scale, float softcap, int64_t window, bool chunked,
-                      std::optional<Temperature> temperature, Write<float, 3> out) {
+                      std::optional<Temperature> temperature, bool prompt, Write<float, 3> out) {
     const int64_t heads = size(q, 1), dim = size(q, 2), latent = size(out, 2);
     const CacheShape cache = latent_shape(cache_type, block_tokens, dim, latent, keys);
     require(heads > 0 && size(out, 0) == size(q, 0) && size(out, 1) == heads, "out must be [tokens, heads, latent]");
@@ -55,14 +55,14 @@ void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<i
                         temperature.value_or(Temperature{0.0f, 1, 0})});
     }
     const WithoutGil unlocked;
-    thermocline::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
+    thermocline::attention(core.compute(), form_of(prompt), jobs.data(), static_cast<int64_t>(jobs.size()));
 }
 
 // The same in the expanded form, with queries of the heads' own width.
 void expanded_attention(Core& core, const MatrixStack& k_up, const MatrixStack& v_up, In<float, 3> q,
                         In<int32_t, 1> positions, In<int32_t, 1> starts, In<int32_t, 1> block_tables,
                         In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens, In<uint8_t, 3> keys,
-                        float scale, std::optional<Temperature> temperature, Write<float, 3> out) {
+                        float scale, std::optional<Temperature> temperature, bool prompt, Write<float, 3> out) {
     const int64_t heads = size(q, 1), width = size(q, 2), value_dim = v_up.rows(), latent = v_up.cols();
     const CacheShape cache = latent_shape(cache_type, block_tokens, latent + width - k_up.cols(), latent, keys);
     require(k_up.rows() == latent, "the matrices of keys and values must have one latent size");
@@ -85,7 +85,7 @@ void expanded_attention(Core& core, const MatrixStack& k_up, const MatrixStack& 
         jobs.back().expansion = &expansion;
     }
     const WithoutGil unlocked;
-    thermocline::attention(core.dense(), jobs.data(), static_cast<int64_t>(jobs.size()));
+    thermocline::attention(core.compute(), form_of(prompt), jobs.data(), static_cast<int64_t>(jobs.size()));
 }
 
 }  // namespace
@@ -107,13 +107,13 @@ void bind_latent(nb::module_& m, nb::class_<Core>& core) {
         .def("expanded_attention", &expanded_attention, nb::arg("k_up"), nb::arg("v_up"), nb::arg("q").noconvert(),
              nb::arg("positions").noconvert(), nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(),
              nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
-             nb::arg("keys").noconvert(), nb::arg("scale"), nb::arg("temperature").none(), nb::arg("out").noconvert(),
+             nb::arg("keys").noconvert(), nb::arg("scale"), nb::arg("temperature").none(), nb::arg("prompt"), nb::arg("out").noconvert(),
              "Causal attention over keys and values of heads, which are made of a latent cache's rows.")
         .def("latent_attention", &latent_attention, nb::arg("q").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("table_starts").noconvert(),
              nb::arg("cache_type"), nb::arg("block_tokens"), nb::arg("keys").noconvert(), nb::arg("scale"),
              nb::arg("softcap"), nb::arg("window"), nb::arg("chunked"), nb::arg("temperature").none(),
-             nb::arg("out").noconvert(),
+             nb::arg("prompt"), nb::arg("out").noconvert(),
              "Causal attention over a cache whose values are the first numbers of its keys.");
 }
 

@@ -18,8 +18,6 @@
 namespace thermocline::python {
 namespace {
 
-Form form_of(bool prompt) { return prompt ? Form::Prompt : Form::Decode; }
-
 void decode_rows(Core& core, const Matrix& matrix, const In<int32_t, 1>& rows, const Out<2>& out, bool may_be_missing) {
     const Weight& w = matrix.weight();
     const auto count = static_cast<int64_t>(rows.shape(0));
@@ -198,7 +196,8 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<MatrixStack>(m, "MatrixStack",
           "One matrix per expert: uint8 [experts, rows, bytes of a row]. scales: float32 [experts], of their products.")
         .def(nb::init<int, MatrixStack::Strided, MatrixStack::Scales>(), nb::arg("type_id"),
-             nb::arg("raw").noconvert(), nb::arg("scales").noconvert().none() = nb::none());
+             nb::arg("raw").noconvert(), nb::arg("scales").noconvert().none() = nb::none())
+        .def_prop_ro("rows", &MatrixStack::rows);
     nb::class_<Experts>(m, "Experts",
           "The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, "
           "intermediate]. activation: the number of an ExpertActivation; biases: of gate, up and down, or of up and "

@@ -7,8 +7,6 @@
 namespace thermocline {
 namespace {
 
-bool on_tiles(const Compute& compute, Form form) { return form == Form::Prompt && compute.set.tiles != nullptr; }
-
 // The experts of a layer share their types.
 bool on_tiles(const Compute& compute, Form form, const ExpertWork& work) {
     if (!on_tiles(compute, form) || work.num_groups == 0) return false;

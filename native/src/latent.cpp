@@ -57,7 +57,7 @@ AttentionJob job_of(const LatentPart& part, const Given& given, const Rows& rows
             part.scale, 0.0f, 0, out, nullptr, false, part.temperature};
 }
 
-void attend_absorbed(const Compute& compute, const Dense& dense, const LatentPart& part, const Given& given,
+void attend_absorbed(const Compute& compute, Form form, const LatentPart& part, const Given& given,
                      const FormRows& of, float* values) {
     const int64_t heads = part.heads, width = part.q_width(), plain = part.plain(), latent = part.latent();
     const int64_t dim = given.cache.shape.head_dim, value_dim = part.v_up.first.rows, rows = of.count * heads;
@@ -77,7 +77,7 @@ void attend_absorbed(const Compute& compute, const Dense& dense, const LatentPar
         at += n;
     }
     multiply_heads(compute, part.k_up, heads, plain_q, of.count, queries, dim);
-    attention(dense, jobs.data(), static_cast<int64_t>(jobs.size()));
+    attention(compute, form, jobs.data(), static_cast<int64_t>(jobs.size()));
     // Rows of one form follow each other in memory, but may not in the chunk.
     at = 0;
     for (size_t i = 0; i < of.pieces.size();) {
@@ -90,7 +90,7 @@ void attend_absorbed(const Compute& compute, const Dense& dense, const LatentPar
     }
 }
 
-void attend_expanded(const Compute& compute, const Dense& dense, const LatentPart& part, const Given& given,
+void attend_expanded(const Compute& compute, Form form, const LatentPart& part, const Given& given,
                      const FormRows& of, float* values) {
     if (of.count == 0) return;
     const Expansion expansion{part.k_up, part.v_up, compute.set.gemm->decode_row};
@@ -101,7 +101,7 @@ void attend_expanded(const Compute& compute, const Dense& dense, const LatentPar
                               values + piece.first * heads * expansion.value_dim()));
         jobs.back().expansion = &expansion;
     }
-    attention(dense, jobs.data(), static_cast<int64_t>(jobs.size()));
+    attention(compute, form, jobs.data(), static_cast<int64_t>(jobs.size()));
 }
 
 }  // namespace
@@ -129,8 +129,8 @@ void attend(const Compute& compute, const Dense& dense, Form form, const LatentP
         absorbed.add(s, middle, tokens.starts[s + 1]);
     }
     const Given given{q, tokens, cache};
-    attend_expanded(compute, dense, part, given, expanded, values);
-    attend_absorbed(compute, dense, part, given, absorbed, values);
+    attend_expanded(compute, form, part, given, expanded, values);
+    attend_absorbed(compute, form, part, given, absorbed, values);
     const Product output{part.output, out, hidden, x};
     multiply_all(compute, form, values, count, &output, 1);
 }

@@ -140,7 +140,7 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
                         cache.values, tokens.block_tables + tokens.table_starts[s], part.scale, 0.0f, part.window,
                         attended + first * row, part.sinks, part.chunked, part.temperature});
     }
-    attention(dense, jobs.data(), static_cast<int64_t>(jobs.size()));
+    attention(compute, form, jobs.data(), static_cast<int64_t>(jobs.size()));
     if (has_gate) {
         const int64_t width = gate_row / heads;
         gate(dense, {attended, gates, count * heads, head_dim, width, width, part.gate.activation, attended});

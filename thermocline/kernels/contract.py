@@ -129,6 +129,8 @@ class Kernels(Protocol):
         runs: Sequence[TokenRun],
         cache: LayerCache,
         rule: Attending,
+        *,
+        prompt: bool = False,
     ) -> FloatArray:
         """Return float32 [tokens, heads, value_dim]: causal attention over keys and values made of a latent cache's rows.
 

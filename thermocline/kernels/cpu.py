@@ -180,11 +180,13 @@ class NativeKernels:
         runs: Sequence[TokenRun],
         cache: LayerCache,
         rule: Attending,
+        *,
+        prompt: bool = False,
     ) -> FloatArray:
-        out = np.empty((*q.shape[:2], up.values.raw.shape[1]), np.float32)
         matrices = self._matrices_of(up.keys), self._matrices_of(up.values)
-        self.dense.expanded_attention(matrices, q, positions, runs, cache, rule, out)
-        return out
+        return self.dense.expanded_attention(
+            matrices, q, positions, runs, cache, rule, prompt=prompt
+        )
 
     def expert_outputs(self, work: ExpertWork, *, prompt: bool = False) -> FloatArray:
         out = np.empty((len(work.rows), work.x.shape[1]), np.float32)

@@ -149,6 +149,8 @@ class NativeDense:
         runs: Sequence[TokenRun],
         cache: LayerCache,
         rule: Attending,
+        *,
+        prompt: bool = False,
     ) -> FloatArray:
         starts, block_tables, table_starts = self.run_tables(runs)
         out = np.empty((*q.shape[:2], cache.shape.value_dim), np.float32)
@@ -167,6 +169,7 @@ class NativeDense:
                 window=rule.window,
                 chunked=rule.chunked,
                 temperature=self.native_temperature(rule.temperature),
+                prompt=prompt,
                 out=out,
             )
             return out
@@ -186,6 +189,7 @@ class NativeDense:
             sinks=rule.sinks,
             chunked=rule.chunked,
             temperature=self.native_temperature(rule.temperature),
+            prompt=prompt,
             out=out,
         )
         return out
@@ -198,9 +202,11 @@ class NativeDense:
         runs: Sequence[TokenRun],
         cache: LayerCache,
         rule: Attending,
-        out: FloatArray,
-    ) -> None:
+        *,
+        prompt: bool = False,
+    ) -> FloatArray:
         """See `Kernels.expanded_attention`. up: the heads' matrices for keys and for values."""
+        out = np.empty((*q.shape[:2], up[1].rows), np.float32)
         starts, block_tables, table_starts = self.run_tables(runs)
         self._core.expanded_attention(
             k_up=up[0],
@@ -215,8 +221,10 @@ class NativeDense:
             keys=cache.keys,
             scale=rule.scale,
             temperature=self.native_temperature(rule.temperature),
+            prompt=prompt,
             out=out,
         )
+        return out
 
     def run_tables(self, runs: Sequence[TokenRun]) -> tuple[IntArray, IntArray, IntArray]:
         """Return where runs begin (and the last ends), their blocks in a row, and where those begin."""

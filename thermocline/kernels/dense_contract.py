@@ -246,12 +246,14 @@ class DenseKernels(Protocol):
         runs: Sequence[TokenRun],
         cache: LayerCache,
         rule: Attending,
+        *,
+        prompt: bool = False,
     ) -> FloatArray:
         """Return float32 [tokens, heads, value_dim]: causal attention of each sequence's tokens.
 
         q: [tokens, heads, head_dim]; heads is a multiple of kv_heads, and query head h reads key head
         h // (heads // kv_heads). The runs follow each other and cover q;
-        a sequence that was given once must not change.
+        a sequence that was given once must not change. prompt: as for `Kernels.matmul`; a cache of float32 has one arithmetic.
         """
         ...
 

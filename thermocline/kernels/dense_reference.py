@@ -108,6 +108,8 @@ class ReferenceDense:
         runs: Sequence[TokenRun],
         cache: LayerCache,
         rule: Attending,
+        *,
+        prompt: bool = False,
     ) -> FloatArray:
         return attend_in_double(
             q, positions, runs, cache.shape, rule, partial(_keys_and_values, cache)

@@ -153,6 +153,8 @@ class ReferenceKernels:
         runs: Sequence[TokenRun],
         cache: LayerCache,
         rule: Attending,
+        *,
+        prompt: bool = False,
     ) -> FloatArray:
         def read(slots: IntArray) -> tuple[FloatArray, FloatArray]:
             rows = read_latent(cache.shape, cache.keys, slots)

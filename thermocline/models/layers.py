@@ -126,7 +126,7 @@ def begin_attention(
             chunked=weights.chunked,
             temperature=weights.temperature,
         )
-        attended = dense.attention(q, chunk.positions, places.segments, cache, rule)
+        attended = dense.attention(q, chunk.positions, places.segments, cache, rule, prompt=prompt)
         if weights.gate is not None and gates is not None:
             rows = attended.reshape(-1, attended.shape[-1])
             attended = dense.gate(rows, gates, weights.gate.activation)
@@ -168,13 +168,16 @@ def begin_latent_attention(
         rows, runs = _rows_of_form(places.segments, expanded=True)
         if runs:
             positions = chunk.positions[rows]
-            values[rows] = kernels.expanded_attention(up, q[rows], positions, runs, cache, rule)
+            values[rows] = kernels.expanded_attention(
+                up, q[rows], positions, runs, cache, rule, prompt=prompt
+            )
         rows, runs = _rows_of_form(places.segments, expanded=False)
         if runs:
             plain, turned = np.split(q[rows], [up.keys.cols], axis=-1)
             absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
             queries = np.concatenate((absorbed, turned), axis=-1)
-            read = dense.attention(queries, chunk.positions[rows], runs, cache, rule)
+            positions = chunk.positions[rows]
+            read = dense.attention(queries, positions, runs, cache, rule, prompt=prompt)
             values[rows] = kernels.multiply_heads(up.values, read)
         return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "thermocline/dense_kernels.h"
+#include "thermocline/matmul.h"
 #include "thermocline/thread_pool.h"
 
 namespace thermocline {
@@ -38,8 +39,8 @@ constexpr int64_t kMaxHeadDim = 1024;
 void prepare_heads(const Dense& dense, const HeadsJob& job);
 void prepare_latent(const Dense& dense, const LatentJob& job);
 
-// One job per sequence; all of them share the threads.
-void attention(const Dense& dense, const AttentionJob* jobs, int64_t count);
+// One job per sequence, all of one type of cache; they share the threads.
+void attention(const Compute& compute, Form form, const AttentionJob* jobs, int64_t count);
 
 // The best experts of each token; see RouteJob, whose scratch is found here. chosen is at most experts.
 void route(const Dense& dense, RouteJob job);

@@ -148,6 +148,19 @@ struct AttentionItem {
     float* partial;  // null: write the job's output; else the states of the spans, one after another
 };
 
+struct AttentionKernels {
+    // Items have at most so many query numbers; and not fewer rows (a token with one of its heads each) than this, also
+    // where smaller ones would be shared better.
+    int64_t most_numbers, least_rows;
+    // Floats of scratch, 64-byte aligned, that `run` needs for items of so many tokens.
+    int64_t (*scratch)(const AttentionJob& job, int64_t num_tokens);
+    // Floats of one span's state for so many tokens.
+    int64_t (*state)(const AttentionJob& job, int64_t num_tokens);
+    void (*run)(const AttentionJob& job, const AttentionItem& item, float* scratch);
+    // Merges the states at item.partial in order and writes the job's output.
+    void (*merge)(const AttentionJob& job, const AttentionItem& item);
+};
+
 // How router logits become scores: over all experts together, each by itself, or over the chosen ones alone.
 enum class Gating : int { Softmax = 1, Sigmoid = 2, SoftmaxChosen = 3 };
 
@@ -231,13 +244,7 @@ struct DenseKernels {
                      float* out);
     void (*heads)(const HeadsJob& job, int64_t first_token, int64_t last_token);
     void (*latent)(const LatentJob& job, int64_t first_token, int64_t last_token);
-    // Floats of scratch, 64-byte aligned, that `attention` needs for items of so many tokens.
-    int64_t (*attention_scratch)(const AttentionJob& job, int64_t num_tokens);
-    // Floats of one span's state for so many tokens.
-    int64_t (*attention_state)(const AttentionJob& job, int64_t num_tokens);
-    void (*attention)(const AttentionJob& job, const AttentionItem& item, float* scratch);
-    // Merges the states at item.partial in order and writes the job's output.
-    void (*attention_merge)(const AttentionJob& job, const AttentionItem& item);
+    AttentionKernels attention;
     void (*route)(const RouteJob& job, int64_t first_token, int64_t last_token);
     void (*gate)(const GateJob& job, int64_t first_row, int64_t last_row);
     void (*combine)(const CombineJob& job, int64_t first_token, int64_t last_token);

@@ -14,6 +14,8 @@ namespace thermocline {
 // form a token's result depends on nothing but the token, the weights and the instruction set.
 enum class Form { Decode, Prompt };
 
+inline bool on_tiles(const Compute& compute, Form form) { return form == Form::Prompt && compute.set.tiles != nullptr; }
+
 // out[t * out_stride + n] = w.scale * sum_k x[t, k] * w[n, k] (+ add[t * out_stride + n])
 struct Product {
     Weight weight;

@@ -19,6 +19,7 @@ constexpr int kTileTokens = 16;   // tokens of a right tile and of a tile of sum
 constexpr int kTileColumns = 32;  // columns that one product adds
 constexpr int kPanelTiles = kSpan / kTileColumns;
 constexpr int kMostParts = 3;     // bfloat16 numbers whose sum is a float32 number
+constexpr int kAttentionParts = 2; // those of queries, keys, values and the softmax's weights
 
 inline constexpr int64_t tiles_of(int64_t columns) { return (columns + kTileColumns - 1) / kTileColumns; }
 
@@ -96,6 +97,8 @@ struct TileKernels {
                        RightTile* out, int64_t stride);
     // out[token * stride + row] = scale[token] * sums[row][token], for 16 rows and `tokens` tokens.
     void (*turn)(const SumTile& sums, int tokens, const float* scale, float* out, int64_t stride);
+    // It begins and ends by itself.
+    AttentionKernels attention;
 };
 
 }  // namespace thermocline

@@ -5,7 +5,7 @@
 // row's output over the positions in order, and its sum in sixteen lanes (position mod 16).
 #pragma once
 
-#include "cache.inl"
+#include "attention_state.inl"
 
 namespace thermocline::THERMOCLINE_SET {
 namespace {
@@ -25,8 +25,6 @@ constexpr int kAccumulators = 2, kMaxRows = 2;
 constexpr int vectors_for(int rows) {
     return kAccumulators / rows < 1 ? 1 : kAccumulators / rows > kGroups ? kGroups : kAccumulators / rows;
 }
-
-constexpr float kMinusInfinity = -__builtin_inff();
 
 // Where one block's keys and values lie: sixteen positions at a time.
 struct KeyBlock {

@@ -37,6 +37,11 @@ struct Tiles {
     void store(void* to) {
         asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(64L), "i"(Register) : "memory");
     }
+    // The same, rows so many bytes apart.
+    template <int Register>
+    void store_rows(void* to, int64_t stride) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(Register) : "memory");
+    }
     // Sums[row][token] += Left[row][32 columns] . Right[32 columns][token]
     template <int Sums, int Left, int Right>
     void add_product() {

@@ -52,6 +52,11 @@ class Tiles {
     void store(void* to) {
         __builtin_memcpy(to, rows_[Register], sizeof rows_[Register]);
     }
+    template <int Register>
+    void store_rows(void* to, int64_t stride) {
+        for (int row = 0; row < 16; ++row)
+            __builtin_memcpy(static_cast<char*>(to) + row * stride, rows_[Register][row], sizeof rows_[Register][row]);
+    }
     // Even and odd columns are added up apart, each in the order of the columns, then joined, then added.
     // Sums are rounded to nearest even, subnormal numbers are zeros on the way in and out, nothing traps. The
     // barriers keep the arithmetic, all of it on memory, between the two changes of the mode.

@@ -6,6 +6,7 @@
 
 #define THERMOCLINE_SIMD_AVX512
 #include "sets/activations.inl"
+#include "sets/attention_source.inl"
 #include "sets/simd.h"
 #include "thermocline/formats.h"
 #include "thermocline/tile_kernels.h"
@@ -23,11 +24,14 @@ namespace {
 #include "sets/tile_nibbles.inl"
 #include "sets/tile_multiply.inl"
 #include "sets/tile_tokens.inl"
+#include "sets/tile_pairs.inl"
+#include "sets/tile_expand.inl"
+#include "sets/tile_attention.inl"
 
 }  // namespace
 
 extern const TileKernels tile_kernels;
 const TileKernels tile_kernels = {begin_tiles,   end_tiles,  pack_tokens, start_run,
-                                  multiply_pair, pack_inner, turn};
+                                  multiply_pair, pack_inner, turn, tile_attention_kernels};
 
 }  // namespace thermocline::THERMOCLINE_SET

@@ -17,6 +17,13 @@ inline __m512i take_part(__m512& low, __m512& high) {
     return words;
 }
 
+// Words 0 to 15 and 16 to 31 by turns.
+inline __m512i weave_words(__m512i words) {
+    const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
+                                           23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(weave, words);
+}
+
 void pack_tokens(const float* const* x, int tokens, int64_t cols, int parts, RightTile* out) {
     alignas(64) uint16_t flat[kMostParts][kTileTokens][kTileColumns] = {};
     const int64_t depth = tiles_of(cols);
@@ -32,14 +39,12 @@ void pack_tokens(const float* const* x, int tokens, int64_t cols, int parts, Rig
 
 template <Vec (*Activate)(Vec gate, Vec up)>
 inline void pack_activated(const SumTile& gate, const SumTile& up, int half, int parts, RightTile* out, int64_t stride) {
-    const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
-                                           23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     for (int i = 0; i < kStripRows / 2; ++i) {
         const auto row = [&](int r) { return Activate(_mm512_load_ps(gate.v[r]), _mm512_load_ps(up.v[r])); };
         __m512 even = row(2 * i), odd = row(2 * i + 1);
         const int to = half * (kStripRows / 2) + i;
         for (int p = 0; p < parts; ++p)
-            _mm512_store_si512(out[p * stride].pair[to], _mm512_permutexvar_epi16(weave, take_part(even, odd)));
+            _mm512_store_si512(out[p * stride].pair[to], weave_words(take_part(even, odd)));
     }
 }
 

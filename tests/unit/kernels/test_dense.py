@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from tests.support.compare import nmse
+from tests.support.compare import assert_within, nmse
 from thermocline.kernels import _native
 from thermocline.kernels.cache_format import CacheShape, CacheType, read_cache, write_cache
 from thermocline.kernels.dense import NativeDense
@@ -26,9 +26,11 @@ from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.messages import RequestId, Segment, SegmentKind
 
 SETS = [name for name, usable in _native.instruction_sets() if usable]
+TILE_SETS = [name for name in SETS if name == "amx"]
+TILE_SETS += [name for name in _native.emulated_sets() if "avx512" in SETS]
+# Of every set, and those for prompts on tiles.
+ATTENDING = [*SETS, *(f"{name} prompts" for name in TILE_SETS)]
 TYPES = list(CacheType)
-# Against double on the very numbers that the cache holds.
-ATTENTION_NMSE = {CacheType.F32: 1e-11, CacheType.F16: 1e-10, CacheType.BF16: 1e-10}
 
 
 def token_run(start: int, length: int, block_table: np.ndarray) -> Segment:
@@ -58,6 +60,30 @@ def isa(request):
 def native(isa):
     """Its kernels."""
     return NativeDense(_native.Core(isa, 2))
+
+
+class PromptDense(NativeDense):
+    """Attention as prompts have it: on tiles, for types that do not hold floats."""
+
+    def attention(self, *args, prompt: bool = True, **kwargs) -> np.ndarray:
+        return super().attention(*args, prompt=prompt, **kwargs)
+
+
+def attending_on(name: str, threads: int = 2) -> NativeDense | ReferenceDense:
+    """Return the implementation of attention with a name of `ATTENDING`."""
+    if name == "reference":
+        return ReferenceDense()
+    isa, _, form = name.partition(" ")
+    core = _native.Core(isa, threads)
+    return PromptDense(core) if form else NativeDense(core)
+
+
+@pytest.fixture(params=[*ATTENDING, "reference"])
+def attending(request, monkeypatch):
+    """Each implementation of attention, the one for prompts on tiles among them; outputs poisoned."""
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(np, name, _poisoned(getattr(np, name)))
+    return attending_on(request.param)
 
 
 def _poisoned(make):
@@ -269,7 +295,7 @@ CHUNKED_SIZES = [ATTENTION[3], ATTENTION[8], ATTENTION[10]]
 @pytest.mark.parametrize(
     ("sizes", "rule"), [*product(ATTENTION, RULES), *((each, CHUNKED) for each in CHUNKED_SIZES)]
 )
-def test_attention_is_causal_softmax_over_the_cache(dense, cache_type, sizes, rule):
+def test_attention_is_causal_softmax_over_the_cache(attending, cache_type, sizes, rule):
     """Scattered blocks of any length, grouped heads, windows that slide or not, softcaps, every type of cache."""
     heads, kv_heads, head_dim, block_tokens, positions = sizes
     if cache_type is CacheType.Q8_0 and head_dim % 32:
@@ -288,12 +314,14 @@ def test_attention_is_causal_softmax_over_the_cache(dense, cache_type, sizes, ru
     key = cache_type, heads, head_dim, rule.window, rule.softcap, rule.sinks is None, rule.chunked
     if rule.sinks is not None:
         rule = replace(rule, sinks=rule.sinks[:heads])
-    ours = dense.attention(q, positions, [token_run(0, len(q), table)], cache, rule)
+    ours = attending.attention(q, positions, [token_run(0, len(q), table)], cache, rule)
     if key not in _known_attention:
         _known_attention[key] = naive_attention(q, positions, cache, table, rule)
     expected = _known_attention[key]
-    limit = ATTENTION_NMSE.get(cache_type, 1e-10)
-    assert nmse(ours, expected) <= limit
+    kind = "16 bits" if isinstance(attending, PromptDense) else "float32, packed cache"
+    if cache_type is CacheType.F32:
+        kind = "float32"
+    assert_within(ours, expected, f"attention/{kind}")
 
 
 # Of the same numbers for every implementation: it takes longer than all of them.
@@ -336,11 +364,10 @@ def naive_attention(q, positions, cache, table, rule) -> np.ndarray:
     ids=["plain", "softcap", "sinks", "chunked"],
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "block_tokens"), [(8, 1, 16), (6, 2, 16), (2, 2, 5)])
-def test_chunks_and_threads_change_no_bit(
-    native, isa, cache_type, rule, heads, kv_heads, block_tokens
-):
+@pytest.mark.parametrize("name", ATTENDING)
+def test_chunks_and_threads_change_no_bit(name, cache_type, rule, heads, kv_heads, block_tokens):
     """A token alone, in pieces of any size, or among all, on one, two or seven threads."""
-    rng = np.random.default_rng(heads)
+    native, rng = attending_on(name), np.random.default_rng(heads)
     context, first = 1100, 900
     cache, table = filled_cache(
         rng, context, type=cache_type, block_tokens=block_tokens, kv_heads=kv_heads, head_dim=64
@@ -361,27 +388,30 @@ def test_chunks_and_threads_change_no_bit(
         rule = replace(rule, sinks=rule.sinks[:heads])
     whole = attend(native, [0, len(q)])
     for threads in (1, 7):
-        kernels = NativeDense(_native.Core(isa, threads))
+        kernels = attending_on(name, threads)
         np.testing.assert_array_equal(attend(kernels, [0, len(q)]), whole)
     np.testing.assert_array_equal(attend(native, [0, 1, 2, 3, 5, 12, 13, 64, 137, len(q)]), whole)
     last = len(q) - 1
     np.testing.assert_array_equal(attend(native, [last, len(q)]), whole[last:])
 
 
+@pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.BF16])
 @pytest.mark.parametrize("sink", [-1e4, 1e4])
-def test_sinks_far_out_take_all_or_nothing(dense, sink):
+def test_sinks_far_out_take_all_or_nothing(attending, sink, cache_type):
     """A sink far below all scores changes nothing, and one far above leaves zeros."""
     cache, table = filled_cache(
-        np.random.default_rng(3), 20, type=CacheType.F32, block_tokens=16, kv_heads=1, head_dim=32
+        np.random.default_rng(3), 20, type=cache_type, block_tokens=16, kv_heads=1, head_dim=32
     )
     q, at = normal(np.random.default_rng(4), 1, 2, 32), np.array([19], np.int32)
     rule, runs = Attending(0.1), [token_run(0, 1, table)]
-    plain = dense.attention(q, at, runs, cache, rule)
-    found = dense.attention(q, at, runs, cache, replace(rule, sinks=np.full(2, sink, np.float32)))
+    plain = attending.attention(q, at, runs, cache, rule)
+    found = attending.attention(
+        q, at, runs, cache, replace(rule, sinks=np.full(2, sink, np.float32))
+    )
     np.testing.assert_allclose(found, plain if sink < 0 else 0 * plain, rtol=1e-6)
 
 
-def test_sequences_do_not_feel_each_other(dense):
+def test_sequences_do_not_feel_each_other(attending):
     """Several sequences of very different length in one call: each as if it were alone."""
     rng = np.random.default_rng(11)
     cache, table = filled_cache(
@@ -393,10 +423,10 @@ def test_sequences_do_not_feel_each_other(dense):
     spans = [(0, 2), (2, 1), (3, 3)]
     rule = Attending(0.125)
     runs = [token_run(a, n, t) for (a, n), t in zip(spans, tables, strict=True)]
-    together = dense.attention(q, positions, runs, cache, rule)
+    together = attending.attention(q, positions, runs, cache, rule)
     for run in runs:
         rows = slice(run.start, run.start + run.length)
-        alone = dense.attention(
+        alone = attending.attention(
             q[rows].copy(),
             positions[rows].copy(),
             [token_run(0, run.length, run.block_table)],
@@ -406,9 +436,10 @@ def test_sequences_do_not_feel_each_other(dense):
         np.testing.assert_array_equal(together[rows], alone)
 
 
-def test_scores_far_apart_leave_the_best(dense):
+@pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.BF16])
+def test_scores_far_apart_leave_the_best(attending, cache_type):
     """Keys whose scores differ by thousands: the best takes all, and nothing overflows."""
-    cache = empty_cache(CacheShape(CacheType.F32, 8, 16, 1, 16))
+    cache = empty_cache(CacheShape(cache_type, 8, 16, 1, 16))
     k = np.zeros((100, 1, 16), np.float32)
     k[:, 0, 0] = np.linspace(-3e4, 3e4, 100)
     v = np.arange(100, dtype=np.float32)[:, None, None] * np.ones((1, 1, 16), np.float32)
@@ -418,61 +449,63 @@ def test_scores_far_apart_leave_the_best(dense):
     q[1] = -1.0
     table = np.arange(8, dtype=np.int32)
     positions = np.array([98, 99], np.int32)
-    out = dense.attention(q, positions, [token_run(0, 2, table)], cache, Attending(1.0))
+    out = attending.attention(q, positions, [token_run(0, 2, table)], cache, Attending(1.0))
     np.testing.assert_array_equal(out[:, 0, 0], np.array([98, 0], np.float32))
 
 
+@pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.BF16])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_what_lies_before_a_chunk_does_not_reach_it(dense, poison):
+def test_what_lies_before_a_chunk_does_not_reach_it(attending, poison, cache_type):
     """A token sees the keys of its own chunk, whatever the one before holds; tokens of both in one call."""
     rng = np.random.default_rng(5)
-    cache, table = filled_cache(
-        rng, 70, type=CacheType.F32, block_tokens=16, kv_heads=1, head_dim=32
-    )
+    cache, table = filled_cache(rng, 70, type=cache_type, block_tokens=16, kv_heads=1, head_dim=32)
     positions, rule = np.array([47, 48, 66], np.int32), Attending(0.2, window=24, chunked=True)
     q, runs = normal(rng, 3, 8, 32), [token_run(0, 3, table)]
-    clean = dense.attention(q, positions, runs, cache, rule)
+    clean = attending.attention(q, positions, runs, cache, rule)
     for first, last, rows in ((0, 24, [0, 1, 2]), (24, 48, [1, 2])):
         slots = slots_of(table, np.arange(first, last), 16)
         bad = np.full((last - first, 1, 32), poison, np.float32)
         write_cache(cache.shape, cache.keys, cache.values, slots, bad, bad)
         each = [(q[n : n + 1].copy(), positions[n : n + 1].copy()) for n in rows]
         run = [token_run(0, 1, table)]
-        found = [dense.attention(one, at, run, cache, rule)[0] for one, at in each]
+        found = [attending.attention(one, at, run, cache, rule)[0] for one, at in each]
         np.testing.assert_array_equal(np.array(found), clean[rows])
 
 
-def test_a_temperature_grows_with_the_position(dense):
+@pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.BF16])
+def test_a_temperature_grows_with_the_position(attending, cache_type):
     """As a scale of each token's own: 1 before the first length, then more with each; of one key more changes nothing."""
     rng = np.random.default_rng(6)
-    cache, table = filled_cache(
-        rng, 40, type=CacheType.F32, block_tokens=16, kv_heads=1, head_dim=16
-    )
+    cache, table = filled_cache(rng, 40, type=cache_type, block_tokens=16, kv_heads=1, head_dim=16)
     rule, runs = Attending(0.5, temperature=Temperature(2.0, 10, 1)), [token_run(0, 1, table)]
     for position, steps in ((0, 0), (8, 0), (9, 1), (18, 1), (19, 2), (39, 4)):
         q, at = normal(rng, 1, 2, 16), np.array([position], np.int32)
         plain = Attending(0.5 * (1 + 2.0 * float(np.log1p(steps))))
-        expected = dense.attention(q, at, runs, cache, plain)
-        found = dense.attention(q, at, runs, cache, rule)
+        expected = attending.attention(q, at, runs, cache, plain)
+        found = attending.attention(q, at, runs, cache, rule)
         np.testing.assert_allclose(found, expected, rtol=2e-5)
-        assert steps == 0 or nmse(found, dense.attention(q, at, runs, cache, Attending(0.5))) > 1e-4
+        assert (
+            steps == 0
+            or nmse(found, attending.attention(q, at, runs, cache, Attending(0.5))) > 1e-4
+        )
 
 
+@pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.BF16])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_what_lies_behind_a_token_does_not_reach_it(dense, poison):
+def test_what_lies_behind_a_token_does_not_reach_it(attending, poison, cache_type):
     """Cache memory that was never written, or is another's, may hold anything."""
     rng = np.random.default_rng(5)
-    cache, table = filled_cache(
-        rng, 70, type=CacheType.F32, block_tokens=16, kv_heads=1, head_dim=32
-    )
+    cache, table = filled_cache(rng, 70, type=cache_type, block_tokens=16, kv_heads=1, head_dim=32)
     q = normal(rng, 1, 8, 32)
     positions = np.array([66], np.int32)
     runs = [token_run(0, 1, table)]
-    clean = dense.attention(q, positions, runs, cache, Attending(0.2))
+    clean = attending.attention(q, positions, runs, cache, Attending(0.2))
     behind = slots_of(table, np.arange(67, 80), 16)
     bad = np.full((13, 1, 32), poison, np.float32)
     write_cache(cache.shape, cache.keys, cache.values, behind, bad, bad)
-    np.testing.assert_array_equal(dense.attention(q, positions, runs, cache, Attending(0.2)), clean)
+    np.testing.assert_array_equal(
+        attending.attention(q, positions, runs, cache, Attending(0.2)), clean
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.compare import assert_within, nmse
+from tests.support.compare import assert_within
 from tests.support.kernel_cases import exact_product, normal_weight
-from tests.unit.kernels.test_dense import SETS, TYPES, normal, slots_of, token_run
+from tests.unit.kernels.test_dense import (
+    ATTENDING,
+    SETS,
+    TYPES,
+    attending_on,
+    normal,
+    slots_of,
+    token_run,
+)
 from thermocline.kernels import _native
 from thermocline.kernels.cache_format import CacheShape, CacheType, HeadShape, read_latent
 from thermocline.kernels.cpu import NativeKernels
@@ -27,8 +35,20 @@ SHAPES = [
     (37, 48, 16, 5, 7),  # a prime of heads, and blocks of less than a group
     (1, 21, 6, 3, 16),  # rows that no vector divides
 ]
-# Against double, on the very numbers that the cache holds.
-MAX_NMSE = 1e-10
+
+# Of every set, the reference, and prompts on tiles.
+FORMS = [*ATTENDING, "reference"]
+
+
+def limit_of(name: str, cache_type: CacheType) -> str:
+    """Return the entry of the tolerances."""
+    packed = name.endswith("prompts") and cache_type is not CacheType.F32
+    return "attention/16 bits" if packed else "attention/float32, packed cache"
+
+
+def kernels_on(name: str, threads: int) -> NativeKernels | ReferenceKernels:
+    """Return the kernels of a name of `FORMS`."""
+    return ReferenceKernels() if name == "reference" else NativeKernels(name.split()[0], threads)
 
 
 @pytest.fixture(params=[*SETS, "reference"])
@@ -120,9 +140,10 @@ def test_rows_are_normed_turned_and_stored(dense, sizes, cache_type):
     ("sizes", "cache_type", "context", "heat"),
     [*((*case, context, None) for case in CASES for context in (1, 530)), (*CASES[0], 530, HEAT)],
 )
-def test_attention_reads_the_first_numbers_of_rows(dense, sizes, cache_type, context, heat):
+@pytest.mark.parametrize("name", FORMS)
+def test_attention_reads_the_first_numbers_of_rows(name, sizes, cache_type, context, heat):
     """Softmax over all numbers of the rows up to a token, weighing their first ones; over spans, too."""
-    latent, num_tokens = sizes[1], min(context, 3)
+    latent, num_tokens, dense = sizes[1], min(context, 3), attending_on(name)
     seq = Sequence(dense, sizes, context, cache_type)
     rows = read_latent(seq.cache.shape, seq.cache.keys, seq.slots).astype(float)
     found = seq.attend(dense, context - num_tokens, context, heat)
@@ -134,14 +155,14 @@ def test_attention_reads_the_first_numbers_of_rows(dense, sizes, cache_type, con
         scores = seq.queries[position].astype(float) @ seen.T * scale  # [heads, positions]
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         expected[token] = weights / weights.sum(axis=1, keepdims=True) @ seen[:, :latent]
-    assert nmse(found, expected) <= MAX_NMSE
+    assert_within(found, expected, limit_of(name, cache_type))
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("name", ATTENDING)
 @pytest.mark.parametrize(("sizes", "cache_type"), CASES)
-def test_a_token_does_not_depend_on_its_chunk(isa, sizes, cache_type):
+def test_a_token_does_not_depend_on_its_chunk(name, sizes, cache_type):
     """Bit for bit: token by token with one thread, and all together with three."""
-    one, three = (NativeDense(_native.Core(isa, threads)) for threads in (1, 3))
+    one, three = attending_on(name, 1), attending_on(name, 3)
     seq = Sequence(one, sizes, 83, cache_type)
     whole = seq.attend(three, 0, 83)
     for token in (0, 1, 15, 16, 63, 64, 82):
@@ -172,10 +193,10 @@ def decoded(stack: WeightStack) -> np.ndarray:
     ("sizes", "name", "context", "heat"),
     [*((*case, context, None) for case in NAMED for context in (1, 530)), (*NAMED[0], 530, HEAT)],
 )
-@pytest.mark.parametrize("kernels", [*SETS, "reference"])
-def test_keys_and_values_of_heads_are_made_of_rows(kernels, sizes, name, context, heat):
+@pytest.mark.parametrize("form", FORMS)
+def test_keys_and_values_of_heads_are_made_of_rows(form, sizes, name, context, heat):
     """Softmax over each head's own keys, weighing its own values: what the model's definition says."""
-    one = ReferenceKernels() if kernels == "reference" else NativeKernels(kernels, threads=2)
+    one, prompt = kernels_on(form, 2), form.endswith("prompts")
     up, num_tokens = head_matrices(sizes, name), min(context, 3)
     seq = Sequence(one.dense, sizes, context, CacheType.F16)
     latent, first = sizes[1], context - num_tokens
@@ -186,7 +207,8 @@ def test_keys_and_values_of_heads_are_made_of_rows(kernels, sizes, name, context
     values = np.einsum("pn,hdn->phd", rows[:, :latent], decoded(up.values))
     run, q = token_run(0, num_tokens, seq.table), seq.q[first:].copy()
     rule = Attending(0.2, temperature=heat)
-    found = one.expanded_attention(up, q, seq.positions[first:], [run], seq.cache, rule)
+    positions = seq.positions[first:]
+    found = one.expanded_attention(up, q, positions, [run], seq.cache, rule, prompt=prompt)
     expected = np.empty(found.shape)
     for token in range(num_tokens):
         seen = first + token + 1
@@ -195,20 +217,21 @@ def test_keys_and_values_of_heads_are_made_of_rows(kernels, sizes, name, context
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         expected[token] = np.einsum("hp,phd->hd", weights, values[:seen])
-    assert nmse(found, expected) <= MAX_NMSE
+    assert_within(found, expected, limit_of(form, CacheType.F16))
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("name", ATTENDING)
 @pytest.mark.parametrize(("sizes", "cache_type"), CASES)
-def test_an_expanded_token_does_not_depend_on_its_chunk(isa, sizes, cache_type):
+def test_an_expanded_token_does_not_depend_on_its_chunk(name, sizes, cache_type):
     """Bit for bit: token by token with one thread, and all together with three."""
-    one, three = (NativeKernels(isa, threads=threads) for threads in (1, 3))
+    one, three = kernels_on(name, 1), kernels_on(name, 3)
     up, seq = head_matrices(sizes, "Q8_0"), Sequence(one.dense, sizes, 83, cache_type)
 
     def attend(kernels, first, last):
         run, q = token_run(0, last - first, seq.table), seq.q[first:last].copy()
         positions, rule = seq.positions[first:last], Attending(0.2)
-        return kernels.expanded_attention(up, q, positions, [run], seq.cache, rule)
+        prompt = name.endswith("prompts")
+        return kernels.expanded_attention(up, q, positions, [run], seq.cache, rule, prompt=prompt)
 
     whole = attend(three, 0, 83)
     for token in (0, 15, 16, 63, 64, 82):
