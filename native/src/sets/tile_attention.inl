@@ -24,14 +24,14 @@ struct TileSizes {
 
 struct TileItem {
     TileSizes sizes;
-    LeftTile* queries;   // [row tiles][kAttentionParts][depth]
-    int64_t* begin;      // [rows] first position that a row sees
-    int64_t* end;        // [rows] one behind the last
-    RightTile* keys;     // [kSpanGroups][kAttentionParts][depth]
-    RightTile* values;   // [value tiles][kSpanSteps][kAttentionParts]
+    LeftTile* queries;     // [row tiles][kAttentionParts][depth]
+    int64_t* begin;        // [rows] first position that a row sees
+    int64_t* end;          // [rows] one behind the last
+    RightTile* keys;       // [kSpanGroups][kAttentionParts][depth]
+    RightTile* values;     // [value tiles][kSpanSteps][kAttentionParts]
     SumTile* scores[2];    // [kRowTiles][kSpanGroups], of two steps by turns
     LeftTile* weights[2];  // [kRowTiles][kSpanSteps][kAttentionParts]
-    State first, next;   // of the spans so far, and of the span behind them
+    State first, next;     // of the spans so far, and of the span behind them
     BlockMemory block;
     TileHead head;  // where keys and values are made of a latent cache
 };
@@ -80,19 +80,22 @@ inline void load_row_tiles(const AttentionJob& job, const AttentionItem& work, c
     for (int64_t r = 0; r < item.sizes.rows; ++r) {
         __m512i* const to = words + r / kTileTokens * kAttentionParts * depth * kTileTokens + r % kTileTokens;
         item.begin[r] = item.end[r] = 0;
-        const float* q = nullptr;
+        const float* q = job.q;
+        int64_t count = 0;
         __m512 scale = _mm512_setzero_ps();
         if (r < rows) {
             const int64_t token = work.first_token + r / group, position = job.positions[token];
             q = job.q + (token * job.heads + work.slice * group + r % group) * dim;
+            count = dim;
             item.begin[r] = job.first_seen(position);
             item.end[r] = position + 1;
             scale = _mm512_set1_ps(factor * temperature_at(job.temperature, position));
         }
         for (int64_t k = 0; k < depth; ++k) {
-            const int64_t left = q == nullptr ? 0 : dim - k * kTileColumns;
-            __m512 low = _mm512_mul_ps(_mm512_maskz_loadu_ps(first_lanes(left), q + k * kTileColumns), scale);
-            __m512 high = _mm512_mul_ps(_mm512_maskz_loadu_ps(first_lanes(left - 16), q + k * kTileColumns + 16), scale);
+            const float* const from = q + k * kTileColumns;
+            const int64_t left = count - k * kTileColumns;
+            __m512 low = _mm512_mul_ps(_mm512_maskz_loadu_ps(first_lanes(left), from), scale);
+            __m512 high = _mm512_mul_ps(_mm512_maskz_loadu_ps(first_lanes(left - kWidth), from + kWidth), scale);
             for (int part = 0; part < kAttentionParts; ++part)
                 _mm512_store_si512(to + (part * depth + k) * kTileTokens, take_part(low, high));
         }
@@ -201,7 +204,7 @@ class Softening {
     }
 
    private:
-    static constexpr int64_t kPieceGroups = 2;  // pairs of groups
+    static constexpr int64_t kPieceGroups = 2;  // pairs of groups whose weights are computed at once
 
     void begin_row() {
         const int64_t tile = row_ / kTileTokens, row = row_ % kTileTokens;
