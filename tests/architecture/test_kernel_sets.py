@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.build_folder import build_folder_to_oneself
+from tests.support.kernel_cases import SHARED_DENSE
 
 NATIVE = Path(__file__).parents[2] / "native"
 # Each file of a set exports one table, named after the source that it includes.
@@ -37,6 +38,9 @@ def test_every_set_is_built_and_offered():
     assert built == set(SETS)
     used = set(re.findall(r"&(\w+)::(\w+_kernels)", offered))
     assert used == {set_and_table(stem) for stem in FILES}
+    dense_of = dict(re.findall(r'\{\{"(\w+)", [^{}]*?&(\w+)::dense_kernels', offered))
+    shared = {name: other for name, other in dense_of.items() if name != other}
+    assert {name: shared[name] for name in SHARED_DENSE} == SHARED_DENSE
 
 
 @pytest.mark.parametrize("stem", FILES)

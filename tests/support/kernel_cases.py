@@ -5,6 +5,7 @@ Knows the kernels' interface and no kernel.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +37,17 @@ PLAIN = ("BF16", "F16", "F32")
 QUANTISED = tuple(sorted(SUPPORTED_FORMATS - set(PLAIN)))
 FORMATS = (*PLAIN, *QUANTISED)
 ISAS = tuple(name for name, available in load_native().instruction_sets() if available)
+# These sets take the dense kernels of others, see native/src/isa.cpp: only `make schedules` runs them again.
+SHARED_DENSE = {"avxvnni": "avx2", "amx": "avx512"}
+DENSE_ISAS = tuple(
+    name
+    for name in ISAS
+    if SHARED_DENSE.get(name) not in ISAS or "THERMOCLINE_SCHEDULES" in os.environ
+)
+TILE_ISAS = (
+    *(name for name in ISAS if name == "amx"),
+    *(load_native().emulated_sets() * ("avx512" in ISAS)),
+)
 
 GUARD, GUARD_ROWS = np.float32(-12345.0), 3
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.support.compare import nmse
-from thermocline.kernels.cpu import NativeKernels, load_native
+from tests.support.kernel_cases import DENSE_ISAS
+from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.delta_contract import DeltaInput, DeltaRule, DeltaShape
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.recurrent_contract import RecurrentStates
@@ -23,7 +24,6 @@ SHAPES = {
     "odd_rows_decay": DeltaShape(1, 3, 7, 37, 2, tiled=False, by_channel=True),
     "wide_rows_decay": DeltaShape(2, 4, 5, 130, 3, tiled=True, by_channel=True),
 }
-SETS = [name for name, usable in load_native().instruction_sets() if usable]
 
 
 def drawn(shape, tokens, seed=3):
@@ -67,7 +67,7 @@ def run(dense, rule, given, states, runs):
     return out
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", DENSE_ISAS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_set_gives_what_the_reference_gives(isa, shape):
     """Outputs and states of two sequences agree, within float32's rounding; other slots are not touched."""
@@ -103,7 +103,7 @@ def test_no_cut_changes_a_bit(dense, shape, cuts):
     assert np.array_equal(cut_states.conv, whole_states.conv)
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", DENSE_ISAS)
 def test_rows_that_decay_alike_are_a_state_that_decays(isa):
     """A decay for each row gives what one for all rows gives, where they are equal."""
     shape = SHAPES["grouped"]

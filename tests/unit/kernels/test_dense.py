@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.compare import assert_within, nmse
+from tests.support.kernel_cases import DENSE_ISAS, TILE_ISAS
 from thermocline.kernels import _native
 from thermocline.kernels.cache_format import CacheShape, CacheType, read_cache, write_cache
 from thermocline.kernels.dense import NativeDense
@@ -25,11 +26,8 @@ from thermocline.kernels.dense_contract import (
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.messages import RequestId, Segment, SegmentKind
 
-SETS = [name for name, usable in _native.instruction_sets() if usable]
-TILE_SETS = [name for name in SETS if name == "amx"]
-TILE_SETS += [name for name in _native.emulated_sets() if "avx512" in SETS]
 # Of every set, and those for prompts on tiles.
-ATTENDING = [*SETS, *(f"{name} prompts" for name in TILE_SETS)]
+ATTENDING = [*DENSE_ISAS, *(f"{name} prompts" for name in TILE_ISAS)]
 TYPES = list(CacheType)
 
 
@@ -38,7 +36,7 @@ def token_run(start: int, length: int, block_table: np.ndarray) -> Segment:
     return Segment(RequestId(1), start, length, SegmentKind.PROMPT, block_table)
 
 
-@pytest.fixture(params=[*SETS, "reference"])
+@pytest.fixture(params=[*DENSE_ISAS, "reference"])
 def dense(request, monkeypatch):
     """Each implementation, with output memory poisoned by NaN so that a hole shows."""
     for name in ("empty", "empty_like"):
@@ -50,7 +48,7 @@ def dense(request, monkeypatch):
     )
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=DENSE_ISAS)
 def isa(request):
     """Each instruction set of this machine."""
     return request.param

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support.compare import assert_within
-from tests.support.kernel_cases import exact_product, normal_weight
+from tests.support.kernel_cases import DENSE_ISAS, ISAS, exact_product, normal_weight
 from tests.unit.kernels.test_dense import (
     ATTENDING,
-    SETS,
     TYPES,
     attending_on,
     normal,
@@ -51,7 +50,7 @@ def kernels_on(name: str, threads: int) -> NativeKernels | ReferenceKernels:
     return ReferenceKernels() if name == "reference" else NativeKernels(name.split()[0], threads)
 
 
-@pytest.fixture(params=[*SETS, "reference"])
+@pytest.fixture(params=[*DENSE_ISAS, "reference"])
 def dense(request):
     """Each implementation."""
     if request.param == "reference":
@@ -240,7 +239,7 @@ def test_an_expanded_token_does_not_depend_on_its_chunk(name, sizes, cache_type)
 
 
 @pytest.mark.parametrize("name", ["F32", "BF16", "Q8_0", "Q4_0", "Q5_K"])
-@pytest.mark.parametrize("kernels", [*SETS, "reference"])
+@pytest.mark.parametrize("kernels", [*ISAS, "reference"])
 def test_each_head_has_a_matrix(kernels, name):
     """A head's product is the one of its matrix alone, to the bit, whatever is computed beside it."""
     rng, heads, rows = np.random.default_rng(5), 5, 45
@@ -269,13 +268,13 @@ def test_a_token_takes_one_row():
 
 def test_shapes_that_do_not_fit_are_errors():
     """The core checks what Python hands over."""
-    dense = NativeDense(_native.Core(SETS[-1], 1))
+    dense = NativeDense(_native.Core(DENSE_ISAS[-1], 1))
     seq = Sequence(dense, SHAPES[0], 5, CacheType.F32)
     with pytest.raises(ValueError, match="kv"):
         dense.prepare_latent(seq.q, seq.kv[:2].copy(), seq.norm, seq.rope, seq.cache, seq.slots)
     with pytest.raises(ValueError, match="slot"):
         dense.prepare_latent(seq.q, seq.kv, seq.norm, seq.rope, seq.cache, seq.slots + 1000)
-    kernels, up = NativeKernels(SETS[-1], threads=1), head_matrices(SHAPES[0], "F32")
+    kernels, up = NativeKernels(DENSE_ISAS[-1], threads=1), head_matrices(SHAPES[0], "F32")
     run = token_run(0, 5, seq.table)
     rule = Attending(0.2)
     for wrong in (

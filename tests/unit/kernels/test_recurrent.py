@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.support.compare import nmse
-from thermocline.kernels.cpu import NativeKernels, load_native
+from tests.support.kernel_cases import DENSE_ISAS
+from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense_reference import ReferenceDense
 from thermocline.kernels.recurrent_contract import (
     MambaRule,
@@ -27,7 +28,6 @@ SHAPES = {
     "long_conv": ShortConvShape(16, 6),
     "one_channel": ShortConvShape(1, 4),
 }
-SETS = [name for name, usable in load_native().instruction_sets() if usable]
 
 
 def drawn(shape, tokens, seed=3):
@@ -68,7 +68,7 @@ def run(dense, rule, rows, states, runs):
     return out
 
 
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize("isa", DENSE_ISAS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_every_set_gives_what_the_reference_gives(isa, shape):
     """Outputs and states of two sequences agree, within float32's rounding; other slots are not touched."""

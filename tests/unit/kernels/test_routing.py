@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.kernel_cases import DENSE_ISAS
 from thermocline.kernels import _native
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.dense_contract import Gating, RoutingRule
 from thermocline.kernels.dense_reference import ReferenceDense
 
-SETS = [name for name, usable in _native.instruction_sets() if usable]
 # tokens, experts, chosen, groups, groups used
 SHAPES = [
     (1, 8, 8, 1, 1),
@@ -26,7 +26,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(params=[*SETS, "reference"])
+@pytest.fixture(params=[*DENSE_ISAS, "reference"])
 def dense(request):
     """Each implementation."""
     if request.param == "reference":
@@ -34,7 +34,7 @@ def dense(request):
     return NativeDense(_native.Core(request.param, 2))
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=DENSE_ISAS)
 def native(request):
     """Each instruction set of this machine."""
     return NativeDense(_native.Core(request.param, 2))
