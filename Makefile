@@ -79,12 +79,14 @@ soak: $(VENV)/.installed-dev
 	THERMOCLINE_SOAK_SECONDS=$${THERMOCLINE_SOAK_SECONDS:-86400} $(BIN)/python -m pytest tests/reliability/test_soak.py
 
 # Ten times as many random schedules, each combination of the fixed ones, and every architecture on a device: the same
-# answers whatever is in flight, shared, preempted or hot.
+# answers whatever is in flight, shared, preempted or hot. And sets that take the dense kernels of others.
 schedules: $(VENV)/.installed-dev
 	THERMOCLINE_SCHEDULES=10 scripts/test.sh tests/e2e/test_any_schedule.py tests/e2e/test_gpu_experts.py \
 		tests/e2e/test_device_non_expert.py tests/e2e/test_shared_step_on_device.py \
 		tests/e2e/test_schedule_invariance.py tests/e2e/test_demo_model.py \
-		tests/unit/pipeline/scheduling/test_scheduler_random.py --timeout 3000
+		tests/unit/pipeline/scheduling/test_scheduler_random.py \
+		tests/unit/kernels/test_dense.py tests/unit/kernels/test_latent.py tests/unit/kernels/test_delta.py \
+		tests/unit/kernels/test_recurrent.py tests/unit/kernels/test_routing.py --timeout 3000
 
 # Ten times as many random requests with drafts: each answer as without, to the bit.
 speculation: $(VENV)/.installed-dev

@@ -44,10 +44,7 @@ DENSE_ISAS = tuple(
     for name in ISAS
     if SHARED_DENSE.get(name) not in ISAS or "THERMOCLINE_SCHEDULES" in os.environ
 )
-TILE_ISAS = (
-    *(name for name in ISAS if name == "amx"),
-    *(load_native().emulated_sets() * ("avx512" in ISAS)),
-)
+TILE_ISAS = (*(name for name in ISAS if name == "amx"), *load_native().emulated_sets())
 
 GUARD, GUARD_ROWS = np.float32(-12345.0), 3
 

@@ -148,6 +148,7 @@ struct AttentionItem {
     float* partial;  // null: write the job's output; else the states of the spans, one after another
 };
 
+// One arithmetic of attention. The floats of states and of scratch are known to it alone.
 struct AttentionKernels {
     // Items have at most so many query numbers; and not fewer rows (a token with one of its heads each) than this, also
     // where smaller ones would be shared better.

@@ -393,6 +393,19 @@ def test_chunks_and_threads_change_no_bit(name, cache_type, rule, heads, kv_head
     np.testing.assert_array_equal(attend(native, [last, len(q)]), whole[last:])
 
 
+@pytest.mark.parametrize("isa", TILE_ISAS)
+@pytest.mark.parametrize("cache_type", TYPES)
+def test_prompts_take_tiles_unless_the_cache_holds_floats(isa, cache_type):
+    """Their bits are others than those of decoded tokens, and the same with a cache of F32."""
+    rng = np.random.default_rng(8)
+    cache, table = filled_cache(rng, 40, type=cache_type, block_tokens=16, kv_heads=1, head_dim=64)
+    q, positions = normal(rng, 3, 4, 64), np.array([37, 38, 39], np.int32)
+    given = q, positions, [token_run(0, 3, table)], cache, Attending(0.2)
+    dense = NativeDense(_native.Core(isa, 2))
+    same = np.array_equal(dense.attention(*given, prompt=True), dense.attention(*given))
+    assert same == (cache_type is CacheType.F32)
+
+
 @pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.BF16])
 @pytest.mark.parametrize("sink", [-1e4, 1e4])
 def test_sinks_far_out_take_all_or_nothing(attending, sink, cache_type):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from scripts.kquants import LARGEST_INPUT, dequantize, quantize
-from tests.support.kernel_cases import stacked
+from tests.support.kernel_cases import TILE_ISAS, stacked
 from thermocline.errors import ConfigError
 from thermocline.kernels.codebooks import CODEBOOK_SHAPES
 from thermocline.kernels.contract import ExpertWork
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NATIVE = load_native()
-TILE_SETS = [name for name, usable in NATIVE.instruction_sets() if usable and name == "amx"]
-TILE_SETS += NATIVE.emulated_sets()
 QUANTISED = sorted(SUPPORTED_FORMATS - {"F32", "F16", "BF16"})
 TILED = [*QUANTISED, "BF16"]
 BY_GGUF = ["MXFP4", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0"]
@@ -37,10 +35,10 @@ BY_GGUF = ["MXFP4", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0"]
 NMSE_LIMIT = 2e-5
 BF16_NMSE_LIMIT = 1e-13  # weights and x are as they are
 
-pytestmark = pytest.mark.skipif(not TILE_SETS, reason="needs a processor with AVX-512")
+pytestmark = pytest.mark.skipif(not TILE_ISAS, reason="needs a processor with AVX-512")
 
 
-@pytest.fixture(params=TILE_SETS)
+@pytest.fixture(params=TILE_ISAS)
 def isa(request) -> str:
     """Each set that has tiles."""
     return request.param
@@ -414,7 +412,7 @@ def test_sets_without_tiles_have_one_arithmetic(name):
     np.testing.assert_array_equal(kernels.matmul(weight, x, prompt=True), kernels.matmul(weight, x))
 
 
-@pytest.mark.skipif("amx" not in TILE_SETS, reason="needs a processor with tiles")
+@pytest.mark.skipif("amx" not in TILE_ISAS, reason="needs a processor with tiles")
 def test_emulation_is_the_processors_arithmetic():
     """The written-out tiles give the bits of the real ones, tiny and huge numbers included."""
     rng = np.random.default_rng(15)

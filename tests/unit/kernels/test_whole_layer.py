@@ -16,6 +16,7 @@ from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.dispatch.grouping import dispatch, owners_of
 from thermocline.kernels.cache_format import CacheType
+from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.cpu import NativeKernels, load_native
 from thermocline.kernels.reference import ReferenceKernels
@@ -210,8 +211,19 @@ def test_every_architecture_has_whole_layers(tmp_path, case):
 
 @pytest.mark.parametrize("isa", ["auto", *load_native().emulated_sets()])
 @pytest.mark.parametrize("case", [*SCHEDULED_CASES, READERS_CASE], ids=str)
-def test_prompts_walk_through_whole_layers_too(tmp_path, case, isa):
-    """In the arithmetic of prompts, with snapshots of recurrent state on the way: the bits of the parts."""
+def test_prompts_walk_through_whole_layers_too(tmp_path, monkeypatch, case, isa):
+    """In the arithmetic of prompts, attention's too, with snapshots of recurrent state: the bits of the parts."""
+    forms = []
+
+    def noting(real):
+        def attend(*args, prompt=False):
+            forms.append(prompt)
+            return real(*args, prompt=prompt)
+
+        return attend
+
+    for name in ("attention", "expanded_attention"):
+        monkeypatch.setattr(NativeDense, name, noting(getattr(NativeDense, name)))
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
     chunk = chunk_of([21, 9], [0, 16], SegmentKind.PROMPT)
     states = (StateUse(0, None, ((8, 3), (21, 2))), StateUse(1, 3, ((4, 2),)))
@@ -221,6 +233,8 @@ def test_prompts_walk_through_whole_layers_too(tmp_path, case, isa):
         for segment, use, count in zip(chunk.segments, states, (16, 9), strict=True)
     ]
     check_layers(path, [replace(chunk, segments=tuple(segments))], CacheType.F16, isa)
+    assert forms
+    assert all(forms)
 
 
 def test_numbers_that_are_none_choose_experts_in_range(tmp_path):
