@@ -36,40 +36,35 @@ struct TileItem {
     TileHead head;  // where keys and values are made of a latent cache
 };
 
+inline TileItem carve_tiles(const AttentionJob& job, int64_t num_tokens, Carver& carver) {
+    TileItem item{TileSizes(job, num_tokens), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+    const TileSizes& sizes = item.sizes;
+    item.queries = carver.take<LeftTile>(sizes.rows / kTileTokens * kAttentionParts * sizes.depth);
+    item.begin = carver.take<int64_t>(sizes.rows);
+    item.end = carver.take<int64_t>(sizes.rows);
+    item.keys = carver.take<RightTile>(kSpanGroups * kAttentionParts * sizes.depth);
+    item.values = carver.take<RightTile>(kSpanSteps * kAttentionParts * sizes.value_tiles());
+    for (int turn = 0; turn < 2; ++turn) {
+        item.scores[turn] = carver.take<SumTile>(kRowTiles * kSpanGroups);
+        item.weights[turn] = carver.take<LeftTile>(kRowTiles * kSpanSteps * kAttentionParts);
+    }
+    float* const states[] = {carver.take<float>(sizes.state()), carver.take<float>(sizes.state())};
+    float* const block = carver.take<float>(block_floats(job));
+    if (job.expansion) item.head = carve_head(job, carver);
+    if (block == nullptr) return item;
+    item.first = state_at(sizes.rows, states[0]);
+    item.next = state_at(sizes.rows, states[1]);
+    item.block = block_memory(job, 1, block);
+    return item;
+}
+
 int64_t tile_scratch(const AttentionJob& job, int64_t num_tokens) {
-    const TileSizes sizes(job, num_tokens);
-    return floats_of<LeftTile>(sizes.rows / kTileTokens * kAttentionParts * sizes.depth) +
-           2 * floats_of<int64_t>(sizes.rows) + floats_of<RightTile>(kSpanGroups * kAttentionParts * sizes.depth) +
-           floats_of<RightTile>(kSpanSteps * kAttentionParts * sizes.value_tiles()) +
-           2 * floats_of<SumTile>(kRowTiles * kSpanGroups) +
-           2 * floats_of<LeftTile>(kRowTiles * kSpanSteps * kAttentionParts) +
-           2 * sizes.state() + block_floats(job) + (job.expansion ? tile_head_floats(job) : 0);
+    Carver counting(nullptr);
+    carve_tiles(job, num_tokens, counting);
+    return counting.floats();
 }
 
 int64_t tile_state(const AttentionJob& job, int64_t num_tokens) { return TileSizes(job, num_tokens).state(); }
-
-inline TileItem carve_tiles(const AttentionJob& job, const AttentionItem& work, float* scratch) {
-    TileItem item{TileSizes(job, work.num_tokens), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
-    const TileSizes& sizes = item.sizes;
-    const auto take = [&scratch]<typename T>(T*& to, int64_t count) {
-        to = reinterpret_cast<T*>(scratch);
-        scratch += floats_of<T>(count);
-    };
-    take(item.queries, sizes.rows / kTileTokens * kAttentionParts * sizes.depth);
-    take(item.begin, sizes.rows);
-    take(item.end, sizes.rows);
-    take(item.keys, kSpanGroups * kAttentionParts * sizes.depth);
-    take(item.values, kSpanSteps * kAttentionParts * sizes.value_tiles());
-    for (int turn = 0; turn < 2; ++turn) {
-        take(item.scores[turn], kRowTiles * kSpanGroups);
-        take(item.weights[turn], kRowTiles * kSpanSteps * kAttentionParts);
-    }
-    item.first = state_at(sizes.rows, scratch);
-    item.next = state_at(sizes.rows, scratch + sizes.state());
-    item.block = block_memory(job, 1, scratch + 2 * sizes.state());
-    if (job.expansion) item.head = load_tile_head(job, work.slice, scratch + 2 * sizes.state() + block_floats(job));
-    return item;
-}
 
 // Row r is query head r % group of token r / group; those beyond the last see nothing.
 inline void load_row_tiles(const AttentionJob& job, const AttentionItem& work, const TileItem& item) {
@@ -358,7 +353,9 @@ inline void attend_tiles(const AttentionJob& job, const TileItem& item, const St
 }
 
 void tile_attention(const AttentionJob& job, const AttentionItem& work, float* scratch) {
-    const TileItem item = carve_tiles(job, work, scratch);
+    Carver carver(scratch);
+    TileItem item = carve_tiles(job, work.num_tokens, carver);
+    if (job.expansion) load_head_tiles(job, work.slice, item.head);
     const TileSizes& sizes = item.sizes;
     load_row_tiles(job, work, item);
     Reach reach{INT64_MAX, 0};

@@ -12,6 +12,7 @@ struct TileHead {
     LeftTile* left;     // [kGroups][kAttentionParts][depth], positions as rows
     RightTile* right;   // [kGroups][kAttentionParts][depth], positions as columns
     float* rows;        // [kGroups][latent + rest][kWidth]
+    float* decoded;     // up to 32 rows of a matrix
 
     explicit TileHead(const AttentionJob& job)
         : latent(job.cache.latent),
@@ -27,11 +28,15 @@ struct TileHead {
     int64_t key_stride() const { return kWidth * (key_strips * kTileTokens + rest); }
 };
 
-inline int64_t tile_head_floats(const AttentionJob& job) {
-    const TileHead head(job);
-    return floats_of<LeftTile>((head.key_strips + head.value_tiles + 2 * kGroups) * head.group_tiles()) +
-           kKeyBlock * (head.latent + head.rest) +
-           kTileColumns * (head.key_strips * kTileTokens + head.latent);
+inline TileHead carve_head(const AttentionJob& job, Carver& carver) {
+    TileHead head(job);
+    head.keys = carver.take<LeftTile>(head.key_strips * head.group_tiles());
+    head.values = carver.take<RightTile>(head.value_tiles * head.group_tiles());
+    head.left = carver.take<LeftTile>(kGroups * head.group_tiles());
+    head.right = carver.take<RightTile>(kGroups * head.group_tiles());
+    head.rows = carver.take<float>(kKeyBlock * (head.latent + head.rest));
+    head.decoded = carver.take<float>(kTileColumns * (head.key_strips * kTileTokens + head.latent));
+    return head;
 }
 
 // A left tile whose rows are the columns of up to 32 rows of sixteen numbers, `stride` apart; missing ones are zero.
@@ -51,18 +56,9 @@ inline void pack_turned(const float* from, int64_t stride, int64_t count, LeftTi
 }
 
 // Decodes a head's matrices.
-inline TileHead load_tile_head(const AttentionJob& job, int64_t slice, float* scratch) {
+inline void load_head_tiles(const AttentionJob& job, int64_t slice, TileHead& head) {
     const Weight keys = job.expansion->k_up[slice], values = job.expansion->v_up[slice];
-    TileHead head(job);
-    const auto take = [&scratch]<typename T>(T*& to, int64_t count) {
-        to = reinterpret_cast<T*>(scratch);
-        scratch += floats_of<T>(count);
-    };
-    take(head.keys, head.key_strips * head.group_tiles());
-    take(head.values, head.value_tiles * head.group_tiles());
-    take(head.left, kGroups * head.group_tiles());
-    take(head.right, kGroups * head.group_tiles());
-    take(head.rows, kKeyBlock * (head.latent + head.rest));
+    float* const scratch = head.decoded;
     head.key_scale = keys.scale;
     head.value_scale = values.scale;
     const int64_t width = head.key_strips * kTileTokens;
@@ -84,7 +80,6 @@ inline TileHead load_tile_head(const AttentionJob& job, int64_t slice, float* sc
         }
         pack_tokens(rows, static_cast<int>(count), head.latent, kAttentionParts, head.values + tile * head.group_tiles());
     }
-    return head;
 }
 
 // The block's rows as tiles, and as floats in head.rows: of a group's positions those within `reach`.

@@ -3,10 +3,22 @@
 
 constexpr int kRowTiles = 2;  // left tiles that are multiplied together
 
-template <typename T>
-constexpr int64_t floats_of(int64_t count) {
-    return count * static_cast<int64_t>(sizeof(T) / sizeof(float));
-}
+// Gives out pieces of scratch, one after another and aligned as it is. Without memory it counts alone.
+class Carver {
+   public:
+    explicit Carver(float* memory) : memory_(memory) {}
+    template <typename T>
+    T* take(int64_t count) {
+        float* const at = memory_ == nullptr ? nullptr : memory_ + floats_;
+        floats_ += round_up(count * static_cast<int64_t>(sizeof(T) / sizeof(float)), kWidth);
+        return reinterpret_cast<T*>(at);
+    }
+    int64_t floats() const { return floats_; }
+
+   private:
+    float* const memory_;
+    int64_t floats_ = 0;
+};
 
 // Row `pair` of a right tile and of the one with the smaller parts, `behind` tiles behind it.
 inline void put_pair(RightTile* to, int64_t behind, int pair, __m512 even, __m512 odd) {

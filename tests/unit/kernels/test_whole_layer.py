@@ -16,9 +16,9 @@ from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.experts.catalog import ExpertCatalog
 from thermocline.experts.dispatch.grouping import dispatch, owners_of
 from thermocline.kernels.cache_format import CacheType
-from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.cpu import NativeKernels, load_native
+from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
