@@ -90,6 +90,10 @@ class ActivationStore {
     std::vector<std::unique_ptr<Activations>> kept_;
 };
 
+// Panels of an expert's down matrix that are multiplied one after another: of all experts' inner activations, which leave
+// the second-level cache in between, half as many are read.
+constexpr int64_t kPanelsOfSum = 2;
+
 // Panels of down matrices that are asked for at a time, where they may be missing: some tens of kilobytes.
 constexpr int64_t kPanelsAsked = 4;
 
@@ -193,10 +197,11 @@ bool multiply_rows(const GemmKernels& gemm, const Panel& panel, const Tokens& of
         const Strip& strip = panel.strips[s];
         const Weight& w = *strip.weight;
         const Strip& then = both ? next.panel.strips[s] : next.strip(panel, s);
-        sources[s] = {w.row(strip.row), w.row_bytes, kStripRows, w.cols, nullptr, 0, next.nearest && !both};
+        sources[s] = {w.row(strip.row), w.row_bytes, kStripRows, w.cols, {}};
+        sources[s].ahead.nearest = next.nearest && !both;
         if (then.rows() == kStripRows) {
-            sources[s].ahead = then.weight->row(then.row);
-            sources[s].ahead_bytes = kStripRows * then.weight->row_bytes;
+            sources[s].ahead.from = then.weight->row(then.row);
+            sources[s].ahead.bytes = kStripRows * then.weight->row_bytes;
         }
     }
     if (both) {
@@ -247,22 +252,22 @@ void multiply_panel(const Compute& compute, const Panel& panel, const Tokens& of
     }
     for (int64_t span = 0; span < spans; ++span) {
         const int64_t column = span * kSpan, count = std::min<int64_t>(kSpan, weight.cols - column);
+        Ahead asked[kStrips];
         for (int s = 0; s < kStrips; ++s) {
             const Strip& from = panel.strips[s];
             const Weight& w = *from.weight;
-            const int64_t asked = std::min<int64_t>(share[s], end[s] - ahead[s]);
-            const PackSource source{w.row(from.row) + span * span_bytes[s], w.row_bytes, from.rows(), count,
-                                    ahead[s], asked, nearest};
-            ahead[s] += asked;
+            asked[s] = {ahead[s], std::min<int64_t>(share[s], end[s] - ahead[s]), nearest};
+            ahead[s] += asked[s].bytes;
+            const PackSource source{w.row(from.row) + span * span_bytes[s], w.row_bytes, from.rows(), count, {}};
             if (act.plain)
                 gemm.pack_float(w.type_id, source, s, plain);
             else
                 gemm.pack(w.type_id, source, act.form.group, s, quant);
         }
         if (act.plain)
-            gemm.multiply_float(plain, count, column, of.xs, tokens, span == 0, sums);
+            gemm.multiply_float(plain, count, column, of.xs, tokens, span == 0, asked, sums);
         else
-            gemm.multiply(quant, act.form, count, column, of.bases, act.layout, tokens, span == 0, sums);
+            gemm.multiply(quant, act.form, count, column, of.bases, act.layout, tokens, span == 0, asked, sums);
     }
 }
 
@@ -529,31 +534,41 @@ void expert_sum(const Compute& compute, const ExpertWork& work, const int32_t* p
     const Inner inner(compute, work);
     const int64_t panels = ceil_div(work.hidden, kPanelRows);
     const bool nearest = Coming::into_nearest(compute, most_tokens(work));
-    compute.pool.for_each(panels, [&](int64_t panel) {
-        const int64_t row = panel * kPanelRows, width = std::min<int64_t>(kPanelRows, work.hidden - row);
-        float* sums = scratch().sums.get<float>(work.pairs * kPanelRows);  // a panel's worth of every pair
+    const int64_t run = std::clamp<int64_t>(panels / (8 * compute.pool.threads()), 1, kPanelsOfSum);
+    compute.pool.for_each(ceil_div(panels, run), [&](int64_t item) {
+        const int64_t start = item * run, end = std::min(start + run, panels);
+        const int64_t likely = start + compute.pool.threads() * run;  // panel that probably comes after the last one
+        float* sums = scratch().sums.get<float>(run * work.pairs * kPanelRows);  // panel by panel, all pairs' rows
+        const auto sums_of = [&](int64_t panel) { return sums + (panel - start) * work.pairs * kPanelRows; };
+        const auto width_of = [&](int64_t panel) { return std::min<int64_t>(kPanelRows, work.hidden - panel * kPanelRows); };
         for (int64_t g = 0; g < work.num_groups; ++g)
-            if (work.groups[g].may_be_missing) ask_for_panels(work.groups[g].weights.down, panel);
-        for (int64_t g = 0; g < work.num_groups; ++g) {
-            const ExpertGroup& group = work.groups[g];
-            const int64_t likely = panel + compute.pool.threads();
-            Panel next;
-            if (g + 1 < work.num_groups)
-                next = Panel::of(work.groups[g + 1].weights.down, row);
-            else if (likely < panels)
-                next = Panel::of(work.groups[0].weights.down, likely * kPanelRows);
-            for (int64_t first = 0; first < group.count; first += kTokenRange) {
-                const int64_t pair = group.first + first, count = std::min(kTokenRange, group.count - first);
-                const Tokens of(*inner.per_group[static_cast<size_t>(g)], nullptr, pair, count);
-                multiply_panel(compute, Panel::of(group.weights.down, row), of, {next, nearest}, sums + pair * kPanelRows);
-                add_bias(group.weights.down_bias, row, count, width, sums + pair * kPanelRows);
+            for (int64_t panel = start; work.groups[g].may_be_missing && panel < end; ++panel)
+                ask_for_panels(work.groups[g].weights.down, panel);
+        for (int64_t g = 0; g < work.num_groups; ++g)
+            for (int64_t panel = start; panel < end; ++panel) {
+                const ExpertGroup& group = work.groups[g];
+                const int64_t row = panel * kPanelRows;
+                Panel next;
+                if (panel + 1 < end)
+                    next = Panel::of(group.weights.down, row + kPanelRows);
+                else if (g + 1 < work.num_groups)
+                    next = Panel::of(work.groups[g + 1].weights.down, start * kPanelRows);
+                else if (likely < panels)
+                    next = Panel::of(work.groups[0].weights.down, likely * kPanelRows);
+                for (int64_t first = 0; first < group.count; first += kTokenRange) {
+                    const int64_t pair = group.first + first, count = std::min(kTokenRange, group.count - first);
+                    const Tokens of(*inner.per_group[static_cast<size_t>(g)], nullptr, pair, count);
+                    float* to = sums_of(panel) + pair * kPanelRows;
+                    multiply_panel(compute, Panel::of(group.weights.down, row), of, {next, nearest}, to);
+                    add_bias(group.weights.down_bias, row, count, width_of(panel), to);
+                }
             }
-        }
-        for (int64_t t = 0; t < work.tokens; ++t) {
-            const int64_t at = t * work.hidden + row;
-            compute.set.gemm->add_slots(sums, kPanelRows, scales.data(), pair_of + t * slots, slots, residual + at,
-                                        width, out + at);
-        }
+        for (int64_t t = 0; t < work.tokens; ++t)
+            for (int64_t panel = start; panel < end; ++panel) {
+                const int64_t at = t * work.hidden + panel * kPanelRows;
+                compute.set.gemm->add_slots(sums_of(panel), kPanelRows, scales.data(), pair_of + t * slots, slots,
+                                            residual + at, width_of(panel), out + at);
+            }
     });
 }
 

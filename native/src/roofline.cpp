@@ -44,6 +44,7 @@ int64_t multiply_in_cache(const Compute& compute, int64_t rounds) {
         bases.push_back(activations.data() + t * layout.row_bytes);
         compute.set.gemm->quantize(x.data(), kSpan, form, layout, activations.data() + t * layout.row_bytes);
     }
+    const Ahead nothing[kStrips];
     compute.pool.for_each(compute.pool.threads(), [&](int64_t) {
         auto panel = std::make_unique<QuantPanel>();
         std::memset(panel->q, 7, sizeof panel->q);
@@ -52,7 +53,8 @@ int64_t multiply_in_cache(const Compute& compute, int64_t rounds) {
         std::fill_n(&panel->minimum[0][0][0], sizeof panel->minimum / 4, 1e-3f);
         std::vector<float> sums(kTokens * kPanelRows);
         for (int64_t round = 0; round < rounds; ++round)
-            compute.set.gemm->multiply(*panel, form, kSpan, 0, bases.data(), layout, kTokens, true, sums.data());
+            compute.set.gemm->multiply(*panel, form, kSpan, 0, bases.data(), layout, kTokens, true, nothing,
+                                          sums.data());
     });
     return compute.pool.threads() * rounds * kTokens * kSpan * kPanelRows;
 }

@@ -114,7 +114,7 @@ void compare_panels(const KernelSet& set, const KernelSet& portable, int type_id
     auto ours = std::make_unique<QuantPanel>(), theirs = std::make_unique<QuantPanel>();
     const Matrix m = random_matrix(type_id, kStripRows, kSpan);
     const auto same = [&](int64_t count, int group, int rows) {
-        const PackSource from{m.weight.data, m.weight.row_bytes, rows, count, nullptr, 0};
+        const PackSource from{m.weight.data, m.weight.row_bytes, rows, count, {}};
         set.gemm->pack(type_id, from, group, 1, *ours);
         portable.gemm->pack(type_id, from, group, 1, *theirs);
         const auto scales = static_cast<int64_t>(count / group * kStripRows);

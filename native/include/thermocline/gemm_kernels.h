@@ -54,15 +54,20 @@ struct ActivationLayout {
     }
 };
 
+// Bytes that will be read soon, asked for beside other work; none where bytes is 0.
+struct Ahead {
+    const uint8_t* from = nullptr;
+    int64_t bytes = 0;
+    bool nearest = false;  // they are wanted in the nearest cache, not in the next one
+};
+
 // Up to 16 rows and up to kSpan columns (a multiple of the type's block) to be packed.
 struct PackSource {
     const uint8_t* src;  // where the first row's columns begin
     int64_t row_bytes;
     int rows;            // missing rows become zero
     int64_t count;       // of columns
-    const uint8_t* ahead;  // bytes that will be needed soon, asked for on the way
-    int64_t ahead_bytes;
-    bool nearest = false;  // those bytes are wanted in the nearest cache, not in the next one
+    Ahead ahead;
 };
 
 // c[t][0 .. 16) = 16 rows of `from.count` columns, a multiple of the type's block, times some tokens, straight from
@@ -81,14 +86,14 @@ struct GemmKernels {
     // Unpacks rows into a strip of the panel.
     void (*pack)(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel);
     // c[t][32] (+)= panel times token t, for `tokens` tokens; `bases` are the tokens' activations,
-    // `column` is where the panel's columns begin. The first span of a row sets c.
+    // `column` is where the panel's columns begin. The first span of a row sets c. Asks for ahead[kStrips] meanwhile.
     void (*multiply)(const QuantPanel& panel, const QuantForm& form, int64_t count, int64_t column,
                      const uint8_t* const* bases, const ActivationLayout& layout, int64_t tokens,
-                     bool first, float* c);
+                     bool first, const Ahead* ahead, float* c);
     // The same for F32, F16 and BF16 weights, with float activations.
     void (*pack_float)(int type_id, const PackSource& from, int strip, FloatPanel& panel);
     void (*multiply_float)(const FloatPanel& panel, int64_t count, int64_t column, const float* const* x,
-                           int64_t tokens, bool first, float* c);
+                           int64_t tokens, bool first, const Ahead* ahead, float* c);
     // out[i] = residual[i] + ((scales[pairs[0]] * sums[pairs[0]][i] + scales[pairs[1]] * sums[pairs[1]][i]) + ...)
     // for i < width, over `slots` pairs; sums[pair][i] is at sums + pair * stride + i, and sums may be read up to
     // the next multiple of 16.

@@ -5,10 +5,35 @@
 constexpr int pairs_in_16_bits(int largest) { return kEightBitShift != 0 && largest <= 127 ? 1 : 0; }
 #endif
 
+// Asks for the bytes of what comes, of each strip as many lines in each step of the products.
+class AskedBeside {
+   public:
+    AskedBeside(const Ahead* ahead, int64_t steps) : nearest_(ahead[0].nearest) {
+        for (int s = 0; s < kStrips; ++s) {
+            const int64_t lines = ahead[s].bytes / 64;
+            at_[s] = ahead[s].from;
+            end_[s] = at_[s] + 64 * lines;
+            if (lines > 0) lines_ = (lines + steps - 1) / steps;
+        }
+    }
+    // Whole steps, so that a branch is seldom mistaken: at most a step's lines behind the end, which come next anyway.
+    void ask() {
+        for (int s = 0; s < kStrips; ++s)
+            if (at_[s] < end_[s])
+                for (int64_t n = 0; n < lines_; ++n) at_[s] = ask_for_lines<1>(at_[s], nearest_);
+    }
+
+   private:
+    const uint8_t *at_[kStrips], *end_[kStrips];
+    int64_t lines_ = 0;
+    bool nearest_;
+};
+
 // Pairs: how many pairs of products a sum of 16 bits holds, 0 for weights of eight bits.
 template <int Tokens, int Group, bool Minimum, int Pairs>
 void multiply_block(const QuantPanel& panel, int strip, int64_t groups, int64_t column,
-                    const uint8_t* const* bases, const ActivationLayout& layout, bool first, float* c) {
+                    const uint8_t* const* bases, const ActivationLayout& layout, bool first, AskedBeside& beside,
+                    float* c) {
     const uint8_t* base[Tokens];
     for (int t = 0; t < Tokens; ++t) base[t] = bases[t];
     Floats sums[Tokens][kStripBlock];
@@ -19,6 +44,7 @@ void multiply_block(const QuantPanel& panel, int strip, int64_t groups, int64_t 
     const uint8_t* weights = &panel.q[strip][0][0][0];
     constexpr int64_t kStripBytes = sizeof panel.q[0];
     for (int64_t g = 0; g < groups; ++g) {
+        beside.ask();
         Ints dots[Tokens][kStripBlock];
         for (int t = 0; t < Tokens; ++t) {
             int32_t start = 0;  // as it is where there is a minimum
@@ -77,7 +103,7 @@ void multiply_block(const QuantPanel& panel, int strip, int64_t groups, int64_t 
 }
 
 using MultiplyBlock = void (*)(const QuantPanel&, int, int64_t, int64_t, const uint8_t* const*,
-                               const ActivationLayout&, bool, float*);
+                               const ActivationLayout&, bool, AskedBeside&, float*);
 
 template <int Tokens, int Pairs>
 MultiplyBlock pick_form(const QuantForm& form) {
@@ -109,7 +135,7 @@ MultiplyBlock pick_tail(int64_t tokens, const QuantForm& form, int largest) {
 
 void multiply_panel(const QuantPanel& panel, const QuantForm& form, int64_t count, int64_t column,
                     const uint8_t* const* bases, const ActivationLayout& layout, int64_t tokens,
-                    bool first, float* c) {
+                    bool first, const Ahead* ahead, float* c) {
     int largest[kStrips];
     MultiplyBlock whole[kStrips];
     for (int strip = 0; strip < kStrips; strip += kStripBlock) {
@@ -119,32 +145,40 @@ void multiply_panel(const QuantPanel& panel, const QuantForm& form, int64_t coun
         whole[strip] = pick_block<kTokenBlock>(form, largest[strip]);
     }
     const int64_t groups = count / form.group;
+    AskedBeside beside(ahead, (tokens + kTokenBlock - 1) / kTokenBlock * (kStrips / kStripBlock) * groups);
     for (int64_t t = 0; t < tokens; t += kTokenBlock)
         for (int strip = 0; strip < kStrips; strip += kStripBlock) {
             const MultiplyBlock block =
                 tokens - t >= kTokenBlock ? whole[strip] : pick_tail(tokens - t, form, largest[strip]);
-            block(panel, strip, groups, column, bases + t, layout, first, c + t * kPanelRows);
+            block(panel, strip, groups, column, bases + t, layout, first, beside, c + t * kPanelRows);
         }
 }
 
+constexpr int64_t kAskedColumns = 16;  // of a float panel, between two steps of asking for what comes
+
 template <int Tokens>
 void multiply_float_block(const FloatPanel& panel, int strip, int64_t count, int64_t column,
-                          const float* const* x, bool first, float* c) {
+                          const float* const* x, bool first, AskedBeside& beside, float* c) {
     Floats sums[Tokens][kStripBlock];
     for (int t = 0; t < Tokens; ++t)
         for (int s = 0; s < kStripBlock; ++s)
             sums[t][s] = first ? zero_floats() : load_floats(c + t * kPanelRows + (strip + s) * kStripRows);
-    for (int64_t k = 0; k < count; ++k)
-        for (int s = 0; s < kStripBlock; ++s) {
-            const Floats w = load_floats(panel.w[strip + s][k]);
-            for (int t = 0; t < Tokens; ++t) sums[t][s] = add_product(sums[t][s], w, set_floats(x[t][column + k]));
-        }
+    for (int64_t step = 0; step < count; step += kAskedColumns) {
+        beside.ask();
+        const int64_t end = step + kAskedColumns < count ? step + kAskedColumns : count;
+        for (int64_t k = step; k < end; ++k)
+            for (int s = 0; s < kStripBlock; ++s) {
+                const Floats w = load_floats(panel.w[strip + s][k]);
+                for (int t = 0; t < Tokens; ++t) sums[t][s] = add_product(sums[t][s], w, set_floats(x[t][column + k]));
+            }
+    }
     for (int t = 0; t < Tokens; ++t)
         for (int s = 0; s < kStripBlock; ++s)
             store_floats(c + t * kPanelRows + (strip + s) * kStripRows, sums[t][s]);
 }
 
-using MultiplyFloatBlock = void (*)(const FloatPanel&, int, int64_t, int64_t, const float* const*, bool, float*);
+using MultiplyFloatBlock = void (*)(const FloatPanel&, int, int64_t, int64_t, const float* const*, bool, AskedBeside&,
+                                    float*);
 
 template <int Tokens = kTokenBlock>
 MultiplyFloatBlock pick_float_tail(int64_t tokens) {
@@ -156,11 +190,13 @@ MultiplyFloatBlock pick_float_tail(int64_t tokens) {
 }
 
 void multiply_float_panel(const FloatPanel& panel, int64_t count, int64_t column, const float* const* x,
-                          int64_t tokens, bool first, float* c) {
+                          int64_t tokens, bool first, const Ahead* ahead, float* c) {
+    const int64_t steps = (count + kAskedColumns - 1) / kAskedColumns * (kStrips / kStripBlock);
+    AskedBeside beside(ahead, (tokens + kTokenBlock - 1) / kTokenBlock * steps);
     for (int64_t t = 0; t < tokens; t += kTokenBlock) {
         const MultiplyFloatBlock block = pick_float_tail(tokens - t);
         for (int strip = 0; strip < kStrips; strip += kStripBlock)
-            block(panel, strip, count, column, x + t, first, c + t * kPanelRows);
+            block(panel, strip, count, column, x + t, first, beside, c + t * kPanelRows);
     }
 }
 

@@ -19,28 +19,13 @@ inline const uint8_t* ask_for_lines(const uint8_t* at, bool nearest) {
     return at + 64 * Lines;
 }
 
-// Bytes that will be packed soon. Asking for all of them at once would fill the few places that a core
-// has for lines on their way, and stall it, so each step asks for its share.
-struct Ahead {
-    const uint8_t* from;
-    int64_t bytes;
-    bool nearest;
-
-    inline void ask(int64_t step, int64_t steps) const {
-        const int64_t end = bytes * (step + 1) / steps;
-        for (int64_t at = bytes * step / steps / 64 * 64; at + 64 <= end; at += 64) ask_for_lines<1>(from + at, nearest);
-    }
-};
-
 void pack_any(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
-    const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
     const int64_t count = from.count;
     UnpackInfo info{};
     unpack_info(type_id, info);
     const UnpackFn unpack = find_unpack(type_id);
     UnpackedStrip rest;
     for (int r = 0; r < from.rows; ++r) {
-        ahead.ask(r, kStripRows);
         unpack(from.src + r * from.row_bytes, count, rest.q[r], rest.scale[r], rest.minimum[r]);
     }
     for (int r = from.rows; r < kStripRows; ++r) {  // a scale of zero makes a missing row's product zero
@@ -87,11 +72,9 @@ void decode_plain(int type_id, const uint8_t* src, int64_t count, float* out) {
 }
 
 void pack_float(int type_id, const PackSource& from, int strip, FloatPanel& panel) {
-    const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
     const int64_t count = from.count;
     alignas(64) float flat[kStripRows][kSpan];
     for (int r = 0; r < kStripRows; ++r) {
-        ahead.ask(r, kStripRows);
         if (r < from.rows) decode_plain(type_id, from.src + r * from.row_bytes, count, flat[r]);
         const int64_t filled = r < from.rows ? count : 0;
         __builtin_memset(&flat[r][filled], 0, static_cast<size_t>(kSpan - filled) * 4);

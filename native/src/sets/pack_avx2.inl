@@ -81,14 +81,12 @@ struct Packing {
     }
 
     static void pack(const PackSource& from, int group, int strip, QuantPanel& panel) {
-        const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
         const int steps = static_cast<int>(from.count / (kSpan / kSteps)), groups = static_cast<int>(from.count / group);
         for (int first = 0; first < kStripRows; first += kTreeRows) {
             const uint8_t* p = from.src + first * from.row_bytes;
             RowScales scales;
             Format::scales(p, from.row_bytes, steps, scales);
             for (int step = 0; step < steps; ++step) {
-                ahead.ask(first / kTreeRows * steps + step, kStripRows / kTreeRows * steps);
                 pack_step(p, from.row_bytes, step, first, panel.q[strip]);
             }
             copy_scales<Format>(scales, groups, group, first, strip, panel);
@@ -113,7 +111,6 @@ struct GridPacking {
     }
 
     static void pack(const PackSource& from, int group, int strip, QuantPanel& panel) {
-        const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
         const uint8_t* grid = codebook(TypeId);
         for (int first = 0; first < kStripRows; first += kTreeRows) {
             const uint8_t* p = from.src + first * from.row_bytes;
@@ -122,7 +119,6 @@ struct GridPacking {
             GridRow rows[kTreeRows];
             for (int r = 0; r < kTreeRows; ++r) Format::prepare(p + r * from.row_bytes, rows[r]);
             for (int n = 0; n < kSpan / 32; ++n) {
-                ahead.ask(first + n, 2 * kTreeRows);
                 alignas(32) uint8_t q[kTreeRows][32];
                 for (int r = 0; r < kTreeRows; ++r)
                     _mm256_store_si256(reinterpret_cast<__m256i*>(q[r]), weights(p + r * from.row_bytes, rows[r], grid, n));

@@ -43,12 +43,11 @@ inline void k_header(const RowPointers& rows, int group, float (*scale_of)[kStri
     }
 }
 
-void pack_q4_k(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+void pack_q4_k(const RowPointers& rows, int group, int strip, QuantPanel& panel) {
     k_header(rows, group, panel.scale[strip], panel.minimum[strip]);
 #pragma GCC unroll 8
     for (int column = 0; column < 8; ++column) {  // 16 bytes hold 16 low and 16 high nibbles
         __m512i bytes[4];
-        ahead.ask(column, 8);
         transpose16(rows, 16 + 16 * column, bytes);
         const int first = column / 2 * 16 + column % 2 * 4;
         for (int i = 0; i < 4; ++i) {
@@ -58,7 +57,7 @@ void pack_q4_k(const RowPointers& rows, const Ahead& ahead, int group, int strip
     }
 }
 
-void pack_q5_k(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+void pack_q5_k(const RowPointers& rows, int group, int strip, QuantPanel& panel) {
     k_header(rows, group, panel.scale[strip], panel.minimum[strip]);
     __m512i high[8];
     transpose16(rows, 16, high);
@@ -67,7 +66,6 @@ void pack_q5_k(const RowPointers& rows, const Ahead& ahead, int group, int strip
 #pragma GCC unroll 8
     for (int column = 0; column < 8; ++column) {
         __m512i bytes[4];
-        ahead.ask(column, 8);
         transpose16(rows, 48 + 16 * column, bytes);
         const int chunk = column / 2, first = chunk * 16 + column % 2 * 4;
         for (int i = 0; i < 4; ++i) {
@@ -99,14 +97,13 @@ inline void q6_k_scales(const RowPointers& rows, float (*scale_of)[kStripRows]) 
     }
 }
 
-void pack_q6_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+void pack_q6_k(const RowPointers& rows, int strip, QuantPanel& panel) {
     q6_k_scales(rows, panel.scale[strip]);
     const __m512i pair = _mm512_set1_epi8(0x30);
 #pragma GCC unroll 4
     for (int column = 0; column < 4; ++column) {  // 16 of the 64 bytes of high bit pairs
         const int half = column / 2, part = column % 2;
         __m512i high[4], low[4], low32[4];
-        ahead.ask(column, 4);
         transpose16(rows, 128 + 16 * column, high);
         transpose16(rows, 64 * half + 16 * part, low);
         transpose16(rows, 64 * half + 32 + 16 * part, low32);

@@ -35,14 +35,13 @@ THERMOCLINE_FORCED __m512i with_fifth_bit(__m512i nibbles, __m512i word) {
 }
 
 template <int TypeId>
-void pack_nibbles(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+void pack_nibbles(const RowPointers& rows, int group, int strip, QuantPanel& panel) {
     using Blocks = NibbleBlocks<TypeId>;
     RowFormat<TypeId>::scales(rows, group, panel.scale[strip], panel.minimum[strip]);
 #pragma GCC unroll 8
     for (int block = 0; block < kSpan / 32; ++block) {
         const int64_t at = block * Blocks::kBlock;
         __m512i bytes[4];
-        ahead.ask(block, kSpan / 32);
         transpose16(rows, at + Blocks::kAt, bytes);
         uint8_t(*q)[kStripRows][4] = &panel.q[strip][8 * block];
         __m512i low[4], high[4];
@@ -64,11 +63,10 @@ void pack_nibbles(const RowPointers& rows, const Ahead& ahead, int group, int st
     }
 }
 
-void pack_q8_0(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+void pack_q8_0(const RowPointers& rows, int group, int strip, QuantPanel& panel) {
     RowFormat<8>::scales(rows, group, panel.scale[strip], panel.minimum[strip]);
     const __m512i sign = _mm512_set1_epi8(-128);
     for (int64_t block = 0; block < kSpan / 32; ++block) {
-        ahead.ask(block, kSpan / 32);
         for (int part = 0; part < 2; ++part) {
             __m512i bytes[4];
             transpose16(rows, block * 34 + 2 + 16 * part, bytes);
@@ -83,12 +81,11 @@ THERMOCLINE_FORCED __m512i pair_of_bits(__m512i bytes, int which) {
     return _mm512_and_si512(_mm512_srli_epi32(bytes, static_cast<unsigned>(2 * which)), _mm512_set1_epi8(3));
 }
 
-void pack_q2_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+void pack_q2_k(const RowPointers& rows, int strip, QuantPanel& panel) {
     RowFormat<10>::scales(rows, kGroupMin, panel.scale[strip], panel.minimum[strip]);
 #pragma GCC unroll 4
     for (int column = 0; column < 4; ++column) {
         __m512i bytes[4];
-        ahead.ask(column, 4);
         transpose16(rows, 16 + 16 * column, bytes);
         uint8_t(*q)[kStripRows][4] = &panel.q[strip][column / 2 * 32 + column % 2 * 4];
         for (int i = 0; i < 4; ++i)
@@ -96,7 +93,7 @@ void pack_q2_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPane
     }
 }
 
-void pack_q3_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+void pack_q3_k(const RowPointers& rows, int strip, QuantPanel& panel) {
     RowFormat<11>::scales(rows, kGroupMin, panel.scale[strip], panel.minimum[strip]);
     const __m512i third = _mm512_set1_epi8(4);
 #pragma GCC unroll 2
@@ -105,7 +102,6 @@ void pack_q3_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPane
         transpose16(rows, 16 * part, high);
         for (int half = 0; half < 2; ++half) {
             __m512i bytes[4];
-            ahead.ask(2 * part + half, 4);
             transpose16(rows, 32 + 32 * half + 16 * part, bytes);
             uint8_t(*q)[kStripRows][4] = &panel.q[strip][32 * half + 4 * part];
             for (int i = 0; i < 4; ++i)
@@ -117,11 +113,10 @@ void pack_q3_k(const RowPointers& rows, const Ahead& ahead, int strip, QuantPane
     }
 }
 
-void pack_nvfp4(const RowPointers& rows, const Ahead& ahead, int strip, QuantPanel& panel) {
+void pack_nvfp4(const RowPointers& rows, int strip, QuantPanel& panel) {
     RowFormat<40>::scales(rows, kGroupMin, panel.scale[strip], panel.minimum[strip]);
 #pragma GCC unroll 4
     for (int block = 0; block < 4; ++block) {
-        ahead.ask(block, 4);
         for (int half = 0; half < 2; ++half) {
             __m512i bytes[4];
             transpose16(rows, 36 * block + 4 + 16 * half, bytes);
@@ -136,13 +131,12 @@ void pack_nvfp4(const RowPointers& rows, const Ahead& ahead, int strip, QuantPan
 
 // Entries of a codebook: row by row, then turned.
 template <int TypeId>
-void pack_entries(const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+void pack_entries(const RowPointers& rows, int group, int strip, QuantPanel& panel) {
     using Format = RowFormat<TypeId>;
     Format::scales(rows, group, panel.scale[strip], panel.minimum[strip]);
     const uint8_t* grid = codebook(TypeId);
     alignas(64) uint8_t q[kStripRows][kSpan];
     for (int r = 0; r < kStripRows; ++r) {
-        ahead.ask(r, kStripRows);
         __m512i of[4];
         if constexpr (HasSigns<Format>) {
             __mmask64 negative[4];
@@ -157,35 +151,35 @@ void pack_entries(const RowPointers& rows, const Ahead& ahead, int group, int st
 }
 
 // A whole span of 16 rows; false for types that have no form here.
-bool pack_span(int type_id, const RowPointers& rows, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+bool pack_span(int type_id, const RowPointers& rows, int group, int strip, QuantPanel& panel) {
     switch (type_id) {
-        case 2: pack_nibbles<2>(rows, ahead, group, strip, panel); return true;
-        case 3: pack_nibbles<3>(rows, ahead, group, strip, panel); return true;
-        case 6: pack_nibbles<6>(rows, ahead, group, strip, panel); return true;
-        case 7: pack_nibbles<7>(rows, ahead, group, strip, panel); return true;
-        case 8: pack_q8_0(rows, ahead, group, strip, panel); return true;
-        case 10: pack_q2_k(rows, ahead, strip, panel); return true;
-        case 11: pack_q3_k(rows, ahead, strip, panel); return true;
-        case 12: pack_q4_k(rows, ahead, group, strip, panel); return true;
-        case 13: pack_q5_k(rows, ahead, group, strip, panel); return true;
-        case 14: pack_q6_k(rows, ahead, strip, panel); return true;
-        case 16: pack_entries<16>(rows, ahead, group, strip, panel); return true;
-        case 17: pack_entries<17>(rows, ahead, group, strip, panel); return true;
-        case 18: pack_entries<18>(rows, ahead, group, strip, panel); return true;
-        case 19: pack_entries<19>(rows, ahead, group, strip, panel); return true;
-        case 20: pack_nibbles<20>(rows, ahead, group, strip, panel); return true;
-        case 21: pack_entries<21>(rows, ahead, group, strip, panel); return true;
-        case 22: pack_entries<22>(rows, ahead, group, strip, panel); return true;
-        case 23: pack_nibbles<23>(rows, ahead, group, strip, panel); return true;
-        case 29: pack_entries<29>(rows, ahead, group, strip, panel); return true;
-        case 39: pack_nibbles<39>(rows, ahead, group, strip, panel); return true;
-        case 40: pack_nvfp4(rows, ahead, strip, panel); return true;
+        case 2: pack_nibbles<2>(rows, group, strip, panel); return true;
+        case 3: pack_nibbles<3>(rows, group, strip, panel); return true;
+        case 6: pack_nibbles<6>(rows, group, strip, panel); return true;
+        case 7: pack_nibbles<7>(rows, group, strip, panel); return true;
+        case 8: pack_q8_0(rows, group, strip, panel); return true;
+        case 10: pack_q2_k(rows, strip, panel); return true;
+        case 11: pack_q3_k(rows, strip, panel); return true;
+        case 12: pack_q4_k(rows, group, strip, panel); return true;
+        case 13: pack_q5_k(rows, group, strip, panel); return true;
+        case 14: pack_q6_k(rows, strip, panel); return true;
+        case 16: pack_entries<16>(rows, group, strip, panel); return true;
+        case 17: pack_entries<17>(rows, group, strip, panel); return true;
+        case 18: pack_entries<18>(rows, group, strip, panel); return true;
+        case 19: pack_entries<19>(rows, group, strip, panel); return true;
+        case 20: pack_nibbles<20>(rows, group, strip, panel); return true;
+        case 21: pack_entries<21>(rows, group, strip, panel); return true;
+        case 22: pack_entries<22>(rows, group, strip, panel); return true;
+        case 23: pack_nibbles<23>(rows, group, strip, panel); return true;
+        case 29: pack_entries<29>(rows, group, strip, panel); return true;
+        case 39: pack_nibbles<39>(rows, group, strip, panel); return true;
+        case 40: pack_nvfp4(rows, strip, panel); return true;
         default: return false;
     }
 }
 
 // A row's last columns, where they are no whole span: the rest is zeros, which nobody multiplies.
-bool pack_rest(int type_id, const PackSource& from, const Ahead& ahead, int group, int strip, QuantPanel& panel) {
+bool pack_rest(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
     constexpr int64_t kStride = 320;  // at least a span of any type of small blocks
     alignas(64) uint8_t padded[kStripRows * kStride] = {};
     UnpackInfo info{};
@@ -193,14 +187,13 @@ bool pack_rest(int type_id, const PackSource& from, const Ahead& ahead, int grou
     if (kSpan / info.block_elements * info.block_bytes > kStride) return false;
     const auto bytes = static_cast<size_t>(from.count / info.block_elements * info.block_bytes);
     for (int r = 0; r < kStripRows; ++r) __builtin_memcpy(padded + r * kStride, from.src + r * from.row_bytes, bytes);
-    return pack_span(type_id, RowPointers(padded, kStride), ahead, group, strip, panel);
+    return pack_span(type_id, RowPointers(padded, kStride), group, strip, panel);
 }
 
 void pack(int type_id, const PackSource& from, int group, int strip, QuantPanel& panel) {
-    const Ahead ahead{from.ahead, from.ahead_bytes, from.nearest};
     if (from.rows == kStripRows) {
-        if (from.count == kSpan ? pack_span(type_id, RowPointers(from.src, from.row_bytes), ahead, group, strip, panel)
-                                : pack_rest(type_id, from, ahead, group, strip, panel))
+        if (from.count == kSpan ? pack_span(type_id, RowPointers(from.src, from.row_bytes), group, strip, panel)
+                                : pack_rest(type_id, from, group, strip, panel))
             return;
     }
     pack_any(type_id, from, group, strip, panel);

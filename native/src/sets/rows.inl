@@ -108,9 +108,9 @@ struct AnyRows {
         alignas(64) uint8_t rest[Tokens][kSpan] = {};  // the last activations, then zeros
         const int64_t whole = from.count / kSpan * kSpan;
         for (int t = 0; t < Tokens; ++t) __builtin_memcpy(rest[t], bases[t] + whole, static_cast<size_t>(from.count - whole));
-        const uint8_t* asked = from.ahead;  // of what comes, each step asks for as many bytes as it reads
-        const uint8_t* wanted = from.ahead;
-        const int64_t step_bytes = from.ahead_bytes > 0 ? span_bytes : 0;
+        const uint8_t* asked = from.ahead.from;  // of what comes, each step asks for as many bytes as it reads
+        const uint8_t* wanted = from.ahead.from;
+        const int64_t step_bytes = from.ahead.bytes > 0 ? span_bytes : 0;
         for (int64_t first = 0; first < from.count; first += kSpans * kSpan) {
             const uint8_t* src = from.src + first / kSpan * span_bytes;
             const auto columns = [&](int64_t s) {
@@ -124,7 +124,7 @@ struct AnyRows {
                 // at once only in the pieces in which they were written.
                 alignas(64) uint8_t q[kSpans][kSpan];
                 for (int64_t s = 0; s < spans; ++s) {
-                    for (wanted += step_bytes; asked < wanted;) asked = ask_for_lines<1>(asked, from.nearest);
+                    for (wanted += step_bytes; asked < wanted;) asked = ask_for_lines<1>(asked, from.ahead.nearest);
                     if (columns(s) < kSpan) __builtin_memset(q[s], 0, kSpan);
                     unpack(src + r * from.row_bytes + s * span_bytes, columns(s), q[s], kept.scale[s][r],
                            kept.minimum[s][r]);

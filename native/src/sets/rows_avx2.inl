@@ -250,8 +250,8 @@ struct Rows {
 
     static void multiply(int, const QuantForm&, const PackSource& from, const uint8_t* const* bases,
                          const ActivationLayout& layout, float* c) {
-        const uint8_t* ahead = from.ahead_bytes > 0 ? from.ahead : from.src;
-        const int64_t ahead_step = from.ahead_bytes > 0 ? kTogether * Format::kBytes : 0;
+        const uint8_t* ahead = from.ahead.bytes > 0 ? from.ahead.from : from.src;
+        const int64_t ahead_step = from.ahead.bytes > 0 ? kTogether * Format::kBytes : 0;
         const uint8_t* grid = HasGrid<Format> ? codebook(TypeId) : nullptr;
         for (int first = 0; first < kStripRows; first += kTreeRows) {
             __m256 totals[Tokens];
@@ -265,7 +265,7 @@ struct Rows {
                 GridRow rows[HasGrid<Format> ? kTreeRows : 1];
                 if constexpr (HasGrid<Format>)
                     for (int r = 0; r < kTreeRows; ++r) Format::prepare(p + r * from.row_bytes, rows[r]);
-                Step at{p, from.row_bytes, 0, {}, {}, layout, scales, rows, grid, from.nearest};
+                Step at{p, from.row_bytes, 0, {}, {}, layout, scales, rows, grid, from.ahead.nearest};
                 for (int t = 0; t < Tokens; ++t) {
                     at.x[t] = bases[t] + column;
                     at.numbers[t] = bases[t] + column / Group * 4;

@@ -181,7 +181,7 @@ struct Rows {
             }
         }
         for (int pair = 0; pair < kStripRows / 2; ++pair) {
-            for (const uint8_t* const to = coming + 2 * left_bytes; coming < to;) coming = ask_for_lines<1>(coming, from.nearest);
+            for (const uint8_t* const to = coming + 2 * left_bytes; coming < to;) coming = ask_for_lines<1>(coming, from.ahead.nearest);
             add_up(rows[2 * pair], kPadded, nullptr, at, 0, pair, sums);  // no grid: blocks of 256 have no rest
         }
         add_groups(RowPointers(rows[0], kPadded), static_cast<int>(left / Group), 0, sums, bases, layout, whole * kSums,
@@ -196,8 +196,8 @@ struct Rows {
         const uint8_t* grid = HasGrid<Format> ? codebook(TypeId) : nullptr;
         Floats totals[Tokens];
         for (int t = 0; t < Tokens; ++t) totals[t] = zero_floats();
-        const uint8_t* coming = from.ahead ? from.ahead : from.src;
-        const int64_t together = from.nearest && all % kSpans == 0 ? kSpans : kFew;
+        const uint8_t* coming = from.ahead.from ? from.ahead.from : from.src;
+        const int64_t together = from.ahead.nearest && all % kSpans == 0 ? kSpans : kFew;
         for (int64_t first = 0; first < all; first += together) {
             const int64_t spans = all - first < together ? all - first : together;
             const uint8_t* x[Tokens];
@@ -211,14 +211,14 @@ struct Rows {
             for (int pair = 0; pair < kStripRows / 2; ++pair) {
                 const uint8_t* p = from.src + 2 * pair * from.row_bytes + first * Format::kBytes;
                 for (int64_t s = 0; s < spans; ++s, p += Format::kBytes) {
-                    coming = ask_for_lines<kPairLines>(coming, from.nearest);
+                    coming = ask_for_lines<kPairLines>(coming, from.ahead.nearest);
                     const uint8_t* at[Tokens];
                     for (int t = 0; t < Tokens; ++t) at[t] = x[t] + s * kSpan;
                     add_up(p, from.row_bytes, grid, at, s, pair, sums);
                 }
             }
             for (int64_t s = 0; s < spans; ++s) {
-                coming = ask_for_lines<kRestLines>(coming, from.nearest);
+                coming = ask_for_lines<kRestLines>(coming, from.ahead.nearest);
                 add_groups(RowPointers(from.src + (first + s) * Format::kBytes, from.row_bytes), kSums, s, sums, bases, layout,
                            (first + s) * kSums, totals);
             }

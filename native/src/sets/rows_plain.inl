@@ -147,14 +147,14 @@ void multiply_plain_strips(const PackSource* from, const float* x, float* c) {
     // Read a cache line of each row at a time: rows of a power of two of bytes push each other out of the nearest cache.
     alignas(64) uint8_t near[kStripRows][64];
     const uint8_t *asked[Strips], *wanted[Strips];
-    for (int s = 0; s < Strips; ++s) asked[s] = wanted[s] = from[s].ahead;
+    for (int s = 0; s < Strips; ++s) asked[s] = wanted[s] = from[s].ahead.from;
     const int64_t count = from[0].count;
     int64_t column = 0;
     for (; column + kColumns <= count; column += kColumns)
 #pragma GCC unroll 2
         for (int s = 0; s < Strips; ++s) {
-            if (from[s].ahead_bytes > 0)
-                for (wanted[s] += sizeof near; asked[s] < wanted[s];) asked[s] = ask_for_lines<1>(asked[s], from[s].nearest);
+            if (from[s].ahead.bytes > 0)
+                for (wanted[s] += sizeof near; asked[s] < wanted[s];) asked[s] = ask_for_lines<1>(asked[s], from[s].ahead.nearest);
 #pragma GCC unroll 16
             for (int r = 0; r < kStripRows; ++r)
                 __builtin_memcpy(near[r], from[s].src + r * from[s].row_bytes + Columns::kBytes * column, sizeof near[r]);

@@ -211,6 +211,19 @@ def test_the_sum_of_many_pairs_on_one_expert(isa):
         assert same_bits(native(isa, threads).expert_sum(work, pair_of, residual), expected)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_sum_of_an_odd_number_of_panels(isa):
+    """A thread alone takes panels of an expert in twos, of which 17 are no multiple; more threads take them singly."""
+    rng = np.random.default_rng(19)
+    experts = [make_expert(rng, ("F16", "F16", "Q8_0"), 16 * 32 + 16, 64) for _ in range(3)]
+    work, pair_of = routed_work(rng, experts, 21, 2)
+    residual = tokens_of(rng, 21, 16 * 32 + 16)
+    outputs = native(isa).expert_outputs(work)
+    expected = outputs[pair_of[:, 0]] + outputs[pair_of[:, 1]] + residual
+    for threads in (1, 2, 3):
+        assert same_bits(native(isa, threads).expert_sum(work, pair_of, residual), expected)
+
+
 def test_instruction_sets_agree_on_experts():
     """The same of a whole expert: the inner activations that differ in their last bits round alike."""
     rng = np.random.default_rng(18)
