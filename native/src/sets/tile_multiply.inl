@@ -2,7 +2,8 @@
 // the vector unit decodes rows of the coming half: one strip's columns of a span. Two halves, the one in use and the
 // one being decoded, leave room in the first-level cache for what is read meanwhile; two spans did not.
 
-// Bytes that are asked for on the way: part `share` of `shares` equal ones, in `slots` steps.
+// Bytes that are asked for on the way: part `share` of `shares` equal ones, in `slots` steps, evenly: whole lines in each
+// step until all are asked for took 1.07 times as long.
 class AskedLines {
    public:
     AskedLines() = default;
@@ -11,18 +12,18 @@ class AskedLines {
         const int64_t begin = lines * share / shares, end = lines * (share + 1) / shares;
         next_ = coming.from + begin * 64;
         end_ = coming.from + end * 64;
-        each_ = (end - begin + slots - 1) / slots * 64;
+        each_ = ((end - begin) * kLine + slots - 1) / slots;
     }
 
-    // The last step may reach into what follows, which is asked for next.
     inline __attribute__((always_inline)) void step() {
         if (next_ >= end_) return;
-        for (int64_t left = each_; left > 0; left -= 64, next_ += 64) __builtin_prefetch(next_, 0, 2);
+        for (due_ += each_; due_ >= kLine; due_ -= kLine, next_ += 64) __builtin_prefetch(next_, 0, 2);
     }
 
    private:
     const uint8_t *next_ = nullptr, *end_ = nullptr;
-    int64_t each_ = 0;
+    static constexpr int64_t kLine = 1 << 16;  // of each_ and due_: a line, in parts
+    int64_t each_ = 0, due_ = 0;
 };
 
 // Row r of a strip, `count` columns from `column` on.
