@@ -54,7 +54,7 @@ int64_t multiply_in_cache(const Compute& compute, int64_t rounds) {
         std::vector<float> sums(kTokens * kPanelRows);
         for (int64_t round = 0; round < rounds; ++round)
             compute.set.gemm->multiply(*panel, form, kSpan, 0, bases.data(), layout, kTokens, true, nothing,
-                                          sums.data());
+                                       sums.data());
     });
     return compute.pool.threads() * rounds * kTokens * kSpan * kPanelRows;
 }

@@ -13,7 +13,7 @@ class AskedBeside {
             const int64_t lines = ahead[s].bytes / 64;
             at_[s] = ahead[s].from;
             end_[s] = at_[s] + 64 * lines;
-            if (lines > 0) lines_ = (lines + steps - 1) / steps;
+            if (lines > lines_ * steps) lines_ = (lines + steps - 1) / steps;
         }
     }
     // Whole steps, so that a branch is seldom mistaken: at most a step's lines behind the end, which come next anyway.
