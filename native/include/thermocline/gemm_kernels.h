@@ -67,7 +67,7 @@ struct PackSource {
     int64_t row_bytes;
     int rows;            // missing rows become zero
     int64_t count;       // of columns
-    Ahead ahead;
+    Ahead ahead;         // for products row by row; packing asks for nothing
 };
 
 // c[t][0 .. 16) = 16 rows of `from.count` columns, a multiple of the type's block, times some tokens, straight from
