@@ -266,13 +266,14 @@ class SchedulerConfig(ShowsChanges):
     prefill_chunk_tokens: int = setting(
         0,
         "--prefill-chunk",
-        "Prompt tokens that walk through the layers together, at most; 0 is 512, or 2048 with a GPU "
+        "Prompt tokens that walk through the layers together, at most; 0 is 1024, or 2048 with a GPU or matrix tiles "
         "and where the model is larger than the memory and every chunk reads it anew.",
     )
     max_prompt_chunks: int = setting(
-        2,
+        0,
         "--prompt-chunks",
-        "Prompt chunks in flight at a time; a step of answers has its own place.",
+        "Prompt chunks in flight at a time; a step of answers has its own place. 0 is 2 with a GPU, workers or ranks, and "
+        "where the model is larger than the memory; else 1.",
     )
     decode_slowdown: float = setting(
         1.8,
@@ -307,7 +308,10 @@ class SchedulerConfig(ShowsChanges):
             self.prefill_chunk_tokens >= 0,
             f"--prefill-chunk is {self.prefill_chunk_tokens}; it must be at least 1, or 0 to choose",
         )
-        require_at_least("--prompt-chunks", self.max_prompt_chunks, 1)
+        require(
+            self.max_prompt_chunks >= 0,
+            f"--prompt-chunks is {self.max_prompt_chunks}; it must be at least 1, or 0 to choose",
+        )
         require_at_least("--decode-slowdown", self.decode_slowdown, 1)
         require_at_least("--max-requests", self.max_requests, 1)
         require_at_least("--max-queue", self.max_queue, 1)

@@ -44,7 +44,7 @@ def test_explain_prints_each_choice_to_stderr(toy, invoke, command):
     assert told.stdout == plain.stdout
     lines = told.stderr.splitlines()
     assert "kernels: reference (asked for (--kernels))" in lines
-    assert any(line.startswith("prompt chunk: 512 tokens (") for line in lines)
+    assert any(line.startswith("prompt chunk: 1024 tokens (") for line in lines)
 
 
 async def test_json_is_one_object_with_everything(toy, invoke):

@@ -9,6 +9,7 @@ from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline import Engine, EngineConfig, PlacementConfig, SchedulerConfig
 from thermocline.config import CpuConfig, HeatConfig, MemoryConfig, PrefetchConfig
 from thermocline.engine import devices
+from thermocline.engine.cpu import multiplies_on_tiles
 from thermocline.kernels.cpu_topology import default_threads
 
 pytestmark = pytest.mark.usefixtures("default_threads")
@@ -47,7 +48,9 @@ async def test_without_flags_everything_has_a_reason(toy):
     assert found["cold experts"].nbytes == footprint.experts_bytes
     assert (found["KV type"].value, found["KV type"].why) == ("f16", "the default")
     assert (found["contexts"].value, found["context"].value) == ("64", "4096 tokens")
-    assert found["prompt chunk"].value == "512 tokens"
+    tokens = 2048 if multiplies_on_tiles(EngineConfig()) else 1024
+    assert found["prompt chunk"].value == f"{tokens} tokens"
+    assert found["prompt chunks in flight"].value == "1"
     assert found["prefetch"].value.startswith("auto")
     assert found["an answer's token"].value in ("FusedStep", "FusedLayer", "Sequential")
     assert not {"promotion", "uploads", "expert budget"} & found.keys()
@@ -59,7 +62,7 @@ async def test_what_was_asked_for_is_said_to_be(toy):
         toy,
         cpu=CpuConfig(isa="portable", threads=1),
         memory=MemoryConfig(kv_type="f32", max_context_tokens=256),
-        scheduler=SchedulerConfig(prefill_chunk_tokens=64),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=64, max_prompt_chunks=3),
         prefetch=PrefetchConfig("off"),
         placement=PlacementConfig(trunk_device="cpu", hot_device="none"),
     )
@@ -69,6 +72,7 @@ async def test_what_was_asked_for_is_said_to_be(toy):
         "KV type": ("f32", "--kv-type"),
         "context": ("256 tokens", "--ctx"),
         "prompt chunk": ("64 tokens", "--prefill-chunk"),
+        "prompt chunks in flight": ("3", "--prompt-chunks"),
         "prefetch": ("off", "--prefetch"),
         "non-expert weights": ("on cpu", "--trunk-device"),
         "hot experts": ("none", "--hot-device"),

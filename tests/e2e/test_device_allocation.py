@@ -100,9 +100,7 @@ def needs_of(file, spec, config):
     """Return what plan and engine decide by."""
     limits = prompt_limits(config, spec, file.total_tensor_bytes, ROOM, on_device=True)
     cache = cache_spec(config, spec, limits)
-    return device_needs(
-        file.tensors.values(), spec, cache, limits, config.scheduler.max_prompt_chunks
-    )
+    return device_needs(file.tensors.values(), spec, cache, limits)
 
 
 def planned(file, spec, config):

@@ -106,7 +106,7 @@ def spec_and_needs(path):
         spec = read_spec(file)
         limits = prompt_limits(CONFIG, spec, 1, 2, on_device=True)
         cache = cache_spec(CONFIG, spec, limits)
-        return spec, device_needs(file.tensors.values(), spec, cache, limits, 2)
+        return spec, device_needs(file.tensors.values(), spec, cache, limits)
 
 
 @pytest.mark.slow

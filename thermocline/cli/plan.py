@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from thermocline.cli.estimates import Estimates
     from thermocline.cli.rank_plan import RankPlan
     from thermocline.cli.simulation import Simulation
-    from thermocline.experts.placement.planner import Plan
+    from thermocline.experts.placement.planner import DeviceMemory, Plan
+    from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.sizes import ModelSizes
     from thermocline.models.spec import ModelSpec
 
@@ -289,7 +290,6 @@ def plan(  # noqa: PLR0913 - one per flag
     from thermocline.experts.placement.wish import device_needs
     from thermocline.modelfile.reader import open_model_file
     from thermocline.models.cache_size import cache_spec
-    from thermocline.models.prompt_limits import prompt_limits
     from thermocline.models.registry import read_spec
 
     path, ram_bytes = model_path(model), _host_memory(ram)
@@ -318,14 +318,10 @@ def plan(  # noqa: PLR0913 - one per flag
     with open_model_file(path) as file:
         spec = read_spec(file)
         device = planned_device(config.placement, vram)
-        limits = prompt_limits(
-            *(config, spec, file.total_tensor_bytes, ram_bytes),
-            on_device=plans_device(config.placement, device),
-        )
+        limits = _limits(config, spec, file.total_tensor_bytes, ram_bytes, device)
         cache = cache_spec(config, spec, limits)
         needs = device_needs(
-            file.tensors.values(),
-            *(spec, cache, limits, config.scheduler.max_prompt_chunks),
+            *(file.tensors.values(), spec, cache, limits),
             speculates=config.speculation.drafters != "off",
         )
         files, known = file.paths, expert_use(file, spec, heat, heat_file, no_heat=no_heat)
@@ -369,6 +365,20 @@ def plan(  # noqa: PLR0913 - one per flag
     _show(spec, sizes, found, ram_bytes, drafting, notes)
     if simulation is not None:
         _show_simulation(simulation)
+
+
+def _limits(
+    config: EngineConfig, spec: ModelSpec, tensor_bytes: int, ram_bytes: int, device: DeviceMemory
+) -> PromptLimits:
+    """Return what the engine would choose here, or on a machine with so much memory."""
+    from thermocline.engine.cpu import multiplies_on_tiles
+    from thermocline.models.prompt_limits import prompt_limits
+
+    return prompt_limits(
+        *(config, spec, tensor_bytes, ram_bytes),
+        on_device=plans_device(config.placement, device),
+        on_tiles=multiplies_on_tiles(config),
+    )
 
 
 def _with_spill(plan: Plan, num_bytes: int | None) -> Plan:

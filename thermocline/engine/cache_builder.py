@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thermocline.engine.cpu import multiplies_on_tiles
 from thermocline.engine.devices import uses_device
 from thermocline.experts.placement.wish import device_needs
 from thermocline.kv.cache import SequenceCache
@@ -38,7 +39,9 @@ def choose_limits(config: EngineConfig, spec: ModelSpec, file: ModelFile) -> Pro
     """Return the config's limits, or the defaults for this file. Raises ConfigError for too long a context."""
     room_bytes = page_cache_room_bytes()
     return prompt_limits(
-        config, spec, file.total_tensor_bytes, room_bytes, on_device=uses_device(config)
+        *(config, spec, file.total_tensor_bytes, room_bytes),
+        on_device=uses_device(config),
+        on_tiles=multiplies_on_tiles(config),
     )
 
 
@@ -48,7 +51,7 @@ def device_needs_of(
     """Return what decides about a device's memory, the cache that the config asks for among it. Raises ConfigError."""
     cache, tensors = cache_spec(config, spec, limits), file.tensors.values()
     return device_needs(
-        *(tensors, spec, cache, limits, config.scheduler.max_prompt_chunks),
+        *(tensors, spec, cache, limits),
         speculates=config.speculation.drafters != "off",
     )
 

@@ -155,6 +155,7 @@ def _about_hot_device(experts: ExpertBackends) -> Iterator[Choice]:
 def _about_prompts(parts: EngineParts) -> Iterator[Choice]:
     limits = parts.limits
     yield Choice("prompt chunk", f"{limits.chunk_tokens} tokens", limits.why_chunk)
+    yield Choice("prompt chunks in flight", str(limits.max_prompt_chunks), limits.why_chunks)
 
 
 def _about_ranks(parts: EngineParts) -> Iterator[Choice]:

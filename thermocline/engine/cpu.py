@@ -10,6 +10,8 @@ from thermocline.control_groups import processor_limit
 from thermocline.engine.devices import uses_gpu
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.cpu_topology import default_threads
+from thermocline.kernels.instruction_sets import checked_instruction_set, has_tiles
+from thermocline.kernels.native import load_native
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.traces.lanes import Lane
 from thermocline.workers.lane import LaneThread
@@ -48,6 +50,13 @@ def _chosen_threads(config: EngineConfig) -> tuple[int, str]:
     if limit is not None and threads == math.ceil(limit):
         return threads, f"the control group allows {limit:g} processors' time"
     return threads, "one per processor that may be used"
+
+
+def multiplies_on_tiles(config: EngineConfig) -> bool:
+    """Return whether the CPU's kernels take prompts to matrix tiles. Raises ConfigError or NativeModuleError."""
+    if config.kernels == "reference":
+        return False
+    return has_tiles(checked_instruction_set(load_native(), config.cpu.isa))
 
 
 def make_kernels(config: EngineConfig, threads: int | None = None) -> Kernels:

@@ -255,7 +255,7 @@ def _replica_loops(
     _join_ranks(context, member)
     may_compute_alone = config.parallel.may_compute_alone and member.all_hold_the_file
     rules = ConductorRules(
-        config.scheduler.max_prompt_chunks + 1,
+        context.limits.max_prompt_chunks + 1,
         keeps_results=spec.state is None,
         quiet_s=config.parallel.timeout_s / 4,
         # A chunk that computes one stage at a time keeps the lane, which another round's would need.

@@ -46,7 +46,11 @@ def build_step_loop(
     limits = context.limits
     num_drafts = 0 if speculator is None else cache.num_draft_states
     scheduler = Scheduler(
-        replace(config.scheduler, prefill_chunk_tokens=limits.chunk_tokens),
+        replace(
+            config.scheduler,
+            prefill_chunk_tokens=limits.chunk_tokens,
+            max_prompt_chunks=limits.max_prompt_chunks,
+        ),
         BlockAllocator(cache.num_blocks, cache.block_tokens),
         limits.max_context_tokens,
         kinds_differ=context.kernels.prompts_differ,

@@ -116,7 +116,7 @@ def build_runner(
         fused = FusedStages(num_layers, layer=layer, step=step, shared=shared)
     return Runner(
         # One more credit than prompts take: a decode step finds one, always.
-        moe_graph(stages, num_layers, config.scheduler.max_prompt_chunks + 1, device_layers),
+        moe_graph(stages, num_layers, context.limits.max_prompt_chunks + 1, device_layers),
         context.recorder,
         cpu,
         _load(

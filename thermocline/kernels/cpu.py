@@ -16,7 +16,7 @@ from thermocline.kernels.codebooks import CODEBOOK_SHAPES, codebook_table
 from thermocline.kernels.cpu_topology import default_threads
 from thermocline.kernels.dense import NativeDense, num_expanded
 from thermocline.kernels.dense_contract import LayerCache
-from thermocline.kernels.instruction_sets import checked_instruction_set
+from thermocline.kernels.instruction_sets import checked_instruction_set, has_tiles
 from thermocline.kernels.machine_limits import MachineLimits
 from thermocline.kernels.native import load_native
 from thermocline.kernels.recurrent_contract import RecurrentStates, ShortConvRule
@@ -114,8 +114,7 @@ class NativeKernels:
     @property
     def prompts_differ(self) -> bool:
         """See `Kernels.prompts_differ`: sets with matrix tiles use them for prompts."""
-        isa: str = self._core.isa
-        return isa.startswith("amx")
+        return has_tiles(self._core.isa)
 
     def measure_limits(self, sample: Sequence[ByteArray]) -> MachineLimits:
         """Return what the threads reach now, reading `sample` (uint8, any shape) of the mapped file. Blocks."""

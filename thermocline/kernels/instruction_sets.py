@@ -16,6 +16,11 @@ def best_instruction_set(native: ModuleType) -> str:
     return available[-1]
 
 
+def has_tiles(isa: str) -> bool:
+    """Return whether prompts are multiplied on matrix tiles with this instruction set."""
+    return isa.startswith("amx")
+
+
 def checked_instruction_set(native: ModuleType, wanted: str) -> str:
     """Return `wanted`, or the widest for "auto". Raises ConfigError for what cannot run here.
 

@@ -35,7 +35,7 @@ def cache_spec(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> K
     num_window_blocks = 0
     if spec.window is not None and spec.window_layers:
         # A decode step that recomputes preempted requests has as many tokens as a prompt's chunk.
-        in_flight = (config.scheduler.max_prompt_chunks + 1) * limits.chunk_tokens
+        in_flight = (limits.max_prompt_chunks + 1) * limits.chunk_tokens
         windows = memory.max_windows * window_blocks(spec.window.num_tokens, memory.block_tokens)
         num_window_blocks = min(num_blocks, windows + ceil_div(in_flight, memory.block_tokens))
     return KVCacheSpec(

@@ -15,23 +15,31 @@ if TYPE_CHECKING:
 # A context that nobody asked for should not reserve tens of gigabytes of address space.
 _DEFAULT_MAX_CONTEXT_TOKENS: Final = 32768
 
-# Longer chunks hardly compute faster on a CPU, but a file that does not fit in memory is read once per chunk. On a GPU
-# the time of a chunk hardly depends on its length, and what the GPU lacks is copied once per chunk.
-_CHUNK_TOKENS: Final = 512
+# A CPU unpacks all weights once per chunk, which takes a few hundredths of the time of 1024 tokens, but a third of it where
+# they become matrix tiles. A file that does not fit in memory is read once per chunk. On a GPU the time of a chunk hardly
+# depends on its length, and what the GPU lacks is copied once per chunk.
+_CHUNK_TOKENS: Final = 1024
 _LONG_CHUNK_TOKENS: Final = 2048
+
+# A second chunk in flight is computed while the first one waits for a disk, a device, workers or ranks. Where it waits for
+# none, a request that comes would wait for both.
+_CHUNKS_BESIDE_WAITING: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
     """max_context_tokens: of prompt and answer of one request. chunk_tokens: the most of a prompt's chunk.
+    max_prompt_chunks: of prompts in flight at a time.
 
-    why_context, why_chunk: the reasons, for the user.
+    why_context, why_chunk, why_chunks: the reasons, for the user.
     """
 
     max_context_tokens: int
     chunk_tokens: int
+    max_prompt_chunks: int
     why_context: str
     why_chunk: str
+    why_chunks: str
 
 
 def prompt_limits(
@@ -41,10 +49,12 @@ def prompt_limits(
     room_bytes: int,
     *,
     on_device: bool = False,
+    on_tiles: bool = False,
 ) -> PromptLimits:
     """Return the config's limits, or the defaults. Raises ConfigError for too long a context.
 
     tensor_bytes: of the file; room_bytes: what memory can hold of it. on_device: whether some of the model is to be on a GPU.
+    on_tiles: whether the CPU multiplies prompts on matrix tiles.
     """
     context, why_context = config.memory.max_context_tokens, "asked for (--ctx)"
     if context is None:
@@ -60,12 +70,28 @@ def prompt_limits(
         )
     chunk, why_chunk = config.scheduler.prefill_chunk_tokens, "asked for (--prefill-chunk)"
     if not chunk:
-        chunk, why_chunk = _chunk(spec, tensor_bytes, room_bytes, on_device=on_device)
-    return PromptLimits(context, chunk, why_context, why_chunk)
+        chunk, why_chunk = _chunk(
+            spec, tensor_bytes, room_bytes, on_device=on_device, on_tiles=on_tiles
+        )
+    chunks, why_chunks = config.scheduler.max_prompt_chunks, "asked for (--prompt-chunks)"
+    if not chunks:
+        waits = on_device or tensor_bytes > room_bytes
+        chunks, why_chunks = _chunks_in_flight(config, waits=waits)
+    return PromptLimits(context, chunk, chunks, why_context, why_chunk, why_chunks)
+
+
+def _chunks_in_flight(config: EngineConfig, *, waits: bool) -> tuple[int, str]:
+    """Return the most chunks of prompts in flight, and why. waits: whether a chunk waits for a disk or a device."""
+    if waits or config.remote.workers or config.parallel.rank is not None:
+        return (
+            _CHUNKS_BESIDE_WAITING,
+            "one is computed while another waits for what is not in memory here",
+        )
+    return 1, "a chunk waits for nothing that another could be computed beside"
 
 
 def _chunk(
-    spec: ModelSpec, tensor_bytes: int, room_bytes: int, *, on_device: bool
+    spec: ModelSpec, tensor_bytes: int, room_bytes: int, *, on_device: bool, on_tiles: bool
 ) -> tuple[int, str]:
     """Return the most tokens of a prompt's chunk, and why."""
     if tensor_bytes > room_bytes:
@@ -76,4 +102,6 @@ def _chunk(
         return _LONG_CHUNK_TOKENS, why
     if on_device:
         return _LONG_CHUNK_TOKENS, "a GPU takes hardly longer for it, and gets what it lacks once"
+    if on_tiles:
+        return _LONG_CHUNK_TOKENS, "each chunk makes matrix tiles of all weights"
     return _CHUNK_TOKENS, "the file fits in memory, and longer chunks are hardly faster"

@@ -55,7 +55,7 @@ def context(tmp_path):
         model = open_model(file, kernels)
         limits = prompt_limits(config, model.spec, 0, 0)
         cache = cache_spec(config, model.spec, limits)
-        needs = device_needs(file.tensors.values(), model.spec, cache, limits, 2)
+        needs = device_needs(file.tensors.values(), model.spec, cache, limits)
         allocation = allocate(
             needs.on_device, device_wish(config.placement, chosen, needs, 4 << 30)
         )

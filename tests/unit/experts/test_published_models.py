@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.synthetic_model import SHAPES, has_more_bits, tensors_of, write_metadata
 from thermocline.cli.device_plan import plan_device
-from thermocline.config import EngineConfig, MemoryConfig
+from thermocline.config import EngineConfig, MemoryConfig, SchedulerConfig
 from thermocline.experts.placement.planner import DeviceMemory
 from thermocline.experts.placement.wish import device_needs
 from thermocline.modelfile.reader import open_model_file
@@ -80,12 +80,15 @@ def routed_bytes(model: Published) -> tuple[int, int, int]:
 
 
 def planned(opened, name, vram: int, kv_type: str = "f16"):
-    """Return sizes and plan of a GPU with so many bytes, for chunks of 512 tokens."""
+    """Return sizes and plan of a GPU with so many bytes, for two chunks of 512 tokens in flight."""
     spec, tensors = opened[name]
-    config = EngineConfig(memory=MemoryConfig(kv_type=kv_type))
+    config = EngineConfig(
+        memory=MemoryConfig(kv_type=kv_type),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=512, max_prompt_chunks=2),
+    )
     limits = prompt_limits(config, spec, 0, 0)
     cache = cache_spec(config, spec, limits)
-    needs = device_needs(tensors, spec, cache, limits, 2)
+    needs = device_needs(tensors, spec, cache, limits)
     memory = DeviceMemory(vram, vram)
     return needs.sizes, plan_device(config.placement, needs, memory, None)
 

@@ -9,6 +9,7 @@ import pytest
 
 from thermocline.cli.device_plan import plans_device
 from thermocline.config import EngineConfig, PlacementConfig, SchedulerConfig
+from thermocline.config_remote import ParallelConfig, RemoteConfig
 from thermocline.experts.placement.planner import DeviceMemory
 from thermocline.models.prompt_limits import prompt_limits
 
@@ -19,7 +20,7 @@ LATENT = SimpleNamespace(context_length=4096, latent=SimpleNamespace(expanded_to
 @pytest.mark.parametrize(
     ("spec", "nbytes", "on_device", "chunk", "why"),
     [
-        (SPEC, 5, False, 512, "fits in memory"),
+        (SPEC, 5, False, 1024, "fits in memory"),
         (SPEC, 11, False, 2048, "reads it anew"),
         (LATENT, 5, False, 2048, "latent"),
         (SPEC, 5, True, 2048, "a GPU"),
@@ -32,6 +33,31 @@ def test_long_chunks_where_each_costs_something_besides(spec, nbytes, on_device,
     assert why in limits.why_chunk
     asked = replace(EngineConfig(), scheduler=SchedulerConfig(prefill_chunk_tokens=77))
     assert prompt_limits(asked, spec, nbytes, 10, on_device=on_device).chunk_tokens == 77
+
+
+def test_a_processor_with_tiles_takes_long_chunks():
+    """Each makes tiles of all weights; where the file does not fit, that is the reason."""
+    limits = prompt_limits(EngineConfig(), SPEC, 5, 10, on_tiles=True)
+    assert (limits.chunk_tokens, "tiles" in limits.why_chunk) == (2048, True)
+    assert "reads it anew" in prompt_limits(EngineConfig(), SPEC, 11, 10, on_tiles=True).why_chunk
+
+
+@pytest.mark.parametrize(
+    ("settings", "nbytes", "on_device", "expected"),
+    [
+        ({}, 5, False, 1),
+        ({}, 11, False, 2),
+        ({}, 5, True, 2),
+        ({"remote": RemoteConfig(workers=("local",))}, 5, False, 2),
+        ({"parallel": ParallelConfig(rank=1, num_ranks=2)}, 5, False, 2),
+        ({"scheduler": SchedulerConfig(max_prompt_chunks=3)}, 5, False, 3),
+    ],
+)
+def test_a_second_chunk_is_in_flight_where_the_first_waits(settings, nbytes, on_device, expected):
+    """For a disk, a device, workers or ranks; else it would only let newcomers wait."""
+    limits = prompt_limits(EngineConfig(**settings), SPEC, nbytes, 10, on_device=on_device)
+    assert limits.max_prompt_chunks == expected
+    assert limits.why_chunks
 
 
 @pytest.mark.parametrize(

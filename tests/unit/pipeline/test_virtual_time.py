@@ -183,7 +183,7 @@ def serve(asked: list[Asked], seconds_of, *, hot: bool, slowdown: float = 2.0) -
     async def main() -> None:
         cpu = VirtualLane("cpu", seconds_of, done, slowdown)
         device = VirtualLane("hot", seconds_of, done) if hot else None
-        config = SchedulerConfig(prefill_chunk_tokens=8, prefix_cache=False)
+        config = SchedulerConfig(prefill_chunk_tokens=8, max_prompt_chunks=2, prefix_cache=False)
         credits = config.max_prompt_chunks + 1
         graph, fused = null_graph(NullModel(4), cpu, device, credits=credits)
         load = Load(other_lanes_have_work=hot)

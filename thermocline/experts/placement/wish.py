@@ -47,13 +47,12 @@ def device_needs(
     spec: ModelSpec,
     cache: KVCacheSpec,
     limits: PromptLimits,
-    max_prompt_chunks: int,
     *,
     speculates: bool = True,
 ) -> DeviceNeeds:
     """Return the needs of the model that consists of `tensors`."""
     table = tuple(tensors)
-    in_flight = max_prompt_chunks * limits.chunk_tokens
+    in_flight = limits.max_prompt_chunks * limits.chunk_tokens
     sizes = measure_sizes(table, spec, cache.type, in_flight_tokens=in_flight)
     on_device = measure_device_sizes(table, spec, sizes, cache)
     return DeviceNeeds(sizes, on_device, cache, limits.chunk_tokens, table, speculates)

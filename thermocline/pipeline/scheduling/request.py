@@ -154,6 +154,12 @@ class Request:
             return last
         return max(end - max(self.scheduled, self.num_scored), last)
 
+    def allowed(self, tokens: int, logits: int) -> int:
+        """Return how many of `tokens` the next chunk may have, so that at most `logits` of them need logits."""
+        if self.num_scored is None or self.wants_states:
+            return tokens
+        return min(tokens, max(0, self.num_scored - self.scheduled) + logits)
+
     def num_states(self, end: int) -> int:
         """Return how many of the last tokens of [scheduled, end) need their final hidden states, none of them twice."""
         if not self.wants_states:

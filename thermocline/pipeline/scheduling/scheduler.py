@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 
 _NO_OPTIONS: Final = RequestOptions()
+
+# Of a chunk, where a prompt's tokens want logits: those of 512 tokens take 0.3 GB with a vocabulary of 152,000.
+_MAX_SCORED_TOKENS: Final = 512
+
 _RUNNING, _FINISHED = RequestStatus.RUNNING, RequestStatus.FINISHED  # see request._RUNNING
 
 
@@ -110,6 +114,7 @@ class Scheduler:
         spill: where evicted prefixes go; None where they are lost.
         """
         assert config.prefill_chunk_tokens >= 1, "the caller resolves 0, which means automatic"
+        assert config.max_prompt_chunks >= 1, "here, too"
         self.prompt_tokens_limit = config.prefill_chunk_tokens
         """Most tokens of the next prefill chunk; the step loop sets it before `plan`."""
         self.requests: dict[RequestId, Request] = {}
@@ -266,6 +271,8 @@ class Scheduler:
             assert chunk.id == min(request.in_flight), "a request's chunks end in order"
             request.in_flight.remove(chunk.id)
             if request.status is not _FINISHED:
+                if is_prompt and segment is chunk.segments[0]:  # behind those that came meanwhile
+                    request.turn = next(self._numbers)
                 request.computed += segment.length - segment.num_drafted
                 if is_prompt and request.num_scored is not None:
                     request.num_scored = max(request.num_scored, request.computed)
@@ -430,15 +437,20 @@ class Scheduler:
         if len(self._in_flight[SegmentKind.PROMPT]) >= self._config.max_prompt_chunks:
             return None
         runs: list[Run] = []
-        budget = self.prompt_tokens_limit
+        budget = limit = self.prompt_tokens_limit
+        logits = _MAX_SCORED_TOKENS
         candidates = [request for request in self._admission.running if not request.is_past_prompt]
         for request in sorted(candidates, key=lambda entry: (entry.rank[0], entry.turn)):
             if not request.can_prefill:  # asked here: a request before it may have preempted it
                 continue
-            end = prefill_end(
-                request, budget, min(self._expanded_tokens, self._config.prefill_chunk_tokens)
-            )
-            if runs and end - request.scheduled > budget:
+            allowed = request.allowed(budget, logits)
+            if not allowed:
+                continue
+            cell = min(self._expanded_tokens, self._config.prefill_chunk_tokens)
+            end = prefill_end(request, allowed, cell)
+            goes_on = end < request.num_prompt_tokens
+            # Prompts that are short wait for what shares their chunk: one that goes on at most doubles it.
+            if runs and (end - request.scheduled > budget or (goes_on and 2 * budget > limit)):
                 continue
             run = self._schedule(request, end)
             if run is None:
@@ -446,6 +458,7 @@ class Scheduler:
             if not runs:  # a request that only fills a chunk up keeps its turn
                 request.turn = next(self._numbers)
             runs.append(run)
+            logits -= run.num_logits if request.num_scored is not None else 0
             budget -= run.end - run.start
             if budget <= 0:
                 break

@@ -73,7 +73,9 @@ class Memory:
 
 
 def make(rng: random.Random, block_tokens: int, num_blocks: int, *, windowed, recurrent):
-    config = SchedulerConfig(prefill_chunk_tokens=rng.choice((3, 32)), expected_answer_tokens=0)
+    config = SchedulerConfig(
+        prefill_chunk_tokens=rng.choice((3, 32)), max_prompt_chunks=2, expected_answer_tokens=0
+    )
     windows = states = None
     if windowed:
         windows = RequestWindows(BlockAllocator(num_blocks, block_tokens), WINDOW, 3)

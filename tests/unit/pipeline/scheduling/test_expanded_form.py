@@ -17,7 +17,7 @@ CELL = 32
 
 
 def scheduler(chunk_tokens: int) -> Scheduler:
-    config = SchedulerConfig(prefill_chunk_tokens=chunk_tokens)
+    config = SchedulerConfig(prefill_chunk_tokens=chunk_tokens, max_prompt_chunks=2)
     return Scheduler(config, BlockAllocator(64, 16), 512, kinds_differ=False, expanded_tokens=CELL)
 
 
@@ -80,7 +80,12 @@ def test_a_later_turn_finds_blocks_of_the_same_form():
 
 def test_a_preempted_request_keeps_its_forms():
     """Tokens that are computed again take the form that they took."""
-    config = SchedulerConfig(prefill_chunk_tokens=200, prefix_cache=False, expected_answer_tokens=0)
+    config = SchedulerConfig(
+        prefill_chunk_tokens=200,
+        max_prompt_chunks=2,
+        prefix_cache=False,
+        expected_answer_tokens=0,
+    )
     of = Scheduler(config, BlockAllocator(8, 16), 128, kinds_differ=False, expanded_tokens=CELL)
     forms: dict[int, set[int]] = {1: set(), 2: set()}
     for request in forms:

@@ -19,7 +19,8 @@ def make_scheduler(
     *, blocks=16, chunk=32, states=None, kinds_differ=True, **settings_
 ) -> Scheduler:
     config = SchedulerConfig(
-        **{"prefill_chunk_tokens": chunk, "expected_answer_tokens": 0} | settings_
+        **{"prefill_chunk_tokens": chunk, "max_prompt_chunks": 2, "expected_answer_tokens": 0}
+        | settings_
     )
     return Scheduler(
         config, BlockAllocator(blocks, BLOCK), 48, kinds_differ=kinds_differ, states=states

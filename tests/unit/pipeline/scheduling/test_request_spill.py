@@ -30,7 +30,9 @@ class Run:
         self.spill = RequestSpill(
             SpillIndex(capacities), SpillCosts(len(capacities)), sizes, dict.fromkeys(sizes, ahead)
         )
-        config = SchedulerConfig(prefill_chunk_tokens=4, expected_answer_tokens=0)
+        config = SchedulerConfig(
+            prefill_chunk_tokens=4, max_prompt_chunks=2, expected_answer_tokens=0
+        )
         self.scheduler = Scheduler(
             config, BlockAllocator(8, 2), 16, states=states, windows=windows, spill=self.spill
         )

@@ -23,7 +23,7 @@ def make_model(
     *, max_windows: int = 2, allocator: BlockAllocator | None = None, blocks: int = 200, **settings_
 ):
     """Return a scheduler over a cache that checks what is read, with chunks of 8 tokens."""
-    config = SchedulerConfig(prefill_chunk_tokens=8, **settings_)
+    config = SchedulerConfig(**{"prefill_chunk_tokens": 8, "max_prompt_chunks": 2} | settings_)
     allocator = allocator or window_allocator(max_windows)
     windows = RequestWindows(allocator, WINDOW, max_windows)
     scheduler = Scheduler(

@@ -19,7 +19,7 @@ def make_scheduler(
     *, chunk=4, blocks=16, block_tokens=4, context=32, kinds_differ=True, **settings_
 ) -> Scheduler:
     """Return a scheduler that starts whatever fits at present, unless `expected_answer_tokens` is given."""
-    given_ = {"max_requests": 8, "expected_answer_tokens": 0} | settings_
+    given_ = {"max_requests": 8, "max_prompt_chunks": 2, "expected_answer_tokens": 0} | settings_
     config = SchedulerConfig(prefill_chunk_tokens=chunk, **given_)
     allocator = BlockAllocator(blocks, block_tokens)
     return Scheduler(config, allocator, context, kinds_differ=kinds_differ)
@@ -218,6 +218,43 @@ def test_no_prompt_starves_among_equals(lengths, newcomers, chunk):
             request = 1000 + planned.id
             submit(scheduler, request, length, new=0)
             waits[request], bounds[request] = 0, len(waits)
+
+
+@pytest.mark.parametrize(
+    ("length", "shape"),
+    [(3, [(2, 3)]), (4, [(2, 4), (1, 4)]), (7, [(2, 7), (1, 1)])],
+)
+def test_a_newcomer_goes_before_a_long_prompt(length, shape):
+    """As soon as the chunk that it found has ended; the long prompt at most doubles the newcomer's chunk."""
+    scheduler = make_scheduler(chunk=8, blocks=100, context=80, max_prompt_chunks=1)
+    submit(scheduler, 1, 60, new=0)
+    first = scheduler.plan()
+    submit(scheduler, 2, length, new=0)
+    scheduler.commit(first)
+    chunk = scheduler.plan()
+    assert [(segment.request, segment.length) for segment in chunk.segments] == shape
+
+
+def test_short_prompts_fill_a_chunk_up():
+    """Each that ends in it may: none of them waits for more than is computed together."""
+    scheduler = make_scheduler(chunk=16, blocks=100, context=80)
+    for request, length in enumerate((3, 60, 5, 4)):
+        submit(scheduler, request, length, new=0)
+    assert [segment.length for segment in scheduler.plan().segments] == [3, 5, 4]
+
+
+def test_a_chunk_with_logits_of_all_tokens_is_not_longer_than_512():
+    """Their logits would take more than the weights; what shares the chunk has none left."""
+    scheduler = make_scheduler(chunk=2048, blocks=2000, context=4000)
+    for request in range(2):
+        submit(scheduler, request, 700, new=0, wants_prompt_logits=True)
+    found = []
+    while chunk := scheduler.plan():
+        found.append([(segment.request, segment.length) for segment in chunk.segments])
+        assert len(chunk.logits_rows) <= 512
+        for request, _ in scheduler.commit(chunk):
+            scheduler.finish(request)
+    assert found == [[(0, 512)], [(1, 512)], [(0, 188), (1, 188)]]
 
 
 def test_blocks_are_taken_as_tokens_are_scheduled():
