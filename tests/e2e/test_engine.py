@@ -22,6 +22,7 @@ from thermocline import (
     SchedulerConfig,
     TraceConfig,
 )
+from thermocline.config import CpuConfig
 from thermocline.errors import (
     BusyError,
     ConfigError,
@@ -307,7 +308,7 @@ async def test_a_prompt_that_fills_the_context_is_refused(toy):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "room_bytes", "tokens"), [(0, 1 << 40, 512), (0, 1000, 2048), (64, 1000, 64)]
+    ("wanted", "room_bytes", "tokens"), [(0, 1 << 40, 1024), (0, 1000, 2048), (64, 1000, 64)]
 )
 async def test_chunks_of_a_model_that_does_not_fit_are_larger(
     toy, monkeypatch, wanted, room_bytes, tokens
@@ -316,7 +317,9 @@ async def test_chunks_of_a_model_that_does_not_fit_are_larger(
     monkeypatch.setattr(
         "thermocline.engine.cache_builder.page_cache_room_bytes", lambda: room_bytes
     )
-    config = EngineConfig(scheduler=SchedulerConfig(prefill_chunk_tokens=wanted))
+    config = EngineConfig(
+        scheduler=SchedulerConfig(prefill_chunk_tokens=wanted), cpu=CpuConfig(isa="portable")
+    )
     async with Engine.open(toy, config) as engine:
         assert engine.chunk_tokens == tokens
 

@@ -64,7 +64,9 @@ def pools(monkeypatch):
 def config(*, chunk: int = 16, prefix_cache: bool = True, **memory: object) -> EngineConfig:
     return EngineConfig(
         memory=MemoryConfig(**memory),
-        scheduler=SchedulerConfig(prefill_chunk_tokens=chunk, prefix_cache=prefix_cache),
+        scheduler=SchedulerConfig(
+            prefill_chunk_tokens=chunk, max_prompt_chunks=2, prefix_cache=prefix_cache
+        ),
     )
 
 
@@ -106,7 +108,7 @@ async def test_no_bit_differs_from_layers_that_keep_everything(
     """Whatever a cached number is, prompts beyond the window and their answers are the same."""
     setting = EngineConfig(
         memory=MemoryConfig(kv_type=kv_type, block_tokens=block_tokens, max_windows=2),
-        scheduler=SchedulerConfig(prefill_chunk_tokens=7),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=7, max_prompt_chunks=2),
         kernels=kernels,
     )
     prompts, count = [STEM[:70], [9, *STEM[:60]], STEM[:50]], 12
