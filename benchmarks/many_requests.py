@@ -1,7 +1,8 @@
 """What do several requests at a time give? Usage `python -m benchmarks.many_requests MODEL.gguf`.
 
-Eight answers at a time against one; a long prompt that arrives while four answers are written; and a
-prompt whose first 2000 tokens were computed before. All at the default settings, repeated in turns.
+Eight answers at a time against one; a long prompt that arrives while four answers are written; a
+prompt whose first 2000 tokens were computed before; and short prompts that arrive beside a long one. All at
+the default settings, repeated in turns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.engine_side import random_prompt
 from benchmarks.measure import ForeignLoad, Row, conclude, describe_machine
 from benchmarks.model_options import model_parser, parse, run_on_model
 from thermocline import Engine, EngineConfig, SamplingParams
-from thermocline.config import CpuConfig, MemoryConfig
+from thermocline.config import CpuConfig, MemoryConfig, SchedulerConfig
 
 if TYPE_CHECKING:
     import argparse
@@ -29,6 +30,8 @@ _NAME: Final = "many_requests"
 _MIN_EIGHT: Final = 2.0
 _MAX_SLOWDOWN: Final = 2.0
 _MAX_SECOND: Final = 0.1
+_MAX_WAIT: Final = 0.5
+_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,13 @@ class Sizes:
     beside: int
     prompt: int
     prefix: int
+    short: int
+    chunk: int = 0  # as the engine chooses
+
+    @property
+    def long(self) -> int:
+        """Tokens of the prompt that short ones come beside: some chunks, whatever they are."""
+        return 2 * self.prompt
 
 
 class Asker:
@@ -121,13 +131,42 @@ async def second_start(asker: Asker, sizes: Sizes) -> tuple[float, float]:
     return waits[0], waits[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Newcomers:
+    """Seconds from each short prompt to its first token, and those of the long prompt beside it."""
+
+    waits_s: tuple[float, ...]
+    long_s: float
+
+    @property
+    def share(self) -> float:
+        """The longest wait, as a share of the long prompt's time."""
+        return max(self.waits_s) / self.long_s
+
+
+async def newcomers(asker: Asker, sizes: Sizes) -> Newcomers:
+    """Let short prompts come beside a long one, each when the one before has its token, until the long one ends."""
+    arrived: list[float] = []
+    start = time.perf_counter()
+    long = asyncio.create_task(asker.read(asker.prompt(sizes.long), 1, arrived))
+    waits = []
+    while not arrived:
+        await asyncio.sleep(_PAUSE_S)
+        sent, tokens = time.perf_counter(), list[float]()
+        await asker.read(asker.prompt(sizes.short), 1, tokens)
+        waits.append(tokens[0] - sent)
+    await long
+    return Newcomers(tuple(waits), arrived[0] - start)
+
+
 async def measure(model: Path, sizes: Sizes, threads: int, repeats: int) -> list[Row]:
     """Return the rows of all three questions, asked in turns."""
     config = EngineConfig(
-        memory=MemoryConfig(max_context_tokens=sizes.prompt + sizes.beside),
+        memory=MemoryConfig(max_context_tokens=sizes.long + sizes.beside),
         cpu=CpuConfig(threads=threads),
+        scheduler=SchedulerConfig(prefill_chunk_tokens=sizes.chunk),
     )
-    one, eight, besides, starts = [], [], [], []
+    one, eight, besides, starts, news = [], [], [], [], []
     async with Engine.open(model, config) as engine:
         asker = Asker(engine)
         await speed(asker, 1, 4)
@@ -136,7 +175,9 @@ async def measure(model: Path, sizes: Sizes, threads: int, repeats: int) -> list
             eight.append(await speed(asker, 8, sizes.answer))
             besides.append(await beside_prompt(asker, sizes))
             starts.append(await second_start(asker, sizes))
+            news.append(await newcomers(asker, sizes))
     case = f"prompt {sizes.prompt} beside four answers"
+    new = f"prompts {sizes.short} beside one of {sizes.long}"
     return [
         Row(_NAME, "one answer", "thermocline", "speed", "tokens/s", tuple(one)),
         Row(_NAME, "eight answers", "thermocline", "speed", "tokens/s", tuple(eight)),
@@ -149,6 +190,10 @@ async def measure(model: Path, sizes: Sizes, threads: int, repeats: int) -> list
         Row(_NAME, case, "thermocline", "prompt", "s", tuple(b.prompt_s for b in besides)),
         Row(_NAME, f"prefix {sizes.prefix}", "thermocline", "second/first", "ratio",
             tuple(second / first for first, second in starts)),
+        Row(_NAME, new, "thermocline", "first token", "s", tuple(statistics.median(n.waits_s) for n in news)),
+        Row(_NAME, new, "thermocline", "longest wait", "s", tuple(max(n.waits_s) for n in news)),
+        Row(_NAME, new, "thermocline", "wait/long", "ratio", tuple(n.share for n in news)),
+        Row(_NAME, new, "thermocline", "long prompt", "s", tuple(n.long_s for n in news)),
     ]  # fmt: skip
 
 
@@ -156,7 +201,7 @@ def checks(rows: list[Row]) -> list[tuple[str, bool]]:
     """Return each requirement in words, and whether it holds."""
     by_metric = {row.metric: row.median for row in rows}
     eight, slowdown = by_metric["eight/one"], by_metric["slowdown"]
-    second = by_metric["second/first"]
+    second, wait = by_metric["second/first"], by_metric["wait/long"]
     return [
         (f"eight answers {eight:.2f} times one, at least {_MIN_EIGHT}", eight >= _MIN_EIGHT),
         (
@@ -166,6 +211,10 @@ def checks(rows: list[Row]) -> list[tuple[str, bool]]:
         (
             f"the same prefix again starts in {second:.3f} of the time, at most {_MAX_SECOND}",
             second <= _MAX_SECOND,
+        ),
+        (
+            f"a short prompt waits for {wait:.2f} of a long one at most, below {_MAX_WAIT}",
+            wait < _MAX_WAIT,
         ),
     ]
 
@@ -184,8 +233,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for; the status is 1 if a requirement does not hold."""
     parser = model_parser(_NAME, __doc__, "many-requests.csv")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.set_defaults(sizes=Sizes(answer=48, beside=600, prompt=4096, prefix=2000))
-    quick = {"repeats": 1, "sizes": Sizes(answer=60, beside=400, prompt=100, prefix=64)}
+    parser.set_defaults(sizes=Sizes(answer=48, beside=600, prompt=4096, prefix=2000, short=32))
+    quick = {
+        "repeats": 1,
+        "sizes": Sizes(answer=60, beside=400, prompt=100, prefix=64, short=8, chunk=32),
+    }
     return run_on_model(parse(parser, arguments), quick, run)
 
 
