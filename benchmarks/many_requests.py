@@ -160,7 +160,7 @@ async def newcomers(asker: Asker, sizes: Sizes) -> Newcomers:
 
 
 async def measure(model: Path, sizes: Sizes, threads: int, repeats: int) -> list[Row]:
-    """Return the rows of all three questions, asked in turns."""
+    """Return the rows of all four questions, asked in turns."""
     config = EngineConfig(
         memory=MemoryConfig(max_context_tokens=sizes.long + sizes.beside),
         cpu=CpuConfig(threads=threads),

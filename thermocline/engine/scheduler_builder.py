@@ -55,6 +55,7 @@ def build_step_loop(
         limits.max_context_tokens,
         kinds_differ=context.kernels.prompts_differ,
         expanded_tokens=0 if spec.latent is None else spec.latent.expanded_tokens,
+        scored_tokens=limits.scored_tokens,
         states=_request_states(config, spec, cache, num_drafts),
         windows=_request_windows(config, spec, cache.window_blocks),
         spill=None if tier is None else tier.decides,

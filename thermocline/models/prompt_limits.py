@@ -21,6 +21,10 @@ _DEFAULT_MAX_CONTEXT_TOKENS: Final = 32768
 _CHUNK_TOKENS: Final = 1024
 _LONG_CHUNK_TOKENS: Final = 2048
 
+# Logits of so many tokens take 0.3 GB with a vocabulary of 152,000. Where a chunk reads the file, or a device gets what it
+# lacks, more of them cost less than more chunks.
+_SCORED_TOKENS: Final = 512
+
 # A second chunk in flight is computed while the first one waits for a disk, a device, workers or ranks. Where it waits for
 # none, a request that comes would wait for both.
 _CHUNKS_BESIDE_WAITING: Final = 2
@@ -29,7 +33,7 @@ _CHUNKS_BESIDE_WAITING: Final = 2
 @dataclass(frozen=True, slots=True)
 class PromptLimits:
     """max_context_tokens: of prompt and answer of one request. chunk_tokens: the most of a prompt's chunk.
-    max_prompt_chunks: of prompts in flight at a time.
+    max_prompt_chunks: of prompts in flight at a time. scored_tokens: the most of a chunk that need logits.
 
     why_context, why_chunk, why_chunks: the reasons, for the user.
     """
@@ -37,6 +41,7 @@ class PromptLimits:
     max_context_tokens: int
     chunk_tokens: int
     max_prompt_chunks: int
+    scored_tokens: int
     why_context: str
     why_chunk: str
     why_chunks: str
@@ -68,16 +73,18 @@ def prompt_limits(
         raise ConfigError(
             f"--ctx is {context}, but the model was trained for {spec.context_length}: choose at most that"
         )
+    waits = on_device or tensor_bytes > room_bytes
     chunk, why_chunk = config.scheduler.prefill_chunk_tokens, "asked for (--prefill-chunk)"
+    scored = chunk
     if not chunk:
         chunk, why_chunk = _chunk(
             spec, tensor_bytes, room_bytes, on_device=on_device, on_tiles=on_tiles
         )
+        scored = chunk if waits else min(chunk, _SCORED_TOKENS)
     chunks, why_chunks = config.scheduler.max_prompt_chunks, "asked for (--prompt-chunks)"
     if not chunks:
-        waits = on_device or tensor_bytes > room_bytes
         chunks, why_chunks = _chunks_in_flight(config, waits=waits)
-    return PromptLimits(context, chunk, chunks, why_context, why_chunk, why_chunks)
+    return PromptLimits(context, chunk, chunks, scored, why_context, why_chunk, why_chunks)
 
 
 def _chunks_in_flight(config: EngineConfig, *, waits: bool) -> tuple[int, str]:

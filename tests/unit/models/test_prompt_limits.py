@@ -31,6 +31,7 @@ def test_long_chunks_where_each_costs_something_besides(spec, nbytes, on_device,
     limits = prompt_limits(EngineConfig(), spec, nbytes, 10, on_device=on_device)
     assert limits.chunk_tokens == chunk
     assert why in limits.why_chunk
+    assert limits.scored_tokens == (2048 if on_device or nbytes > 10 else 512)
     asked = replace(EngineConfig(), scheduler=SchedulerConfig(prefill_chunk_tokens=77))
     assert prompt_limits(asked, spec, nbytes, 10, on_device=on_device).chunk_tokens == 77
 
@@ -39,6 +40,7 @@ def test_a_processor_with_tiles_takes_long_chunks():
     """Each makes tiles of all weights; where the file does not fit, that is the reason."""
     limits = prompt_limits(EngineConfig(), SPEC, 5, 10, on_tiles=True)
     assert (limits.chunk_tokens, "tiles" in limits.why_chunk) == (2048, True)
+    assert limits.scored_tokens == 512, "logits of all would take a gigabyte"
     assert "reads it anew" in prompt_limits(EngineConfig(), SPEC, 11, 10, on_tiles=True).why_chunk
 
 

@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 
 
 _NO_OPTIONS: Final = RequestOptions()
-
-# Of a chunk, where a prompt's tokens want logits: those of 512 tokens take 0.3 GB with a vocabulary of 152,000.
-_MAX_SCORED_TOKENS: Final = 512
-
 _RUNNING, _FINISHED = RequestStatus.RUNNING, RequestStatus.FINISHED  # see request._RUNNING
 
 
@@ -104,13 +100,14 @@ class Scheduler:
         *,
         kinds_differ: bool = True,
         expanded_tokens: int = 0,
+        scored_tokens: int | None = None,
         states: RequestStates | None = None,
         windows: RequestWindows | None = None,
         spill: RequestSpill | None = None,
     ) -> None:
         """kinds_differ: prompt and decoded tokens differ in arithmetic, so no prefix of one stands for the other.
         expanded_tokens: so many tokens of a prompt, from a multiple of this on, take the expanded form of latent
-        attention; 0 is never. states: for recurrent layers, if there are any. windows: for layers with a sliding window.
+        attention; 0 is never. scored_tokens: the most of a chunk that need logits; None is all. states: for recurrent layers, if there are any. windows: for layers with a sliding window.
         spill: where evicted prefixes go; None where they are lost.
         """
         assert config.prefill_chunk_tokens >= 1, "the caller resolves 0, which means automatic"
@@ -136,6 +133,7 @@ class Scheduler:
             max_context_tokens, allocator.num_blocks * allocator.block_tokens
         )
         self._expanded_tokens = expanded_tokens
+        self._scored_tokens = scored_tokens or config.prefill_chunk_tokens
         self._in_flight: dict[SegmentKind, set[ChunkId]] = {kind: set() for kind in SegmentKind}
         self._last_kind = SegmentKind.PROMPT
         self._numbers = count()
@@ -438,7 +436,7 @@ class Scheduler:
             return None
         runs: list[Run] = []
         budget = limit = self.prompt_tokens_limit
-        logits = _MAX_SCORED_TOKENS
+        logits = self._scored_tokens
         candidates = [request for request in self._admission.running if not request.is_past_prompt]
         for request in sorted(candidates, key=lambda entry: (entry.rank[0], entry.turn)):
             if not request.can_prefill:  # asked here: a request before it may have preempted it

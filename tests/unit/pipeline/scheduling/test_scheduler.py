@@ -243,18 +243,19 @@ def test_short_prompts_fill_a_chunk_up():
     assert [segment.length for segment in scheduler.plan().segments] == [3, 5, 4]
 
 
-def test_a_chunk_with_logits_of_all_tokens_is_not_longer_than_512():
-    """Their logits would take more than the weights; what shares the chunk has none left."""
-    scheduler = make_scheduler(chunk=2048, blocks=2000, context=4000)
+def test_so_many_tokens_of_a_chunk_need_logits():
+    """All of its requests counted; the rest of the chunk is for prompts without them."""
+    config = SchedulerConfig(prefill_chunk_tokens=16, max_prompt_chunks=2)
+    scheduler = Scheduler(config, BlockAllocator(100, 4), 80, scored_tokens=8)
     for request in range(2):
-        submit(scheduler, request, 700, new=0, wants_prompt_logits=True)
+        submit(scheduler, request, 11, new=0, wants_prompt_logits=True)
     found = []
     while chunk := scheduler.plan():
         found.append([(segment.request, segment.length) for segment in chunk.segments])
-        assert len(chunk.logits_rows) <= 512
+        assert len(chunk.logits_rows) <= 8
         for request, _ in scheduler.commit(chunk):
             scheduler.finish(request)
-    assert found == [[(0, 512)], [(1, 512)], [(0, 188), (1, 188)]]
+    assert found == [[(0, 8)], [(1, 8)], [(0, 3), (1, 3)]]
 
 
 def test_blocks_are_taken_as_tokens_are_scheduled():
