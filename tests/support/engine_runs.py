@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,32 +28,6 @@ async def greedy_tokens(engine: Engine, prompt: Sequence[int], count: int) -> li
     async for event in engine.generate(prompt, params):
         tokens.extend(event.token_ids)
     return tokens
-
-
-class Choice(NamedTuple):
-    """A greedy token, and by how much its log-probability is above the next one's, in nats."""
-
-    token: int
-    lead: float
-
-
-async def greedy_choices(engine: Engine, prompt: Sequence[int], count: int) -> list[Choice]:
-    """As `greedy_tokens`, each with its lead."""
-    params = SamplingParams(max_tokens=count, ignore_eos=True, logprobs=2)
-    found: list[Choice] = []
-    async for event in engine.generate(prompt, params):
-        for token, (best, second) in zip(event.token_ids, event.top_logprobs, strict=True):
-            found.append(Choice(token, best.logprob - second.logprob))
-    return found
-
-
-def assert_same_choices(found: Sequence[Choice], expected: Sequence[Choice], tie: float) -> None:
-    """Assert equal tokens up to one whose lead on both sides is below `tie`: behind it answers may part."""
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        if ours.token != theirs.token:
-            assert max(ours.lead, theirs.lead) < tie, (found, expected)
-            return
 
 
 async def prompt_logits(engine: Engine, token_ids: Sequence[int]) -> np.ndarray:

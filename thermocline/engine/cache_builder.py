@@ -36,7 +36,7 @@ class KeptCache:
 
 
 def choose_limits(config: EngineConfig, spec: ModelSpec, file: ModelFile) -> PromptLimits:
-    """Return the config's limits, or the defaults for this file. Raises ConfigError for too long a context."""
+    """Return the config's limits, or the defaults for this file. Raises ConfigError for too long a context, and NativeModuleError."""
     room_bytes = page_cache_room_bytes()
     return prompt_limits(
         *(config, spec, file.total_tensor_bytes, room_bytes),

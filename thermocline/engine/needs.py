@@ -34,7 +34,7 @@ class ModelNeeds:
 
 
 def model_needs(path: str | os.PathLike[str], config: EngineConfig) -> ModelNeeds:
-    """Return what the model at `path` would take with this config. Raises ModelError and ConfigError."""
+    """Return what the model at `path` would take with this config. Raises ModelError, ConfigError and NativeModuleError."""
     with open_guarded_model(path) as file:
         spec = read_spec(file)
         cache = cache_spec(config, spec, choose_limits(config, spec, file))

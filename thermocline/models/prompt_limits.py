@@ -26,7 +26,7 @@ _LONG_CHUNK_TOKENS: Final = 2048
 _SCORED_TOKENS: Final = 512
 
 # A second chunk in flight is computed while the first one waits for a disk, a device, workers or ranks. Where it waits for
-# none, a request that comes would wait for both.
+# none, that wins a few hundredths at most, and a request that comes would wait for both.
 _CHUNKS_BESIDE_WAITING: Final = 2
 
 
@@ -94,7 +94,7 @@ def _chunks_in_flight(config: EngineConfig, *, waits: bool) -> tuple[int, str]:
             _CHUNKS_BESIDE_WAITING,
             "one is computed while another waits for what is not in memory here",
         )
-    return 1, "a chunk waits for nothing that another could be computed beside"
+    return 1, "a chunk hardly waits, and newcomers would wait for each"
 
 
 def _chunk(

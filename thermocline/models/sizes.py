@@ -29,7 +29,7 @@ _EXPERTS: Final = ("_exps.weight", "_exps.bias")
 _EMBEDDING: Final = "token_embd.weight"
 _OUTPUTS: Final = ("output.weight", "output_norm.weight")
 _IN_FLIGHT_TOKENS: Final = 1024
-"""Two chunks of 512."""
+"""What a CPU has of prompts: one chunk, see `prompt_limits`."""
 
 
 @dataclass(frozen=True, slots=True)
