@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | layer | types | lag | memory | published | requests | agent | overlap | overhead | http | http-large
+# usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | kt | layer | types | lag | memory | published | requests | agent | overlap | overhead | http | http-large
 #                         | larger | predictions | experts | foresight | link | streaming | round-trip | workers | gpu | settings | speculation | ranks | rank-speed [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 13 GB more for predictions
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
 #                                 which builds it where it is missing)
+# THERMOCLINE_KT_PYTHON           interpreter with kt-kernel (default: one in .venv-kt, which is made where it is missing)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${VENV:-.venv}/bin/python
@@ -45,6 +46,20 @@ case $what in
     export THERMOCLINE_LLAMA_PYTHON
     if [ "$what" = llama-olmoe ]; then path=$(model 16 olmoe-1b-7b); else path=$(model 8 qwen3.6-35b-a3b); fi
     "$python" -m benchmarks.against_llama "$path" --contexts 0 --out "docs/results/against-$what.csv" "$@"
+    ;;
+  kt)
+    if [ -z "${THERMOCLINE_KT_PYTHON:-}" ]; then
+      kt=.venv-kt/bin/python
+      if ! "$kt" -c 'import kt_kernel' 2>/dev/null; then
+        {
+          "$python" -m venv --clear .venv-kt
+          "$kt" -m pip install -q -c constraints.txt torch numpy gguf safetensors
+          "$kt" -m pip install -q --no-deps kt-kernel==0.7.2  # its requirements are for serving on GPUs
+        } >&2
+      fi
+      export THERMOCLINE_KT_PYTHON=$kt
+    fi
+    "$python" -m benchmarks.against_kt "$@"
     ;;
   layer) "$python" -m benchmarks.moe_layer "$@" ;;
   types) "$python" -m benchmarks.type_table "$@" ;;
