@@ -44,7 +44,7 @@ _SUITES: Final = (
     ("steps", "tests/unit/kernels/gpu/test_steps.py"),
     ("streams", "tests/unit/kernels/gpu/test_streams.py"),
     ("expert device", "tests/unit/experts/test_gpu_device.py"),
-    ("non-expert layers", "tests/unit/models/test_device_non_expert.py"),
+    ("non-expert layers", "tests/unit/models/device/test_non_expert.py"),
 )
 _ENGINE_SUITES: Final = (
     ("engines, experts", "tests/e2e/test_gpu_experts.py"),

@@ -25,7 +25,7 @@ from benchmarks.published_models.sparse_gguf import write_sparse
 from benchmarks.published_models.table import MODELS
 from thermocline import Engine, EngineConfig, PlacementConfig, SamplingParams
 from thermocline.config import CpuConfig, MemoryConfig, PrefetchConfig
-from thermocline.models.simulated_step import SimulatedStep, StepNode
+from thermocline.models.device.simulated_step import SimulatedStep, StepNode
 from thermocline.stages.shared_model import SharedModelStage
 
 if TYPE_CHECKING:

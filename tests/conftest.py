@@ -39,7 +39,7 @@ _LONGEST_FILES = (
     "e2e/test_published_models.py",
     "e2e/test_workers.py",
     "unit/remote/test_client.py",
-    "unit/models/test_device_non_expert.py",
+    "unit/models/device/test_non_expert.py",
     "reliability/test_streams.py",
     "e2e/test_memory.py",
 )

@@ -148,7 +148,7 @@ def _seconds(streams: DeviceStreams, job: Callable[[], object]) -> float:
 def non_expert(sink: Sink, kind: str, shape: str) -> None:
     """Every layer on the device against the CPU: a prompt, a plain step, a captured one, replayed ones, the head."""
     from thermocline.kernels.gpu.streams import DeviceStreams
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.non_expert import DeviceNonExpert
 
     path = write_model(Path(os.environ["THERMOCLINE_CACHE"]).parent / "model.gguf", shape)
     wish = KVCacheSpec(CacheType.F32, _BLOCK_TOKENS, _NUM_BLOCKS, _NUM_BLOCKS, 0, 1)

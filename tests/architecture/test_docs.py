@@ -42,7 +42,7 @@ def test_the_architecture_that_is_shown_whole_is_the_file():
     """The page on adding an architecture shows the file as it is."""
     page = (ROOT / "docs" / "adding-an-architecture.md").read_text()
     (shown,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (name,) = re.findall(r"there \(`(models/\w+\.py)`\)", page)
+    (name,) = re.findall(r"there \(`(models/architectures/\w+\.py)`\)", page)
     assert shown == (PACKAGE / name).read_text()
 
 

@@ -108,7 +108,7 @@ def test_a_cap_is_as_good_as_a_smaller_device(toy, invoke):
 
 def test_experts_that_a_gpu_does_not_read_stay_on_the_cpu(tmp_path, invoke, monkeypatch):
     """None is promised, and the reason names the formats that work."""
-    monkeypatch.setattr("thermocline.models.device_sizes.DEVICE_FORMATS", frozenset(["Q8_0"]))
+    monkeypatch.setattr("thermocline.models.device.sizes.DEVICE_FORMATS", frozenset(["Q8_0"]))
     path = os.fspath(write_toy_model(tmp_path / "plain.gguf", ToyShape()))
     found = planned(invoke, path, "--vram", "12GiB")
     assert not any(found["hot_experts"])

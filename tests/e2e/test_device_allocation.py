@@ -120,7 +120,7 @@ def taken_for_experts(allocation: DeviceAllocation) -> int:
 def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, monkeypatch):
     """The engine's calls for memory add up to the plan's bytes, and its slots hold as many experts."""
     monkeypatch.setattr("thermocline.engine.devices.why_no_gpu", lambda: None)
-    monkeypatch.setattr("thermocline.models.device_check.check_non_expert", lambda *_: None)
+    monkeypatch.setattr("thermocline.models.device.check.check_non_expert", lambda *_: None)
     file, model, kernels = opened
     spec = model.spec
     config = settings(gib, min(context, spec.context_length), requests)
@@ -163,7 +163,7 @@ def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, mon
 def test_the_engine_takes_what_a_plan_of_some_layers_says(opened, name, monkeypatch):
     """The same layers, the same bytes of weights and cache, and the CPU's cache has the places of the others."""
     monkeypatch.setattr("thermocline.engine.devices.why_no_gpu", lambda: None)
-    monkeypatch.setattr("thermocline.models.device_check.check_non_expert", lambda *_: None)
+    monkeypatch.setattr("thermocline.models.device.check.check_non_expert", lambda *_: None)
     file, model, kernels = opened
     spec = model.spec
     config = settings(12, min(32768, spec.context_length), 1, **PARTS[name])

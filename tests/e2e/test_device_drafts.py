@@ -44,7 +44,7 @@ from thermocline import (
 )
 from thermocline.config import CpuConfig, MemoryConfig
 from thermocline.engine import drafter_builder
-from thermocline.models.device_non_expert import DeviceNonExpert
+from thermocline.models.device.non_expert import DeviceNonExpert
 from thermocline.speculation import next_token
 from thermocline.speculation.contract import DrafterFacts
 from thermocline.speculation.lookup import LookupDrafter

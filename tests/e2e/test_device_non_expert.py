@@ -36,7 +36,7 @@ from thermocline import (
 from thermocline.config import MemoryConfig
 from thermocline.errors import DeviceFaultError, DeviceMemoryError, StageError
 from thermocline.kernels.gpu.streams import DeviceStreams
-from thermocline.models.device_non_expert import DeviceNonExpert
+from thermocline.models.device.non_expert import DeviceNonExpert
 from thermocline.traces.chrome_reader import read_chrome
 from thermocline.traces.lanes import Lane
 

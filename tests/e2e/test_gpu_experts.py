@@ -35,7 +35,7 @@ from thermocline.experts.backends import hot_device
 from thermocline.experts.backends.gpu import GpuDevice
 from thermocline.experts.backends.streamed_device import StreamedDevice
 from thermocline.kernels.gpu.streams import DeviceStreams
-from thermocline.models import device_sizes
+from thermocline.models.device import sizes as device_sizes
 from thermocline.prefetch.residency import ResidencyProbe
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.hot_layers import find_hot_layers

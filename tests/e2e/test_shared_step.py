@@ -23,7 +23,7 @@ from thermocline.experts.cache.policy import Move, StaticCache
 from thermocline.experts.cache.store import ExpertStore
 from thermocline.kernels import handoff
 from thermocline.messages import ExpertKey
-from thermocline.models import simulated_step
+from thermocline.models.device import simulated_step
 from thermocline.stages.shared_model import SharedModelStage
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.lanes import Lane, Name

@@ -37,7 +37,7 @@ from thermocline.kernels.gpu import handoff_page, resident
 from thermocline.kernels.gpu.handoff_page import DevicePage
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.messages import ExpertKey
-from thermocline.models.device_shared_step import DeviceSharedStep
+from thermocline.models.device.shared_step import DeviceSharedStep
 from thermocline.stages.shared_model import SharedModelStage
 
 FORMATS = {"attn": "Q5_K", "gate_up": "Q4_K", "down": "Q6_K", "output": "Q6_K"}

@@ -12,7 +12,7 @@ from thermocline.kernels.gpu.streams import DeviceStreams
 if TYPE_CHECKING:
     import numpy as np
 
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.non_expert import DeviceNonExpert
 
 
 class Capturing(DeviceStreams):

@@ -9,7 +9,7 @@ from thermocline.experts.placement.constraints import PlacementConstraints
 from thermocline.experts.placement.planner import DeviceMemory, Plan, make_plan
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kv.cache import KVCacheSpec
-from thermocline.models.device_sizes import DeviceSizes, LayerOnDevice
+from thermocline.models.device.sizes import DeviceSizes, LayerOnDevice
 from thermocline.models.spec import LayerKind
 from thermocline.units import ceil_div
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.gpu.streams import DeviceStreams
     from thermocline.kv.cache import KVCacheSpec
     from thermocline.models.contract import Model
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.non_expert import DeviceNonExpert
     from thermocline.traces.recorder import Recorder
 
 _LOG: Final = logging.getLogger("thermocline.devices")
@@ -221,8 +221,8 @@ def _open_non_expert(
     *,
     is_asked: bool,
 ) -> DeviceNonExpert:
-    from thermocline.models.device_check import check_non_expert
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.check import check_non_expert
+    from thermocline.models.device.non_expert import DeviceNonExpert
 
     memory = None if arena is None else arena[allocation.arena_start :]
     non_expert = DeviceNonExpert(

@@ -15,7 +15,7 @@ from thermocline.experts.catalog import ExpertCatalog
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.handoff import Handoff
 from thermocline.messages import LayerIndex
-from thermocline.models.simulated_step import SimulatedStep
+from thermocline.models.device.simulated_step import SimulatedStep
 from thermocline.stages.shared_model import SharedModelStage
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thermocline.experts.routing_observer import RoutingObserver
     from thermocline.kv.cache import SequenceCache
     from thermocline.models.contract import StepDevice
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.non_expert import DeviceNonExpert
     from thermocline.workers.lane import LaneThread
 
 # Larger steps read most experts anyway, and go stage by stage.
@@ -76,7 +76,7 @@ def _device_step(
     gpu, experts = context.devices.gpu, None if hot is None else hot.device
     if gpu is None or isinstance(experts, SimulatedDevice) or not non_expert.part.is_whole:
         return None
-    from thermocline.models.device_shared_step import DeviceSharedStep
+    from thermocline.models.device.shared_step import DeviceSharedStep
 
     if experts is None:
         resident = no_resident_experts(gpu.streams, context.model.spec)

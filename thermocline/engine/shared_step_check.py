@@ -17,7 +17,7 @@ from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import Contributions
 from thermocline.messages import BackendRole, LayerIndex, SegmentKind
 from thermocline.models.contract import SharedStep
-from thermocline.models.spare_chunk import spare_chunk
+from thermocline.models.device.spare_chunk import spare_chunk
 
 if TYPE_CHECKING:
     from thermocline.experts.backends.gpu import GpuDevice
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.handoff import Handoff
     from thermocline.messages import Chunk, ExpertDispatch, FloatArray, IntArray
-    from thermocline.models.device_non_expert import DeviceNonExpert
-    from thermocline.models.device_shared_step import DeviceSharedStep
+    from thermocline.models.device.non_expert import DeviceNonExpert
+    from thermocline.models.device.shared_step import DeviceSharedStep
     from thermocline.models.routing import Routed
 
 _TURNS: Final = 3

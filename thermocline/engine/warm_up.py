@@ -21,7 +21,7 @@ def warm_up_devices(context: BuildContext, hot: HotDevice | None) -> tuple[str, 
         return ()
     from thermocline.experts.backends.gpu import GpuDevice
     from thermocline.experts.backends.gpu_warm_up import compile_experts
-    from thermocline.models.device_warm_up import warm_up
+    from thermocline.models.device.warm_up import warm_up
 
     done = []
     if hot is not None and isinstance(hot.device, GpuDevice):

@@ -26,7 +26,7 @@ DFLASH_NAMES: Final = ("dflash", "qwen35-dflash-draft", "dflash-draft", "gemma4-
 
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
-        name: f"thermocline.models.{name.replace('-', '_')}"
+        name: f"thermocline.models.architectures.{name.replace('-', '_')}"
         for name in (
             "laguna",
             "olmoe",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.cache_format import CacheType
     from thermocline.modelfile.layout import TensorInfo
-    from thermocline.models.device_part import DevicePart
+    from thermocline.models.device.part import DevicePart
     from thermocline.models.spec import ModelSpec, WindowSpec
 
 _LAYER: Final = re.compile(r"blk\.(\d+)\.")

@@ -26,7 +26,7 @@ from thermocline.simulation.replay import DescribedMachine
 
 if TYPE_CHECKING:
     from thermocline.costmodel.machine_speeds import MachineSpeeds
-    from thermocline.models.device_part import DevicePart
+    from thermocline.models.device.part import DevicePart
     from thermocline.models.sizes import LayerSizes, ModelSizes
 
 _ROWS: Final = (1, 4, 16, 64, 256, 1024)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from thermocline.experts.routing_observer import RoutingObserver
     from thermocline.kernels.gpu.resident import LayerExperts
     from thermocline.messages import FloatArray, Routing
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.non_expert import DeviceNonExpert
     from thermocline.workers.lane import JobLane
 
 

@@ -10,7 +10,8 @@ import torch
 from thermocline.costmodel.expert_costs import ExpertCosts
 from thermocline.engine import devices
 from thermocline.experts.backends import hot_device
-from thermocline.models import device_check, device_non_expert
+from thermocline.models.device import check as device_check
+from thermocline.models.device import non_expert as device_non_expert
 
 
 @pytest.mark.parametrize(

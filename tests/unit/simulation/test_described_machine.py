@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.speeds import LAYOUT, speeds
-from thermocline.models.device_part import DevicePart
+from thermocline.models.device.part import DevicePart
 from thermocline.models.sizes import LayerSizes, ModelSizes
 from thermocline.simulation.described_machine import describe, other_device, other_memory
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from thermocline.experts.backends.locked_pages import LockedPages
-from thermocline.models.device_sizes import slot_starts
+from thermocline.models.device.sizes import slot_starts
 from thermocline.traces.lanes import Lane, Name
 
 if TYPE_CHECKING:

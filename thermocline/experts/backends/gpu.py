@@ -24,7 +24,7 @@ from thermocline.kernels.gpu.gather_combine import gather_combine, naive_gather_
 from thermocline.kernels.gpu.resident import ResidentExperts
 from thermocline.kernels.gpu.slots import ExpertSlots, SlotMatrix, SlotWork
 from thermocline.kernels.gpu.streamed import StreamedExperts
-from thermocline.models.device_sizes import PART_ALIGNMENT
+from thermocline.models.device.sizes import PART_ALIGNMENT
 from thermocline.traces.lanes import Name
 from thermocline.units import align_up
 

@@ -17,7 +17,7 @@ from thermocline.experts.placement.lent_segments import lend_segments
 from thermocline.experts.placement.slots import UNIT_BYTES, first_within, plan_slots
 from thermocline.experts.placement.upload_slots import MAX_STAGED, num_staged_slots
 from thermocline.kernels.gpu.formats import DEVICE_FORMATS
-from thermocline.models.device_part import DevicePart
+from thermocline.models.device.part import DevicePart
 from thermocline.units import align_up, format_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from thermocline.experts.placement.lent_segments import LentSegments
     from thermocline.experts.placement.slots import LayoutSlots
     from thermocline.kv.cache import KVCacheSpec
-    from thermocline.models.device_sizes import DeviceSizes
+    from thermocline.models.device.sizes import DeviceSizes
 
 # What drivers, Triton, captured steps of every size of a batch, products, and splits of attention take besides. No part of
 # it grows with the context.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from thermocline.experts.placement.allocation import allocate, expert_slots, lent_segments
 from thermocline.experts.placement.hot_selection import select_experts, select_share
-from thermocline.models.device_part import DevicePart
+from thermocline.models.device.part import DevicePart
 from thermocline.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from thermocline.experts.placement.allocation import DeviceAllocation, DeviceWish
     from thermocline.experts.placement.placement import Placement
-    from thermocline.models.device_sizes import DeviceSizes
+    from thermocline.models.device.sizes import DeviceSizes
     from thermocline.models.sizes import ModelSizes
 
 

@@ -10,8 +10,8 @@ from thermocline.experts.placement.allocation import DeviceWish, Wish
 from thermocline.experts.placement.constraints import PlacementConstraints, parse_experts
 from thermocline.experts.placement.placement import uniform_placement
 from thermocline.experts.placement.tensor_overrides import OverriddenParts, overridden_parts
-from thermocline.models.device_part import DevicePart
-from thermocline.models.device_sizes import measure_device_sizes
+from thermocline.models.device.part import DevicePart
+from thermocline.models.device.sizes import measure_device_sizes
 from thermocline.models.sizes import measure_sizes
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from thermocline.config import PlacementConfig
     from thermocline.kv.cache import KVCacheSpec
     from thermocline.modelfile.layout import TensorInfo
-    from thermocline.models.device_sizes import DeviceSizes
+    from thermocline.models.device.sizes import DeviceSizes
     from thermocline.models.prompt_limits import PromptLimits
     from thermocline.models.sizes import ModelSizes
     from thermocline.models.spec import ModelSpec

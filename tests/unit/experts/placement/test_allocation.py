@@ -10,7 +10,7 @@ from tests.support.planning import on_device, spare_of, wish_of
 from thermocline.errors import ConfigError, DeviceMemoryError
 from thermocline.experts.placement.allocation import DeviceAllocation, Wish, allocate
 from thermocline.experts.placement.constraints import PlacementConstraints
-from thermocline.models.device_part import DevicePart
+from thermocline.models.device.part import DevicePart
 from thermocline.models.sizes import LayerSizes, ModelSizes
 
 MIB = 1 << 20

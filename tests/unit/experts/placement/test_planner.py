@@ -14,7 +14,7 @@ from thermocline.experts.placement.constraints import PlacementConstraints
 from thermocline.experts.placement.planner import DeviceMemory, make_plan
 from thermocline.kernels.cache_format import CacheType, HeadShape
 from thermocline.kv.cache import KVCacheSpec
-from thermocline.models.device_sizes import measure_device_sizes
+from thermocline.models.device.sizes import measure_device_sizes
 from thermocline.models.rope import RopeRule
 from thermocline.models.sizes import LayerSizes, ModelSizes, measure_sizes
 from thermocline.models.spec import LayerKind, ModelSpec, RouterRule, WindowSpec

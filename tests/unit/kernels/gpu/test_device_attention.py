@@ -24,8 +24,8 @@ from thermocline.kernels.gpu.cache import DeviceKVPool
 from thermocline.kernels.gpu.step import StepShape, cut_inputs
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.messages import Chunk, ChunkId, RequestId, Segment, SegmentKind
-from thermocline.models.cache_places import BlockStrides
-from thermocline.models.device_steps import StepRules, plan_step
+from thermocline.models.device.cache_places import BlockStrides
+from thermocline.models.device.steps import StepRules, plan_step
 
 TYPES = list(CacheType)
 KV_HEADS, HEAD_DIM, NUM_BLOCKS = 2, 32, 96

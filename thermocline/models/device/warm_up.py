@@ -15,8 +15,8 @@ import numpy as np
 
 from thermocline.errors import DeviceFaultError
 from thermocline.messages import LayerIndex, SegmentKind
-from thermocline.models.device_rows import padded
-from thermocline.models.spare_chunk import spare_chunk
+from thermocline.models.device.rows import padded
+from thermocline.models.device.spare_chunk import spare_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from thermocline.kernels.gpu.resident import ResidentExperts
     from thermocline.messages import Chunk
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.non_expert import DeviceNonExpert
 
 _LOG: Final = logging.getLogger("thermocline.devices")
 # Most drafts that pay are no longer. Longer ones are captured when they come again.

@@ -22,7 +22,7 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.cache import KVCacheSpec
 from thermocline.messages import ChunkId, LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.device_non_expert import DeviceNonExpert
+from thermocline.models.device.non_expert import DeviceNonExpert
 from thermocline.models.registry import open_model
 
 WISH = KVCacheSpec(CacheType.F32, BLOCK, 12, 4, 0, 4)

@@ -16,16 +16,16 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.weight import Weight, WeightStack
 from thermocline.kernels.whole_layer import AttentionWeights
 from thermocline.messages import LayerIndex, SegmentKind
-from thermocline.models.device_steps import SparePlaces
+from thermocline.models.device.spare_chunk import spare_chunk
+from thermocline.models.device.steps import SparePlaces
 from thermocline.models.lone_sequence import lone_cache
-from thermocline.models.spare_chunk import spare_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.models.contract import Model
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.non_expert import DeviceNonExpert
 
 _PROMPT_TOKENS: Final = 64
 _LATER_TOKENS: Final = 4

@@ -19,8 +19,8 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.cache import KVCacheSpec
 from thermocline.messages import ChunkId, LayerIndex, SegmentKind, StateUse
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.device_non_expert import DeviceNonExpert
-from thermocline.models.device_warm_up import warm_up
+from thermocline.models.device.non_expert import DeviceNonExpert
+from thermocline.models.device.warm_up import warm_up
 from thermocline.models.registry import open_model
 
 WISH = KVCacheSpec(CacheType.F32, BLOCK, 12, 4, 0, 4)

@@ -145,8 +145,8 @@ def test_a_group_is_judged_by_its_best_expert_or_two(tmp_path, monkeypatch):
     rule = spec_of(write(tmp_path, V3)).router
     assert (rule.num_groups, rule.num_groups_used, rule.group_best) == (4, 2, 2)
     assert rule.gating is Gating.SIGMOID
-    monkeypatch.setattr("thermocline.models.deepseek2._LARGE_V2", (3, 12))
-    monkeypatch.setattr("thermocline.models.deepseek2._LARGE_V2_GROUPS", (6, 3))
+    monkeypatch.setattr("thermocline.models.architectures.deepseek2._LARGE_V2", (3, 12))
+    monkeypatch.setattr("thermocline.models.architectures.deepseek2._LARGE_V2_GROUPS", (6, 3))
     unnamed = {"expert_group_count": None, "expert_group_used_count": None}
     rule = spec_of(write(tmp_path, LARGE, **unnamed)).router
     assert (rule.num_groups, rule.num_groups_used, rule.group_best) == (6, 3, 1)
@@ -180,9 +180,9 @@ def test_a_missing_gating_function_is_a_softmax_but_in_the_first_files_of_glm(
     assert spec_of(write(tmp_path, LITE)).router.gating is Gating.SOFTMAX
     path = write(tmp_path, FLASH, expert_gating_func=None)
     assert spec_of(path).router.gating is Gating.SOFTMAX
-    monkeypatch.setattr("thermocline.models.deepseek2._FLASH_LAYERS", (3,))
+    monkeypatch.setattr("thermocline.models.architectures.deepseek2._FLASH_LAYERS", (3,))
     assert spec_of(path).router.gating is Gating.SOFTMAX
-    monkeypatch.setattr("thermocline.models.deepseek2._FLASH_VOCABULARY", 264)
+    monkeypatch.setattr("thermocline.models.architectures.deepseek2._FLASH_VOCABULARY", 264)
     assert spec_of(path).router.gating is Gating.SIGMOID
 
 

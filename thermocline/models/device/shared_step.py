@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.handoff import Handoff
     from thermocline.messages import Chunk, FloatArray
     from thermocline.models.contract import SharedStep
-    from thermocline.models.device_non_expert import DeviceNonExpert
+    from thermocline.models.device.non_expert import DeviceNonExpert
     from thermocline.traces.recorder import Recorder
     from thermocline.workers.lane import LaneThread
 

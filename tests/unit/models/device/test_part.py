@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thermocline.models.device_part import DevicePart
+from thermocline.models.device.part import DevicePart
 
 
 @pytest.mark.parametrize("count", range(8))

@@ -26,9 +26,9 @@ from thermocline.kernels.gpu.steps import CapturedSteps, RowSizes
 from thermocline.kernels.gpu.weights import MatrixLoader
 from thermocline.kernels.whole_layer import AttentionWeights, LatentWeights
 from thermocline.messages import LayerEnding, LayerIndex, Routing
-from thermocline.models.cache_places import BlockStrides
-from thermocline.models.device_part import DevicePart
-from thermocline.models.device_steps import SparePlaces, StepRules, plan_step
+from thermocline.models.device.cache_places import BlockStrides
+from thermocline.models.device.part import DevicePart
+from thermocline.models.device.steps import SparePlaces, StepRules, plan_step
 from thermocline.models.routing import Routed
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from thermocline.kv.cache import KVCacheSpec
     from thermocline.messages import Chunk, ChunkId
     from thermocline.models.contract import Model
-    from thermocline.models.device_steps import StepPlan
+    from thermocline.models.device.steps import StepPlan
     from thermocline.models.rope import RopeRule
     from thermocline.models.spec import ModelSpec
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from thermocline.kv.cache import KVCacheSpec
     from thermocline.modelfile.layout import TensorInfo
-    from thermocline.models.device_part import DevicePart
+    from thermocline.models.device.part import DevicePart
     from thermocline.models.sizes import ModelSizes
     from thermocline.models.spec import ModelSpec
 

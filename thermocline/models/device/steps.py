@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from thermocline.kernels.gpu.step import SpanShape, StepShape
-from thermocline.models.device_rows import (
+from thermocline.models.device.rows import (
     as_rows,
     depths_of,
     is_by_rows,

@@ -22,9 +22,9 @@ from thermocline.kv.cache import KVCacheSpec
 from thermocline.messages import SegmentKind
 from thermocline.modelfile.formats import FORMATS_BY_NAME
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models import device_non_expert
-from thermocline.models.device_check import check_non_expert
-from thermocline.models.device_non_expert import DeviceNonExpert
+from thermocline.models.device import non_expert as device_non_expert
+from thermocline.models.device.check import check_non_expert
+from thermocline.models.device.non_expert import DeviceNonExpert
 from thermocline.models.registry import open_model
 
 WISH = KVCacheSpec(CacheType.F32, BLOCK, 12, 4, 0, 4)

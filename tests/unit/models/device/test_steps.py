@@ -20,7 +20,7 @@ from thermocline.messages import (
     SegmentKind,
     StateUse,
 )
-from thermocline.models.device_steps import SparePlaces, StepPlan, StepRules, plan_step
+from thermocline.models.device.steps import SparePlaces, StepPlan, StepRules, plan_step
 
 BLOCK, CONTEXT_BLOCKS = 8, 64
 

@@ -12,7 +12,7 @@ from thermocline.units import ceil_div
 if TYPE_CHECKING:
     from thermocline.kernels.weight import IntArray
     from thermocline.messages import SegmentKind
-    from thermocline.models.device_steps import SparePlaces
+    from thermocline.models.device.steps import SparePlaces
 
 
 def spare_chunk(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from thermocline.messages import CachePlaces
-from thermocline.models.device_steps import SparePlaces
+from thermocline.models.device.steps import SparePlaces
 
 if TYPE_CHECKING:
     from thermocline.kernels.weight import IntArray
