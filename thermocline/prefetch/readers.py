@@ -38,7 +38,8 @@ if TYPE_CHECKING:
             ...
 
 
-# Measured on a virtual disk (docs/LOG.md): four reads of 1 MiB reach what the disk gives.
+# Measured on a virtual disk (docs/LOG.md): four reads of 1 MiB reach what the disk gives. What has less than two of them,
+# as most experts' matrices, is one piece: each costs the interpreter time that compute wants.
 PIECE_BYTES = 1 << 20
 NUM_THREADS = 4
 # Experts of this urgency or a higher one go before non-expert weights of later layers.
@@ -144,7 +145,7 @@ class ReaderThreads:
                     pieces = deque(
                         _Piece(part, key.layer, with_neighbours, key)
                         for span in self._catalog.spans(key)
-                        for part in _parts(span, PIECE_BYTES)
+                        for part in _pieces(span)
                     )
                     self._waiting[key] = pieces
                     self._total_experts += 1
@@ -157,7 +158,7 @@ class ReaderThreads:
         pieces = [
             _Piece(part, layer, in_huge_pages=is_read_in_huge_pages(span))
             for layer, span in self._all_non_expert
-            for part in _parts(span, PIECE_BYTES)
+            for part in _pieces(span)
         ]
         with self._changed:
             self._non_expert = deque(pieces)
@@ -172,7 +173,7 @@ class ReaderThreads:
             _Piece(part, key.layer, in_huge_pages=key.layer in with_neighbours)
             for key in keys
             for span in self._catalog.spans(key)
-            for part in _parts(span, PIECE_BYTES)
+            for part in _pieces(span)
         )
         with self._changed:
             self._rest = rest
@@ -304,6 +305,13 @@ class ReaderThreads:
 def is_read_in_huge_pages(span: ByteSpan) -> bool:
     """Whether weights that are no experts' are read with their neighbours: few of these are others."""
     return span.end - span.start >= _MANY_BYTES
+
+
+def _pieces(span: ByteSpan) -> Iterator[ByteSpan]:
+    """Cut a span into what is read at a time."""
+    if span.end - span.start < 2 * PIECE_BYTES:
+        return iter((span,))
+    return _parts(span, PIECE_BYTES)
 
 
 def _parts(span: ByteSpan, nbytes: int) -> Iterator[ByteSpan]:

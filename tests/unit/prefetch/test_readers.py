@@ -201,6 +201,17 @@ def test_large_experts_go_in_pieces_and_threads_bound_what_is_on_its_way(advisor
     assert readers.totals().total_bytes == 10 * PIECE_BYTES
 
 
+@pytest.mark.parametrize(("nbytes", "num_reads"), [(2 * PIECE_BYTES - 1, 1), (2 * PIECE_BYTES, 2)])
+def test_what_has_less_than_two_pieces_is_read_at_once(advisor, nbytes, num_reads):
+    """Wherever it lies in the file."""
+    readers = start(advisor, nbytes=nbytes)
+    readers.read([key(0, 0), key(0, 1)], 0)
+    advisor.let(2 * num_reads)
+    advisor.wait_for(2 * num_reads)
+    readers.close()
+    assert fetched(advisor) == [0] * num_reads + [1] * num_reads
+
+
 def test_non_expert_weights_go_before_the_experts_behind_them(advisor):
     """Attention comes before a layer's experts; those of this layer and the next go before what later layers need."""
     catalog = FakeCatalog()
