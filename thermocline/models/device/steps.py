@@ -1,7 +1,7 @@
 """Plans a chunk's step on a device: its shape, and its positions and slots in one array. Pure.
 
 A decode step has a row for each answer's newest token, and for each token that was drafted behind it
-(`device_rows.py`). Its rows are padded to a power of two, and its block tables have room for the longest context. So decode
+(`rows.py`). Its rows are padded to a power of two, and its block tables have room for the longest context. So decode
 steps have a shape for each of these powers, whatever their contexts. Rows of padding write to places that no request has.
 """
 
