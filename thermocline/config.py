@@ -272,8 +272,8 @@ class SchedulerConfig(ShowsChanges):
     max_prompt_chunks: int = setting(
         0,
         "--prompt-chunks",
-        "Prompt chunks in flight at a time; a step of answers has its own place. 0 is 2 with a GPU, workers or ranks, and "
-        "where the model is larger than the memory; else 1.",
+        "Prompt chunks in flight at a time; a step of answers has its own place. 0 is 4 where the model is larger than the "
+        "memory, 2 with a GPU, workers, ranks or sliding windows there, else 1.",
     )
     decode_slowdown: float = setting(
         1.8,

@@ -28,6 +28,9 @@ _SCORED_TOKENS: Final = 512
 # A second chunk in flight is computed while the first one waits for a disk, a device, workers or ranks. Where it waits for
 # none, that wins a few hundredths at most, and a request that comes would wait for both.
 _CHUNKS_BESIDE_WAITING: Final = 2
+# Chunks in flight follow each other layer by layer, and find in memory what the first one had read. Each makes windows' caches
+# larger, so that these models keep to the number above.
+_CHUNKS_THAT_SHARE_READS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,20 @@ def prompt_limits(
         scored = chunk if waits else min(chunk, _SCORED_TOKENS)
     chunks, why_chunks = config.scheduler.max_prompt_chunks, "asked for (--prompt-chunks)"
     if not chunks:
-        chunks, why_chunks = _chunks_in_flight(config, waits=waits)
+        shares_reads = tensor_bytes > room_bytes and not on_device and spec.window is None
+        chunks, why_chunks = _chunks_in_flight(config, waits=waits, shares_reads=shares_reads)
     return PromptLimits(context, chunk, chunks, scored, why_context, why_chunk, why_chunks)
 
 
-def _chunks_in_flight(config: EngineConfig, *, waits: bool) -> tuple[int, str]:
-    """Return the most chunks of prompts in flight, and why. waits: whether a chunk waits for a disk or a device."""
-    if waits or config.remote.workers or config.parallel.rank is not None:
+def _chunks_in_flight(config: EngineConfig, *, waits: bool, shares_reads: bool) -> tuple[int, str]:
+    """Return the most chunks of prompts in flight, and why.
+
+    waits: whether a chunk waits for a disk or a device. shares_reads: whether it waits for a disk, and memory has room for more.
+    """
+    is_divided = bool(config.remote.workers) or config.parallel.rank is not None
+    if shares_reads and not is_divided:
+        return _CHUNKS_THAT_SHARE_READS, "each layer is read once for all of them"
+    if waits or is_divided:
         return (
             _CHUNKS_BESIDE_WAITING,
             "one is computed while another waits for what is not in memory here",

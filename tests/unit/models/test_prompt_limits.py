@@ -13,8 +13,11 @@ from thermocline.config_remote import ParallelConfig, RemoteConfig
 from thermocline.experts.placement.planner import DeviceMemory
 from thermocline.models.prompt_limits import prompt_limits
 
-SPEC = SimpleNamespace(context_length=4096, latent=None)
-LATENT = SimpleNamespace(context_length=4096, latent=SimpleNamespace(expanded_tokens=128))
+SPEC = SimpleNamespace(context_length=4096, latent=None, window=None)
+LATENT = SimpleNamespace(
+    context_length=4096, latent=SimpleNamespace(expanded_tokens=128), window=None
+)
+WINDOWED = SimpleNamespace(context_length=4096, latent=None, window=SimpleNamespace(num_tokens=128))
 
 
 @pytest.mark.parametrize(
@@ -48,8 +51,11 @@ def test_a_processor_with_tiles_takes_long_chunks():
     ("settings", "nbytes", "on_device", "expected"),
     [
         ({}, 5, False, 1),
-        ({}, 11, False, 2),
+        ({}, 11, False, 4),
+        ({}, 11, True, 2),
         ({}, 5, True, 2),
+        ({"remote": RemoteConfig(workers=("local",))}, 11, False, 2),
+        ({"scheduler": SchedulerConfig(max_prompt_chunks=3)}, 11, False, 3),
         ({"remote": RemoteConfig(workers=("local",))}, 5, False, 2),
         ({"parallel": ParallelConfig(rank=1, num_ranks=2)}, 5, False, 2),
         ({"scheduler": SchedulerConfig(max_prompt_chunks=3)}, 5, False, 3),
@@ -60,6 +66,12 @@ def test_a_second_chunk_is_in_flight_where_the_first_waits(settings, nbytes, on_
     limits = prompt_limits(EngineConfig(**settings), SPEC, nbytes, 10, on_device=on_device)
     assert limits.max_prompt_chunks == expected
     assert limits.why_chunks
+
+
+def test_windows_keep_to_two_chunks():
+    """Each further one would make every windowed layer's cache larger, of memory that the experts' pages want."""
+    assert prompt_limits(EngineConfig(), WINDOWED, 11, 10).max_prompt_chunks == 2
+    assert prompt_limits(EngineConfig(), WINDOWED, 5, 10).max_prompt_chunks == 1
 
 
 @pytest.mark.parametrize(
