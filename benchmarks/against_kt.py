@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _NAME: Final = "against_kt"
 _OURS: Final = "thermocline"
 _NUM_CHECKED: Final = 2
+MOST_TOKENS: Final = 512
 _SETTLE_S: Final = 0.2  # kt-kernel's threads spin for a while after a job
 
 
@@ -61,6 +62,7 @@ def write_layers(folder: Path, layers: Sequence[LayerWeights], shape: Shape) -> 
         "hidden": shape.hidden,
         "intermediate": shape.intermediate,
         "layers": len(layers),
+        "most_tokens": MOST_TOKENS,
         "types": {name: int(form.type_id) for name, form in kinds},
     }
     (folder / "shape.json").write_text(json.dumps(facts))
@@ -202,7 +204,7 @@ def run(options: argparse.Namespace) -> int:
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{_NAME}", description=__doc__)
     parser.add_argument("--kt-python", default=os.environ.get("THERMOCLINE_KT_PYTHON"), metavar="PYTHON", help="interpreter with kt-kernel (default: THERMOCLINE_KT_PYTHON)")  # fmt: skip
-    parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 64, 512], metavar="N", help="at most 512 each")  # fmt: skip
+    parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 64, 512], metavar="N", help=f"at most {MOST_TOKENS} each")  # fmt: skip
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--layers", type=int, default=3, metavar="N", help="distinct layers used in turn, of 0.4 GB on each side")  # fmt: skip
     parser.add_argument("--type", default="Q4_K", help="type of gate and up")
@@ -216,6 +218,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Measure what the command line asks for; the status is 1 if a case is slower than theirs."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
+    if not all(1 <= count <= MOST_TOKENS for count in options.tokens):
+        raise SystemExit(f"--tokens: 1 to {MOST_TOKENS} each, which the child makes room for")
     if not options.kt_python:
         raise SystemExit(
             "say which interpreter has kt-kernel: --kt-python PYTHON, or `make bench-kt`"

@@ -68,10 +68,10 @@ async def prompt_of(engine: Engine, options: argparse.Namespace) -> list[int]:
 
 
 async def compute(options: argparse.Namespace) -> dict[str, Any]:
-    """Compute a prompt as one chunk, then decode; greedy unless a temperature is given."""
+    """Compute a prompt in the default chunks, then decode; greedy unless a temperature is given."""
     from benchmarks.memory import resident
     from thermocline import Engine, EngineConfig, SamplingParams
-    from thermocline.config import CpuConfig, MemoryConfig, PrefetchConfig, SchedulerConfig
+    from thermocline.config import CpuConfig, MemoryConfig, PrefetchConfig
     from thermocline.prefetch.governor import PrefetchGovernor
 
     selections: list[tuple[int, list[int]]] = []
@@ -87,9 +87,8 @@ async def compute(options: argparse.Namespace) -> dict[str, Any]:
         memory=MemoryConfig(
             max_context_tokens=options.prompt + options.decode + 16, max_full_contexts=1
         ),
-        cpu=CpuConfig(threads=options.threads),
+        cpu=CpuConfig(threads=options.threads, isa=options.cpu_isa),
         prefetch=PrefetchConfig(mode=options.prefetch),
-        scheduler=SchedulerConfig(prefill_chunk_tokens=options.prompt),
     )
     async with Engine.open(options.model, config) as engine:
         prompt = await prompt_of(engine, options)
@@ -136,6 +135,7 @@ def _main() -> None:
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--decode", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-isa", default="auto")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument(
         "--text", action="store_true", help="a prompt of prose, not of random tokens"

@@ -20,7 +20,7 @@ import numpy as np
 from kt_kernel_ext.kvcache import ggml_type
 from kt_kernel_ext.moe import MOE, MOEConfig
 
-_BLOCK_ROWS, _FEWEST_IN_GROUPS, _MAX_TOKENS = 32, 10, 512
+_BLOCK_ROWS, _FEWEST_IN_GROUPS = 32, 10
 _MATRICES = ("gate", "up", "down")
 
 
@@ -45,7 +45,7 @@ class KtSide:
             )
             config.layer_idx, config.pool = index, self._pool.backend_
             config.m_block, config.group_min_len = _BLOCK_ROWS, _FEWEST_IN_GROUPS
-            config.max_len = config.group_max_len = _MAX_TOKENS
+            config.max_len = config.group_max_len = shape["most_tokens"]
             matrices = {name: np.load(folder / f"{index}-{name}.npy") for name in _MATRICES}
             for name, blocks in matrices.items():
                 setattr(config, f"{name}_proj", blocks.ctypes.data)

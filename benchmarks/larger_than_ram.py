@@ -140,7 +140,7 @@ class Field:
         options = self._options
         command = [sys.executable, "-m", "benchmarks.cold_side", str(self._model.absolute())]
         command += ["--prompt", str(options.prompt), "--decode", str(options.decode)]
-        command += ["--threads", str(options.threads), *arguments]
+        command += ["--threads", str(options.threads), "--cpu-isa", options.cpu_isa, *arguments]
         command += [] if group is None else ["--group", str(group)]
         ran = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=True)
         answer: dict[str, Any] = json.loads(ran.stdout)
@@ -202,6 +202,8 @@ def report(runs: Runs, options: argparse.Namespace) -> tuple[list[Row], list[tup
     rows: list[Row] = []
     lines = []
     case = f"prompt {options.prompt}, limit {options.limit_mib} MiB"
+    if options.cpu_isa != "auto":
+        case += f", {options.cpu_isa}"
     for side in runs:
         if side.endswith("reading"):
             times = _times(runs, side, "read_s")
@@ -297,6 +299,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=2048, metavar="TOKENS")
     parser.add_argument("--decode", type=int, default=16, metavar="TOKENS")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-isa", default="auto", metavar="SET", help="instruction set of thermocline's kernels")  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "larger-than-ram.csv")
     return parser.parse_args(arguments)
