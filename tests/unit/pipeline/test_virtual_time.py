@@ -82,6 +82,16 @@ def test_without_a_device_the_cpu_never_idles():
         assert makespan(done) == pytest.approx(6 * 4 * 3.5)
 
 
+@pytest.mark.parametrize(("credits", "run_length"), [(1, 1), (2, 2), (4, 4)])
+def test_chunks_in_flight_follow_each_other_layer_by_layer(credits, run_length):
+    """A layer is computed for all of them before the next one, so that what was read for the first serves all."""
+    layers = 3
+    done = run(prompts(4), times(attend=1.0, cold=2.0), layers=layers, credits=credits, hot=False)
+    jobs = sorted((busy for busy in done if busy.name is Name.COLD), key=lambda busy: busy.start_s)
+    first = [(busy.chunk, busy.layer) for busy in jobs[: layers * run_length]]
+    assert first == [(chunk, layer) for layer in range(layers) for chunk in range(run_length)]
+
+
 def test_two_chunks_in_flight_fill_each_other_s_gaps():
     """One chunk alone leaves the CPU idle while the device computes; a second one takes that time."""
     given = times(attend=1.0, hot=2.0, cold=1.0)
