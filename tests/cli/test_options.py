@@ -107,6 +107,13 @@ def test_bad_flags_are_usage_errors(invoke, flags, named):
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("command", ["run", "bench", "serve"])
+def test_what_explain_calls_asked_for_can_be_asked_for(command):
+    """`--explain` says "asked for (--prompt-chunks)": each command that chooses has the flags that its choices name."""
+    offered = {name for parameter in cli.commands[command].params for name in parameter.opts}
+    assert {"--ctx", "--prefill-chunk", "--prompt-chunks", "--speculate"} <= offered
+
+
 def test_token_ids_are_separated_by_commas_spaces_and_line_ends():
     """Ids can be written by hand or come out of another program."""
     assert parse_token_ids("1, 2\n3\n", "--tokens") == (1, 2, 3)

@@ -208,6 +208,7 @@ ONE_REQUEST_FLAGS: Final = (
     "--ctx",
     "--kv-type",
     "--prefill-chunk",
+    "--prompt-chunks",
     "--speculate",
     "--draft-model",
     "--chat-template-file",
