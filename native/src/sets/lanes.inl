@@ -34,6 +34,9 @@ inline Ints add(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline void store_ints(int32_t* p, Ints a) { _mm512_storeu_si512(p, a.v); }
 inline Ints set_ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Ints round_to_ints(Floats a) { return {_mm512_cvtps_epi32(a.v)}; }
+inline Floats round_to_whole(Floats a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
 inline float total(Floats a) { return _mm512_reduce_add_ps(a.v); }
 inline void store_bytes(int8_t* p, Ints a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
@@ -99,6 +102,10 @@ inline void store_ints(int32_t* p, Ints a) {
 }
 inline Ints set_ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline Ints round_to_ints(Floats a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+inline Floats round_to_whole(Floats a) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};
+}
 inline float total(Floats a) {
     __m256 m = _mm256_add_ps(a.lo, a.hi);
     __m128 n = _mm_add_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
@@ -227,6 +234,9 @@ inline Ints set_ints(int32_t x) { const int32x4_t v = vdupq_n_s32(x); return {{v
 inline Ints round_to_ints(const Floats& a) {
     return {THERMOCLINE_EACH4([&](int i) { return vcvtnq_s32_f32(a.v[i]); })};
 }
+inline Floats round_to_whole(const Floats& a) {
+    return {THERMOCLINE_EACH4([&](int i) { return vrndnq_f32(a.v[i]); })};
+}
 inline float total(const Floats& a) {  // folded 8, 4, 2, 1, as everywhere
     const float32x4_t four = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
     const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
@@ -315,6 +325,7 @@ inline Ints round_to_ints(const Floats& a) {
         return static_cast<int32_t>(shifted - 12582912.0f);
     });
 }
+inline Floats round_to_whole(const Floats& a) { return to_floats(round_to_ints(a)); }
 inline float total(const Floats& a) {
     float s[8];
     for (int i = 0; i < 8; ++i) s[i] = a.v[i] + a.v[i + 8];

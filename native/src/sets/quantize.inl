@@ -43,7 +43,7 @@ void choose_scales(const float* x, QuantGroups& groups) {
         for (int k = 0; k < Columns; ++k) {
             // Not fused: sets must find the same errors, or near ties would be decided differently.
             const Floats v = load_floats(turned[k]);
-            const Floats off = subtract(v, multiply(to_floats(round_to_ints(multiply(v, up))), down));
+            const Floats off = subtract(v, multiply(round_to_whole(multiply(v, up)), down));
             error = add(error, multiply(off, off));
         }
         if (step == kFirstStep) {
