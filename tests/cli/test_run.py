@@ -39,11 +39,13 @@ def test_explain_prints_each_choice_to_stderr(toy, invoke, command):
     """A line each, with its reason; the answer is the one without the flag."""
     name, *rest = command
     plain = invoke(name, toy, *rest, *SHORT, input="hello")
-    told = invoke(name, toy, *rest, "--explain", *SHORT, input="hello")
+    flags = ("--explain", "--prompt-chunks", "3")
+    told = invoke(name, toy, *rest, *flags, *SHORT, input="hello")
     assert told.exit_code == 0, told.stderr
     assert told.stdout == plain.stdout
     lines = told.stderr.splitlines()
     assert "kernels: reference (asked for (--kernels))" in lines
+    assert "prompt chunks in flight: 3 (asked for (--prompt-chunks))" in lines
     assert any(line.startswith("prompt chunk: 1024 tokens (") for line in lines)
 
 
