@@ -68,6 +68,22 @@ def test_a_published_model_is_planned_from_its_header(tmp_path, invoke):
     assert "experts have 6.38 GiB, of 16.35 GiB that could be there" in page
 
 
+def test_windows_keep_what_chunks_in_flight_need(tmp_path, invoke):
+    """Each chunk more is so many tokens more in four layers with a window; a worker makes two of the one chunk."""
+    toy = ToyArch("mellum", layers=5, window=16, seed=90)
+    path = os.fspath(write_toy_arch(tmp_path / "windows.gguf", toy))
+    flags = ("--no-measure", "--ctx", "512", "--prefill-chunk", "32")
+
+    def kept(*more: str) -> int:
+        return planned(invoke, path, *flags, *more)["host_kv_bytes"]
+
+    chunk_bytes = 32 * 4 * 2 * toy.kv_heads * toy.head_dim * 2
+    one = kept("--prompt-chunks", "1")
+    assert kept() == one
+    assert kept("--prompt-chunks", "3") == one + 2 * chunk_bytes
+    assert kept("--expert-worker", "local") == one + chunk_bytes
+
+
 def test_nothing_is_chosen_by_itself_if_so_asked(toy, invoke):
     """--no-auto: what flags name goes to the device, and nothing else."""
     assert not any(planned(invoke, toy, "--vram", "12GiB", "--no-auto")["hot_experts"])

@@ -34,6 +34,7 @@ from thermocline.config import (
     MemoryConfig,
     ParallelConfig,
     PlacementConfig,
+    RemoteConfig,
     SchedulerConfig,
     SpeculationConfig,
     TrunkDevice,
@@ -118,15 +119,8 @@ _MAX_SPREAD = 4
     help="What a cached number is.",
 )
 @engine_option("--cache-spill")
-@click.option(
-    *names("--prefill-chunk"),
-    "prefill_chunk",
-    cls=SettingOption,
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Prompt tokens that are computed together; 0 is 512, or 2048 with a GPU and where the model is larger than the memory.",
-)
+@engine_option("--prefill-chunk")
+@engine_option("--prompt-chunks")
 @click.option(
     "--auto/--no-auto",
     "is_auto",
@@ -239,7 +233,8 @@ def plan(  # noqa: PLR0913 - one per flag
     ctx: int | None,
     kv_type: CacheChoice,
     memory_spill_bytes: int | None,
-    prefill_chunk: int,
+    scheduler_prefill_chunk_tokens: int,
+    scheduler_max_prompt_chunks: int,
     is_auto: bool,
     speculation_drafters: str,
     speculation_draft_model: str | None,
@@ -307,7 +302,12 @@ def plan(  # noqa: PLR0913 - one per flag
             expert_budget_bytes=_size(expert_budget),
             device_memory_bytes=_size(device_memory),
         ),
-        scheduler=SchedulerConfig(prefill_chunk_tokens=prefill_chunk, max_requests=max_requests),
+        scheduler=SchedulerConfig(
+            prefill_chunk_tokens=scheduler_prefill_chunk_tokens,
+            max_prompt_chunks=scheduler_max_prompt_chunks,
+            max_requests=max_requests,
+        ),
+        remote=RemoteConfig(workers=workers),
         speculation=SpeculationConfig(
             drafters=speculation_drafters, draft_model=speculation_draft_model
         ),
