@@ -8,7 +8,7 @@ export VENV HASHES
 # Where Python may not keep bytecode, every process of hundreds compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-BENCHMARKS := quick llama llama-qwen35moe llama-olmoe kt layer types lag memory published requests agent overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings speculation ranks rank-speed
+BENCHMARKS := quick llama llama-gpu llama-qwen35moe llama-olmoe kt layer types lag memory published requests agent overlap overhead http http-large larger predictions experts foresight link streaming round-trip workers gpu settings speculation ranks rank-speed
 
 .PHONY: demo test lint check install docs wheels image fuzz fuzz-api fuzz-wire reliability soak audit hashes schedules speculation parallel prompts allocations sanitize check-neon check-gpu oracle clients golden stub demo-model \
 	sample-trace load results picture proof-cpu gpu-proof clean bench $(BENCHMARKS:%=bench-%)

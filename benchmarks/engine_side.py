@@ -112,8 +112,12 @@ def _main() -> None:
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--threads", type=int, help="default: one per processor")
     parser.add_argument("--isa", default="auto", help="instruction set")
+    parser.add_argument(
+        "--device-memory", type=int, metavar="BYTES", help="of a GPU, if there is one"
+    )
     options = parser.parse_args()
-    config = engine_config(options.context, options.threads, isa=options.isa)
+    placement = PlacementConfig(device_memory_bytes=options.device_memory)
+    config = engine_config(options.context, options.threads, placement, isa=options.isa)
     # Random weights repeat themselves: drafts of a text that comes again would be measured instead of kernels.
     config = replace(config, speculation=SpeculationConfig(drafters="off"))
     asyncio.run(_serve(options.model, config))

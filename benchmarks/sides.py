@@ -112,12 +112,21 @@ class EngineChild(Child):
     """thermocline with an open file."""
 
     def __init__(
-        self, model: Path, context_tokens: int, threads: int | None, isa: str = "auto"
+        self,
+        model: Path,
+        context_tokens: int,
+        threads: int | None,
+        isa: str = "auto",
+        device_memory_bytes: int | None = None,
     ) -> None:
-        """threads: None for one per processor."""
+        """threads: None for one per processor; device_memory_bytes: None for all that is free, where there is a GPU."""
         module = [sys.executable, "-m", "benchmarks.engine_side", str(model.absolute())]
         module += ["--context", str(context_tokens), "--isa", isa]
-        super().__init__(module if threads is None else [*module, "--threads", str(threads)])
+        if threads is not None:
+            module += ["--threads", str(threads)]
+        if device_memory_bytes is not None:
+            module += ["--device-memory", str(device_memory_bytes)]
+        super().__init__(module)
 
     def run(self, work: Work) -> Speeds:
         """Compute `work` from an empty cache."""

@@ -47,6 +47,10 @@ case $what in
     if [ "$what" = llama-olmoe ]; then path=$(model 16 olmoe-1b-7b); else path=$(model 8 qwen3.6-35b-a3b); fi
     "$python" -m benchmarks.against_llama "$path" --contexts 0 --out "docs/results/against-$what.csv" "$@"
     ;;
+  llama-gpu) # LLAMA_BENCH: llama.cpp's llama-bench, built with CUDA
+    : "${LLAMA_BENCH:?give the llama-bench of a llama.cpp with CUDA: LLAMA_BENCH=PATH make bench-llama-gpu}"
+    "$python" -m benchmarks.against_llama_gpu "$(model 48)" --llama-bench "$LLAMA_BENCH" "$@"
+    ;;
   kt)
     if [ -z "${THERMOCLINE_KT_PYTHON:-}" ]; then
       kt=.venv-kt/bin/python
