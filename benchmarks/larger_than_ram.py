@@ -113,13 +113,17 @@ class Field:
 
     def __init__(
         self,
-        options: argparse.Namespace,
         model: Path,
-        llama: str | None,
+        work: Work,
+        threads: int,
+        *,
+        isa: str = "auto",
+        llama: str | None = None,
         filler: Path | None = None,
     ) -> None:
-        self._options, self._model, self._llama = options, model, llama
-        self._filler = filler
+        """isa: thermocline's instruction set; llama: an interpreter that has llama_cpp."""
+        self._model, self._work, self._threads = model, work, threads
+        self._isa, self._llama, self._filler = isa, llama, filler
 
     def _prepare(self, group: Path | None) -> None:
         """Drop the model's pages, and fill the group."""
@@ -137,10 +141,10 @@ class Field:
             fill_pages(self._model)
         else:
             self._prepare(group)
-        options = self._options
+        work = self._work
         command = [sys.executable, "-m", "benchmarks.cold_side", str(self._model.absolute())]
-        command += ["--prompt", str(options.prompt), "--decode", str(options.decode)]
-        command += ["--threads", str(options.threads), "--cpu-isa", options.cpu_isa, *arguments]
+        command += ["--prompt", str(work.num_prompt), "--decode", str(work.num_decode)]
+        command += ["--threads", str(self._threads), "--cpu-isa", self._isa, *arguments]
         command += [] if group is None else ["--group", str(group)]
         ran = subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=True)
         answer: dict[str, Any] = json.loads(ran.stdout)
@@ -151,15 +155,14 @@ class Field:
         self._prepare(group)
         script = Path(__file__).with_name("llama_side.py")
         side = [str(self._llama), str(script), str(self._model.absolute())]
-        options = self._options
-        work = Work(options.prompt, options.decode)
+        work = self._work
         request = work.as_request() | {
             "flash": True,
-            "ubatch": min(_LLAMA_UBATCH, options.prompt),
-            "context": -(-(options.prompt + options.decode + 1) // 256) * 256,
+            "ubatch": min(_LLAMA_UBATCH, work.num_prompt),
+            "context": -(-(work.num_prompt + work.num_decode + 1) // 256) * 256,
             "keep": False,
         }
-        with Child([*_entering(group), *side, "--threads", str(options.threads)]) as child:
+        with Child([*_entering(group), *side, "--threads", str(self._threads)]) as child:
             return child.ask(request)
 
 
@@ -275,7 +278,13 @@ def run(options: argparse.Namespace, model: Path) -> int:
         for _ in range(options.limit_mib):
             filler.write(bytes(1 << 20))
         filler.flush()
-        field = Field(options, model, llama, Path(filler.name))
+        work = Work(options.prompt, options.decode)
+        field = Field(
+            *(model, work, options.threads),
+            isa=options.cpu_isa,
+            llama=llama,
+            filler=Path(filler.name),
+        )
         runs = measure(field, group, options, has_llama=llama is not None)
     rows, required = report(runs, options)
     rows = [replace(row, routing=routing_of(model)) for row in rows]

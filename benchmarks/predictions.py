@@ -136,7 +136,7 @@ def from_disk(
     experts, which then stay in memory. That is no workload's cost.
     """
     limit = round(subject.sizes.total * options.memory_share)
-    field = Field(options, subject.path, None)
+    field = Field(subject.path, Work(options.prompt, options.decode), options.threads)
     with memory_group(limit) as group:
         drawn = ("--temperature", "2")
         other = field.thermocline(group, *drawn, "--seed", "1")

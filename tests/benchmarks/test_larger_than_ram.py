@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
 
 import pytest
 
 from benchmarks.foresight import offline_misses, recent_misses
-from benchmarks.larger_than_ram import drop_pages
+from benchmarks.larger_than_ram import Field, drop_pages
+from benchmarks.sides import Work
+from benchmarks.synthetic_model import write_model
 
 
 def test_with_room_for_all_both_read_each_expert_once():
@@ -39,3 +43,25 @@ def test_a_file_that_is_in_use_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("os.posix_fadvise", lambda *_: None)
     with pytest.raises(SystemExit, match="another program"):
         drop_pages(path)
+
+
+def test_a_side_runs_as_it_was_asked(tmp_path, monkeypatch):
+    """The process gets the work, the threads, the instruction set and further arguments, and its answer comes back."""
+    given = []
+
+    def run(command, **_):
+        given.extend(command)
+        return subprocess.CompletedProcess(command, 0, json.dumps({"prefill_s": 2.5}))
+
+    monkeypatch.setattr("subprocess.run", run)
+    field = Field(write_model(tmp_path / "tiny.gguf", "tiny"), Work(64, 4), 2)
+    assert field.thermocline(None, "--seed", "1", warm=True) == {"prefill_s": 2.5}
+    pairs = dict(zip(given[4::2], given[5::2], strict=True))
+    asked = {
+        "--prompt": "64",
+        "--decode": "4",
+        "--threads": "2",
+        "--cpu-isa": "auto",
+        "--seed": "1",
+    }
+    assert pairs == asked
