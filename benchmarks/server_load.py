@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import math
 import random
 import statistics
@@ -76,11 +77,13 @@ class Load:
 
     @property
     def growth_mib_per_min(self) -> float:
-        """How the memory grew, after a third of the time in which caches fill."""
+        """How the memory grew, after a third of the time in which caches fill: the median slope between any two looks.
+
+        So one step, of an allocator that takes a piece more, is no growth; what goes on all the time is.
+        """
         late = [(at / 60, mib) for at, mib in self.memory if at > self.seconds / 3]
-        return (
-            statistics.linear_regression(*zip(*late, strict=True)).slope if len(late) > 2 else 0.0
-        )
+        pairs = itertools.combinations(late, 2)
+        return statistics.median([(b - a) / (end - start) for (start, a), (end, b) in pairs] or [0])
 
 
 def share_at(looks: dict[float, float], share: float) -> float:
