@@ -17,7 +17,7 @@ from thermocline.experts.catalog import ByteSpan
 from thermocline.kernels.native import load_native
 from thermocline.messages import ExpertKey, LayerIndex
 from thermocline.prefetch.advice import PageAdvisor
-from thermocline.prefetch.readers import NUM_THREADS, PIECE_BYTES
+from thermocline.prefetch.readers import NUM_THREADS, pieces_of
 from thermocline.prefetch.residency import PageLook
 
 if TYPE_CHECKING:
@@ -166,11 +166,11 @@ def _pieces(spans: Iterable[ByteSpan], sample_bytes: int) -> list[ByteSpan]:
     found: list[ByteSpan] = []
     left = sample_bytes
     for span in spans:
-        for start in range(span.start, span.end, PIECE_BYTES):
+        for piece in pieces_of(span):
             if left <= 0:
                 return found
-            found.append(ByteSpan(span.shard, start, min(start + PIECE_BYTES, span.end)))
-            left -= found[-1].end - start
+            found.append(piece)
+            left -= piece.end - piece.start
     return found
 
 

@@ -145,7 +145,7 @@ class ReaderThreads:
                     pieces = deque(
                         _Piece(part, key.layer, with_neighbours, key)
                         for span in self._catalog.spans(key)
-                        for part in _pieces(span)
+                        for part in pieces_of(span)
                     )
                     self._waiting[key] = pieces
                     self._total_experts += 1
@@ -158,7 +158,7 @@ class ReaderThreads:
         pieces = [
             _Piece(part, layer, in_huge_pages=is_read_in_huge_pages(span))
             for layer, span in self._all_non_expert
-            for part in _pieces(span)
+            for part in pieces_of(span)
         ]
         with self._changed:
             self._non_expert = deque(pieces)
@@ -173,7 +173,7 @@ class ReaderThreads:
             _Piece(part, key.layer, in_huge_pages=key.layer in with_neighbours)
             for key in keys
             for span in self._catalog.spans(key)
-            for part in _pieces(span)
+            for part in pieces_of(span)
         )
         with self._changed:
             self._rest = rest
@@ -307,7 +307,7 @@ def is_read_in_huge_pages(span: ByteSpan) -> bool:
     return span.end - span.start >= _MANY_BYTES
 
 
-def _pieces(span: ByteSpan) -> Iterator[ByteSpan]:
+def pieces_of(span: ByteSpan) -> Iterator[ByteSpan]:
     """Cut a span into what is read at a time."""
     if span.end - span.start < 2 * PIECE_BYTES:
         return iter((span,))
