@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from thermocline.costmodel.machine_speeds import DiskSpeeds
-from thermocline.experts.catalog import ByteSpan
 from thermocline.kernels.native import load_native
 from thermocline.messages import ExpertKey, LayerIndex
 from thermocline.prefetch.advice import PageAdvisor
@@ -23,7 +22,7 @@ from thermocline.prefetch.residency import PageLook
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from thermocline.experts.catalog import ExpertCatalog
+    from thermocline.experts.catalog import ByteSpan, ExpertCatalog
     from thermocline.modelfile.reader import ModelFile
 
 # Read at a time: a tenth of a second of a quick disk.
