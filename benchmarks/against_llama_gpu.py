@@ -33,6 +33,7 @@ from benchmarks.measure import (
 )
 from benchmarks.sides import EngineChild, Speeds, Work
 from thermocline.modelfile.reader import open_model_file
+from thermocline.models.registry import read_spec
 from thermocline.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class LlamaBench:
             "-p", ",".join(map(str, self._prompts)), "-n", str(self._decode), "-r", "2",
             "-o", "jsonl",
         ]  # fmt: skip
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if ran.returncode:
             raise SystemExit(f"{' '.join(command)} ended with {ran.returncode}:\n{ran.stderr}")
         by_flash = self._read(ran.stdout)
@@ -137,7 +138,10 @@ class GpuMemory:
 
 def _used_bytes() -> int:
     ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    found = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+    try:
+        found = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"nvidia-smi does not tell the GPU's memory ({error})") from None
     return int(found.splitlines()[0]) << 20
 
 
@@ -171,10 +175,11 @@ def settings_of(
     """Return what to try: every combination, each with the layers that fit beside its micro-batch."""
     with open_model_file(model) as file:
         sizes = {name: tensor.nbytes for name, tensor in file.tensors.items()}
-        heads = file.tensors["blk.0.attn_k.weight"].shape[0]
         vocabulary = file.tensors["token_embd.weight"].shape[0]
-        layers = 1 + max(int(name.split(".")[1]) for name in sizes if name.startswith("blk."))
-    cache = layers * 2 * heads * 2 * _CONTEXT
+        kept = read_spec(file).kv_shapes
+    # Halves: keys and values, or what both are made of.
+    numbers = sum(one.kv_heads * one.head_dim * (1 if one.latent else 2) for one in kept)
+    cache = 2 * numbers * _CONTEXT
     return tuple(
         Settings(mapped, flash, ubatch, layers_on_cpu(sizes, memory_bytes, cache + ubatch * vocabulary * 4 + _BESIDE_BYTES))
         for mapped, ubatch, flash in itertools.product((False, True), ubatches, (True, False))

@@ -143,3 +143,10 @@ def test_a_run_that_ends_early_keeps_its_pairs(measured):
     ratios = [row for row in rows if row["side"] == "ratio"]
     assert ratios
     assert all(len(row["values"].split()) == 2 for row in ratios)
+
+
+def test_without_the_drivers_program_the_message_says_so(monkeypatch):
+    """On a machine without an NVIDIA GPU."""
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SystemExit, match="nvidia-smi does not tell"):
+        GpuMemory()
