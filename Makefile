@@ -161,7 +161,7 @@ $(BENCHMARKS:%=bench-%): bench-%: $(VENV)/.installed-dev
 results: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.results $(ARGS)
 
-# The server with 64 streams for three minutes; the test suite runs 16 for 10 s.
+# The server with 64 streams for eight minutes; the test suite runs 16 for 10 s.
 load: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.server_load $(ARGS)
 

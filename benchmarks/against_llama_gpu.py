@@ -14,16 +14,17 @@ import itertools
 import json
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import psutil
 
 from benchmarks.measure import (
     RESULTS,
+    ForeignLoad,
+    Peak,
     Row,
     describe_machine,
     paired_ratios,
@@ -43,8 +44,7 @@ _NAME: Final = "against_llama_gpu"
 _DECODE: Final = "decode"
 # What llama.cpp takes beside weights, cache and the logits of a micro-batch: work space and the driver's own.
 _BESIDE_BYTES: Final = 1 << 30
-_FLASH: Final = (1, True, "1", "on")
-_CONTEXT: Final = 2304  # tokens of llama-bench's cache for prompts of 2048
+_LOOK_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,42 +101,12 @@ class LlamaBench:
             one = json.loads(line)
             self.build, self.gpu = str(one["build_commit"]), str(one["gpu_info"])
             name = _DECODE if one["n_gen"] else _prefill(one["n_prompt"])
-            found[one["flash_attn"] in _FLASH][name] = max(one["samples_ts"])
+            found[one["flash_attn"] == 1][name] = max(one["samples_ts"])
         return found
 
 
-class GpuMemory:
-    """The most memory of the GPU that was in use, by the driver, beyond what was when this began.
-
-    Asking takes processor time and the driver's, so nothing that counts is measured meanwhile.
-    """
-
-    def __init__(self, ask: Callable[[], int] | None = None, every_s: float = 0.5) -> None:
-        """ask: returns the bytes in use; the driver's program by default."""
-        self._ask, self._every_s = ask or _used_bytes, every_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._before = self._most = self._ask()
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    @property
-    def most_bytes(self) -> int:
-        """Bytes beyond those at the beginning."""
-        return self._most - self._before
-
-    def _watch(self) -> None:
-        while not self._over.wait(self._every_s):
-            self._most = max(self._most, self._ask())
-
-
-def _used_bytes() -> int:
+def used_bytes() -> int:
+    """Return the bytes of the GPU's memory that are in use, by its driver. Asking takes time, also the driver's."""
     ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         found = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
@@ -170,7 +140,7 @@ def layers_on_cpu(sizes: Mapping[str, int], memory_bytes: int | None, kept_bytes
 
 
 def settings_of(
-    model: Path, memory_bytes: int | None, ubatches: Iterable[int]
+    model: Path, memory_bytes: int | None, ubatches: Iterable[int], context_tokens: int
 ) -> tuple[Settings, ...]:
     """Return what to try: every combination, each with the layers that fit beside its micro-batch."""
     with open_model_file(model) as file:
@@ -179,7 +149,7 @@ def settings_of(
         kept = read_spec(file).kv_shapes
     # Halves: keys and values, or what both are made of.
     numbers = sum(one.kv_heads * one.head_dim * (1 if one.latent else 2) for one in kept)
-    cache = 2 * numbers * _CONTEXT
+    cache = 2 * numbers * context_tokens
     return tuple(
         Settings(mapped, flash, ubatch, layers_on_cpu(sizes, memory_bytes, cache + ubatch * vocabulary * 4 + _BESIDE_BYTES))
         for mapped, ubatch, flash in itertools.product((False, True), ubatches, (True, False))
@@ -221,9 +191,9 @@ def run(options: argparse.Namespace) -> int:
     facts = describe_machine(options.threads)
     versions = facts["versions"]
 
-    def write(rows: Sequence[Row]) -> None:
+    def write(rows: Sequence[Row], load: ForeignLoad) -> None:
         own = {"versions": f"{versions} llama.cpp={llama.build}", "gpu": llama.gpu}
-        write_rows(options.out, rows, facts | own)
+        write_rows(options.out, rows, facts | own | {"foreign_cores": f"{load.cores:.2f}"})
 
     for text in options.device_memory:
         _compare(options, llama, work, text, write)
@@ -236,54 +206,57 @@ def _compare(
     llama: LlamaBench,
     work: list[Work],
     text: str,
-    write: Callable[[Sequence[Row]], None],
+    write: Callable[[Sequence[Row], ForeignLoad], None],
 ) -> None:
     limit = None if text == "all" else parse_bytes(text)
     memory = "all of the GPU" if limit is None else f"{text} of the GPU"
     phases = {_prefill(one.num_prompt) if not one.num_decode else _DECODE: one for one in work}
+    context = max(one.num_prompt + one.num_decode for one in work) + 1
     tuned: dict[Settings, dict[str, float]] = {}
     for _, group in itertools.groupby(
-        settings_of(options.model, limit, options.ubatches), lambda one: (one.mapped, one.ubatch)
+        settings_of(options.model, limit, options.ubatches, context),
+        lambda one: (one.mapped, one.ubatch),
     ):
-        settings = list(group)
-        with GpuMemory() as used:
+        settings, before = list(group), used_bytes()
+        with ForeignLoad() as load, Peak(used_bytes, _LOOK_S) as used:
             found = llama.run(settings)
         tuned |= found
-        write(_tuning_rows(memory, found, used.most_bytes * 2**-30))
+        write(_tuning_rows(memory, found, (used.value - before) * 2**-30), load)
     best = best_of(tuned, phases)
-    ours: dict[str, list[float]] = {name: [] for name in phases}
-    theirs: dict[str, list[float]] = {name: [] for name in phases}
-    context = max(one.num_prompt + one.num_decode for one in work) + 1
+    before = used_bytes()
     with ExitStack() as stack:
-        with GpuMemory() as used:
+        with ForeignLoad() as load, Peak(used_bytes, _LOOK_S) as used:
             engine = stack.enter_context(
                 EngineChild(options.model, context, None, device_memory_bytes=limit)
             )
             for each in [*work, *work]:  # compiles and captures, and sees which experts are used
                 engine.run(each)
-        taken, open_s = used.most_bytes * 2**-30, engine.facts["open_s"]
+        taken, open_s = (used.value - before) * 2**-30, engine.facts["open_s"]
         print(f"  thermocline opened in {open_s:.1f} s and takes {taken:.1f} GiB", flush=True)
-        write(
-            [
-                Row(_NAME, memory, "thermocline", "memory taken", "GiB", (taken,)),
-                Row(_NAME, memory, "thermocline", "opening", "s", (open_s,)),
-            ]
-        )
+        rows = [
+            Row(_NAME, memory, "thermocline", "memory taken", "GiB", (taken,)),
+            Row(_NAME, memory, "thermocline", "opening", "s", (open_s,)),
+        ]
+        write(rows, load)
+        ours: dict[str, list[float]] = {name: [] for name in phases}
+        theirs: dict[str, list[float]] = {name: [] for name in phases}
+        load = ForeignLoad()
         try:
-            for turn in range(options.repeats):
-                if turn % 2:
-                    mine, other = _ours(engine, phases, turn), _theirs(llama, best)
-                else:
-                    other, mine = _theirs(llama, best), _ours(engine, phases, turn)
-                for name in phases:
-                    ours[name].append(mine[name])
-                    theirs[name].append(other[name])
-                print(f"  turn {turn}: {_words(mine)}; llama.cpp {_words(other)}", flush=True)
+            with load:
+                for turn in range(options.repeats):
+                    if turn % 2:
+                        mine, other = _ours(engine, phases, turn), _theirs(llama, best)
+                    else:
+                        other, mine = _theirs(llama, best), _ours(engine, phases, turn)
+                    for name in phases:
+                        ours[name].append(mine[name])
+                        theirs[name].append(other[name])
+                    print(f"  turn {turn}: {_words(mine)}; llama.cpp {_words(other)}", flush=True)
         finally:  # who ends it keeps the turns so far
             if any(theirs.values()):
                 lines, rows = report(memory, ours, theirs, best)
-                write(rows)
-                print("", lines, "", sep="\n", flush=True)
+                write(rows, load)
+                print("", lines, "", load, sep="\n", flush=True)
 
 
 def _tuning_rows(

@@ -12,6 +12,7 @@ import platform
 import secrets
 import statistics
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ import psutil
 from thermocline.machine import machine_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 RESULTS: Final = Path(__file__).parents[1] / "docs" / "results"
 MAX_FOREIGN_CORES: Final = 0.1
@@ -192,6 +193,30 @@ class ForeignLoad:
 
     def __str__(self) -> str:
         return describe_load(self.cores)
+
+
+class Peak:
+    """The most that `look` returned while the context is entered; a thread looks every so many seconds."""
+
+    def __init__(self, look: Callable[[], int], every_s: float) -> None:
+        self._look, self._every_s = look, every_s
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peak")
+        self.value = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self.value = max(self.value, self._look())
+            if self._end.wait(self._every_s):
+                return
 
 
 @dataclass(slots=True)

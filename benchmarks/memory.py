@@ -8,14 +8,13 @@ memory (what is not the page cache of the file) is sampled while it fills its co
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.engine_side import bytes_per_token
-from benchmarks.measure import ForeignLoad, Row, describe_machine, verdict, write_rows
+from benchmarks.measure import ForeignLoad, Peak, Row, describe_machine, verdict, write_rows
 from benchmarks.model_options import model_parser, parse, run_on_model
 from benchmarks.sides import EngineChild, Work
 
@@ -47,28 +46,9 @@ def resident(pid: int) -> Resident:
     return Resident((anonymous + shmem) << 10, file << 10)
 
 
-class PeakAnonymous:
-    """Samples a process's anonymous memory on a thread while the context is entered."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory sampler")
-        self.bytes = 0
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            self.bytes = max(self.bytes, resident(self._pid).anonymous)
-            if self._end.wait(_SAMPLE_S):
-                return
+def peak_anonymous(pid: int) -> Peak:
+    """Return what samples the anonymous memory of process `pid`, in bytes, while it is entered."""
+    return Peak(lambda: resident(pid).anonymous, _SAMPLE_S)
 
 
 def run(options: argparse.Namespace, model: Path) -> int:
@@ -80,7 +60,7 @@ def run(options: argparse.Namespace, model: Path) -> int:
         process_s = time.perf_counter() - start
         open_s = float(engine.facts["open_s"])
         opened = resident(engine.pid)
-        with PeakAnonymous(engine.pid) as peak:
+        with peak_anonymous(engine.pid) as peak:
             answer = engine.ask(Work(num_prompt, options.decode).as_request())
         filled = resident(engine.pid)
     speeds = (num_prompt / answer["prefill_s"], options.decode / answer["decode_s"])
@@ -90,12 +70,12 @@ def run(options: argparse.Namespace, model: Path) -> int:
     )
     print(f"open: {open_s:.2f} s, with the interpreter's start {process_s:.2f} s")
     print(
-        f"anonymous memory: {opened.anonymous / 2**20:.0f} MiB opened, {peak.bytes / 2**20:.0f} at most"
+        f"anonymous memory: {opened.anonymous / 2**20:.0f} MiB opened, {peak.value / 2**20:.0f} at most"
     )
     print(f"of the file in this process's view at the end: {filled.file / 2**30:.2f} GiB")
     print(f"pages read from the disk meanwhile: {answer['major_faults']}")
     print(f"prompt of {num_prompt}: {speeds[0]:.1f} tokens/s; then {speeds[1]:.1f} tokens/s")
-    opens, fits = open_s < _MAX_OPEN_S, peak.bytes < _MAX_ANONYMOUS_BYTES
+    opens, fits = open_s < _MAX_OPEN_S, peak.value < _MAX_ANONYMOUS_BYTES
     print(f"{verdict(opens)}  opens in under {_MAX_OPEN_S} s")
     print(
         f"{verdict(fits)}  anonymous memory under {_MAX_ANONYMOUS_BYTES / 2**30} GiB",
@@ -106,7 +86,7 @@ def run(options: argparse.Namespace, model: Path) -> int:
     quantities = (
         ("open", "s", open_s),
         ("anonymous memory, opened", "bytes", opened.anonymous),
-        ("anonymous memory, peak", "bytes", peak.bytes),
+        ("anonymous memory, peak", "bytes", peak.value),
         ("major faults", "", answer["major_faults"]),
         (f"prefill {num_prompt}", "tokens/s", speeds[0]),
         (f"decode {options.decode}", "tokens/s", speeds[1]),

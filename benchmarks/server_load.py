@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import math
 import random
 import statistics
@@ -77,13 +76,11 @@ class Load:
 
     @property
     def growth_mib_per_min(self) -> float:
-        """How the memory grew, after a third of the time in which caches fill: the median slope between any two looks.
-
-        So one step, of an allocator that takes a piece more, is no growth; what goes on all the time is.
-        """
+        """How the memory grew, after a third of the time in which caches fill."""
         late = [(at / 60, mib) for at, mib in self.memory if at > self.seconds / 3]
-        pairs = itertools.combinations(late, 2)
-        return statistics.median([(b - a) / (end - start) for (start, a), (end, b) in pairs] or [0])
+        return (
+            statistics.linear_regression(*zip(*late, strict=True)).slope if len(late) > 2 else 0.0
+        )
 
 
 def share_at(looks: dict[float, float], share: float) -> float:
@@ -229,7 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
         "model", type=Path, nargs="?", default=DEMO_MODEL_PATH, metavar="MODEL.gguf"
     )
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=RESULTS / "server-load.csv")
     options = parser.parse_args(arguments)

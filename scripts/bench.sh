@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Run one benchmark on a synthetic model, which is written first where it is missing.
-# usage: scripts/bench.sh quick | llama | llama-qwen35moe | llama-olmoe | kt | layer | types | lag | memory | published | requests | agent | overlap | overhead | http | http-large
+# usage: scripts/bench.sh quick | llama | llama-gpu | llama-qwen35moe | llama-olmoe | kt | layer | types | lag | memory | published | requests | agent | overlap | overhead | http | http-large
 #                         | larger | predictions | experts | foresight | link | streaming | round-trip | workers | gpu | settings | speculation | ranks | rank-speed [ARGUMENTS of the benchmark...]
 # BENCH_MODELS                    folder of the models (default: build/models); 3.5 and 18.6 GB,
 #                                 and 13 GB more for predictions
 # THERMOCLINE_LLAMA_PYTHON        interpreter with llama_cpp (default: the one of scripts/oracle_env.sh,
 #                                 which builds it where it is missing)
+# LLAMA_BENCH                     llama.cpp's llama-bench with CUDA, for llama-gpu
 # THERMOCLINE_KT_PYTHON           interpreter with kt-kernel (default: one in .venv-kt, which is made where it is missing)
 set -euo pipefail
 cd "$(dirname "$0")/.."

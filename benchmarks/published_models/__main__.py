@@ -27,7 +27,7 @@ from benchmarks.measure import (
     verdict,
     write_rows,
 )
-from benchmarks.memory import PeakAnonymous
+from benchmarks.memory import peak_anonymous
 from benchmarks.published_models.first_look import CONTEXT_TOKENS
 from benchmarks.published_models.sparse_gguf import write_sparse
 from benchmarks.published_models.table import MODELS
@@ -70,13 +70,13 @@ def look(model: Path, arguments: Sequence[str], cache: Path) -> dict[str, float]
         env=_environment(cache),
     ) as child:
         assert child.stdout is not None
-        with PeakAnonymous(child.pid) as peak:
+        with peak_anonymous(child.pid) as peak:
             line = child.stdout.readline()
         child.communicate()
     if child.returncode != 0:
         raise RuntimeError(f"{' '.join(arguments)} of {model.name} failed, see above")
     found: dict[str, float] = json.loads(line)
-    return found | {"peak_bytes": peak.bytes}
+    return found | {"peak_bytes": peak.value}
 
 
 def _environment(cache: Path) -> dict[str, str]:

@@ -12,13 +12,13 @@ import pytest
 
 from benchmarks import against_llama_gpu
 from benchmarks.against_llama_gpu import (
-    GpuMemory,
     LlamaBench,
     Settings,
     best_of,
     layers_on_cpu,
     main,
     settings_of,
+    used_bytes,
 )
 from benchmarks.sides import Work
 from benchmarks.synthetic_model import write_model
@@ -69,10 +69,10 @@ def test_layers_leave_until_the_rest_fits(memory, layers):
 def test_every_combination_is_tried_with_the_layers_that_fit(tmp_path):
     """A larger micro-batch leaves less for experts."""
     model = write_model(tmp_path / "tiny.gguf", "tiny")
-    found = settings_of(model, None, (512, 2048))
+    found = settings_of(model, None, (512, 2048), 64)
     assert len(set(found)) == 8
     assert {one.cpu_layers for one in found} == {0}
-    tight = settings_of(model, 1 << 30, (512,))
+    tight = settings_of(model, 1 << 30, (512,), 64)
     assert {one.cpu_layers for one in tight} == {2}
 
 
@@ -94,20 +94,10 @@ def test_a_program_that_fails_says_why(program, tmp_path):
         llama.run([Settings(True, False, 7, 1)])
 
 
-def test_the_most_memory_beyond_the_first_is_kept():
-    """The peak counts, whatever is in use at the end."""
-    asked = iter([5, 9, 7])
-    used = GpuMemory(lambda: next(asked, 6), every_s=1e-4)
-    with used:
-        while used.most_bytes < 4:
-            pass
-    assert used.most_bytes == 4
-
-
 @pytest.fixture
 def measured(program, tmp_path, monkeypatch):
     """Runs the benchmark with so many pairs; returns what it returned or ended with, and the rows of its file."""
-    monkeypatch.setattr(against_llama_gpu, "_used_bytes", lambda: 0)
+    monkeypatch.setattr(against_llama_gpu, "used_bytes", lambda: 0)
     model = write_model(tmp_path / "tiny.gguf", "tiny")
     out = tmp_path / "out.csv"
 
@@ -132,7 +122,7 @@ def test_both_sides_of_a_whole_run(measured, capsys):
     sides = {side for case, side in speeds if case == "prefill 16, 12GiB of the GPU"}
     assert sides == {"thermocline", "llama.cpp", "ratio"}
     assert any(case == "decode, 12GiB of the GPU" for case, _ in speeds)
-    assert all(row["gpu"] == "a GPU" for row in rows)
+    assert all(row["gpu"] == "a GPU" and float(row["foreign_cores"]) >= 0 for row in rows)
     assert "of each pair" in capsys.readouterr().out
 
 
@@ -149,4 +139,4 @@ def test_without_the_drivers_program_the_message_says_so(monkeypatch):
     """On a machine without an NVIDIA GPU."""
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SystemExit, match="nvidia-smi does not tell"):
-        GpuMemory()
+        used_bytes()

@@ -6,12 +6,14 @@ import csv
 import itertools
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from benchmarks import measure
 from benchmarks.measure import (
     ForeignLoad,
+    Peak,
     QuietRounds,
     Row,
     paired_ratios,
@@ -166,3 +168,18 @@ def test_a_round_that_fails_says_so():
     one = next(iter(QuietRounds(1)))
     with pytest.raises(RuntimeError, match="broken"), one:
         raise RuntimeError("broken")
+
+
+def test_the_peak_is_the_most_that_was_seen():
+    """Whatever is seen at the end."""
+    looks, over = iter([5, 9, 7]), threading.Event()
+
+    def look():
+        seen = next(looks, None)
+        if seen is None:
+            over.set()
+        return seen or 6
+
+    with Peak(look, 1e-4) as peak:
+        assert over.wait(10)
+    assert peak.value == 9
