@@ -16,7 +16,6 @@ LAYOUT = "q4"
 DISK = DiskSpeeds(
     sequential_bytes_per_s=1e9,
     expert_bytes_per_s=5e8,
-    fault_bytes_per_s=2.5e8,
     release_bytes_per_s=2e9,
     cpu_s_per_byte=0.0,
     release_cpu_s_per_byte=0.0,

@@ -108,7 +108,7 @@ class _Opened:
         if with_disk:
             catalog = ExpertCatalog(self.model.expert_layers)
             device = self._measure_gpu(catalog)
-            disk = measure_disk(self.file, catalog, self.sizes.num_used, self.threads)
+            disk = measure_disk(self.file, catalog, self.sizes.num_used)
         return MachineSpeeds(
             threads=self.threads,
             read_bytes_per_s=limits.read_bytes_per_s,

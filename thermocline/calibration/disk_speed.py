@@ -10,12 +10,13 @@ import random
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from thermocline.costmodel.machine_speeds import DiskSpeeds
-from thermocline.kernels.native import load_native
 from thermocline.messages import ExpertKey, LayerIndex
 from thermocline.prefetch.advice import PageAdvisor
+from thermocline.prefetch.governor_builder import advise_experts
 from thermocline.prefetch.readers import NUM_THREADS, pieces_of
 from thermocline.prefetch.residency import PageLook
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 # Read at a time: a tenth of a second of a quick disk.
 _SAMPLE_BYTES: Final = 128 << 20
-_NUM_SAMPLES: Final = 3
+_NUM_SAMPLES: Final = 5
 # Pieces count as released while at most this share of sampled pages is in memory.
 _SAMPLED_PAGES: Final = 256
 _MOST_RESIDENT: Final = 0.05
@@ -38,34 +39,32 @@ def measure_disk(
     file: ModelFile,
     catalog: ExpertCatalog,
     num_used: int,
-    threads: int,
     sample_bytes: int = _SAMPLE_BYTES,
 ) -> DiskSpeeds | None:
     """Return the median speeds of a few samples of each kind, taken in turn; None where pages do not go.
 
-    num_used: experts that a token chooses of a layer; threads: how many compute.
+    num_used: experts that a token chooses of a layer.
     """
     layers = catalog.routed_layers
     samples = _Samples(file, catalog, layers, num_used, sample_bytes)
-    look, core = PageLook(file), load_native().Core("portable", threads)
-    in_order, at_random, missed, gone = _Timed(), _Timed(), _Timed(), _Timed()
+    look = PageLook(file)
+    in_order, at_random, gone = _Timed(), _Timed(), _Timed()
     with ThreadPoolExecutor(NUM_THREADS, "disk speed") as pool:
 
         def fetch(pieces: Sequence[ByteSpan]) -> None:
             list(pool.map(samples.advisor.fetch, pieces))
 
+        def fetch_all(pieces: Sequence[ByteSpan]) -> None:
+            in_huge_pages = partial(samples.advisor.fetch, in_huge_pages=True)
+            list(pool.map(in_huge_pages, pieces))
+
         def release(pieces: Sequence[ByteSpan]) -> None:
             list(pool.map(samples.advisor.release, pieces))
 
-        def touch(pieces: Sequence[ByteSpan]) -> None:
-            for piece in pieces:
-                core.read_all(file.mapping(piece.shard)[piece.start : piece.end])
-
         for _ in range(_NUM_SAMPLES if layers else 0):
             for bursts, read, timed in (
-                (samples.in_order(), fetch, in_order),
+                (samples.in_order(), fetch_all, in_order),
                 (samples.at_random(), fetch, at_random),
-                (samples.in_order(), touch, missed),
             ):
                 try:
                     _Timed().add(fetch, bursts)  # only what this process has in view goes
@@ -81,7 +80,6 @@ def measure_disk(
     return DiskSpeeds(
         in_order.rate,
         at_random.rate,
-        missed.rate,
         gone.rate,
         in_order.cpu_s_per_byte,
         gone.cpu_s_per_byte,
@@ -131,6 +129,7 @@ class _Samples:
         sample_bytes: int,
     ) -> None:
         self.advisor = PageAdvisor(file)
+        advise_experts(self.advisor, catalog)
         self._catalog, self._layers = catalog, layers
         self._num_used, self._sample_bytes = num_used, sample_bytes
         self._draw = random.Random(_SEED)

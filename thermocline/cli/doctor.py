@@ -134,8 +134,7 @@ def _facts(speeds: MachineSpeeds, machine: MachineFacts) -> Iterator[tuple[str, 
         yield (
             "disk",
             f"{disk.sequential_bytes_per_s / 1e9:.2f} GB/s in order, "
-            f"{disk.expert_bytes_per_s / 1e9:.2f} by a token's experts, "
-            f"{disk.fault_bytes_per_s / 1e9:.2f} by missing pages",
+            f"{disk.expert_bytes_per_s / 1e9:.2f} by a token's experts",
         )
     device = speeds.device
     if device is None:

@@ -171,7 +171,7 @@ def estimate(
     else:
         chunks = _chunks(work)
         seconds = sum(costs.add_chunk(chunk, disk, index) for index, chunk in enumerate(chunks))
-        seconds += costs.add_head(1, disk.first_use_s(sizes.output))
+        seconds += costs.add_head(1)
     return Estimate(work.phase, work.num_tokens / seconds, seconds, costs.bound(), costs.parts)
 
 
@@ -219,40 +219,46 @@ class _PhaseCosts:
             seconds += self._non_expert_s(index, step)
             if layer.expert:
                 experts_s, selected_bytes = self._experts_s(index, step.num_tokens)
-                waits_s = disk.selected_s(selected_bytes * absent[index])
+                reads_s, cpu_s = disk.selected_s(selected_bytes * absent[index])
+                waits_s = max(reads_s, cpu_s / self._speeds.threads)
                 seconds += experts_s + self._spend(Resource.DISK, waits_s)
         return seconds + self.add_head(step.num_tokens)
 
     def add_chunk(self, chunk: Workload, disk: DiskCosts, index: int) -> float:
-        """Add a prompt's chunk and return its seconds: experts are read ahead while layers compute."""
+        """Add a prompt's chunk and return its seconds: weights are read ahead, in order, while layers compute."""
         seconds = self._spend(Resource.OVERHEAD, self._speeds.step_s)
-        read_s = 0.0
+        read_s = busy_s = 0.0
         for number, layer in enumerate(self._sizes.layers):
             if not index and number not in self._layers_there:
-                seconds += self._spend(Resource.DISK, disk.first_use_s(layer.non_expert))
-            seconds += self._non_expert_s(number, chunk)
+                first_s = self._spend(Resource.DISK, disk.first_use_s(layer.non_expert))
+                read_s += first_s
+                seconds = max(seconds, read_s) if first_s else seconds
+            non_expert_s = self._non_expert_s(number, chunk)
+            seconds, busy_s = seconds + non_expert_s, busy_s + non_expert_s
             if layer.expert:
-                nbytes = (self._sizes.num_experts - len(self._hot(number))) * layer.expert
-                more_s, cpu_s = disk.stream_s(nbytes, index)
+                chances = self._read_chances(number, chunk.num_tokens)
+                nbytes = len(chances) * layer.expert
+                more_s, cpu_s = disk.stream_s(sum(chances) * layer.expert, nbytes, busy_s, index)
                 self._spend(Resource.DISK, more_s)
                 ahead_s = more_s * disk.ahead_share(nbytes)
                 read_s += ahead_s
                 if ahead_s < more_s:
                     read_s = max(read_s, seconds) + more_s - ahead_s
-                experts_s = self._experts_s(number, chunk.num_tokens)[0]
+                busy_s = experts_s = self._experts_s(number, chunk.num_tokens)[0]
                 # The last of an expert's three products begins when all experts have had the others.
                 last_s = read_s + experts_s / 3 if more_s else 0.0
                 seconds = max(seconds + experts_s + cpu_s / self._speeds.threads, last_s)
+        if not index and not self._has_head and (head_s := disk.first_use_s(self._sizes.output)):
+            seconds = max(seconds, read_s + self._spend(Resource.DISK, head_s))
         return seconds
 
-    def add_head(self, num_rows: int, waits_s: float = 0.0) -> float:
-        """Add the logits of so many tokens after a wait for the disk; return the seconds."""
+    def add_head(self, num_rows: int) -> float:
+        """Add the logits of so many tokens; return the seconds."""
         if self._device is not None and self._has_head:
             seconds = device_seconds(self._device, self._sizes.output, num_rows)
             return self._spend(Resource.DEVICE, seconds)
         self._read_bytes += self._sizes.output
-        seconds = head_seconds_cpu(self._speeds, self._sizes, num_rows)
-        return self._spend(Resource.HEAD, seconds) + self._spend(Resource.DISK, waits_s)
+        return self._spend(Resource.HEAD, head_seconds_cpu(self._speeds, self._sizes, num_rows))
 
     def bound(self) -> str:
         """Return in words what takes the most time."""

@@ -62,25 +62,32 @@ class DiskCosts:
         self._free = 0.0 if memory is None else memory.room_bytes - memory.resident_bytes
 
     def first_use_s(self, nbytes: float) -> float:
-        """Return how long the first use of so many bytes of non-expert weights waits for them."""
+        """Return the seconds to read so many bytes of non-expert weights, ahead of their first use."""
         missing = max(0, self._missing_first - self._experts)
         if self._speeds is None or not nbytes or not missing:
             return 0.0
         nbytes *= missing / self._non_expert
         self._free -= nbytes
-        return nbytes / self._speeds.fault_bytes_per_s
+        return nbytes / self._speeds.sequential_bytes_per_s
 
-    def stream_s(self, nbytes: float, chunk_index: int) -> tuple[float, float]:
-        """Return the seconds to read so many bytes of experts ahead for a prompt's chunk, and the CPU seconds of it."""
+    def stream_s(
+        self, chosen_bytes: float, all_bytes: float, ahead_s: float, chunk_index: int
+    ) -> tuple[float, float]:
+        """Return the seconds to read a layer's experts ahead for a prompt's chunk, and the CPU seconds of it.
+
+        ahead_s: of computing, before it is known which are chosen: any of them are read so long. What has to go goes
+        beside what is read.
+        """
         missing = self._missing_again if chunk_index else self._missing_first
-        if self._speeds is None or not nbytes or not missing:
+        if self._speeds is None or not all_bytes or not missing:
             return 0.0, 0.0
-        nbytes *= min(1.0, missing / self._experts)
+        missing_share = min(1.0, missing / self._experts)
+        ahead_bytes = min(ahead_s * self._speeds.sequential_bytes_per_s, all_bytes * missing_share)
+        in_vain = ahead_bytes * (1 - chosen_bytes / all_bytes)
+        nbytes = chosen_bytes * missing_share + in_vain
         gone = min(nbytes, max(0.0, nbytes - self._free))
         self._free = max(0.0, self._free - nbytes)
-        speeds = self._speeds
-        cpu_s = nbytes * speeds.cpu_s_per_byte + gone * speeds.release_cpu_s_per_byte
-        return nbytes / speeds.sequential_bytes_per_s + gone / speeds.release_bytes_per_s, cpu_s
+        return self._moved(nbytes, self._speeds.sequential_bytes_per_s, gone)
 
     def ahead_share(self, nbytes: float) -> float:
         """Return the share of a layer's experts that can be read while the layer before is computed."""
@@ -97,12 +104,19 @@ class DiskCosts:
             return (0.0,) * len(chosen)
         return absent_shares(chosen, expert_bytes, self._room, steps_since_prompt)
 
-    def selected_s(self, nbytes: float) -> float:
-        """Return how long a step waits for so many bytes of chosen experts that memory lacks."""
+    def selected_s(self, nbytes: float) -> tuple[float, float]:
+        """Return the seconds to read so many bytes of chosen experts that memory lacks, and the CPU seconds of it."""
         if self._speeds is None or not nbytes:
-            return 0.0
+            return 0.0, 0.0
         nbytes *= _READ_AHEAD
-        return nbytes / self._speeds.expert_bytes_per_s + nbytes / self._speeds.release_bytes_per_s
+        return self._moved(nbytes, self._speeds.expert_bytes_per_s, nbytes)
+
+    def _moved(self, nbytes: float, bytes_per_s: float, gone: float) -> tuple[float, float]:
+        """Return the seconds, and the CPU's, to read so many bytes while as many as `gone` are released."""
+        speeds = self._speeds
+        assert speeds is not None  # the callers' first line
+        cpu_s = nbytes * speeds.cpu_s_per_byte + gone * speeds.release_cpu_s_per_byte
+        return max(nbytes / bytes_per_s, gone / speeds.release_bytes_per_s), cpu_s
 
 
 def absent_shares(

@@ -15,7 +15,7 @@ from thermocline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SPEEDS_VERSION: Final = 1
+SPEEDS_VERSION: Final = 2
 """Of the JSON form: speeds of another version are measured again."""
 
 
@@ -70,14 +70,12 @@ class DiskSpeeds:
     """Bytes per second from the disk that holds the file.
 
     sequential: experts one after another, with as many reads at a time as prefetch has; experts: those of a token
-    at once, and then the next ones; faults: what computing threads reach that find pages missing; release: what
-    has to go first where memory is full. cpu_s_per_byte: what reading, and release_cpu_s_per_byte what releasing,
-    takes of the processor, and so from the threads that compute meanwhile.
+    at once, and then the next ones; release: what has to go where memory is full. cpu_s_per_byte: what reading, and
+    release_cpu_s_per_byte what releasing, takes of the processor, and so from the threads that compute meanwhile.
     """
 
     sequential_bytes_per_s: float
     expert_bytes_per_s: float
-    fault_bytes_per_s: float
     release_bytes_per_s: float
     cpu_s_per_byte: float
     release_cpu_s_per_byte: float

@@ -38,6 +38,16 @@ def spare_bytes(room_bytes: int) -> int:
     return min(_MOST_SPARE_BYTES, room_bytes // _SPARE_PART)
 
 
+def advise_experts(advisor: PageAdvisor, catalog: ExpertCatalog) -> None:
+    """Tell the kernel how experts are read. Where it refuses, more is read than needed, or by small pages."""
+    with suppress(OSError):
+        for layer in catalog.routed_layers:
+            advisor.stop_read_ahead(catalog.layer_spans(layer))
+    with suppress(OSError):
+        for layer in catalog.routed_layers:
+            advisor.allow_huge_pages(catalog.layer_spans(layer))
+
+
 def build_governor(
     file: ModelFile,
     model: Model,
@@ -60,14 +70,9 @@ def build_governor(
         return room - spare_bytes(room) - non_expert_bytes
 
     advisor = PageAdvisor(file)
-    # Where the kernel refuses this advice, more is read than needed.
-    with suppress(OSError):
-        for layer in catalog.routed_layers:
-            advisor.stop_read_ahead(catalog.layer_spans(layer))
+    advise_experts(advisor, catalog)
     non_expert = _non_expert_spans(file, catalog)
     with suppress(OSError):
-        for layer in catalog.routed_layers:
-            advisor.allow_huge_pages(catalog.layer_spans(layer))
         advisor.allow_huge_pages(span for _, span in non_expert if is_read_in_huge_pages(span))
     expert_bytes = [catalog.expert_bytes(LayerIndex(n)) for n in range(catalog.num_layers)]
     return PrefetchGovernor(

@@ -26,26 +26,34 @@ def opened(tmp_path):
 
 def test_everything_read_was_let_go_of_before(opened, monkeypatch):
     """Each piece is released, then read once more."""
-    calls = []
+    calls, in_huge = [], []
     monkeypatch.setattr(disk_speed, "_resident_share", lambda file, pieces: 0.0)
     monkeypatch.setattr(PageAdvisor, "release", lambda self, span: calls.append(("release", span)))
     fetch = PageAdvisor.fetch
 
-    def noting(self, span):
+    def noting(self, span, *, in_huge_pages=False):
         calls.append(("fetch", span))
-        return fetch(self, span)
+        in_huge.append(in_huge_pages)
+        return fetch(self, span, in_huge_pages=in_huge_pages)
 
     monkeypatch.setattr(PageAdvisor, "fetch", noting)
-    found = measure_disk(*opened, num_used=2, threads=1)
-    assert min(found.sequential_bytes_per_s, found.expert_bytes_per_s, found.fault_bytes_per_s) > 0
+    found = measure_disk(*opened, num_used=2)
+    assert min(found.sequential_bytes_per_s, found.expert_bytes_per_s) > 0
     released = [span for what, span in calls if what == "release"]
     for span in released:
         before, after = calls.index(("fetch", span)), calls.index(("release", span))
         assert before < after
     total = sum(span.end - span.start for span in released)
     _, catalog = opened
-    # Three times: all in order twice, and two of eight experts of each layer.
-    assert total == 3 * (2 * catalog.total_bytes + catalog.total_bytes // 4)
+    # Five times: all in order, and two of eight experts of each layer.
+    assert total == 5 * (catalog.total_bytes + catalog.total_bytes // 4)
+    # As prompts read: what is measured in order, once after it was let go of.
+    in_order = 5 * sum(
+        len(list(readers.pieces_of(span)))
+        for layer in catalog.routed_layers
+        for span in catalog.layer_spans(layer)
+    )
+    assert sum(in_huge) == in_order
 
 
 def test_a_sample_ends_where_it_is_large_enough(opened, monkeypatch):
@@ -56,25 +64,25 @@ def test_a_sample_ends_where_it_is_large_enough(opened, monkeypatch):
     monkeypatch.setattr(
         PageAdvisor, "release", lambda self, span: seen.append(span) or release(self, span)
     )
-    measure_disk(*opened, num_used=2, threads=1, sample_bytes=1)
-    assert len(seen) == 3 * (1 + 1 + 1)
+    measure_disk(*opened, num_used=2, sample_bytes=1)
+    assert len(seen) == 5 * (1 + 1)
 
 
 def test_pages_that_stay_are_not_measured(opened, monkeypatch):
     """Another process uses them, or the system knows no such advice."""
     monkeypatch.setattr(disk_speed, "_resident_share", lambda file, pieces: 1.0)
-    assert measure_disk(*opened, num_used=2, threads=1) is None
+    assert measure_disk(*opened, num_used=2) is None
 
     def refuse(self, span):
         raise OSError(22, "refused")
 
     monkeypatch.setattr(PageAdvisor, "release", refuse)
-    assert measure_disk(*opened, num_used=2, threads=1) is None
+    assert measure_disk(*opened, num_used=2) is None
 
 
 def test_a_model_without_experts_has_nothing_to_read(opened):
     """Its layers stay in memory."""
-    assert measure_disk(opened[0], ExpertCatalog([None, None]), num_used=0, threads=1) is None
+    assert measure_disk(opened[0], ExpertCatalog([None, None]), num_used=0) is None
 
 
 @pytest.mark.parametrize(("share", "pieces"), [(2 / 3, 1), (1 / 4, 4)])
@@ -92,6 +100,6 @@ def test_experts_come_in_the_pieces_of_prefetch(opened, monkeypatch, share, piec
     monkeypatch.setattr(
         PageAdvisor, "release", lambda self, span: seen.append(span) or release(self, span)
     )
-    measure_disk(*opened, num_used=2, threads=1)
+    measure_disk(*opened, num_used=2)
     assert len(list(readers.pieces_of(matrices[0]))) >= pieces
     assert set(seen) <= {piece for span in matrices + stacks for piece in readers.pieces_of(span)}
