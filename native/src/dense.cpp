@@ -29,6 +29,19 @@ void run_rows(ThreadPool& pool, int64_t rows, int64_t numbers_per_row, F body) {
     if (rows > 0) run_items(pool, ceil_div(rows, piece), item);
 }
 
+// In an order of additions that no instruction set changes.
+double mean_of(const float* x, int64_t width) {
+    constexpr int64_t kSums = 8;
+    double sums[kSums] = {};
+    const int64_t whole = width - width % kSums;
+    for (int64_t i = 0; i < whole; i += kSums)
+        for (int64_t n = 0; n < kSums; ++n) sums[n] += static_cast<double>(x[i + n]);
+    for (int64_t i = whole; i < width; ++i) sums[i - whole] += static_cast<double>(x[i]);
+    double total = 0.0;
+    for (const double sum : sums) total += sum;
+    return total / static_cast<double>(width);
+}
+
 }  // namespace
 
 bool cache_type(int type_id, CacheType& type) {
@@ -61,6 +74,20 @@ void rms_norm(const Dense& dense, const float* x, const float* gain, float epsil
     run_rows(dense.pool, rows, width, [&](int64_t first, int64_t last) {
         const int64_t start = first * width;
         dense.kernels.rms_norm(x + start, gain, epsilon, last - first, width, out + start);
+    });
+}
+
+void layer_norm(const Dense& dense, const float* x, const float* gain, float epsilon, int64_t rows, int64_t width,
+                float* out) {
+    run_rows(dense.pool, rows, width, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) {
+            const float* from = x + r * width;
+            float* to = out + r * width;
+            const double mean = mean_of(from, width);
+            for (int64_t i = 0; i < width; ++i) to[i] = static_cast<float>(static_cast<double>(from[i]) - mean);
+        }
+        const int64_t start = first * width;
+        dense.kernels.rms_norm(out + start, gain, epsilon, last - first, width, out + start);
     });
 }
 

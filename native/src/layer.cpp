@@ -92,21 +92,22 @@ void each_round(ThreadPool& pool, const StateSizes& sizes, const StateTokens& to
 }  // namespace
 
 void attend(const Compute& compute, const Dense& dense, Form form, const AttentionPart& part,
-            const LayerTokens& tokens, const LayerCacheView& cache, const float* x, float* out) {
+            const LayerTokens& tokens, const LayerCacheView& cache, const float* x, float* out, float* given) {
     const int64_t count = tokens.count, hidden = part.output.rows, row = part.output.cols, kv_row = part.k.rows;
     const int64_t head_dim = cache.shape.head_dim, heads = row / head_dim, q_row = part.q.rows;
     const bool has_gate = part.gate.from == OutputGate::From::Weight;
     const int64_t gate_row = has_gate ? part.gate.weight.rows : 0;
     thread_local Scratch memory;
-    float* normed = memory.get<float>(count * (hidden + q_row + 2 * row + 2 * kv_row + gate_row));
-    float* both = normed + count * hidden;  // queries, with gates between them if they have some
+    float* own = memory.get<float>(count * (hidden + q_row + 2 * row + 2 * kv_row + gate_row));
+    float* const normed = given != nullptr ? given : own;
+    float* both = own + count * hidden;  // queries, with gates between them if they have some
     float* q = both + count * q_row;
     float* k = q + count * row;
     float* v = k + count * kv_row;
     float* attended = v + count * kv_row;
     float* gates = attended + count * row;
 
-    rms_norm(dense, x, part.norm, part.epsilon, count, hidden, normed);
+    (part.centers ? layer_norm : rms_norm)(dense, x, part.norm, part.epsilon, count, hidden, normed);
     // Values may be the keys before their norm.
     const bool has_values = part.v.data != part.k.data;
     const bool has_keys = part.k.data != nullptr;
@@ -250,7 +251,7 @@ void choose_experts(const Compute& compute, const Dense& dense, Form form, const
     const int64_t wide = tokens * layer.hidden;
     const bool is_normed = layer.end.gain != nullptr;
     float* const shared = is_normed ? kept + wide : residual;
-    rms_norm(dense, residual, layer.norm, layer.epsilon, tokens, layer.hidden, normed);
+    if (!layer.is_parallel) rms_norm(dense, residual, layer.norm, layer.epsilon, tokens, layer.hidden, normed);
     if (is_normed) std::fill_n(shared, wide, 0.0f);
     if (layer.shared.exists) add_shared(compute, dense, form, layer.shared, tokens, layer.hidden, normed, shared);
     if (!layer.is_routed) {
@@ -296,7 +297,8 @@ void add_embedding(const Compute& compute, const Dense& dense, Form form, const 
     add_normed(dense, {x, added, nullptr, count, hidden, part.norm, x});
 }
 
-// A layer whose mix(out) writes the residual stream after attention or what takes its place.
+// A layer whose mix(out, normed) writes the residual stream after attention or what takes its place, and the normed input
+// of a parallel layer.
 template <typename Mix>
 void run(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t count, Mix mix, float* out,
          int32_t* ids, float* weights, const OnRouted& on_routed) {
@@ -312,7 +314,7 @@ void run(const Compute& compute, const Dense& dense, Form form, const Layer& lay
     float* residual = layer.is_routed ? own : out;
 
     marked(LayerMark::Attend);
-    mix(residual);
+    mix(residual, normed);
     marked(LayerMark::Route);
     choose_experts(compute, dense, form, layer, count, residual, normed, logits, kept, ids, weights);
     if (!layer.is_routed) return;
@@ -344,11 +346,11 @@ void run(const Compute& compute, const Dense& dense, Form form, const Layer& lay
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
                const LayerCacheView& cache, const float* x, float* out, int32_t* ids, float* weights,
                const OnRouted& on_routed) {
-    const auto mix = [&](float* residual) {
+    const auto mix = [&](float* residual, float* normed) {
         if (layer.is_latent)
             attend(compute, dense, form, layer.latent, tokens, cache, x, residual);
         else
-            attend(compute, dense, form, layer.attention, tokens, cache, x, residual);
+            attend(compute, dense, form, layer.attention, tokens, cache, x, residual, layer.is_parallel ? normed : nullptr);
     };
     run(compute, dense, form, layer, tokens.count, mix, out, ids, weights, on_routed);
     if (layer.embedding.exists) add_embedding(compute, dense, form, layer.embedding, tokens.count, tokens.embedded, out);
@@ -356,7 +358,7 @@ void run_layer(const Compute& compute, const Dense& dense, Form form, const Laye
 
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const StateTokens& tokens,
                const float* x, float* out, int32_t* ids, float* weights, const OnRouted& on_routed) {
-    const auto mix = [&](float* residual) {
+    const auto mix = [&](float* residual, float*) {
         if (layer.recurrent.kind == RecurrentPart::Kind::Nothing)
             apply_delta(compute, dense, form, layer.delta, tokens, x, residual);
         else
@@ -367,7 +369,7 @@ void run_layer(const Compute& compute, const Dense& dense, Form form, const Laye
 
 void run_layer(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t tokens,
                const float* x, float* out, int32_t* ids, float* weights, const OnRouted& on_routed) {
-    const auto mix = [&](float* residual) {
+    const auto mix = [&](float* residual, float*) {
         std::memcpy(residual, x, static_cast<size_t>(tokens * layer.hidden) * sizeof(float));
     };
     run(compute, dense, form, layer, tokens, mix, out, ids, weights, on_routed);

@@ -46,7 +46,7 @@ class AttentionWeights {
                      Gains k_gain, Gains wide_q_gain, Gains wide_k_gain, Gains q_bias, Gains k_bias, Gains v_bias,
                      float epsilon, bool norm_last, float scale, int64_t window, int activation,
                      bool gate_in_q, std::optional<Matrix> gate, Gains sinks, Gains output_bias, Gains v_gain,
-                     std::optional<PostNormWeights> post, bool chunked, std::optional<Temperature> temperature)
+                     std::optional<PostNormWeights> post, bool chunked, std::optional<Temperature> temperature, bool centers)
         : arrays_{norm, q_gain, k_gain, wide_q_gain, wide_k_gain, q_bias, k_bias, v_bias, sinks, output_bias, v_gain},
           matrices_{q, output},
           keys_(std::move(k)),
@@ -60,7 +60,7 @@ class AttentionWeights {
                  data(k_gain),      data(wide_q_gain),  data(wide_k_gain), data(q_bias), data(k_bias),
                  data(v_bias),      epsilon,            scale,        window,
                  {from, static_cast<Activation>(activation), gate_ ? gate_->weight() : Weight{}}, data(sinks), data(output_bias), norm_last, data(v_gain),
-                 post_ ? post_->part() : PostNorm{}, chunked, temperature.value_or(Temperature{0.0f, 1, 0})};
+                 post_ ? post_->part() : PostNorm{}, chunked, temperature.value_or(Temperature{0.0f, 1, 0}), centers};
         const int64_t hidden = part_.output.rows, row = part_.output.cols, kv_row = part_.k.rows;
         require(keys_.has_value() == values_.has_value(), "keys and values come together");
         require(keys_ || (!k_gain && !v_gain && !wide_k_gain && !k_bias && !v_bias),
@@ -290,7 +290,7 @@ class LayerWeights {
     LayerWeights(std::optional<AttentionWeights> attention, std::optional<DeltaWeights> delta,
                  std::optional<RecurrentWeights> recurrent, std::optional<LatentWeights> latent, Gains norm,
                  float epsilon, std::optional<RoutedExperts> routed, std::optional<SharedExpert> shared,
-                 std::optional<PostNormWeights> end, std::optional<EmbeddingWeights> embedding)
+                 std::optional<PostNormWeights> end, std::optional<EmbeddingWeights> embedding, bool parallel)
         : attention_(std::move(attention)),
           delta_(std::move(delta)),
           recurrent_(std::move(recurrent)),
@@ -315,6 +315,7 @@ class LayerWeights {
                                      : 0;
         layer_.norm = data(norm_);
         layer_.epsilon = epsilon;
+        layer_.is_parallel = parallel;
         layer_.is_routed = routed_.has_value();
         require(hidden() > 0, "a layer has a mixer, a feed-forward, or both");
         require_length(norm_, hidden(), "a norm must be [hidden]");
@@ -336,6 +337,12 @@ class LayerWeights {
             require(end_->width() == hidden(), "a norm must be [hidden]");
             require(routed_ || !end_->has_parts(), "the gains of two parts are of a layer with routed experts");
             require(routed_ || shared_, "the last norm is of experts");
+        }
+        if (parallel) {
+            require(attention_ && norm_, "a parallel layer has attention and a feed-forward");
+            require(layer_.attention.post.gain == nullptr && !end_ && !embedding_ &&
+                        (!routed_ || (layer_.router.norm == nullptr && !layer_.around.exist)),
+                    "a parallel layer has one norm, and experts of its own width");
         }
         if (embedding_) {
             layer_.embedding = embedding_->part();

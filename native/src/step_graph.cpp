@@ -117,7 +117,8 @@ void StepGraph::attend(int64_t index) {
     if (layer.is_latent)
         thermocline::attend(compute_, dense_, Form::Decode, layer.latent, tokens, given.cache, x_, residual_);
     else
-        thermocline::attend(compute_, dense_, Form::Decode, layer.attention, tokens, given.cache, x_, residual_);
+        thermocline::attend(compute_, dense_, Form::Decode, layer.attention, tokens, given.cache, x_, residual_,
+                            layer.is_parallel ? normed_ : nullptr);
 }
 
 void StepGraph::publish(int64_t layer) {

@@ -1,4 +1,4 @@
-"""transformers' own models of architectures that differ by the formula of their experts, as `hf_archs` takes them.
+"""transformers' own models of architectures that differ by the formula of their layers, as `hf_archs` takes them.
 
 Knows each architecture's settings and names.
 """
@@ -68,6 +68,54 @@ def _oss_state(keys: Keys, own: State) -> State:
     }
 
 
-CLASSES = {"gpt-oss": "GptOssForCausalLM"}
-CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {"gpt-oss": _oss_config}
-STATES: dict[str, Callable[[Keys, State], State]] = {"gpt-oss": _oss_state}
+def _cohere_config(keys: Keys, common: dict[str, Any]) -> Any:
+    layers = range(keys("block_count"))
+    pattern = keys("attention.sliding_window_pattern", [n % 4 > 0 for n in layers])
+    dense = keys("leading_dense_block_count")
+    epsilon = keys("attention.layer_norm_rms_epsilon")
+    own = {
+        "intermediate_size": keys("expert_feed_forward_length"),
+        "prefix_dense_intermediate_size": keys("feed_forward_length"),
+        "num_shared_experts": keys("expert_shared_count", 0),
+        "expert_selection_fn": {1: "softmax", 2: "sigmoid"}[keys("expert_gating_func", 2)],
+        "norm_topk_prob": keys("expert_weights_norm", False),
+        "layer_types": ["sliding_attention" if near else "full_attention" for near in pattern],
+        "mlp_layer_types": ["dense" if n < dense else "sparse" for n in layers],
+        "sliding_window": keys("attention.sliding_window"),
+        "logit_scale": float(keys("logit_scale")),
+        "rms_norm_eps": None if epsilon is None else float(epsilon),
+        "layer_norm_eps": float(keys("attention.layer_norm_epsilon", 1.0)),
+    }
+    if shared := keys("expert_shared_feed_forward_length", 0):
+        assert shared == own["num_shared_experts"] * own["intermediate_size"]
+    return transformers.Cohere2MoeConfig(**(common | own))
+
+
+def _cohere_state(keys: Keys, own: State) -> State:
+    names = {name: theirs for name, theirs in _NAMES.items() if name.startswith("attn")}
+    names["ffn_gate_inp."] = "mlp.gate."
+    for role in ("gate", "up", "down"):
+        names[f"ffn_{role}."] = f"mlp.{role}_proj."
+        names[f"ffn_{role}_shexp."] = f"mlp.shared_experts.{role}_proj."
+    state = {
+        theirs + name.removeprefix(ours): values
+        for ours, theirs in names.items()
+        for name, values in own.items()
+        if name.startswith(ours)
+    }
+    if "ffn_down_exps.weight" in own:
+        both = [own[f"ffn_{role}_exps.weight"] for role in ("gate", "up")]
+        state["mlp.experts.gate_up_proj"] = np.concatenate(both, axis=1)
+        state["mlp.experts.down_proj"] = own["ffn_down_exps.weight"]
+    return state
+
+
+CLASSES = {"cohere2moe": "Cohere2MoeForCausalLM", "gpt-oss": "GptOssForCausalLM"}
+CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
+    "cohere2moe": _cohere_config,
+    "gpt-oss": _oss_config,
+}
+STATES: dict[str, Callable[[Keys, State], State]] = {
+    "cohere2moe": _cohere_state,
+    "gpt-oss": _oss_state,
+}

@@ -73,6 +73,12 @@ _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
 
 _EARLY_HEAT = {"attention.temperature_length": 9, "attention.temperature_scale": 0.4}
+_COHERE = {"window": 16, "shared": 64}
+_RMS = {
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.sliding_window_pattern": [False, True, False],
+}
+_SOFTMAX = {"expert_gating_func": 1}
 _LLAMA4_ODD = _ODD_HEADS | {"used": 1, "heads": 3, "kv_heads": 3, "slowed": True, "tied": True}
 
 ROUTER_CASES = (
@@ -85,6 +91,12 @@ ROUTER_CASES = (
     _case("default", "bailingmoe", layers=2, dense=0, seed=74),
     _case("odd", "bailingmoe", **_ODD_HEADS, layers=3, dense=0, seed=75),
     _case("one_dense", "bailingmoe", kv_heads=1, tied=True, seed=76),
+    _case("default", "cohere2moe", **_COHERE, layers=6, seed=98),
+    _case("odd", "cohere2moe", **_ODD_HEADS | {"shared": 38}, layers=4, window=7, dense=2, seed=99),
+    _case("rms", "cohere2moe", **_COHERE | {"shared": 0}, layers=3, tied=True, extra=_RMS, seed=1),
+    _case(
+        "softmax", "cohere2moe", **_COHERE, layers=2, dense=0, kv_heads=1, extra=_SOFTMAX, seed=2
+    ),
     _case("default", "deepseek", kv_heads=4, seed=77),
     _case("odd", "deepseek", **_ODD, dense=2, tied=True, seed=78),
     _case("no_dense", "deepseek", layers=1, dense=0, experts=5, used=5, seed=79),

@@ -275,8 +275,8 @@ def routing() -> Iterator[Case]:
 def rows() -> Iterator[Case]:
     """Norms of a token and of a head, and both ways to turn a head."""
     types = dict.fromkeys(("out_ptr", "x_ptr", "gain_ptr"), "*fp32") | {"epsilon": "fp32"}
-    for width, warps in ((HIDDEN, 4), (80, 1)):
-        sizes = {"width": width, "block": triton.next_power_of_2(width)}
+    for width, warps, centers in ((HIDDEN, 4, False), (80, 1, False), (HIDDEN, 4, True)):
+        sizes = {"width": width, "centers": centers, "block": triton.next_power_of_2(width)}
         yield Case(rms_norm_kernel, types, sizes, warps)
     types = dict.fromkeys(("out_ptr", "x_ptr", "cosines_ptr", "sines_ptr"), "*fp32")
     for head_dim, half, pairs in ((128, 64, False), (80, 20, True)):

@@ -1,4 +1,4 @@
-"""Toy models of architectures that differ by the formula of their experts: what keys and tensors each has.
+"""Toy models of architectures that differ by the formula of their layers: what keys and tensors each has.
 
 Knows the GGUF convention of each architecture. Knows no oracle, and not how a file is written.
 """
@@ -56,5 +56,57 @@ def _oss_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     }
 
 
-KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {"gpt-oss": _oss_keys}
-LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {"gpt-oss": _oss_layer}
+_RMS = "attention.layer_norm_rms_epsilon"
+
+
+def _cohere_keys(toy: ToyArch) -> dict[str, Any]:
+    """Norms take the mean off, unless `extra` has an epsilon of others. `shared`: of all shared experts together."""
+    own = {
+        "attention.sliding_window": toy.window,
+        "feed_forward_length": 2 * toy.intermediate,
+        "leading_dense_block_count": toy.dense,
+        "expert_weights_norm": True,
+        "rope.dimension_count": toy.head_dim,
+        "logit_scale": 0.6,
+        _RMS: None,
+    }
+    if toy.shared:
+        own |= {"expert_shared_count": 2, "expert_shared_feed_forward_length": toy.shared}
+    return own if _RMS in toy.extra else own | {"attention.layer_norm_epsilon": 1e-5}
+
+
+def _cohere_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    q_size, kv_size = toy.heads * toy.head_dim, toy.kv_heads * toy.head_dim
+    weights = {
+        "attn_norm.weight": draw.gain(toy.hidden),
+        "attn_q.weight": draw.matrix(q_size, toy.hidden),
+        "attn_k.weight": draw.matrix(kv_size, toy.hidden),
+        "attn_v.weight": draw.matrix(kv_size, toy.hidden),
+        "attn_output.weight": draw.matrix(toy.hidden, q_size),
+    }
+    is_dense = layer < toy.dense
+    if not is_dense:
+        weights |= {
+            "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
+            "ffn_gate_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
+            "ffn_up_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
+            "ffn_down_exps.weight": draw.matrix(toy.experts, toy.hidden, toy.intermediate),
+        }
+    width, suffix = (2 * toy.intermediate, "") if is_dense else (toy.shared, "_shexp")
+    if width:
+        weights |= {
+            f"ffn_gate{suffix}.weight": draw.matrix(width, toy.hidden),
+            f"ffn_up{suffix}.weight": draw.matrix(width, toy.hidden),
+            f"ffn_down{suffix}.weight": draw.matrix(toy.hidden, width),
+        }
+    return weights
+
+
+KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
+    "cohere2moe": _cohere_keys,
+    "gpt-oss": _oss_keys,
+}
+LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
+    "cohere2moe": _cohere_layer,
+    "gpt-oss": _oss_layer,
+}

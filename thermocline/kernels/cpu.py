@@ -334,6 +334,7 @@ class NativeKernels:
                 shared=self._shared(parts.shared),
                 end=self.dense.native_post_norm(parts.end),
                 embedding=self._embedding(parts.embedding),
+                parallel=parts.parallel,
             )
             known = self._layers[id(parts)] = (parts, layer)
         return known[1]
@@ -369,6 +370,7 @@ class NativeKernels:
             output_bias=weights.output_bias,
             v_gain=norm.v_gain,
             post=self.dense.native_post_norm(weights.post_norm),
+            centers=weights.centers,
         )
         return attention
 

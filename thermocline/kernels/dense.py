@@ -78,6 +78,11 @@ class NativeDense:
         self._core.rms_norm(x, gain, epsilon, out)
         return out
 
+    def layer_norm(self, x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
+        out = np.empty_like(x)
+        self._core.layer_norm(x, gain, epsilon, out)
+        return out
+
     def rope_table(
         self,
         positions: IntArray,

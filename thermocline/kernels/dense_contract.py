@@ -195,6 +195,10 @@ class DenseKernels(Protocol):
         """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis of x [rows, width]."""
         ...
 
+    def layer_norm(self, x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
+        """Return the same of x - mean(x)."""
+        ...
+
     def rope_table(
         self,
         positions: IntArray,

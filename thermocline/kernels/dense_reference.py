@@ -46,6 +46,11 @@ class ReferenceDense:
         normed: FloatArray = x * scale * gain
         return normed
 
+    def layer_norm(self, x: FloatArray, gain: FloatArray, epsilon: float) -> FloatArray:
+        wide = x.astype(np.float64)
+        centred = (wide - wide.mean(axis=-1, keepdims=True)).astype(np.float32)
+        return self.rms_norm(centred, gain, epsilon)
+
     def rope_table(
         self,
         positions: IntArray,

@@ -54,7 +54,7 @@ class AttentionWeights:
     q, k and v, float32. output_bias: float32 [hidden], added to what attention gives. v: k itself where values are the
     keys before their norm; then there are neither biases nor a wide norm. k, v: None where the cache is another layer's,
     which has stored both; then there are no gains and biases of them either. post_norm: of the output, before it is
-    added; of one part.
+    added; of one part. centers: the norm takes the mean off first.
     """
 
     norm: FloatArray
@@ -73,6 +73,7 @@ class AttentionWeights:
     post_norm: PostNorm | None = None
     chunked: bool = False
     temperature: Temperature | None = None
+    centers: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,7 +204,9 @@ class LayerParts:
     feed-forward has routed experts, a shared one (in a dense layer that is all of it), or both; a layer that is a mixer
     alone has neither, and no norm. end: where what they give is normed before it is added; its parts, where it has some,
     are the shared expert's output and the routed ones'.
-    embedding: just in a layer that attends and has an end.
+    embedding: just in a layer that attends and has an end. parallel: the feed-forward takes what attention takes, the
+    layer's normed input, of which `norm` has the gains; for grouped-query attention without a post_norm, and without an
+    end, own norms of the router, and products around experts.
     """
 
     mixer: AttentionWeights | LatentWeights | DeltaWeights | RecurrentWeights | None
@@ -213,6 +216,7 @@ class LayerParts:
     shared: SharedExpert | None = None
     end: PostNorm | None = None
     embedding: LayerEmbedding | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)

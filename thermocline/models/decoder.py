@@ -153,14 +153,17 @@ class Decoder:
     def begin_attend(
         self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
     ) -> Callable[[], FloatArray]:
-        weights = self._layers[layer].mixer
+        parts = self._layers[layer]
+        weights = parts.mixer
         if weights is None:
             return lambda: x
         rope, mine = self._rope(layer, chunk), cache.kv.layer(layer)
         if isinstance(weights, LatentWeights):
             return begin_latent_attention(self._kernels, weights, rope, chunk, x, mine)
         assert isinstance(weights, AttentionWeights), "states have no keys and values"
-        return begin_attention(self._kernels, weights, rope, chunk, x, mine)
+        return begin_attention(
+            self._kernels, weights, rope, chunk, x, mine, parallel=parts.parallel
+        )
 
     def route(
         self,
@@ -238,7 +241,9 @@ class Decoder:
         return RouterWeights(gain, router, parts.epsilon, rule)
 
     def final_norm(self, x: FloatArray) -> FloatArray:
-        return self._kernels.dense.rms_norm(x, self._output_norm, self.spec.rms_epsilon)
+        dense, spec = self._kernels.dense, self.spec
+        norm_rows = dense.layer_norm if spec.norms_center else dense.rms_norm
+        return norm_rows(x, self._output_norm, spec.rms_epsilon)
 
     def head(self, x: FloatArray, *, prompt: bool) -> FloatArray:
         logits = self._kernels.matmul(self._output, self.final_norm(x), prompt=prompt)

@@ -101,13 +101,17 @@ def begin_attention(
     chunk: Chunk,
     x: FloatArray,
     cache: LayerCache,
+    *,
+    parallel: bool = False,
 ) -> Callable[[], FloatArray]:
     """Append the chunk's keys and values to `cache`; return what gives x [T, D] plus attention over it.
 
-    In between, others may write what this chunk's tokens see.
+    In between, others may write what this chunk's tokens see. parallel: it gives float32 [T, 2 D], behind each row what
+    attention took; for `route`.
     """
     dense, prompt = kernels.dense, chunk.is_prompt
-    normed = dense.rms_norm(x, weights.norm, weights.head_norm.epsilon)
+    norm_rows = dense.layer_norm if weights.centers else dense.rms_norm
+    normed = norm_rows(x, weights.norm, weights.head_norm.epsilon)
     q, *rest = kernels.multiply_all(_distinct(weights), normed, prompt=prompt)
     gates = None
     if weights.gate is not None:
@@ -135,6 +139,8 @@ def begin_attention(
         out = kernels.matmul(weights.output, attended, add=add, prompt=prompt)
         if weights.output_bias is not None:
             out += weights.output_bias
+        if parallel:
+            return np.concatenate((out, normed), axis=1)
         norm = weights.post_norm
         return out if norm is None else dense.add_normed(x, out, None, norm)
 
@@ -347,7 +353,7 @@ def route(
     """Return the routing of the residual stream x [T, D], and x with the shared expert added.
 
     The shared expert is added first: the order of additions is the same wherever routed experts are computed.
-    embedded: float32 [T, width] of a layer with embeddings of tokens.
+    embedded: float32 [T, width] of a layer with embeddings of tokens. x of a parallel layer: see `begin_attention`.
     """
     if parts.norm is None:
         return Routed(x, x, _no_routing(len(x)))
@@ -355,7 +361,10 @@ def route(
         routed = _route_branches(kernels, parts, parts.end, x, prompt)
         return routed if embedded is None else _embedded(kernels, parts, routed, embedded, prompt)
     dense = kernels.dense
-    normed = dense.rms_norm(x, parts.norm, parts.epsilon)
+    if parts.parallel:
+        x, normed = map(np.ascontiguousarray, np.split(x, 2, axis=1))
+    else:
+        normed = dense.rms_norm(x, parts.norm, parts.epsilon)
     residual = x
     if parts.shared is not None:
         residual = _add_shared(kernels, parts.shared, normed, x, prompt)

@@ -102,8 +102,10 @@ def with_windows(
     period: int,
     scaling: RopeScaling | None = None,
     size: int | None = None,
+    *,
+    full_last: bool = True,
 ) -> ModelSpec:
-    """Return `spec` with windows in all layers but every so many, whose last one sees all tokens.
+    """Return `spec` with windows in all layers but one of every so many, the last or the first, which sees all tokens.
 
     period: where the file names no pattern. scaling: of what turns in layers with a window, whose base may be their own.
     size: tokens of a window where the file does not say it.
@@ -114,7 +116,7 @@ def with_windows(
     rope = RopeRule(dims, base, scaling)
     kinds = tuple(
         LayerKind.WINDOW if is_window else LayerKind.ATTENTION
-        for is_window in read.window_pattern(num_layers, period, full_last=True)
+        for is_window in read.window_pattern(num_layers, period, full_last=full_last)
     )
     window = WindowSpec(read.size("attention.sliding_window", size), rope)
     return replace(spec, own_layer_kinds=kinds, window=window)
@@ -159,7 +161,8 @@ def mixed_layer(
         mixer = replace(mixer, output_bias=added)
     if index in spec.dense_layers:
         dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
-        parts = LayerParts(mixer, gains, spec.rms_epsilon, None, _scaled(weights, dense, spec))
+        dense = scaled_expert(weights, dense, spec.residual_scale)
+        parts = LayerParts(mixer, gains, spec.rms_epsilon, None, dense)
         return DecoderLayer(parts, rope, None)
     name, bias = prefix + choice_bias, None
     if name in weights:
@@ -168,7 +171,8 @@ def mixed_layer(
     rule = replace(routed.rule, scale=routed.rule.scale * spec.residual_scale)
     shared = None
     if spec.shared_intermediate_size:
-        shared = _scaled(weights, read_shared(weights, spec, prefix), spec)
+        shared = read_shared(weights, spec, prefix)
+        shared = scaled_expert(weights, shared, spec.residual_scale)
     routed = replace(routed, rule=rule)
     return DecoderLayer(LayerParts(mixer, gains, spec.rms_epsilon, routed, shared), rope, experts)
 
@@ -181,13 +185,13 @@ def paired_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLaye
     return mixed_layer(weights, spec, index, attention, rope=rope)
 
 
-def _scaled(weights: WeightMap, expert: SharedExpert, spec: ModelSpec) -> SharedExpert:
-    """Return the expert with the model's factor on its last matrix. Raises ModelError for one with biases."""
-    if spec.residual_scale == 1.0:
+def scaled_expert(weights: WeightMap, expert: SharedExpert, factor: float) -> SharedExpert:
+    """Return the expert with a factor on its last matrix. Raises ModelError for one with biases."""
+    if factor == 1.0:
         return expert
     down = expert.stack.down
     own = np.ones(len(down), np.float32) if down.scales is None else down.scales
-    scales = (own * np.float32(spec.residual_scale)).astype(np.float32)
+    scales = (own * np.float32(factor)).astype(np.float32)
     stack = replace(expert.stack, down=replace(down, scales=scales))
     weights.check_scales(stack)
     return replace(expert, stack=stack)

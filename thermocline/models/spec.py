@@ -172,6 +172,8 @@ class ModelSpec:
     """Whether such a block's last norm takes the mean off first."""
     recurrent: DeltaShape | ShortConvShape | MambaShape | None = None
     """What recurrent layers compute."""
+    norms_center: bool = False
+    """Whether norms of the residual stream take the mean off first."""
     logit_softcap: float = 0.0
     """Logits become softcap * tanh(logit / softcap); 0 leaves them."""
     output_norm: str = "output_norm.weight"

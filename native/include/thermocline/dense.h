@@ -29,6 +29,9 @@ int64_t cache_block_bytes(const CacheShape& shape);
 // out[r] = x[r] / sqrt(mean(x[r]^2) + epsilon) * gain     x, out: [rows, width], may be the same.
 void rms_norm(const Dense& dense, const float* x, const float* gain, float epsilon, int64_t rows,
               int64_t width, float* out);
+// The same of x[r] - mean(x[r]).
+void layer_norm(const Dense& dense, const float* x, const float* gain, float epsilon, int64_t rows, int64_t width,
+                float* out);
 
 // cosines, sines: [tokens, count] of position * frequency, taken in double, times `magnitude`.
 void rope_table(const Dense& dense, const int32_t* positions, int64_t tokens, const double* frequencies,

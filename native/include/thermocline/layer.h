@@ -45,6 +45,7 @@ struct AttentionPart {
     PostNorm post = {};  // of the output, before it is added
     bool chunked = false;  // see AttentionJob
     Temperature temperature = {0.0f, 1, 0};
+    bool centers = false;  // the norm of the input takes the mean off first
 };
 
 struct DeltaPart {
@@ -134,6 +135,7 @@ struct Layer {
     LatentPart latent;  // or nothing
     const float* norm;  // [hidden], before the experts; null without a feed-forward
     float epsilon;
+    bool is_parallel = false;  // experts take what attention takes, the layer's normed input
     bool is_routed;
     RouterPart router;
     StackedExperts experts;
@@ -195,7 +197,8 @@ void run_layer(const Compute& compute, const Dense& dense, Form form, const Laye
 
 // The parts of a layer. Attention, or the gated delta rule: x plus its output, [tokens, hidden].
 void attend(const Compute& compute, const Dense& dense, Form form, const AttentionPart& part,
-            const LayerTokens& tokens, const LayerCacheView& cache, const float* x, float* out);
+            const LayerTokens& tokens, const LayerCacheView& cache, const float* x, float* out,
+            float* normed = nullptr);  // [tokens, hidden], which gets the normed input
 void attend(const Compute& compute, const Dense& dense, Form form, const LatentPart& part, const LayerTokens& tokens,
             const LayerCacheView& cache, const float* x, float* out);
 void apply_delta(const Compute& compute, const Dense& dense, Form form, const DeltaPart& part,

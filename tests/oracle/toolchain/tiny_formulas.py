@@ -1,4 +1,4 @@
-"""Tiny random models of architectures that differ by the formula of their experts, as `tiny_hf` takes them.
+"""Tiny random models of architectures that differ by the formula of their layers, as `tiny_hf` takes them.
 
 Knows their configurations, and the form in which the hub's checkpoints of gpt-oss hold experts: MXFP4.
 """
@@ -42,6 +42,24 @@ def _oss(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.GptOssConfig(**(shared | own | tiny.options))
 
 
+def _cohere(common: dict[str, Any], tiny: TinyModel) -> Any:
+    """A dense layer, which sees all tokens, and a full layer behind every three with a window."""
+    own = {
+        "intermediate_size": 32,
+        "prefix_dense_intermediate_size": 64,
+        "num_shared_experts": 2,
+        "expert_selection_fn": "sigmoid",
+        "head_dim": 32,
+        "first_k_dense_replace": 1,
+        "sliding_window": 16,
+        "logit_scale": 0.5,
+        "rms_norm_eps": None,
+    }
+    left_out = ("moe_intermediate_size",)
+    shared = {name: value for name, value in common.items() if name not in left_out}
+    return transformers.Cohere2MoeConfig(**(shared | own | tiny.options))
+
+
 def pack_experts(folder: Path, model: torch.nn.Module) -> None:
     """Replace the experts' matrices in `folder` by the hub's MXFP4 blocks, and in `model` by what these decode to.
 
@@ -65,5 +83,8 @@ def pack_experts(folder: Path, model: torch.nn.Module) -> None:
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
 
 
-CLASSES = {"gpt-oss": "GptOssForCausalLM"}
-CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {"gpt-oss": _oss}
+CLASSES = {"cohere2moe": "Cohere2MoeForCausalLM", "gpt-oss": "GptOssForCausalLM"}
+CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
+    "cohere2moe": _cohere,
+    "gpt-oss": _oss,
+}

@@ -136,6 +136,32 @@ def test_rms_norm_is_the_formula(dense, rows, width):
     np.testing.assert_allclose(dense.rms_norm(x, gain, 1e-6), expected, rtol=3e-7)
 
 
+@pytest.mark.parametrize(
+    ("rows", "width"), [(1, 2048), (7, 80), (13, 5), (3, 16), (2, 4099), (0, 8), (2, 1)]
+)
+def test_layer_norm_is_the_formula(dense, rows, width):
+    """Close to the formula in double, for rows far from zero whose mean is most of them."""
+    rng = np.random.default_rng(width)
+    x, gain = normal(rng, rows, width) + 30, normal(rng, width)
+    wide = x.astype(np.float64)
+    wide -= wide.mean(axis=1, keepdims=True)
+    expected = wide / np.sqrt(np.square(wide).mean(axis=1, keepdims=True) + 1e-6) * gain
+    np.testing.assert_allclose(dense.layer_norm(x, gain, 1e-6), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_layer_norm_has_one_result_for_all_sets_and_threads():
+    """The mean is summed in an order that neither changes."""
+    rng = np.random.default_rng(8)
+    x, gain = normal(rng, 64, 2051) + 3, normal(rng, 2051)
+    found = [
+        NativeDense(_native.Core(isa, threads)).layer_norm(x, gain, 1e-6)
+        for isa, threads in (("portable", 1), (DENSE_ISAS[-1], 1), (DENSE_ISAS[-1], 3))
+    ]
+    # Behind the mean the sets' own norm follows, which may round its sum of squares differently.
+    np.testing.assert_allclose(found[0], found[1], rtol=3e-7)
+    np.testing.assert_array_equal(found[1], found[2])
+
+
 def test_rope_angles_are_exact_at_large_positions(dense):
     """A million positions in, an angle is still right to the last bit of a float."""
     positions = np.array([0, 1, 4095, 1_000_003, 2**31 - 1], np.int32)

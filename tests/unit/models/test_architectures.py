@@ -31,6 +31,7 @@ TOYS = {
     "kimi-linear": ToyArch("kimi-linear", layers=4, head_dim=24, rotary=8),
     "afmoe": ToyArch("afmoe", layers=5, window=16),
     "bailingmoe": ToyArch("bailingmoe"),
+    "cohere2moe": ToyArch("cohere2moe", layers=5, window=16, shared=64),
     "deepseek": ToyArch("deepseek", kv_heads=4),
     "bailingmoe2": ToyArch(
         "bailingmoe2",
@@ -81,6 +82,9 @@ OPTIONAL = {
 OWN_OPTIONAL = {
     "afmoe": {"expert_weights_norm", "rope.dimension_count"},
     "bailingmoe": {"rope.dimension_count"},
+    "cohere2moe": {
+        *["rope.dimension_count", "expert_weights_norm", "expert_shared_feed_forward_length"],
+    },
     "deepseek": {"rope.dimension_count"},
     "bailingmoe2": {"expert_group_count"},
     "ernie4_5-moe": {"expert_shared_feed_forward_length"},
@@ -120,6 +124,7 @@ WITH_DENSE = (
     *(
         "afmoe",
         "bailingmoe",
+        "cohere2moe",
         "deepseek",
         "bailingmoe2",
         "dots1",

@@ -51,10 +51,22 @@ def rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tenso
     return naive_rms_norm(x, gain, epsilon)
 
 
+def layer_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return the same of x - mean(x)."""
+    if x.is_cuda:
+        return norm_rows(x, gain, epsilon, centers=True)
+    return naive_layer_norm(x, gain, epsilon)
+
+
 def naive_rms_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Return `rms_norm` in plain torch."""
     scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + epsilon)
     return x * scale * gain
+
+
+def naive_layer_norm(x: torch.Tensor, gain: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return `layer_norm` in plain torch."""
+    return naive_rms_norm(x - x.mean(dim=-1, keepdim=True), gain, epsilon)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

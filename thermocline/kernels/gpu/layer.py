@@ -22,6 +22,7 @@ from thermocline.kernels.gpu.dense import (
     DeviceRope,
     DeviceRouting,
     gate,
+    layer_norm,
     rms_norm,
     rotate,
     route,
@@ -73,7 +74,7 @@ class DeviceAttention:
         self, load: MatrixLoader, given: AttentionWeights, rope: DeviceRope | None, head_dim: int
     ) -> None:
         """rope: None for heads that do not turn."""
-        self._norm = load.vector(given.norm)
+        self._norm, self._centers = load.vector(given.norm), given.centers
         assert given.k is not None, (
             "no device reads another layer's keys, which `ModelSpec.cpu_only` says"
         )
@@ -102,11 +103,23 @@ class DeviceAttention:
         self._output_bias = _optional_vector(load, given.output_bias)
         self._post_norm = None if given.post_norm is None else _post_norm(load, given.post_norm)
 
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what attention takes of x."""
+        norm_rows = layer_norm if self._centers else rms_norm
+        return norm_rows(x, self._norm, self._epsilon)
+
     def __call__(
-        self, x: torch.Tensor, inputs: StepInputs, cache: DeviceLayerCache
+        self,
+        x: torch.Tensor,
+        inputs: StepInputs,
+        cache: DeviceLayerCache,
+        normed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return x plus attention over it; appends the chunk's keys and values to the cache."""
-        normed = rms_norm(x, self._norm, self._epsilon)
+        """Return x plus attention over it; appends the chunk's keys and values to the cache.
+
+        normed: what `normed` gives of x, where that is known.
+        """
+        normed = self.normed(x) if normed is None else normed
         q, k, *values = (
             weight.multiply(normed, prompt=inputs.is_prompt) for weight in self._products
         )
@@ -311,7 +324,7 @@ class DeviceLayer:
             case None:
                 pass
         self._norm = _optional_vector(load, parts.norm)
-        self._epsilon = parts.epsilon
+        self._epsilon, self._is_parallel = parts.epsilon, parts.parallel
         self._shared = None if parts.shared is None else _Shared(load, parts.shared)
         self._router = None if parts.routed is None else _Router(load, parts.routed)
         self._end = None if parts.end is None else _post_norm(load, parts.end)
@@ -328,7 +341,12 @@ class DeviceLayer:
 
         memory: the layer's cache, or its states; None for a layer without a mixer.
         """
+        before = None
         match self._mixer:
+            case DeviceAttention() if self._is_parallel:
+                assert isinstance(memory, DeviceLayerCache), "a layer that attends has a cache"
+                before = self._mixer.normed(x)
+                x = self._mixer(x, inputs, memory, before)
             case DeviceDelta() | DeviceRecurrent():
                 assert isinstance(memory, DeviceStates), "a recurrent layer has states"
                 x = self._mixer(x, inputs, memory)
@@ -339,7 +357,7 @@ class DeviceLayer:
                 assert memory is None, "a feed-forward alone remembers nothing"
         if self._norm is None:  # a mixer alone
             return LayerOutput(x, x, None, None)
-        normed = rms_norm(x, self._norm, self._epsilon)
+        normed = rms_norm(x, self._norm, self._epsilon) if before is None else before
         prompt = inputs.is_prompt
         if self._end is not None:
             return self._branches(self._end, x, normed, prompt=prompt)

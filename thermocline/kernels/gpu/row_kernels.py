@@ -19,14 +19,21 @@ _OF_A_WARP = 512
 _MAX_WARPS = 8
 
 
-def norm_rows(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis. x: float32 [..., width]; gain: float32 [width]."""
+def norm_rows(x: Tensor, gain: Tensor, epsilon: float, *, centers: bool = False) -> Tensor:
+    """Return x / sqrt(mean(x^2) + epsilon) * gain over the last axis. x: float32 [..., width]; gain: float32 [width].
+
+    centers: of x - mean(x).
+    """
     given, width = x.contiguous(), x.shape[-1]
     out = torch.empty_like(given)
     if given.numel():
         block = triton.next_power_of_2(width)
         rms_norm_kernel[(given.numel() // width,)](
-            *(out, given, gain, epsilon), width=width, block=block, num_warps=_warps(block)
+            *(out, given, gain, epsilon),
+            width=width,
+            centers=centers,
+            block=block,
+            num_warps=_warps(block),
         )
     return out
 
@@ -63,6 +70,7 @@ def rms_norm_kernel(
     gain_ptr: tl.tensor,
     epsilon: tl.tensor,
     width: tl.constexpr,
+    centers: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """A program: one row."""
@@ -70,6 +78,8 @@ def rms_norm_kernel(
     i = tl.arange(0, block)
     live = i < width
     x = tl.load(x_ptr + at + i, mask=live, other=0.0)
+    if centers:
+        x = tl.where(live, x - tl.sum(x, 0) / width, 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + epsilon)
     gain = tl.load(gain_ptr + i, mask=live, other=0.0)
     tl.store(out_ptr + at + i, x * scale * gain, mask=live)

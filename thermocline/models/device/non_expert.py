@@ -20,7 +20,7 @@ from thermocline.errors import DeviceMemoryError
 from thermocline.kernels.cache_format import CacheShape
 from thermocline.kernels.gpu.cache import DeviceKVPool, DeviceStates
 from thermocline.kernels.gpu.captured_rows import CapturedRows
-from thermocline.kernels.gpu.dense import DeviceRope, rms_norm, softcap
+from thermocline.kernels.gpu.dense import DeviceRope, layer_norm, rms_norm, softcap
 from thermocline.kernels.gpu.layer import DeviceLayer, LayerOutput
 from thermocline.kernels.gpu.steps import CapturedSteps, RowSizes
 from thermocline.kernels.gpu.weights import MatrixLoader
@@ -212,7 +212,8 @@ class DeviceNonExpert:
     def _logits(self, x: torch.Tensor, *, prompt: bool) -> torch.Tensor:
         assert self._head is not None, "the head is not on the device"
         norm, output = self._head
-        normed = rms_norm(x, norm, self.spec.rms_epsilon)
+        norm_rows = layer_norm if self.spec.norms_center else rms_norm
+        normed = norm_rows(x, norm, self.spec.rms_epsilon)
         logits = output.multiply(normed, prompt=prompt)
         return softcap(logits, self.spec.logit_softcap) if self.spec.logit_softcap else logits
 

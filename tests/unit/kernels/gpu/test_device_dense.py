@@ -43,6 +43,14 @@ def test_rms_norm(streams, rows, width, scale):
     assert_within(found.cpu().numpy(), REFERENCE.rms_norm(x, gain, 1e-6), "non-expert/float32")
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 2), (3, 128), (7, 33), (0, 8)])
+def test_layer_norm(streams, rows, width):
+    """Rows far from zero, whose mean goes first."""
+    x, gain = 5 + normal(rows, width), normal(width)
+    found = dense.layer_norm(streams.upload(x), streams.upload(gain), 1e-6)
+    assert_within(found.cpu().numpy(), REFERENCE.layer_norm(x, gain, 1e-6), "non-expert/float32")
+
+
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize(("head_dim", "dims"), [(16, 16), (10, 6), (64, 32), (8, 0)])
 def test_heads_turn(streams, head_dim, dims, pairs):

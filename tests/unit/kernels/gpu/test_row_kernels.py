@@ -8,7 +8,12 @@ import torch
 
 from tests.support.compare import nmse
 from tests.unit.kernels.gpu.conftest import IMPLEMENTATIONS
-from thermocline.kernels.gpu.dense import DeviceRope, naive_rms_norm, naive_rotate
+from thermocline.kernels.gpu.dense import (
+    DeviceRope,
+    naive_layer_norm,
+    naive_rms_norm,
+    naive_rotate,
+)
 from thermocline.kernels.gpu.row_kernels import norm_rows, turn_rows
 
 pytestmark = pytest.mark.slow
@@ -36,6 +41,18 @@ def test_norms(device, shape):
     expected = naive_rms_norm(x.double(), gain.double(), 1e-3)
     assert found.shape == x.shape
     assert not len(x) or nmse(found.numpy(), expected.numpy()) < MOST
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 512), (1, 2048), (2, 3, 80), (0, 64)])
+def test_norms_that_take_the_mean_off(device, shape):
+    """The same of rows that lie far from zero."""
+    rng = np.random.default_rng(6)
+    x, gain = normal(rng, *shape) + 5, normal(rng, shape[-1])
+    found = norm_rows(x.to(device), gain.to(device), 1e-3, centers=True).cpu()
+    expected = naive_layer_norm(x.double(), gain.double(), 1e-3)
+    assert found.shape == x.shape
+    assert not len(x) or shape[-1] == 1 or nmse(found.numpy(), expected.numpy()) < MOST
+    assert shape[-1] > 1 or not found.any(), "a number alone is its mean"
 
 
 def test_a_norm_of_zeros_and_of_rows_apart(device):
