@@ -259,6 +259,7 @@ SCHEDULED_CASES = (
     _case("mixed", "kimi-linear", **_WIDE | KIMI_LINEAR_MIXED, formats=_MIX | {"latent": "Q8_0"}),
     _case("mixed", "bailingmoe2", **_WIDE, rotary=32, formats=_MIX, extra=_GROUPS),
     _case("mixed", "afmoe", **_WIDE, layers=4, rotary=64, formats=_MIX, seed=65),
+    _case("mixed", "cohere2moe", **_WIDE, layers=4, formats=_MIX, seed=67),
     # Rows of whole blocks of 32, not of 256, as gpt-oss has them.
     _case("mixed", "gpt-oss", **_WIDE | {"hidden": 160, "intermediate": 96}, formats=_NARROW_MIX),
     _case("mixed", "lfm2moe", **_WIDE | LFM2_MIXED, formats=_MIX),
@@ -271,9 +272,9 @@ SCHEDULED_CASES = (
 IS_LONG = "THERMOCLINE_SCHEDULES" in os.environ
 """Whether `make schedules` runs."""
 
-# Latent rows, windows and sinks, biases of experts, short convolutions, Mamba2, the gated delta rule, and what only they
-# have between these.
-_KINDS = ("deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen35moe")
+# Experts beside attention, latent rows, windows and sinks, biases of experts, short convolutions, Mamba2, the gated delta
+# rule, and what only they have between these.
+_KINDS = ("cohere2moe", "deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen35moe")
 
 
 def of_each_kind(cases: Sequence[ArchCase]) -> list[ArchCase]:

@@ -24,6 +24,7 @@ DRAFTING_TOYS = MappingProxyType(
         "qwen35moe": ToyArch("qwen35moe", layers=4, rotary=8),
         "qwen35": ToyArch("qwen35", layers=4, rotary=8, experts=0, used=0),
         "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
+        "cohere2moe": ToyArch("cohere2moe", window=16, shared=64),
         "glm4moe": ToyArch("glm4moe", rotary=8),
         "deepseek2": ToyArch(
             "deepseek2",

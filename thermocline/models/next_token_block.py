@@ -106,20 +106,20 @@ class NextTokenBlock:
         before: float32 [T, D], of each row the hidden state of the position before it: the trunk's behind its final norm,
         or what this gave; zeros before the first position.
         """
-        dense, epsilon, prompt = self._kernels.dense, self.spec.rms_epsilon, chunk.is_prompt
+        dense, spec, prompt = self._kernels.dense, self.spec, chunk.is_prompt
+        norm_rows = dense.layer_norm if spec.norms_center else dense.rms_norm
         token = self._kernels.decode_rows(self._embedding, chunk.token_ids)
         joined = np.concatenate(
             (
-                dense.rms_norm(token, self._token_norm, epsilon),
-                dense.rms_norm(before, self._state_norm, epsilon),
+                norm_rows(token, self._token_norm, spec.rms_epsilon),
+                norm_rows(before, self._state_norm, spec.rms_epsilon),
             ),
             axis=1,
         )
         x = self._kernels.matmul(self._join, joined, prompt=prompt)
         x = self._compute_layer(chunk, x, cache.layer(LayerIndex(0)))
-        if self.spec.next_block_centers:
-            x = x - x.mean(axis=1, keepdims=True)
-        return dense.rms_norm(x, self._norm, epsilon)
+        last = dense.layer_norm if spec.next_block_centers else norm_rows
+        return last(x, self._norm, spec.rms_epsilon)
 
     def logits(self, states: FloatArray, num_tokens: int | None = None) -> FloatArray:
         """Return float32 [rows, num_tokens]: what comes after the tokens of these rows of `states`.
@@ -141,7 +141,8 @@ class NextTokenBlock:
             x = begin_latent_attention(kernels, parts.mixer, rope, chunk, x, cache)()
         else:
             assert isinstance(parts.mixer, AttentionWeights), "checked when it was opened"
-            x = begin_attention(kernels, parts.mixer, rope, chunk, x, cache)()
+            parallel = parts.parallel
+            x = begin_attention(kernels, parts.mixer, rope, chunk, x, cache, parallel=parallel)()
         return self._add_experts(route(kernels, parts, x, prompt=prompt), prompt=prompt)
 
     def _add_experts(self, routed: Routed, *, prompt: bool) -> FloatArray:

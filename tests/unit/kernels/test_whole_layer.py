@@ -19,6 +19,7 @@ from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.cpu import NativeKernels, load_native
 from thermocline.kernels.dense import NativeDense
+from thermocline.kernels.dense_contract import PostNorm
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
@@ -304,6 +305,22 @@ def test_a_weight_of_the_input_is_for_one_expert(tmp_path):
         wrong = replace(parts, routed=replace(parts.routed, weighs_input=True))
         with pytest.raises(ValueError, match="one expert of each token"):
             kernels._layer(wrong)
+
+
+def test_a_parallel_layer_has_one_norm(tmp_path):
+    """What has an end, or norms of its own, can not take attention's input: the core refuses such a layer."""
+    with open_model_file(write_toy_model(tmp_path / "toy.gguf", shape_of({}))) as file:
+        kernels = NativeKernels(threads=1)
+        parts = open_model(file, kernels).non_expert.layers[0]
+        end = PostNorm(parts.norm, 1e-6)
+        assert kernels._layer(replace(parts, parallel=True))
+        with pytest.raises(ValueError, match="a parallel layer has one norm"):
+            kernels._layer(replace(parts, parallel=True, end=end))
+        posted = replace(parts.mixer, post_norm=end)
+        with pytest.raises(ValueError, match="a parallel layer has one norm"):
+            kernels._layer(replace(parts, parallel=True, mixer=posted))
+        with pytest.raises(ValueError, match="has attention and a feed-forward"):
+            kernels._layer(replace(parts, parallel=True, mixer=None))
 
 
 def test_the_reference_has_none(tmp_path):

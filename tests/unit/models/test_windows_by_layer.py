@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from tests.support.toy_archs import ToyArch, write_toy_arch
+from tests.support.toy_next_block import write_drafting_toy
 from thermocline.errors import ModelFileError
 from thermocline.kernels.dense_contract import Temperature
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.registry import open_model
+from thermocline.models.registry import open_model, open_next_block
 from thermocline.models.rope import RopeRule, Yarn
-from thermocline.models.spec import WindowSpec
+from thermocline.models.spec import LayerKind, WindowSpec
 
 
 def opened(path):
@@ -34,6 +35,44 @@ def test_exaone_turns_where_it_has_a_window(tmp_path):
     model = opened(write_toy_arch(tmp_path / "n.gguf", toy, metadata=keys))
     assert (model.spec.num_layers, model.spec.num_predict_layers) == (5, 1)
     assert model.non_expert.ropes == (None, rope, rope, rope, None)
+
+
+def test_cohere_turns_where_it_has_a_window_or_is_dense(tmp_path):
+    """The first of four layers sees all tokens; it turns where it has no routed experts, and so does the block behind."""
+    toy = ToyArch("cohere2moe", layers=9, window=16, shared=64)
+    rope = RopeRule(16, 10000.0, pairs=True)
+    model = opened(write_toy_arch(tmp_path / "m.gguf", toy))
+    assert model.spec.window is not None
+    assert model.spec.window.num_tokens == 16
+    assert model.non_expert.ropes == (rope, rope, rope, rope, None, rope, rope, rope, None)
+    kinds = [LayerKind.WINDOW if n % 4 else LayerKind.ATTENTION for n in range(9)]
+    assert list(model.spec.layer_kinds) == kinds
+    model = opened(write_toy_arch(tmp_path / "n.gguf", replace(toy, dense=0)))
+    assert model.non_expert.ropes[:2] == (None, rope)
+    path = write_drafting_toy(tmp_path / "o.gguf", toy)
+    with open_model_file(path) as file:
+        block = open_next_block(file, ReferenceKernels())
+    assert block._layer.rope == rope
+    assert block._layer.parts.parallel
+    assert block._layer.parts.mixer.window == 0
+
+
+def test_cohere_adds_the_mean_of_routed_and_shared_experts(tmp_path):
+    """Halves of both, where there are both; all of a dense layer's; norms take the mean off by the key that there is."""
+    toy = ToyArch("cohere2moe", layers=2, window=16, shared=64, extra={"expert_weights_scale": 3.0})
+    model = opened(write_toy_arch(tmp_path / "m.gguf", toy))
+    dense, mixed = model.non_expert.layers
+    assert mixed.routed.rule.scale == 1.5
+    assert mixed.shared.stack.down.scales.tolist() == [0.5]
+    assert dense.shared.stack.down.scales is None
+    assert dense.parallel
+    assert mixed.parallel
+    assert dense.mixer.centers
+    lone = opened(write_toy_arch(tmp_path / "n.gguf", replace(toy, shared=0)))
+    assert lone.non_expert.layers[1].routed.rule.scale == 3.0
+    keys = {"cohere2moe.attention.layer_norm_rms_epsilon": 1e-5}
+    plain = opened(write_toy_arch(tmp_path / "o.gguf", toy, metadata=keys))
+    assert not plain.non_expert.layers[0].mixer.centers
 
 
 def test_mellum_stretches_layers_that_see_all(tmp_path):

@@ -18,9 +18,10 @@ from thermocline.models.mixed_layers import (
 )
 
 if TYPE_CHECKING:
-    from thermocline.kernels.whole_layer import LayerParts
+    from thermocline.kernels.whole_layer import AttentionWeights, LayerParts
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.rope import RopeRule
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
@@ -58,9 +59,25 @@ def read_spec(file: ModelFile) -> ModelSpec:
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
     attention = read_attention(weights, spec, f"blk.{index}.")
-    attention = replace(attention, centers=spec.norms_center)
     far = plain_rope(spec) if index in spec.dense_layers else None
     attention, rope = near_or_far(spec, index, attention, far)
+    return _parallel_layer(weights, spec, index, attention, rope)
+
+
+def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """See `DraftingArchitecture.read_next_block`. It is a routed layer that sees all tokens, and turns."""
+    attention = read_attention(weights, spec, f"blk.{index}.")
+    return _parallel_layer(weights, spec, index, attention, plain_rope(spec))
+
+
+def _parallel_layer(
+    weights: WeightMap,
+    spec: ModelSpec,
+    index: int,
+    attention: AttentionWeights,
+    rope: RopeRule | None,
+) -> DecoderLayer:
+    attention = replace(attention, centers=spec.norms_center)
     layer = mixed_layer(weights, spec, index, attention, norm="attn_norm")
     parts = _averaged(weights, replace(layer.parts, parallel=True))
     return replace(layer, parts=parts, rope=rope and replace(rope, pairs=True))
