@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.oracle import hf_formulas, hf_latent, hf_recurrent, hf_routers
+from tests.oracle import hf_formulas, hf_granite, hf_latent, hf_recurrent, hf_routers
 from tests.oracle.decoded import decoded_weights
 from tests.oracle.hf_gemma import LAYER_EMBEDDINGS, gemma4_config, gemma4_state
 from tests.oracle.hf_model import HfModel
@@ -414,6 +414,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "smollm3": "SmolLM3ForCausalLM",
     **hf_routers.CLASSES,
     **hf_formulas.CLASSES,
+    **hf_granite.CLASSES,
     **hf_latent.CLASSES,
     **hf_recurrent.CLASSES,
 }
@@ -432,6 +433,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "smollm3": _smollm3_config,
     **hf_routers.CONFIGS,
     **hf_formulas.CONFIGS,
+    **hf_granite.CONFIGS,
     **hf_latent.CONFIGS,
     **hf_recurrent.CONFIGS,
 }
@@ -450,6 +452,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "smollm3": _llama_state,
     **hf_routers.STATES,
     **hf_formulas.STATES,
+    **hf_granite.STATES,
     **hf_latent.STATES,
     **hf_recurrent.STATES,
 }

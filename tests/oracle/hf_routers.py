@@ -175,7 +175,8 @@ def _ernie_dense_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.Ernie4_5Config(**_dense_settings(keys, common))
 
 
-def _granite_config(keys: Keys, common: dict[str, Any]) -> Any:
+def granite_settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of Granite's models, with experts or without."""
     own = {
         "intermediate_size": keys("feed_forward_length"),
         "attention_multiplier": keys("attention.scale"),
@@ -184,11 +185,18 @@ def _granite_config(keys: Keys, common: dict[str, Any]) -> Any:
         "logits_scaling": keys("logit_scale"),
     }
     kept = _without(common, "num_experts", "moe_intermediate_size", "head_dim")
-    if keys.arch == "granite":
-        return transformers.GraniteConfig(**(_without(kept, "num_experts_per_tok") | own))
+    if not keys("expert_count"):
+        return _without(kept, "num_experts_per_tok") | own
     own["num_local_experts"] = keys("expert_count")
     own["shared_intermediate_size"] = keys("expert_shared_feed_forward_length", 0)
-    return transformers.GraniteMoeSharedConfig(**(kept | own))
+    return kept | own
+
+
+def _granite_config(keys: Keys, common: dict[str, Any]) -> Any:
+    settings = granite_settings(keys, common)
+    if keys("expert_count"):
+        return transformers.GraniteMoeSharedConfig(**settings)
+    return transformers.GraniteConfig(**settings)
 
 
 def _hunyuan_dense_config(keys: Keys, common: dict[str, Any]) -> Any:
@@ -327,9 +335,12 @@ def _ernie_state(keys: Keys, own: State) -> State:
 def _by_halves(keys: Keys, own: State) -> State:
     """q and k with the halves of a head one after the other, which are pairs in the file."""
     own = dict(own)
-    for name, heads in (("attn_q.weight", "head_count"), ("attn_k.weight", "head_count_kv")):
-        rows = own[name].reshape(keys(f"attention.{heads}"), -1, 2, own[name].shape[1])
-        own[name] = np.swapaxes(rows, 1, 2).reshape(own[name].shape)
+    for part, heads in (("attn_q", "head_count"), ("attn_k", "head_count_kv")):
+        for name in (f"{part}.weight", f"{part}.bias"):
+            if name in own:
+                shape = own[name].shape
+                rows = own[name].reshape(keys(f"attention.{heads}"), -1, 2, *shape[1:])
+                own[name] = np.swapaxes(rows, 1, 2).reshape(shape)
     return own
 
 
@@ -350,9 +361,10 @@ def _plain_state(keys: Keys, own: State) -> State:
     return state
 
 
-def _granite_state(keys: Keys, own: State) -> State:
+def granite_state(keys: Keys, own: State) -> State:
+    """Return a layer of Granite's models, with experts or without, under transformers' names."""
     own = _by_halves(keys, own)
-    if keys.arch == "granite":
+    if "ffn_gate_inp.weight" not in own:
         roles = ("gate", "up", "down")
         return _renamed(own, _ATTENTION | {f"ffn_{n}.": f"mlp.{n}_proj." for n in roles})
     shared = {}
@@ -463,8 +475,8 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "ernie4_5-moe": _ernie_state,
     "exaone-moe": _state,
     "glm4moe": _state,
-    "granite": _granite_state,
-    "granitemoe": _granite_state,
+    "granite": granite_state,
+    "granitemoe": granite_state,
     "hunyuan-dense": _hunyuan_state,
     "hunyuan-moe": _hunyuan_state,
     "hy_v3": _hy_v3_state,

@@ -72,6 +72,10 @@ _GEMMA4_ODD = {"window": 7, "near_head_dim": 6, "near_kv_heads": 1, "layer_embed
 _GROUPS = {"expert_group_count": 4, "expert_group_used_count": 2}
 _ODD_HEADS = {"head_dim": 24, "experts": 7, "used": 3, "intermediate": 19, "shared": 23}
 
+_FAR_UNTURNED = {"attention.rope_pattern": [False, True, True, True, False]}
+_NEAR_UNTURNED = {"attention.rope_pattern": [True, False], "deepstack_mapping": [-1, 1]}
+_QUIET = {"embedding_scale": 0.3}  # or a tied head would repeat its token
+_NO_WINDOW = _QUIET | {"attention.sliding_window_pattern": [False] * 3}
 _EARLY_HEAT = {"attention.temperature_length": 9, "attention.temperature_scale": 0.4}
 _COHERE = {"window": 16, "shared": 64}
 _RMS = {
@@ -120,6 +124,41 @@ ROUTER_CASES = (
     _case("normed", "glm4moe", **_ODD_HEADS, rotary=10, dense=2, biased=False, seed=65),
     _case("default", "granite", **_NO_EXPERTS, layers=2, seed=68),
     _case("odd", "granite", **_ODD | _NO_EXPERTS, tied=True, seed=69),
+    _case("default", "granite_swa", layers=5, window=16, fused=True, extra=_FAR_UNTURNED, seed=98),
+    _case(
+        "odd",
+        "granite_swa",
+        **_ODD,
+        layers=4,
+        window=7,
+        slowed=True,
+        tied=True,
+        extra=_QUIET,
+        seed=99,
+    ),
+    _case(
+        "one_expert",
+        "granite_swa",
+        layers=2,
+        experts=1,
+        used=1,
+        kv_heads=1,
+        window=2,
+        shared=0,
+        biased=False,
+        extra=_NEAR_UNTURNED,
+        seed=100,
+    ),
+    _case("dense", "granite_swa", **_NO_EXPERTS, layers=4, window=16, extra=_YARN, seed=101),
+    _case(
+        "dense_odd",
+        "granite_swa",
+        **_ODD | _NO_EXPERTS | {"kv_heads": 1},
+        biased=False,
+        tied=True,
+        extra=_NO_WINDOW,
+        seed=102,
+    ),
     _case("default", "granitemoe", layers=2, seed=66),
     _case("lone_layer", "granitemoe", layers=1, shared=0, experts=5, tied=True, seed=67),
     _case("default", "hunyuan-dense", **_NO_EXPERTS, head_dim=32, seed=85),
@@ -290,7 +329,10 @@ CHUNKED_CASE = _case(
 MORE_SCHEDULED_CASES = (
     *(
         _case("mixed", arch, **_WIDE, formats=_MIX)
-        for arch in ("ernie4_5-moe", "granitemoe", "hunyuan-moe", "exaone-moe", "hy_v3", "mellum")
+        for arch in (
+            *("ernie4_5-moe", "granitemoe", "granite_swa", "hunyuan-moe"),
+            *("exaone-moe", "hy_v3", "mellum"),
+        )
     ),
     CHUNKED_CASE,
 )
@@ -342,7 +384,7 @@ LLAMA_CASES = tuple(
         *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
-        "mellum_own_base",
+        *("mellum_own_base", "granite_swa_dense_odd"),
         *("llama4_default", "llama4_odd"),
         *("granitehybrid_lone_layer", "lfm2_all_attend", "kimi-linear_two_matrices"),
     )
@@ -351,6 +393,6 @@ LLAMA_CASES = tuple(
 
 There chunks are of 8192 tokens whatever the file says, olmoe and qwen2moe are neither tied nor have fewer key heads,
 bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
-experts, YaRN's own factor is not read, the last layers with keys of their own are one with a window and one without,
+experts, YaRN's own factor is not read, granite_swa has windows, the last layers with keys of their own are one with a window and one without,
 a hybrid has a recurrent layer, and kimi-linear's queries are one matrix and its keys apart from its values.
 """

@@ -169,6 +169,32 @@ def _granite_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     }
 
 
+def _granite_swa_keys(toy: ToyArch) -> dict[str, Any]:
+    """Windows in all layers but the first of every four."""
+    return _granite_keys(toy) | {
+        "attention.sliding_window": toy.window,
+        "attention.sliding_window_pattern": [layer % 4 > 0 for layer in range(toy.layers)],
+        "rope.dimension_count": toy.head_dim,
+    }
+
+
+def _granite_swa_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    """Gate and up of the shared expert are one tensor."""
+    weights = _granite_layer(toy, draw, layer)
+    weights["attn_sinks.weight"] = draw.vector(toy.heads, spread=1.0, mean=1.0)
+    if toy.biased:
+        for part in ("q", "k", "v", "output"):
+            rows = len(weights[f"attn_{part}.weight"])
+            weights[f"attn_{part}.bias"] = draw.vector(rows, spread=0.3)
+    if "ffn_gate_shexp.weight" in weights:
+        both = [weights.pop(f"ffn_{role}_shexp.weight") for role in ("gate", "up")]
+        weights["ffn_up_shexp.weight"] = np.concatenate(both)
+    if toy.fused:
+        both = [weights.pop(f"ffn_{role}_exps.weight") for role in ("gate", "up")]
+        weights["ffn_gate_up_exps.weight"] = np.concatenate(both, axis=1)
+    return weights
+
+
 def _dots_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return {
         **_attention(toy, draw, "head"),
@@ -309,6 +335,7 @@ KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "exaone-moe": _exaone_keys,
     "glm4moe": _partial_sigmoid_keys,
     "granite": _granite_keys,
+    "granite_swa": _granite_swa_keys,
     "granitemoe": _granite_keys,
     "hunyuan-moe": _hunyuan_keys,
     "hy_v3": _hy_v3_keys,
@@ -328,6 +355,7 @@ LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "exaone-moe": _dots_layer,
     "glm4moe": _glm4moe_layer,
     "granite": _granite_layer,
+    "granite_swa": _granite_swa_layer,
     "granitemoe": _granite_layer,
     "hunyuan-moe": _hunyuan_layer,
     "hy_v3": _hy_v3_layer,

@@ -51,6 +51,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "ernie4_5-moe",
             "glm4moe",
             "granite",
+            "granite_swa",
             "granitemoe",
             "hunyuan-dense",
             "hunyuan-moe",

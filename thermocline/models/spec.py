@@ -150,6 +150,8 @@ class ModelSpec:
 
     own_rotary_dims: int | None = None
     """How many first dimensions of a head turn; None is all."""
+    unturned_layers: tuple[int, ...] = ()
+    """Layers whose heads do not turn, where the file lists them."""
     rope_scaling: RopeScaling | None = None
     """How layers with full attention scale their rotary embedding."""
     window: WindowSpec | None = None

@@ -203,18 +203,26 @@ class WeightMap:
     ) -> ExpertStack:
         """Return the matrices `prefix`ffn_{gate,up,down}`suffix` as a stack of one, with biases where the file has them.
 
-        Raises ModelFileError.
+        Gate and up may be one tensor, ffn_up, the rows of the gate first. Raises ModelFileError.
         """
-        inner, outer = (intermediate, hidden), (hidden, intermediate)
-        shapes = {"up": inner, "down": outer} | ({"gate": inner} if activation.has_gate else {})
-        found = {
-            role: _stack_of(self.matrix(f"{prefix}ffn_{role}{suffix}.weight", *shape))
-            for role, shape in shapes.items()
-        }
+        gate, up, down = (f"{prefix}ffn_{role}{suffix}.weight" for role in ("gate", "up", "down"))
+        read: dict[str, Weight] = {}
+        if activation.has_gate and self._holds_both(gate, up, intermediate, hidden):
+            read["gate"], read["up"] = self.matrices(up, (intermediate,) * 2, hidden)
+        else:
+            read["up"] = self.matrix(up, intermediate, hidden)
+            if activation.has_gate:
+                read["gate"] = self.matrix(gate, intermediate, hidden)
+        read["down"] = self.matrix(down, hidden, intermediate)
+        found = {role: _stack_of(weight) for role, weight in read.items()}
         biases = self._biases_of_one(f"{prefix}ffn_", suffix, found)
         stack = ExpertStack(found.get("gate"), found["up"], found["down"], activation, biases)
         self.check_scales(stack)
         return stack
+
+    def _holds_both(self, gate: str, up: str, intermediate: int, hidden: int) -> bool:
+        """Whether tensor `up` has the rows of a gate, too, which is no tensor of its own."""
+        return gate not in self and self.num_rows(up, hidden) == 2 * intermediate
 
     def _biases_of_one(
         self, start: str, suffix: str, matrices: dict[str, WeightStack]

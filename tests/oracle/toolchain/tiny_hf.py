@@ -278,6 +278,12 @@ def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.GraniteConfig(**_dense(common | tiny_routers.GRANITE_FACTORS, tiny))
 
 
+def _granite_swa(common: dict[str, Any], tiny: TinyModel) -> Any:
+    del common["head_dim"]
+    own = tiny_routers.GRANITE_FACTORS | tiny_routers.GRANITE_LISTS | {"bos_token_id": None}
+    return transformers.GraniteSWAConfig(**_dense(common | own, tiny))
+
+
 def _ernie(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Ernie4_5Config(**_dense(common | {"head_dim": 32}, tiny))
 
@@ -330,6 +336,7 @@ _CLASSES = {
     "qwen35moe": "Qwen3_5MoeForCausalLM",
     "qwen3next": "Qwen3NextForCausalLM",
     "granite": "GraniteForCausalLM",
+    "granite_swa": "GraniteSWAForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -355,6 +362,7 @@ _CONFIGS = {
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
     "granite": _granite,
+    "granite_swa": _granite_swa,
     "ernie4_5": _ernie,
     "hunyuan-dense": _hunyuan,
     "llama": _llama,

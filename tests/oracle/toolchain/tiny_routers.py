@@ -156,6 +156,27 @@ def _granite(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.GraniteMoeSharedConfig(**(kept | own | tiny.options))
 
 
+GRANITE_LISTS = {
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_window": 16,
+    "layer_rope_theta": [0, 10000.0],
+    "no_rope_layers": [0, 1],
+}
+"""Windows and turning heads of Granite's two layers: which turn is said to transformers, then to the converter."""
+
+
+def _granite_swa(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {
+        "num_local_experts": 4,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 32,
+        **GRANITE_FACTORS,
+        **GRANITE_LISTS,
+    }
+    kept = _without(common, "num_experts", "moe_intermediate_size", "head_dim")
+    return transformers.GraniteMoeSWAConfig(**(kept | own | tiny.options))
+
+
 def _hunyuan(common: dict[str, Any], tiny: TinyModel) -> Any:
     own = {"moe_topk": 2, "intermediate_size": 32, "head_dim": 32}
     kept = _without(common, "num_experts_per_tok", "moe_intermediate_size")
@@ -373,6 +394,7 @@ CLASSES = {
     "exaone-moe": "ExaoneMoeForCausalLM",
     "glm4moe": "Glm4MoeForCausalLM",
     "granitemoe": "GraniteMoeSharedForCausalLM",
+    "granitemoe_swa": "GraniteMoeSWAForCausalLM",
     "hunyuan-moe": "HunYuanMoEV1ForCausalLM",
     "hy_v3": "HYV3ForCausalLM",
     "llama4": "Llama4ForCausalLM",
@@ -390,6 +412,7 @@ CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "exaone-moe": _exaone,
     "glm4moe": _glm4moe,
     "granitemoe": _granite,
+    "granitemoe_swa": _granite_swa,
     "hunyuan-moe": _hunyuan,
     "hy_v3": _hy_v3,
     "llama4": _llama4,
@@ -419,7 +442,7 @@ def wide_experts(arch: str, width: int) -> dict[str, Any]:
             return {"intermediate_size": width, "intermediate_size_mlp": width}
         case "bailingmoe" | "deepseek":
             return {"moe_intermediate_size": width, "shared_expert_intermediate_size": 2 * width}
-        case "granitemoe":
+        case "granitemoe" | "granitemoe_swa":
             return {"intermediate_size": width, "shared_intermediate_size": width}
         case "ernie4_5-moe":
             return {"moe_intermediate_size": width, "intermediate_size": 2 * width}

@@ -162,6 +162,15 @@ _GRANITE_UNEVEN = {
     "mamba_d_state": 7,
     "mamba_d_conv": 3,
 }
+_SWA_UNEVEN = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 19,
+    "shared_intermediate_size": 23,
+    "attention_bias": True,
+    "tie_word_embeddings": True,
+}
+_USUAL_LISTS = {"layer_types": None, "layer_rope_theta": None, "no_rope_layers": None}
 _GRANITE_BIASES = {"attention_bias": True, "mamba_conv_bias": False}
 _WHOLE_ATTENTION = {
     "layer_types": ["full_attention", "full_attention"],
@@ -214,6 +223,13 @@ OTHER_CASES = (
     _case("small", "qwen3vl"),
     _case("tied", "qwen3vl", options={"tie_word_embeddings": True}, seed=2),
     _case("tied", "granite", options={"tie_word_embeddings": True}, seed=2),
+    _case("small", "granite_swa"),
+    _case("usual_lists", "granite_swa", layers=5, options=_USUAL_LISTS, seed=2),
+    _case("biased", "granite_swa", options={"attention_bias": True}, seed=3),
+    _case("llama3", "granite_swa", options={"rope_parameters": _LLAMA3}, seed=4),
+    _case("yarn", "granite_swa", options={"rope_parameters": _YARN}, seed=5),
+    _case("unshared", "granitemoe_swa", options={"shared_intermediate_size": 0}, seed=6),
+    _case("uneven", "granitemoe_swa", options=_SWA_UNEVEN, seed=7),
     _case("extra_block", "qwen35", extra_block=True, seed=2),
     _case("llama3", "llama", seed=2, options={"rope_parameters": _LLAMA3}),
     _case("linear", "llama", seed=3, options={"rope_parameters": _LINEAR}),
