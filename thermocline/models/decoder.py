@@ -238,7 +238,8 @@ class Decoder:
         router, rule = parts.routed.router, parts.routed.rule
         own = parts.routed.own
         gain = parts.norm if own is None else own.router
-        return RouterWeights(gain, router, parts.epsilon, rule)
+        centers = parts.parallel and self.spec.norms_center
+        return RouterWeights(gain, router, parts.epsilon, rule, centers)
 
     def final_norm(self, x: FloatArray) -> FloatArray:
         dense, spec = self._kernels.dense, self.spec

@@ -18,12 +18,16 @@ _MIN_WEIGHT_SUM = 6.103515625e-5
 
 @dataclass(frozen=True, slots=True)
 class RouterWeights:
-    """What one layer's router decides by. gain: float32 [D], of the norm before it; matrix: [E, D]."""
+    """What one layer's router decides by. gain: float32 [D], of the norm before it; matrix: [E, D].
+
+    centers: that norm takes the mean off first.
+    """
 
     gain: FloatArray
     matrix: Weight
     epsilon: float
     rule: RoutingRule
+    centers: bool = False
 
 
 class Routed(NamedTuple):

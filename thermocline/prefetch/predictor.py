@@ -133,7 +133,9 @@ class Predictor:
 
 def likely_experts(router: RouterWeights, kernels: Kernels, residual: FloatArray) -> IntArray:
     """Return the experts, ascending int32, that `router` chooses for any row of residual [T, D]."""
-    normed = kernels.dense.rms_norm(residual, router.gain, router.epsilon)
-    ids, _ = kernels.dense.route(kernels.matmul(router.matrix, normed), router.rule)
+    dense = kernels.dense
+    norm_rows = dense.layer_norm if router.centers else dense.rms_norm
+    normed = norm_rows(residual, router.gain, router.epsilon)
+    ids, _ = dense.route(kernels.matmul(router.matrix, normed), router.rule)
     experts: IntArray = np.unique(ids)
     return experts

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tests.support.kernel_cases import float_weight
+from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense_contract import Gating, RoutingRule
@@ -79,6 +82,24 @@ def test_the_guess_follows_every_routing_rule(gating, groups, biased, logit_bias
     ids, _ = ReferenceDense().route(x @ matrix.T, rule)
     for kernels in (ReferenceKernels(), NativeKernels(threads=1)):
         assert likely_experts(router, kernels, x).tolist() == np.unique(ids).tolist()
+
+
+def test_a_router_behind_a_norm_that_takes_the_mean_off(tmp_path):
+    """A constant in the stream changes no guess then; without the flag it does. A parallel layer's model says so."""
+    draw = np.random.default_rng(6)
+    matrix, x = draw.standard_normal((12, 16)), draw.standard_normal((6, 16)).astype(np.float32)
+    rule = RoutingRule(3, True, 1e-5, 1.0, Gating.SIGMOID)
+    plain = RouterWeights(
+        np.ones(16, np.float32), float_weight(matrix.astype(np.float32)), 1e-6, rule
+    )
+    centered = replace(plain, centers=True)
+    for kernels in (ReferenceKernels(), NativeKernels(threads=1)):
+        near, far = (likely_experts(centered, kernels, x[:1] + shift) for shift in (0, 20))
+        assert near.tolist() == far.tolist()
+        assert likely_experts(plain, kernels, x[:1] + 20).tolist() != near.tolist()
+    toy = ToyArch("cohere2moe", window=16, shared=64)
+    with open_model_file(write_toy_arch(tmp_path / "m.gguf", toy)) as file:
+        assert open_model(file, ReferenceKernels()).router_weights(LayerIndex(1)).centers
 
 
 def test_a_state_of_zeros_is_no_error():
