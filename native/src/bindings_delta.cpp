@@ -7,14 +7,16 @@ namespace thermocline::python {
 
 DeltaRule::DeltaRule(int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim, bool tiled,
                      bool by_channel, In<float, 2> conv, Vector step_bias, Vector decay, Vector gain, float epsilon,
-                     bool sigmoid_gate)
+                     bool sigmoid_gate, float lower_bound)
     : shape_{key_heads, value_heads, key_dim, value_dim, size(conv, 0), tiled, by_channel},
       conv_(std::move(conv)),
       step_bias_(std::move(step_bias)),
       decay_(std::move(decay)),
       gain_(std::move(gain)),
       epsilon_(epsilon),
-      sigmoid_gate_(sigmoid_gate) {
+      sigmoid_gate_(sigmoid_gate),
+      lower_bound_(lower_bound) {
+    require(lower_bound <= 0.0f, "the lower bound of a decay's logarithm is negative, or 0 for none");
     require(key_heads > 0 && value_heads > 0 && key_dim > 0 && value_dim > 0, "sizes must be positive");
     require(value_heads % key_heads == 0, "value heads must be a multiple of key heads");
     require(shape_.conv_width >= 2 && size(conv_, 1) == shape_.channels(), "conv must be [at least 2, channels]");
@@ -32,6 +34,7 @@ DeltaJob DeltaRule::job() const {
     job.gain = gain_.data();
     job.epsilon = epsilon_;
     job.sigmoid_gate = sigmoid_gate_;
+    job.lower_bound = lower_bound_;
     return job;
 }
 
@@ -94,11 +97,11 @@ void delta_rule(Core& core, const DeltaRule& rule, In<float, 2> mixed, In<float,
 void bind_delta(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<DeltaRule>(m, "DeltaRule", "The numbers of a gated delta rule other than its products'.")
         .def(nb::init<int64_t, int64_t, int64_t, int64_t, bool, bool, In<float, 2>, DeltaRule::Vector,
-                      DeltaRule::Vector, DeltaRule::Vector, float, bool>(),
+                      DeltaRule::Vector, DeltaRule::Vector, float, bool, float>(),
              nb::kw_only(), nb::arg("key_heads"), nb::arg("value_heads"), nb::arg("key_dim"), nb::arg("value_dim"),
              nb::arg("tiled"), nb::arg("by_channel"), nb::arg("conv").noconvert(), nb::arg("step_bias").noconvert(),
              nb::arg("decay").noconvert(), nb::arg("gain").noconvert(), nb::arg("epsilon"),
-             nb::arg("sigmoid_gate"));
+             nb::arg("sigmoid_gate"), nb::arg("lower_bound"));
     core.def("delta_rule", &delta_rule, nb::arg("rule"), nb::arg("mixed").noconvert(), nb::arg("z").noconvert(),
              nb::arg("alpha").noconvert(), nb::arg("beta").noconvert(), nb::arg("runs").noconvert(),
              nb::arg("conv_states").noconvert(), nb::arg("states").noconvert(), nb::arg("out").noconvert(),

@@ -15,7 +15,7 @@ class DeltaRule {
 
     DeltaRule(int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim, bool tiled,
               bool by_channel, In<float, 2> conv, Vector step_bias, Vector decay, Vector gain, float epsilon,
-              bool sigmoid_gate);
+              bool sigmoid_gate, float lower_bound);
 
     const DeltaShape& shape() const { return shape_; }
     // The job but for its inputs, output and states.
@@ -27,6 +27,7 @@ class DeltaRule {
     Vector step_bias_, decay_, gain_;
     float epsilon_;
     bool sigmoid_gate_;
+    float lower_bound_;
 };
 
 // conv_states [slots, conv_width - 1, channels] and states [slots, value_heads, key_dim, value_dim] for a job.

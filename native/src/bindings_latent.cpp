@@ -93,10 +93,11 @@ void expanded_attention(Core& core, const MatrixStack& k_up, const MatrixStack& 
 void bind_latent(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<LatentWeights>(m, "LatentWeights", "Latent attention, for LayerWeights.")
         .def(nb::init<Gain, std::optional<Matrix>, Gains, const Matrix&, const Matrix&, Gain, const MatrixStack&,
-                      const MatrixStack&, const Matrix&, float, float, std::optional<Temperature>>(),
+                      const MatrixStack&, const Matrix&, float, float, std::optional<Temperature>, std::optional<Matrix>>(),
              nb::kw_only(), nb::arg("norm").noconvert(), nb::arg("low").none(), nb::arg("low_gain").noconvert().none(),
              nb::arg("q"), nb::arg("kv"), nb::arg("kv_gain").noconvert(), nb::arg("k_up"), nb::arg("v_up"),
-             nb::arg("output"), nb::arg("epsilon"), nb::arg("scale"), nb::arg("temperature").none());
+             nb::arg("output"), nb::arg("epsilon"), nb::arg("scale"), nb::arg("temperature").none(),
+             nb::arg("gate").none());
     core.def("multiply_heads", &multiply_heads, nb::arg("weights"), nb::arg("x").noconvert(), nb::arg("out").noconvert(),
              "out[t, h] = x[t, h] times the transposed weights[h].")
         .def("prepare_latent", &prepare_latent, nb::arg("q").noconvert(), nb::arg("kv").noconvert(),

@@ -41,8 +41,12 @@ class LatentWeights {
    public:
     LatentWeights(Gain norm, std::optional<Matrix> low, Gains low_gain, const Matrix& q, const Matrix& kv, Gain kv_gain,
                   const MatrixStack& k_up, const MatrixStack& v_up, const Matrix& output, float epsilon, float scale,
-                  std::optional<Temperature> temperature)
-        : gains_{norm, low_gain, kv_gain}, matrices_{q, kv, output}, low_(std::move(low)), stacks_{k_up, v_up} {
+                  std::optional<Temperature> temperature, std::optional<Matrix> gate)
+        : gains_{norm, low_gain, kv_gain},
+          matrices_{q, kv, output},
+          low_(std::move(low)),
+          gate_(std::move(gate)),
+          stacks_{k_up, v_up} {
         const Weight& to_q = matrices_[0].weight();
         part_ = {norm.data(),
                  low_.has_value(),
@@ -57,7 +61,8 @@ class LatentWeights {
                  matrices_[2].weight(),
                  epsilon,
                  scale,
-                 temperature.value_or(Temperature{0.0f, 1, 0})};
+                 temperature.value_or(Temperature{0.0f, 1, 0}),
+                 gate_ ? gate_->weight() : Weight{}};
         const int64_t hidden = part_.output.rows, heads = part_.heads;
         require(size(norm, 0) == hidden && part_.kv.cols == hidden, "norm and kv must have the hidden size");
         require(low_.has_value() == low_gain.has_value(), "a matrix before q comes with a norm");
@@ -70,6 +75,7 @@ class LatentWeights {
         require(part_.latent() < part_.kv.rows && part_.kv.rows <= kMaxHeadDim, "kv must have rows behind the latent ones");
         require(part_.q_width() - part_.plain() == part_.kv.rows - part_.latent(),
                 "q and kv must have the same number of turned rows");
+        require(!gate_ || (part_.gate.rows == heads && part_.gate.cols == hidden), "the gate must be [heads, hidden]");
         require(part_.output.cols == heads * part_.v_up.first.rows, "output must have a column per head and value");
     }
 
@@ -78,7 +84,7 @@ class LatentWeights {
    private:
     Gains gains_[3];
     Matrix matrices_[3];
-    std::optional<Matrix> low_;
+    std::optional<Matrix> low_, gate_;
     MatrixStack stacks_[2];
     LatentPart part_{};
 };

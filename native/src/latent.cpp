@@ -111,15 +111,22 @@ void attend(const Compute& compute, const Dense& dense, Form form, const LatentP
     const int64_t count = tokens.count, hidden = part.output.rows, heads = part.heads;
     const int64_t rank = part.has_low ? part.low.rows : 0;
     thread_local Scratch memory;
-    float* normed = memory.get<float>(
-        count * (hidden + rank + part.kv.rows + heads * (part.q_width() + part.v_up.first.rows)));
+    const int64_t value_dim = part.v_up.first.rows;
+    float* normed =
+        memory.get<float>(count * (hidden + rank + part.kv.rows + heads * (part.q_width() + value_dim + 1)));
     float* low = normed + count * hidden;
     float* kv = low + count * rank;
     float* q = kv + count * part.kv.rows;
     float* values = q + count * heads * part.q_width();
+    float* gates = values + count * heads * value_dim;
 
     rms_norm(dense, x, part.norm, part.epsilon, count, hidden, normed);
     project(compute, dense, form, part, count, normed, low, q, kv);
+    const bool is_gated = part.gate.data != nullptr;
+    if (is_gated) {
+        const Product gate{part.gate, gates, heads};
+        multiply_all(compute, form, normed, count, &gate, 1);
+    }
     prepare_latent(dense, {q, kv, count, heads, part.q_width(), part.kv_gain, part.epsilon, tokens.cosines,
                            tokens.sines, tokens.rotary_dims, cache.shape, cache.keys, tokens.slots});
     FormRows absorbed, expanded;
@@ -131,6 +138,7 @@ void attend(const Compute& compute, const Dense& dense, Form form, const LatentP
     const Given given{q, tokens, cache};
     attend_expanded(compute, form, part, given, expanded, values);
     attend_absorbed(compute, form, part, given, absorbed, values);
+    if (is_gated) gate(dense, {values, gates, count * heads, value_dim, 1, 1, Activation::Sigmoid, values});
     const Product output{part.output, out, hidden, x};
     multiply_all(compute, form, values, count, &output, 1);
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import transformers
+from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,17 +131,79 @@ _KIMI_LINEAR = {
 def _kimi_linear_state(keys: Keys, own: State) -> State:
     if "ssm_a" not in own:
         return _state(keys, own)
-    convolutions = [own[f"ssm_conv1d_{part}.weight"] for part in ("q", "k", "v")]
     return (
         _feed_forward(own)
         | _renamed(own, _NAMES | _KIMI_LINEAR)
         | {
-            "self_attn.conv1d.weight": np.concatenate(
-                [values.reshape(-1, 1, values.shape[-1]) for values in convolutions]
-            ),
+            "self_attn.conv1d.weight": _joined_convolutions(own),
             "self_attn.forget_gate.A_log": np.log(-own["ssm_a"]).reshape(1, 1, -1, 1),
         }
     )
+
+
+def _bailingmoe3_config(keys: Keys, common: dict[str, Any]):
+    settings = _settings(keys, common)
+    del settings["n_routed_experts"]
+    attends = keys("attention.head_count_kv")[: keys.num_layers]
+    width, count = keys("expert_shared_feed_forward_length"), keys("expert_shared_count")
+    assert width in (None, count * keys("expert_feed_forward_length"))
+    own = {
+        "num_local_experts": keys("expert_count"),
+        "layer_types": ["full_attention" if n else "linear_attention" for n in attends],
+        "head_dim": keys("kda.head_dim"),
+        "short_conv_kernel_size": keys("ssm.conv_kernel"),
+        "kda_safe_gate": bool(keys("kda.safe_gate", True)),
+        "kda_lower_bound": float(keys("kda.gate_lower_bound")),
+        "num_mtp_layers": 0,
+    }
+    return transformers.BailingHybridConfig(**(settings | own))
+
+
+def _bailingmoe3(config: Any) -> torch.nn.Module:
+    """transformers' class, with two matrices of queries or a tied head, where it knows neither."""
+    model = transformers.BailingHybridForCausalLM(config)
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    for layer in model.model.layers if config.q_lora_rank else ():
+        if layer.block_type == "full_attention":
+            mixer = layer.self_attn
+            inner, rows = config.q_lora_rank, mixer.q_proj.out_features
+            parts = {
+                "a_proj": nn.Linear(config.hidden_size, inner, bias=False),
+                "a_layernorm": type(mixer.kv_a_layernorm)(inner),
+                "b_proj": nn.Linear(inner, rows, bias=False),
+            }
+            mixer.q_proj = nn.Sequential(OrderedDict(parts))
+    return model
+
+
+_BAILINGMOE3 = _NAMES | {
+    **{f"attn_{part}.": f"self_attn.{part}_proj." for part in ("k", "v")},
+    "attn_gate.": "self_attn.g_proj.",
+    "attn_q_a.": "self_attn.q_proj.a_proj.",
+    "attn_q_a_norm.": "self_attn.q_proj.a_layernorm.",
+    "attn_q_b.": "self_attn.q_proj.b_proj.",
+    "ssm_f_a.": "self_attn.forget_gate.f_proj.",
+    "ssm_g_a.": "self_attn.g_proj.",
+    "ssm_beta.": "self_attn.b_proj.",
+    "ssm_dt.bias": "self_attn.forget_gate.dt_bias",
+    "ssm_norm.": "self_attn.o_norm.",
+}
+
+
+def _bailingmoe3_state(keys: Keys, own: State) -> State:
+    state = _renamed(own, _BAILINGMOE3) | _feed_forward(own)
+    if "ssm_a" not in own:
+        return state | _joined_up(own)
+    return state | {
+        "self_attn.conv1d.weight": _joined_convolutions(own),
+        "self_attn.forget_gate.A_log": np.log(own["ssm_a"]).reshape(-1),
+    }
+
+
+def _joined_convolutions(own: State) -> np.ndarray:
+    parts = (own[f"ssm_conv1d_{part}.weight"] for part in ("q", "k", "v"))
+    return np.concatenate([values.reshape(-1, 1, values.shape[-1]) for values in parts])
 
 
 def _renamed(own: State, names: dict[str, str]) -> State:
@@ -165,13 +229,16 @@ def _feed_forward(own: State) -> State:
 
 
 def _state(keys: Keys, own: State) -> State:
-    state = _renamed(own, _NAMES) | _feed_forward(own)
+    return _renamed(own, _NAMES) | _feed_forward(own) | _joined_up(own)
+
+
+def _joined_up(own: State) -> State:
     # One matrix there, as in files of old converters: of each head the rows of its keys, then those of its values.
     if "attn_kv_b.weight" in own:
-        return state | {"self_attn.kv_b_proj.weight": own["attn_kv_b.weight"]}
+        return {"self_attn.kv_b_proj.weight": own["attn_kv_b.weight"]}
     keys_up, values_up = own["attn_k_b.weight"].transpose(0, 2, 1), own["attn_v_b.weight"]
     both = np.concatenate((keys_up, values_up), axis=1)
-    return state | {"self_attn.kv_b_proj.weight": both.reshape(-1, both.shape[-1])}
+    return {"self_attn.kv_b_proj.weight": both.reshape(-1, both.shape[-1])}
 
 
 def _model(config: Any) -> torch.nn.Module:
@@ -182,14 +249,17 @@ CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "deepseek2": _model,
     "mistral4": transformers.Mistral4ForCausalLM,
     "kimi-linear": transformers.KimiLinearForCausalLM,
+    "bailingmoe3": _bailingmoe3,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "deepseek2": _config,
     "mistral4": _mistral4_config,
     "kimi-linear": _kimi_linear_config,
+    "bailingmoe3": _bailingmoe3_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
     "deepseek2": _state,
     "mistral4": _state,
     "kimi-linear": _kimi_linear_state,
+    "bailingmoe3": _bailingmoe3_state,
 }

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.support.latent_cases import (
+    BAILINGMOE3_MIXED,
+    BAILINGMOE3_OPTIONS,
     KIMI_LINEAR_MIXED,
     KIMI_LINEAR_OPTIONS,
     LATENT_MIXED,
@@ -243,6 +245,7 @@ ARCH_CASES = (
     *(_case(name, "deepseek2", **options) for name, options in LATENT_OPTIONS.items()),
     *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
     *(_case(name, "kimi-linear", **options) for name, options in KIMI_LINEAR_OPTIONS.items()),
+    *(_case(name, "bailingmoe3", **options) for name, options in BAILINGMOE3_OPTIONS.items()),
     *ROUTER_CASES,
     *FORMULA_CASES,
     *(_case(name, "lfm2", **options) for name, options in LFM2_DENSE_OPTIONS.items()),
@@ -296,6 +299,7 @@ SCHEDULED_CASES = (
     _case("mixed", "llama", **_WIDE, formats=_MIX, slowed=True),
     _case("mixed", "deepseek2", **_WIDE | LATENT_MIXED, formats=_MIX | {"latent": "Q8_0"}),
     _case("mixed", "kimi-linear", **_WIDE | KIMI_LINEAR_MIXED, formats=_MIX | {"latent": "Q8_0"}),
+    _case("mixed", "bailingmoe3", **_WIDE | BAILINGMOE3_MIXED, formats=_MIX | {"latent": "Q8_0"}),
     _case("mixed", "bailingmoe2", **_WIDE, rotary=32, formats=_MIX, extra=_GROUPS),
     _case("mixed", "afmoe", **_WIDE, layers=4, rotary=64, formats=_MIX, seed=65),
     _case("mixed", "cohere2moe", **_WIDE, layers=4, formats=_MIX, seed=67),

@@ -14,6 +14,8 @@ from tests.support import toy_formulas, toy_recurrent, toy_routers
 from tests.support.gguf_files import write_gguf
 from tests.support.toy_gemma import NO_EXPERTS, gemma4_keys, gemma4_layer, gemma4_top
 from tests.support.toy_latent import (
+    bailingmoe3_keys,
+    bailingmoe3_layer,
     deepseek2_keys,
     deepseek2_layer,
     kimi_linear_keys,
@@ -406,6 +408,7 @@ def _llama_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 
 _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
+    "bailingmoe3": bailingmoe3_keys,
     "deepseek2": deepseek2_keys,
     "kimi-linear": kimi_linear_keys,
     "mistral4": deepseek2_keys,
@@ -430,6 +433,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
 }
 _TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {"gemma4": gemma4_top}
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
+    "bailingmoe3": bailingmoe3_layer,
     "deepseek2": deepseek2_layer,
     "kimi-linear": kimi_linear_layer,
     "mistral4": deepseek2_layer,

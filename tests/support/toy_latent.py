@@ -67,6 +67,37 @@ def kimi_linear_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndar
     return mixer | _behind(toy, draw, layer)
 
 
+def bailingmoe3_keys(toy: ToyArch) -> dict[str, Any]:
+    """Return the architecture's own metadata. Layers behind the last whole interval attend, too."""
+    attends = [int(_attends_in_bailing(toy, layer)) for layer in range(toy.layers)]
+    own = {
+        "attention.head_count_kv": attends,
+        "attention.value_length": toy.state,  # says nothing, as the converter writes it
+        "attention.q_lora_rank": toy.query_rank or None,
+        "expert_shared_feed_forward_length": SHARED_EXPERTS * toy.intermediate,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "kda.head_dim": toy.state,
+        "kda.safe_gate": True,
+        "kda.gate_lower_bound": -5.0,
+        "ssm.conv_kernel": toy.conv_width,
+    }
+    return deepseek2_keys(toy) | own
+
+
+def bailingmoe3_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
+    """Return one layer. Its gates are one matrix: a number for each of a state's, or for each latent head."""
+    if _attends_in_bailing(toy, layer):
+        gate = {"attn_gate.weight": draw.matrix(toy.heads, toy.hidden)}
+        return _latent(toy, draw) | gate | _behind(toy, draw, layer)
+    return _bounded_delta(toy, draw) | _behind(toy, draw, layer)
+
+
+def _attends_in_bailing(toy: ToyArch, layer: int) -> bool:
+    return _attends(toy, layer) or layer >= toy.layers // toy.interval * toy.interval
+
+
 def _attends(toy: ToyArch, layer: int) -> bool:
     return (layer + 1) % toy.interval == 0
 
@@ -88,6 +119,25 @@ def _channel_delta(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:
     for part in ("f", "g"):
         weights[f"ssm_{part}_a.weight"] = draw.matrix(rank, toy.hidden)
         weights[f"ssm_{part}_b.weight"] = draw.matrix(width, rank)
+    return weights
+
+
+def _bounded_delta(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:
+    heads, width = toy.heads, toy.heads * toy.state
+    weights = {
+        "attn_norm.weight": draw.gain(toy.hidden),
+        "attn_output.weight": draw.matrix(toy.hidden, width),
+        "ssm_beta.weight": draw.matrix(heads, toy.hidden),
+        # As the converter leaves it: the exponential of what was learnt, above zero.
+        "ssm_a": np.exp(draw.vector(heads, 1, spread=0.5)),
+        "ssm_dt.bias": draw.vector(width, spread=1.0, mean=-2.5),
+        "ssm_norm.weight": draw.gain(toy.state),
+    }
+    for part in ("q", "k", "v"):
+        weights[f"attn_{part}.weight"] = draw.matrix(width, toy.hidden)
+        weights[f"ssm_conv1d_{part}.weight"] = draw.vector(1, width, 1, toy.conv_width, spread=0.5)
+    for part in ("f", "g"):
+        weights[f"ssm_{part}_a.weight"] = draw.matrix(width, toy.hidden)
     return weights
 
 

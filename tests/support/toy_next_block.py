@@ -33,6 +33,7 @@ DRAFTING_TOYS = MappingProxyType(
             query_rank=24,
             extra={"expert_gating_func": 2, "expert_weights_norm": True},
         ),
+        "bailingmoe3": ToyArch("bailingmoe3", layers=4, head_dim=24, rotary=8, query_rank=24),
         "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
         "nemotron_h_moe narrow": ToyArch("nemotron_h_moe", layers=5, narrow=40),
     }
@@ -42,9 +43,9 @@ DRAFTING_CASES = tuple(
     (name, own_ends)
     for name in DRAFTING_TOYS
     for own_ends in (False, True)
-    if not (own_ends and name.startswith("nemotron"))
+    if not (own_ends and name.startswith(("bailing", "nemotron")))
 )
-"""With whether the block has ends of its own: llama.cpp knows none of Nemotron's."""
+"""With whether the block has ends of its own: llama.cpp knows none of Ling's and Nemotron's."""
 BLOCK_TOKENS = (3, 200, 17, 5, 64, 9, 9, 100, 7, 30, 41, 2)
 CHAINED_TOKENS = (77, 8, 151)
 """After these."""
@@ -71,7 +72,9 @@ def next_block_weights(toy: ToyArch, *, own_ends: bool = False) -> Weights:
     norms = {f"nextn.{name}.weight": draw.gain(toy.hidden) for name in ("enorm", "hnorm")}
     weights = norms | _layer(toy, draw)
     weights["nextn.eh_proj.weight"] = draw.matrix(toy.hidden, 2 * toy.hidden)
-    if own_ends or toy.arch == "nemotron_h_moe":
+    if toy.arch == "bailingmoe3":
+        weights["layer_output_norm.weight"] = draw.gain(toy.hidden)
+    elif own_ends or toy.arch == "nemotron_h_moe":
         weights["nextn.shared_head_norm.weight"] = draw.gain(toy.hidden)
     if own_ends:
         num_tokens = len(toy_arch_metadata(toy)["tokenizer.ggml.tokens"])
@@ -102,5 +105,6 @@ def _layer(toy: ToyArch, draw: Draw) -> Weights:
         experts = toy_layer(toy, draw, 4)
         experts["post_attention_norm.weight"] = experts.pop("attn_norm.weight")
         return experts | toy_layer(toy, draw, 3)
+    # Behind a whole number of intervals, as Ling's is, a layer attends by itself.
     attends = toy.interval - 1 if toy.arch in ("qwen35", "qwen35moe", "qwen3next") else toy.layers
     return toy_layer(toy, draw, attends)

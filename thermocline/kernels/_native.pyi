@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 24
+interface: int = 25
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -199,7 +199,7 @@ class Temperature:
 class DeltaRule:
     """The numbers of a gated delta rule other than its products'."""
 
-    def __init__(self, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int, tiled: bool, by_channel: bool, conv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], decay: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, sigmoid_gate: bool) -> None: ...
+    def __init__(self, *, key_heads: int, value_heads: int, key_dim: int, value_dim: int, tiled: bool, by_channel: bool, conv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], step_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], decay: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], epsilon: float, sigmoid_gate: bool, lower_bound: float) -> None: ...
 
 class ShortConvRule:
     """The numbers of a short convolution other than its products'."""
@@ -234,7 +234,7 @@ class RecurrentWeights:
 class LatentWeights:
     """Latent attention, for LayerWeights."""
 
-    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], low: Matrix | None, low_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, q: Matrix, kv: Matrix, kv_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], k_up: MatrixStack, v_up: MatrixStack, output: Matrix, epsilon: float, scale: float, temperature: Temperature | None) -> None: ...
+    def __init__(self, *, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], low: Matrix | None, low_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, q: Matrix, kv: Matrix, kv_gain: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], k_up: MatrixStack, v_up: MatrixStack, output: Matrix, epsilon: float, scale: float, temperature: Temperature | None, gate: Matrix | None) -> None: ...
 
 class RoutedExperts:
     """A router and its experts, for LayerWeights."""

@@ -398,6 +398,7 @@ class NativeKernels:
             epsilon=norm.epsilon,
             scale=weights.scale,
             temperature=self.dense.native_temperature(weights.temperature),
+            gate=self._optional(weights.gate),
         )
         return latent
 
@@ -458,9 +459,8 @@ class NativeKernels:
     def _shared(self, shared: SharedExpert | None) -> _native.SharedExpert | None:
         if shared is None:
             return None
-        expert: _native.SharedExpert = self._native.SharedExpert(
-            self._stack(shared.stack), self._optional(shared.gate)
-        )
+        stack, gate = self._stack(shared.stack), self._optional(shared.gate)
+        expert: _native.SharedExpert = self._native.SharedExpert(stack, gate)
         return expert
 
     def _optional(self, weight: Weight | None) -> Matrix | None:
@@ -477,9 +477,8 @@ class NativeKernels:
     def _matrices_of(self, stack: WeightStack) -> MatrixStack:
         known = self._heads.get(id(stack))
         if known is None:
-            matrices: MatrixStack = self._native.MatrixStack(
-                self._type_id(stack.format), stack.raw, stack.scales
-            )
+            type_id = self._type_id(stack.format)
+            matrices: MatrixStack = self._native.MatrixStack(type_id, stack.raw, stack.scales)
             known = self._heads[id(stack)] = (stack, matrices)
         return known[1]
 

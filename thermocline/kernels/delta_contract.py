@@ -30,6 +30,9 @@ class DeltaShape:
     """Value head h goes with key head h % key_heads; else neighbours share one."""
     by_channel: bool = False
     """Each row of a state decays by itself, not the whole of it alike."""
+    lower_bound: float = 0.0
+    """Negative: of the logarithm of what a step leaves, of which sigmoid(decay * step) is a part; 0: it is softplus(step) *
+    decay."""
 
     @property
     def channels(self) -> int:
@@ -60,6 +63,7 @@ class DeltaRule:
 
     conv: [conv_width, channels], the oldest token's first; step_bias: [steps]; decay: [value_heads], negative; gain:
     [value_dim], of the norm of each head's output. sigmoid_gate: z's sigmoid multiplies what is read; else its SiLU.
+    Positive decays go with a lower bound.
     """
 
     shape: DeltaShape

@@ -44,9 +44,13 @@ def _step(
         for part in (mixed[:key_width], mixed[key_width : 2 * key_width])
     )
     v = mixed[2 * key_width :].reshape(shape.value_heads, shape.value_dim)
-    step = np.logaddexp(0.0, given.alpha[row].astype(np.float64) + rule.step_bias)
+    step = given.alpha[row].astype(np.float64) + rule.step_bias
     # By head and row of its state, or one for all rows: [value_heads, key_dim or 1, 1].
-    decay = np.exp(step.reshape(shape.value_heads, -1, 1) * rule.decay[:, None, None])
+    step, speed = step.reshape(shape.value_heads, -1, 1), rule.decay[:, None, None]
+    if shape.lower_bound:
+        decay = np.exp(shape.lower_bound * _sigmoid(step * speed))
+    else:
+        decay = np.exp(np.logaddexp(0.0, step) * speed)
     rate = _sigmoid(given.beta[row].astype(np.float64))
     decayed = state * decay
     change = (v - np.einsum("hkv,hk->hv", decayed, k)) * rate[:, None]

@@ -347,6 +347,7 @@ class NativeDense:
                 gain=rule.gain,
                 epsilon=rule.epsilon,
                 sigmoid_gate=rule.sigmoid_gate,
+                lower_bound=shape.lower_bound,
             )
             known = self._rules[id(rule)] = (rule, native)
         return known[1]

@@ -124,6 +124,7 @@ class LatentWeights:
 
     q: [heads * width, hidden, or the rank of `low`], whose heads' last numbers are turned; kv: [latent + turned
     numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale, temperature: see `Attending`.
+    gate: [heads, hidden], whose sigmoids multiply what heads give; None without.
     """
 
     norm: FloatArray
@@ -135,6 +136,7 @@ class LatentWeights:
     output: Weight
     scale: float
     temperature: Temperature | None = None
+    gate: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,9 @@ from thermocline.models.metadata import SpecReader
 from thermocline.models.spec import LayerKind, ModelSpec
 
 if TYPE_CHECKING:
-    from thermocline.kernels.weight import Weight
+    from collections.abc import Sequence
+
+    from thermocline.kernels.weight import FloatArray, Weight
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.weights import WeightMap
 
@@ -140,3 +142,64 @@ def _delta(
         output=weights.matrix(prefix + "ssm_out.weight", hidden, shape.value_width),
         rule=rule,
     )
+
+
+def channel_shape(read: SpecReader, spec: ModelSpec) -> DeltaShape:
+    """Return the sizes of a rule with a decay for each row of a state, with as many heads as attention has."""
+    head_dim = read.size("kda.head_dim")
+    return DeltaShape(
+        key_heads=spec.num_heads,
+        value_heads=spec.num_heads,
+        key_dim=head_dim,
+        value_dim=head_dim,
+        conv_width=read.size("ssm.conv_kernel", least=2),
+        tiled=False,
+        by_channel=True,
+    )
+
+
+def kinds_by_heads(kv_heads: Sequence[int]) -> tuple[LayerKind, ...]:
+    """Return the kinds of layers, of which those without heads of keys keep a state."""
+    return tuple(LayerKind.ATTENTION if count else LayerKind.RECURRENT for count in kv_heads)
+
+
+def channel_delta(
+    weights: WeightMap, spec: ModelSpec, prefix: str, *, z: Weight, alpha: Weight
+) -> DeltaWeights:
+    """Return a layer's rule with a decay for each row of a state. z, alpha: as its architecture stores them."""
+    shape, hidden = delta_shape(spec), spec.hidden_size
+    heads, width = shape.value_heads, shape.value_width
+    rule = DeltaRule(
+        shape,
+        conv=_convolution(weights, shape, prefix),
+        step_bias=weights.vector(prefix + "ssm_dt.bias", width),
+        decay=weights.array(prefix + "ssm_a", (heads, 1)).reshape(heads),
+        gain=weights.vector(prefix + "ssm_norm.weight", shape.value_dim),
+        epsilon=spec.rms_epsilon,
+        sigmoid_gate=True,
+    )
+    return DeltaWeights(
+        norm=weights.vector(prefix + "attn_norm.weight", hidden),
+        mixed=_mixed(weights, prefix, width, hidden),
+        z=z,
+        alpha=alpha,
+        beta=weights.matrix(prefix + "ssm_beta.weight", heads, hidden),
+        output=weights.matrix(prefix + "attn_output.weight", hidden, width),
+        rule=rule,
+    )
+
+
+def _mixed(weights: WeightMap, prefix: str, width: int, hidden: int) -> tuple[Weight, ...]:
+    """Return the matrices of queries, keys and values, or the one of all three that a converter may write."""
+    if prefix + "attn_qkv.weight" in weights:
+        return (weights.matrix(prefix + "attn_qkv.weight", 3 * width, hidden),)
+    names = (f"{prefix}attn_{part}.weight" for part in "qkv")
+    return tuple(weights.matrix(name, width, hidden) for name in names)
+
+
+def _convolution(weights: WeightMap, shape: DeltaShape, prefix: str) -> FloatArray:
+    """Return [conv_width, channels] of a tensor each for queries, keys and values."""
+    sizes = shape.value_width, 1, shape.conv_width
+    names = (f"{prefix}ssm_conv1d_{part}.weight" for part in "qkv")
+    parts = [weights.array(name, sizes).reshape(-1, shape.conv_width) for name in names]
+    return np.ascontiguousarray(np.concatenate(parts).T)

@@ -51,8 +51,8 @@ def with_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
     return replace(spec, rope_scaling=scaling, own_attention_scale=scale)
 
 
-def with_still_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
-    """Return the dimensions with those of latent attention in some layers, whose heads do not turn. Raises ModelError.
+def with_latent_layers(read: SpecReader, spec: ModelSpec) -> ModelSpec:
+    """Return the dimensions with those of latent attention in some layers, whose turn is not scaled. Raises ModelError.
 
     What a cached row and a layer's heads of keys are called besides has no meaning there, and converters differ in it.
     """

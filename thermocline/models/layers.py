@@ -164,6 +164,9 @@ def begin_latent_attention(
     if low is not None:
         q = kernels.matmul(weights.q, dense.rms_norm(q, low.gain, epsilon), prompt=prompt)
     q, up = q.reshape(len(x), len(weights.up.keys), -1), weights.up
+    gates = None
+    if weights.gate is not None:
+        gates = kernels.matmul(weights.gate, normed, prompt=prompt).reshape(-1, 1)
     places = chunk.places(window=False)
     rule = Attending(weights.scale, temperature=weights.temperature)
     dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, places.slots)
@@ -185,6 +188,8 @@ def begin_latent_attention(
             positions = chunk.positions[rows]
             read = dense.attention(queries, positions, runs, cache, rule, prompt=prompt)
             values[rows] = kernels.multiply_heads(up.values, read)
+        if gates is not None:
+            values = dense.gate(values.reshape(len(gates), -1), gates, Activation.SIGMOID)
         return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
 
     return finish

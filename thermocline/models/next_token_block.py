@@ -61,7 +61,8 @@ class NextTokenBlock:
         self._join = weights.matrix(f"{own}eh_proj.weight", hidden, 2 * hidden)
         self._token_norm = weights.vector(f"{own}enorm.weight", hidden)
         self._state_norm = weights.vector(f"{own}hnorm.weight", hidden)
-        norm = _first(weights, f"{own}shared_head_norm.weight", spec.output_norm)
+        norms = f"{own}shared_head_norm.weight", f"{prefix}layer_output_norm.weight"
+        norm = _first(weights, *norms, spec.output_norm)
         self._norm = weights.vector(norm, hidden)
         embedding = weights.table(
             _first(weights, f"{own}embed_tokens.weight", "token_embd.weight"),
@@ -174,6 +175,6 @@ class NextTokenBlock:
         return RopeTable(nothing, nothing)
 
 
-def _first(weights: WeightMap, own: str, shared: str) -> str:
-    """Return the name of the block's own tensor, else that of the model's."""
-    return own if own in weights else shared
+def _first(weights: WeightMap, *names: str) -> str:
+    """Return the name of the block's own tensor, else that of the model's, which is the last."""
+    return next((name for name in names if name in weights), names[-1])

@@ -44,6 +44,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "afmoe",
             "bailingmoe",
             "bailingmoe2",
+            "bailingmoe3",
             "cohere2moe",
             "deepseek",
             "dots1",

@@ -29,10 +29,11 @@ struct DeltaJob {
     const float* beta;       // [tokens, value_heads]
     const float* conv;       // [conv_width, channels], the oldest token's first
     const float* step_bias;  // [steps]
-    const float* decay;      // [value_heads], negative: how fast a step forgets
+    const float* decay;      // [value_heads], negative: how fast a step forgets; positive with a lower bound
     const float* gain;       // [value_dim]
     float epsilon;
     bool sigmoid_gate;  // z's sigmoid multiplies what is read; else its SiLU
+    float lower_bound;  // negative: of the logarithm of a decay, of which a sigmoid gives a part; 0: a softplus gives it
     const StateRun* runs;
     int64_t num_runs;
     float* conv_states;  // [slots, conv_width - 1, channels]: the last tokens' channels, before the convolution

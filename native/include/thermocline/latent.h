@@ -25,6 +25,7 @@ struct LatentPart {
     Weight output;  // [hidden, heads * value_dim]
     float epsilon, scale;
     Temperature temperature;  // see AttentionJob
+    Weight gate = {};  // [heads, hidden], whose sigmoids multiply what heads give; without data: none
 
     int64_t latent() const { return v_up.first.cols; }
     int64_t plain() const { return k_up.first.cols; }  // numbers of a head of q that are not turned

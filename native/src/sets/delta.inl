@@ -51,20 +51,22 @@ void delta_tokens(const DeltaJob& job, const StateRun& run, int64_t first_token,
         float* rate = decay + s.steps();
         const float* alpha = job.alpha + row * s.steps();
         const float* beta = job.beta + row * s.value_heads;
-        const auto step = [&](int64_t i, int64_t n) {
-            return softplus(add(load_lanes(alpha + i, n), load_lanes(job.step_bias + i, n)));
+        const auto decay_of = [&](int64_t i, int64_t n, Vec speed) {
+            const Vec step = add(load_lanes(alpha + i, n), load_lanes(job.step_bias + i, n));
+            if (job.lower_bound < 0.0f) return exp(mul(sigmoid(mul(step, speed)), broadcast(job.lower_bound)));
+            return exp(mul(softplus(step), speed));
         };
         if (s.by_channel) {
             for (int64_t h = 0; h < s.value_heads; ++h) {
                 const int64_t first = h * s.key_dim;
                 const Vec speed = broadcast(job.decay[h]);
                 each_vector(s.key_dim, [&](int64_t i, int64_t n) {
-                    store_lanes(decay + first + i, exp(mul(step(first + i, n), speed)), n);
+                    store_lanes(decay + first + i, decay_of(first + i, n, speed), n);
                 });
             }
         } else {
             each_vector(s.value_heads, [&](int64_t i, int64_t n) {
-                store_lanes(decay + i, exp(mul(step(i, n), load_lanes(job.decay + i, n))), n);
+                store_lanes(decay + i, decay_of(i, n, load_lanes(job.decay + i, n)), n);
             });
         }
         each_vector(s.value_heads, [&](int64_t i, int64_t n) {

@@ -26,6 +26,7 @@ _PRE_TOKENIZERS = {
     "gpt-oss": "gpt-4o",
     "afmoe": "afmoe",
     "bailingmoe": "bailingmoe",
+    "bailingmoe3": "bailingmoe2",
     "exaone-moe": "exaone-moe",
     "llama4": "llama4",
     "mellum": "mellum2",
@@ -53,9 +54,10 @@ _OWN_VOCABULARIES = {
 }
 
 
-# transformers' own classes add settings of experts that the converter takes for those of nemotron_h_moe, and name
-# kimi_linear's otherwise than the published configuration, for which the converter is made.
-_AS_WRITTEN = ("nemotron_h", "kimi_linear")
+# transformers' own classes add settings of experts that the converter takes for those of nemotron_h_moe, and name those
+# of the others otherwise than the published configuration, for which the converter is made: bailingmoe3's head size is
+# not that of its states there.
+_AS_WRITTEN = ("nemotron_h", "kimi_linear", "bailingmoe3")
 
 
 def convert(folder: Path, out: Path, arch: str, *arguments: str) -> Path:

@@ -321,6 +321,7 @@ def _qwen3(common: dict[str, Any], tiny: TinyModel) -> Any:
 
 
 _BLOCKS = {
+    "bailingmoe3": tiny_routers.add_glm_block,
     "glm4moe": tiny_routers.add_glm_block,
     "glm4_moe_lite": tiny_routers.add_glm_block,
     "nemotron_h_moe": tiny_recurrent.add_nemotron_block,

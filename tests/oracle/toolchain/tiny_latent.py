@@ -169,12 +169,82 @@ def _as_kimi_linear(folder: Path, config: Any) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+def _bailingmoe3(common: dict[str, Any], tiny: TinyModel) -> Any:
+    whole = tiny.layers // 2 * 2  # what is behind attends, too
+    kinds = [n % 2 or n >= whole for n in range(tiny.layers)]
+    own = {
+        "num_local_experts": common["num_experts"],
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "head_dim": 16,
+        "layer_types": ["full_attention" if attends else "linear_attention" for attends in kinds],
+        "short_conv_kernel_size": 4,
+        "layer_group_size": 2,
+        "kda_lower_bound": -5.0,
+        "num_mtp_layers": 0,
+        "bos_token_id": None,
+    }
+    settings = _settings(common, tiny, **own)
+    del settings["n_routed_experts"]
+    return transformers.BailingHybridConfig(**settings)
+
+
+def _as_bailingmoe3(folder: Path, config: Any) -> None:
+    """Write the configuration under the names that the converter reads, and those of a block's tensors."""
+    path = folder / "config.json"
+    saved = json.loads(path.read_text())
+    width = config.moe_intermediate_size
+    named = {
+        "architectures": ["BailingMoeV3ForCausalLM"],
+        "num_experts": config.num_local_experts,
+        "num_experts_per_tok": config.num_experts_per_tok,
+        "num_shared_experts": config.n_shared_experts,
+        "moe_shared_expert_intermediate_size": config.n_shared_experts * width,
+        "n_group": config.n_group,
+        "norm_topk_prob": config.norm_topk_prob,
+        "score_function": "sigmoid",
+        "max_position_embeddings": config.max_position_embeddings,
+        "head_dim": config.linear_head_dim,  # transformers saves how much of a latent head turns
+        "rope_theta": config.rope_parameters["rope_theta"],
+        "num_nextn_predict_layers": saved.get("num_nextn_predict_layers", 0),
+        "no_kda_lora": True,
+        "gated_attention_proj_granularity_type": "head_wise",
+    }
+    path.write_text(json.dumps(saved | named))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {n.replace("shared_head.norm", "final_layernorm"): v for n, v in tensors.items()}
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+
+
+BAILINGMOE3_UNEVEN = {
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "num_local_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 19,
+    "n_shared_experts": 2,
+    "kv_lora_rank": 37,
+    "qk_nope_head_dim": 11,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 13,
+    "head_dim": 10,
+    "short_conv_kernel_size": 3,
+    "kda_lower_bound": -1.5,
+    "first_k_dense_replace": 2,
+}
+BAILINGMOE3_WIDE = {"moe_intermediate_size": 256, "head_dim": 64}
 CLASSES = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
+    "bailingmoe3": "BailingHybridForCausalLM",
 }
 CONFIGS = {
     "deepseek_v2": _lite,
@@ -182,6 +252,11 @@ CONFIGS = {
     "glm4_moe_lite": _flash,
     "mistral4": _mistral4,
     "kimi_linear": _kimi_linear,
+    "bailingmoe3": _bailingmoe3,
 }
-PUBLISHED = {"mistral4": _as_mistral4, "kimi_linear": _as_kimi_linear}
+PUBLISHED = {
+    "mistral4": _as_mistral4,
+    "kimi_linear": _as_kimi_linear,
+    "bailingmoe3": _as_bailingmoe3,
+}
 """What makes a saved checkpoint one as the hub has it."""

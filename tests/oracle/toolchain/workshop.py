@@ -15,7 +15,7 @@ from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.tiny_hf import NUM_TOKENS, TinyModel, save_tiny_model
-from tests.oracle.toolchain.tiny_latent import LITE_LAYERS
+from tests.oracle.toolchain.tiny_latent import BAILINGMOE3_UNEVEN, BAILINGMOE3_WIDE, LITE_LAYERS
 from tests.oracle.toolchain.tiny_routers import CLASSES, wide_experts
 
 if TYPE_CHECKING:
@@ -276,6 +276,9 @@ OTHER_CASES = (
     _case("uneven", "kimi_linear", layers=5, options=_KIMI_UNEVEN, seed=2),
     _case("no_dense", "kimi_linear", options={"mlp_layer_types": ["sparse"] * 2}, seed=3),
     _case("fused_qkv", "kimi_linear", "--fuse-qkv", layers=3, seed=4),
+    _case("small", "bailingmoe3", layers=4),
+    _case("uneven", "bailingmoe3", layers=5, options=BAILINGMOE3_UNEVEN, seed=2),
+    _case("extra_block", "bailingmoe3", layers=4, extra_block=True, seed=3),
     _case("small", "glm4_moe_lite"),
     _case("extra_block", "glm4_moe_lite", extra_block=True),
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),
@@ -328,7 +331,7 @@ BF16_CASES = tuple(
     _case("bf16", arch, "--outtype", "bf16", seed=11)
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
-        "kimi_linear",
+        *("kimi_linear", "bailingmoe3"),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
@@ -348,6 +351,7 @@ MIXED_CASES = (
         for arch in ("deepseek_v3", "glm4_moe_lite", "mistral4")
     ),
     _case("wide", "kimi_linear", hidden=256, layers=4, seed=7, options=_KIMI_WIDE),
+    _case("wide", "bailingmoe3", hidden=256, layers=4, seed=7, options=BAILINGMOE3_WIDE),
     _case("wide", "llama4", hidden=256, layers=4, seed=7, options=_wide("llama4")),
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
     _case("wide", "lfm2", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),

@@ -23,6 +23,9 @@ SHAPES = {
     "rows_decay": DeltaShape(2, 2, 128, 128, 4, tiled=False, by_channel=True),
     "odd_rows_decay": DeltaShape(1, 3, 7, 37, 2, tiled=False, by_channel=True),
     "wide_rows_decay": DeltaShape(2, 4, 5, 130, 3, tiled=True, by_channel=True),
+    "bounded": DeltaShape(2, 2, 128, 128, 4, tiled=False, by_channel=True, lower_bound=-5.0),
+    "odd_bounded": DeltaShape(1, 3, 7, 37, 2, tiled=False, by_channel=True, lower_bound=-0.5),
+    "bounded_alike": DeltaShape(2, 4, 5, 13, 3, tiled=True, lower_bound=-2.0),
 }
 
 
@@ -38,7 +41,7 @@ def drawn(shape, tokens, seed=3):
         shape,
         conv=normal(shape.conv_width, shape.channels, spread=0.5),
         step_bias=normal(shape.steps, spread=0.5),
-        decay=-np.exp(normal(heads)),
+        decay=np.exp(normal(heads)) * np.float32(1 if shape.lower_bound else -1),
         gain=normal(shape.value_dim, spread=0.1, mean=1.0),
         epsilon=1e-6,
         sigmoid_gate=shape.by_channel,
@@ -101,6 +104,22 @@ def test_no_cut_changes_a_bit(dense, shape, cuts):
         start += length
     assert np.array_equal(cut_states.recurrent, whole_states.recurrent)
     assert np.array_equal(cut_states.conv, whole_states.conv)
+
+
+@pytest.mark.parametrize("isa", DENSE_ISAS)
+def test_a_bound_is_what_a_state_keeps_at_least(isa):
+    """After a step that would forget all, e to the bound's power is left; a step of minus infinity forgets nothing."""
+    shape = DeltaShape(1, 1, 4, 4, 2, tiled=False, by_channel=True, lower_bound=-2.0)
+    rule, given = drawn(shape, 1)
+    given = replace(given, beta=np.full_like(given.beta, -100.0))  # nothing is written
+    for alpha, kept in ((1e4, np.exp(-2.0)), (-1e4, 1.0)):
+        states, before = states_of(shape, 1), states_of(shape, 1).recurrent
+        step = replace(given, alpha=np.full_like(given.alpha, alpha))
+        run(NativeKernels(isa, threads=1).dense, rule, step, states, [(0, 1, 0)])
+        np.testing.assert_allclose(states.recurrent, kept * before, rtol=1e-6)
+    wrong = replace(rule, shape=replace(shape, lower_bound=1.0))
+    with pytest.raises(ValueError, match="lower bound"):
+        run(NativeKernels(isa, threads=1).dense, wrong, given, states_of(shape, 1), [(0, 1, 0)])
 
 
 @pytest.mark.parametrize("isa", DENSE_ISAS)

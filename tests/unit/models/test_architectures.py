@@ -29,6 +29,7 @@ TOYS = {
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
     "mistral4": ToyArch("mistral4", head_dim=24, rotary=8, query_rank=48, biased=False),
     "kimi-linear": ToyArch("kimi-linear", layers=4, head_dim=24, rotary=8),
+    "bailingmoe3": ToyArch("bailingmoe3", layers=4, head_dim=24, rotary=8),
     "afmoe": ToyArch("afmoe", layers=5, window=16),
     "bailingmoe": ToyArch("bailingmoe"),
     "cohere2moe": ToyArch("cohere2moe", layers=5, window=16, shared=64),
@@ -88,6 +89,7 @@ OWN_OPTIONAL = {
     },
     "deepseek": {"rope.dimension_count"},
     "bailingmoe2": {"expert_group_count"},
+    "bailingmoe3": {"expert_shared_feed_forward_length", "expert_weights_norm", "kda.safe_gate"},
     "ernie4_5-moe": {"expert_shared_feed_forward_length"},
     "granite": {"attention.scale", "embedding_scale", "residual_scale"},
     "granite_swa": {
@@ -125,7 +127,7 @@ OWN_OPTIONAL = {
 # A dense width is read by those that have dense layers, or experts of that width.
 UNREAD = {"feed_forward_length"}
 WITH_DENSE = (
-    *("olmoe", "laguna", "deepseek2", "mistral4", "kimi-linear"),
+    *("olmoe", "laguna", "deepseek2", "mistral4", "kimi-linear", "bailingmoe3"),
     *(
         "afmoe",
         "bailingmoe",
@@ -283,6 +285,16 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("kimi-linear", "rope.dimension_count", 24, ModelFileError),
         ("kimi-linear", "rope.scaling.factor", 4.0, UnsupportedModelError),
         ("kimi-linear", "expert_gating_func", 4, UnsupportedModelError),
+        ("bailingmoe3", "attention.head_count_kv", [0, 0, 0, 0], UnsupportedModelError),
+        ("bailingmoe3", "attention.head_count_kv", [0, 0, 1], ModelFileError),
+        ("bailingmoe3", "kda.gate_lower_bound", 0.0, ModelFileError),
+        ("bailingmoe3", "kda.safe_gate", False, UnsupportedModelError),
+        ("bailingmoe3", "kda.head_dim", 0, ModelFileError),
+        ("bailingmoe3", "ssm.conv_kernel", 1, ModelFileError),
+        ("bailingmoe3", "rope.dimension_count", 24, ModelFileError),
+        ("bailingmoe3", "expert_gating_func", 4, UnsupportedModelError),
+        ("bailingmoe3", "swiglu_clamp_exp", [0.0, 7.0, 0.0, 0.0], UnsupportedModelError),
+        ("bailingmoe3", "swiglu_clamp_shexp", [0.0, 7.0, 0.0, 0.0], UnsupportedModelError),
         ("mistral4", "expert_gating_func", 4, UnsupportedModelError),
         ("deepseek2", "nextn_predict_layers", 3, ModelFileError),
         ("afmoe", "attention.sliding_window", 0, ModelFileError),

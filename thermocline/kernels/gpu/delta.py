@@ -78,9 +78,12 @@ def _run(
         for part in (mixed[..., :key_width], mixed[..., key_width : 2 * key_width])
     )  # [sequences, length, value_heads, key_dim]
     v = mixed[..., 2 * key_width :].reshape(*dims, shape.value_dim)
-    step = functional.softplus(given.alpha + rule.step_bias)
     # By head, and by row of its state or for all of them: [sequences, length, value_heads, key_dim or 1].
-    log_decay = step.view(*dims[:2], shape.value_heads, -1) * rule.decay.unsqueeze(-1)
+    step = (given.alpha + rule.step_bias).view(*dims[:2], shape.value_heads, -1)
+    if shape.lower_bound:
+        log_decay = shape.lower_bound * torch.sigmoid(step * rule.decay.unsqueeze(-1))
+    else:
+        log_decay = functional.softplus(step) * rule.decay.unsqueeze(-1)
     rate = torch.sigmoid(given.beta)
     state = states.recurrent[slots.before]  # [sequences, value_heads, key_dim, value_dim]
     reads = []

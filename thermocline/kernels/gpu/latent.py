@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from thermocline.kernels.dense_contract import Activation
 from thermocline.kernels.gpu.attention import attention, rule_of
-from thermocline.kernels.gpu.dense import DeviceRope, rms_norm, rotate
+from thermocline.kernels.gpu.dense import DeviceRope, gate, rms_norm, rotate
 
 if TYPE_CHECKING:
     from thermocline.kernels.gpu.cache import DeviceLayerCache
@@ -34,6 +35,7 @@ class DeviceLatent:
         self._keys, self._values = load.heads(given.up.keys), load.heads(given.up.values)
         self._num_heads, self._plain = len(given.up.keys), given.up.keys.cols
         self._output = load.matrix(given.output)
+        self._gate = None if given.gate is None else load.matrix(given.gate)
         self._rope = replace(rope, pairs=True)
         self._rule = rule_of(given.scale, 0, temperature=given.temperature)
 
@@ -48,8 +50,11 @@ class DeviceLatent:
         cache.append_rows(slots, self._rows(normed, rope, prompt=prompt))
         cache.copy(copies)
         read = attention(self._queries(normed, rope, prompt=prompt), spans, cache, self._rule)
-        values = self._values.multiply(read, prompt=prompt).reshape(len(x), -1)
-        return x + self._output.multiply(values, prompt=prompt)
+        values = self._values.multiply(read, prompt=prompt)
+        if self._gate is not None:
+            gates = self._gate.multiply(normed, prompt=prompt).reshape(-1, 1)
+            values = gate(values.reshape(len(gates), -1), gates, Activation.SIGMOID)
+        return x + self._output.multiply(values.reshape(len(x), -1), prompt=prompt)
 
     def _rows(self, normed: torch.Tensor, rope: DeviceRope, *, prompt: bool) -> torch.Tensor:
         """Return what is cached of each token, [T, latent + turned numbers]."""

@@ -26,6 +26,7 @@ SHAPES = {
     "alone": DeltaShape(1, 1, 5, 7, 2, tiled=False),
     "rows_decay": DeltaShape(2, 2, 16, 16, 4, tiled=False, by_channel=True),
     "odd_rows_decay": DeltaShape(1, 3, 5, 7, 2, tiled=False, by_channel=True),
+    "bounded": DeltaShape(1, 3, 5, 7, 2, tiled=False, by_channel=True, lower_bound=-5.0),
 }
 
 
@@ -45,7 +46,7 @@ class Case(RecurrentCase):
             shape,
             self.normal(shape.conv_width, shape.channels),
             self.normal(shape.steps) - 1,
-            -np.exp(self.normal(shape.value_heads)),
+            np.exp(self.normal(shape.value_heads)) * np.float32(1 if shape.lower_bound else -1),
             self.normal(shape.value_dim) * 0.1 + 1,
             1e-6,
             sigmoid_gate=shape.by_channel,
