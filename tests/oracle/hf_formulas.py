@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import transformers
 
+from tests.oracle.hf_routers import usual_state
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -91,31 +93,12 @@ def _cohere_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.Cohere2MoeConfig(**(common | own))
 
 
-def _cohere_state(keys: Keys, own: State) -> State:
-    names = {name: theirs for name, theirs in _NAMES.items() if name.startswith("attn")}
-    names["ffn_gate_inp."] = "mlp.gate."
-    for role in ("gate", "up", "down"):
-        names[f"ffn_{role}."] = f"mlp.{role}_proj."
-        names[f"ffn_{role}_shexp."] = f"mlp.shared_experts.{role}_proj."
-    state = {
-        theirs + name.removeprefix(ours): values
-        for ours, theirs in names.items()
-        for name, values in own.items()
-        if name.startswith(ours)
-    }
-    if "ffn_down_exps.weight" in own:
-        both = [own[f"ffn_{role}_exps.weight"] for role in ("gate", "up")]
-        state["mlp.experts.gate_up_proj"] = np.concatenate(both, axis=1)
-        state["mlp.experts.down_proj"] = own["ffn_down_exps.weight"]
-    return state
-
-
 CLASSES = {"cohere2moe": "Cohere2MoeForCausalLM", "gpt-oss": "GptOssForCausalLM"}
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "cohere2moe": _cohere_config,
     "gpt-oss": _oss_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
-    "cohere2moe": _cohere_state,
+    "cohere2moe": usual_state,
     "gpt-oss": _oss_state,
 }

@@ -305,7 +305,8 @@ def _experts(own: State, block: str = "mlp") -> State:
     }
 
 
-def _state(keys: Keys, own: State) -> State:
+def usual_state(keys: Keys, own: State) -> State:
+    """Return a layer under the names that most of transformers' models have."""
     return _renamed(own, _ATTENTION) | _experts(own)
 
 
@@ -314,7 +315,7 @@ def _bailing_state(keys: Keys, own: State) -> State:
     kv_rows = keys("attention.head_count_kv") * keys.head_dim
     parts = np.split(own["attn_qkv.weight"], (q_rows, q_rows + kv_rows))
     named = dict(zip(("attn_q.weight", "attn_k.weight", "attn_v.weight"), parts, strict=True))
-    return _state(keys, own | named)
+    return usual_state(keys, own | named)
 
 
 def _minimax_state(keys: Keys, own: State) -> State:
@@ -323,7 +324,7 @@ def _minimax_state(keys: Keys, own: State) -> State:
 
 
 def _ernie_state(keys: Keys, own: State) -> State:
-    state = _state(keys, own)
+    state = usual_state(keys, own)
     if "exp_probs_b.bias" in own:
         state["mlp.gate.moe_statics.e_score_correction_bias"] = own["exp_probs_b.bias"].reshape(
             1, -1
@@ -353,7 +354,7 @@ def _plain_state(keys: Keys, own: State) -> State:
         own["ffn_down_exps.weight"] = own["ffn_down_exps.weight"] * scale
     state = {
         name.replace("shared_experts", "shared_expert"): values
-        for name, values in _state(keys, own).items()
+        for name, values in usual_state(keys, own).items()
     }
     if "ffn_down_shexp.weight" in own:
         gate = np.zeros((1, keys("embedding_length")), np.float32)
@@ -470,19 +471,19 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "bailingmoe": _plain_state,
     "bailingmoe2": _bailing_state,
     "deepseek": _plain_state,
-    "dots1": _state,
-    "ernie4_5": _state,
+    "dots1": usual_state,
+    "ernie4_5": usual_state,
     "ernie4_5-moe": _ernie_state,
-    "exaone-moe": _state,
-    "glm4moe": _state,
+    "exaone-moe": usual_state,
+    "glm4moe": usual_state,
     "granite": granite_state,
     "granitemoe": granite_state,
     "hunyuan-dense": _hunyuan_state,
     "hunyuan-moe": _hunyuan_state,
     "hy_v3": _hy_v3_state,
     "llama4": _llama4_state,
-    "mellum": _state,
+    "mellum": usual_state,
     "minimax-m2": _minimax_state,
-    "qwen3vl": _state,
-    "qwen3vlmoe": _state,
+    "qwen3vl": usual_state,
+    "qwen3vlmoe": usual_state,
 }

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from tests.support.toy_routers import attention, feed_forward
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,11 +35,7 @@ def _oss_keys(toy: ToyArch) -> dict[str, Any]:
 def _oss_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     q_size, kv_size = toy.heads * toy.head_dim, toy.kv_heads * toy.head_dim
     return {
-        "attn_norm.weight": draw.gain(toy.hidden),
-        "attn_q.weight": draw.matrix(q_size, toy.hidden),
-        "attn_k.weight": draw.matrix(kv_size, toy.hidden),
-        "attn_v.weight": draw.matrix(kv_size, toy.hidden),
-        "attn_output.weight": draw.matrix(toy.hidden, q_size),
+        **attention(toy, draw),
         "attn_q.bias": draw.vector(q_size, spread=0.3),
         "attn_k.bias": draw.vector(kv_size, spread=0.3),
         "attn_v.bias": draw.vector(kv_size, spread=0.3),
@@ -76,30 +74,9 @@ def _cohere_keys(toy: ToyArch) -> dict[str, Any]:
 
 
 def _cohere_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
-    q_size, kv_size = toy.heads * toy.head_dim, toy.kv_heads * toy.head_dim
-    weights = {
-        "attn_norm.weight": draw.gain(toy.hidden),
-        "attn_q.weight": draw.matrix(q_size, toy.hidden),
-        "attn_k.weight": draw.matrix(kv_size, toy.hidden),
-        "attn_v.weight": draw.matrix(kv_size, toy.hidden),
-        "attn_output.weight": draw.matrix(toy.hidden, q_size),
-    }
-    is_dense = layer < toy.dense
-    if not is_dense:
-        weights |= {
-            "ffn_gate_inp.weight": draw.matrix(toy.experts, toy.hidden, gain=2.0),
-            "ffn_gate_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
-            "ffn_up_exps.weight": draw.matrix(toy.experts, toy.intermediate, toy.hidden),
-            "ffn_down_exps.weight": draw.matrix(toy.experts, toy.hidden, toy.intermediate),
-        }
-    width, suffix = (2 * toy.intermediate, "") if is_dense else (toy.shared, "_shexp")
-    if width:
-        weights |= {
-            f"ffn_gate{suffix}.weight": draw.matrix(width, toy.hidden),
-            f"ffn_up{suffix}.weight": draw.matrix(width, toy.hidden),
-            f"ffn_down{suffix}.weight": draw.matrix(toy.hidden, width),
-        }
-    return weights
+    """One norm is of attention and of the experts."""
+    weights, dense = attention(toy, draw), 2 * toy.intermediate
+    return weights | feed_forward(toy, draw, layer, dense=dense, shared=toy.shared)
 
 
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _SHARED_COUNT = 2
 
 
-def _attention(toy: ToyArch, draw: Draw, norm: str = "") -> Weights:
-    """norm: "head" for norms of each head, "wide" for norms over all heads."""
+def attention(toy: ToyArch, draw: Draw, norm: str = "") -> Weights:
+    """Return grouped-query attention. norm: "head" for norms of each head, "wide" for norms over all heads."""
     q_size, kv_size = toy.heads * toy.head_dim, toy.kv_heads * toy.head_dim
     weights = {
         "attn_norm.weight": draw.gain(toy.hidden),
@@ -46,10 +46,10 @@ def _dense(toy: ToyArch, draw: Draw, width: int, suffix: str) -> Weights:
     }
 
 
-def _feed_forward(
+def feed_forward(
     toy: ToyArch, draw: Draw, layer: int, *, dense: int = 0, shared: int = 0, biased: bool = False
 ) -> Weights:
-    """A dense layer at first, then routed experts. dense, shared: widths, 0 for none."""
+    """Return a dense layer at first, then routed experts. dense, shared: widths, 0 for none."""
     if dense and layer < toy.dense:
         return _dense(toy, draw, dense, "")
     weights = {
@@ -85,7 +85,7 @@ def _partial_sigmoid_keys(toy: ToyArch) -> dict[str, Any]:
 
 
 def _glm4moe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
-    weights = _attention(toy, draw, "" if toy.biased else "head")
+    weights = attention(toy, draw, "" if toy.biased else "head")
     if toy.biased:
         for part in ("q", "k", "v"):
             rows = len(weights[f"attn_{part}.weight"])
@@ -99,7 +99,7 @@ def _glm4moe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 def _sigmoid_experts(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     shared = _SHARED_COUNT * toy.intermediate
-    return _feed_forward(toy, draw, layer, dense=2 * toy.shared, shared=shared, biased=True)
+    return feed_forward(toy, draw, layer, dense=2 * toy.shared, shared=shared, biased=True)
 
 
 def _minimax_keys(toy: ToyArch) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def _minimax_keys(toy: ToyArch) -> dict[str, Any]:
 
 def _minimax_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return {
-        **_attention(toy, draw, "wide"),
+        **attention(toy, draw, "wide"),
         "ffn_norm.weight": draw.gain(toy.hidden),
-        **_feed_forward(toy, draw, layer, biased=True),
+        **feed_forward(toy, draw, layer, biased=True),
     }
 
 
@@ -121,9 +121,9 @@ def _qwen3vl_keys(toy: ToyArch) -> dict[str, Any]:
 
 def _qwen3vl_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return {
-        **_attention(toy, draw, "head"),
+        **attention(toy, draw, "head"),
         "ffn_norm.weight": draw.gain(toy.hidden),
-        **_feed_forward(toy, draw, layer),
+        **feed_forward(toy, draw, layer),
     }
 
 
@@ -140,9 +140,9 @@ def _ernie_keys(toy: ToyArch) -> dict[str, Any]:
 def _ernie_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     shared = _SHARED_COUNT * toy.intermediate
     return {
-        **_attention(toy, draw),
+        **attention(toy, draw),
         "ffn_norm.weight": draw.gain(toy.hidden),
-        **_feed_forward(toy, draw, layer, dense=2 * toy.shared, shared=shared, biased=True),
+        **feed_forward(toy, draw, layer, dense=2 * toy.shared, shared=shared, biased=True),
     }
 
 
@@ -160,12 +160,12 @@ def _granite_keys(toy: ToyArch) -> dict[str, Any]:
 
 
 def _granite_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
-    weights = {**_attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
+    weights = {**attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
     if not toy.experts:
         return weights | _dense(toy, draw, toy.shared, "")
     return {
         **weights,
-        **_feed_forward(toy, draw, layer, shared=toy.shared),
+        **feed_forward(toy, draw, layer, shared=toy.shared),
     }
 
 
@@ -197,14 +197,14 @@ def _granite_swa_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 
 def _dots_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return {
-        **_attention(toy, draw, "head"),
+        **attention(toy, draw, "head"),
         "ffn_norm.weight": draw.gain(toy.hidden),
         **_sigmoid_experts(toy, draw, layer),
     }
 
 
 def _bailing_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
-    weights = _attention(toy, draw, "head")
+    weights = attention(toy, draw, "head")
     q, k, v = (weights.pop(f"attn_{part}.weight") for part in ("q", "k", "v"))
     return {
         **weights,
@@ -224,9 +224,9 @@ def _hunyuan_keys(toy: ToyArch) -> dict[str, Any]:
 
 def _hunyuan_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return {
-        **_attention(toy, draw, "head"),
+        **attention(toy, draw, "head"),
         "ffn_norm.weight": draw.gain(toy.hidden),
-        **_feed_forward(toy, draw, layer, shared=toy.intermediate),
+        **feed_forward(toy, draw, layer, shared=toy.intermediate),
     }
 
 
@@ -248,9 +248,9 @@ def _bailing1_keys(toy: ToyArch) -> dict[str, Any]:
 def _plain_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     shared = _SHARED_COUNT * toy.intermediate
     return {
-        **_attention(toy, draw),
+        **attention(toy, draw),
         "ffn_norm.weight": draw.gain(toy.hidden),
-        **_feed_forward(toy, draw, layer, dense=2 * toy.shared, shared=shared),
+        **feed_forward(toy, draw, layer, dense=2 * toy.shared, shared=shared),
     }
 
 
@@ -265,11 +265,9 @@ def _afmoe_keys(toy: ToyArch) -> dict[str, Any]:
 
 def _afmoe_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     shared = _SHARED_COUNT * toy.intermediate if toy.shared else 0
-    weights = _feed_forward(
-        toy, draw, layer, dense=2 * toy.intermediate, shared=shared, biased=True
-    )
+    weights = feed_forward(toy, draw, layer, dense=2 * toy.intermediate, shared=shared, biased=True)
     return {
-        **_attention(toy, draw, "head"),
+        **attention(toy, draw, "head"),
         "attn_gate.weight": draw.matrix(toy.heads * toy.head_dim, toy.hidden, gain=2.0),
         **{f"{name}.weight": draw.gain(toy.hidden) for name in _AFMOE_NORMS},
         **weights,
@@ -318,10 +316,10 @@ def _llama4_keys(toy: ToyArch) -> dict[str, Any]:
 
 def _llama4_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     """So many dense layers before each routed one."""
-    weights = {**_attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
+    weights = {**attention(toy, draw), "ffn_norm.weight": draw.gain(toy.hidden)}
     if (layer + 1) % (toy.dense + 1):
         return weights | _dense(toy, draw, 2 * toy.shared, "")
-    return weights | _feed_forward(toy, draw, layer, shared=toy.intermediate)
+    return weights | feed_forward(toy, draw, layer, shared=toy.intermediate)
 
 
 _AFMOE_NORMS = ("post_attention_norm", "ffn_norm", "post_ffw_norm")

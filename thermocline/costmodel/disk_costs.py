@@ -87,7 +87,7 @@ class DiskCosts:
         nbytes = chosen_bytes * missing_share + in_vain
         gone = min(nbytes, max(0.0, nbytes - self._free))
         self._free = max(0.0, self._free - nbytes)
-        return self._moved(nbytes, self._speeds.sequential_bytes_per_s, gone)
+        return _moved(self._speeds, nbytes, self._speeds.sequential_bytes_per_s, gone)
 
     def ahead_share(self, nbytes: float) -> float:
         """Return the share of a layer's experts that can be read while the layer before is computed."""
@@ -109,14 +109,15 @@ class DiskCosts:
         if self._speeds is None or not nbytes:
             return 0.0, 0.0
         nbytes *= _READ_AHEAD
-        return self._moved(nbytes, self._speeds.expert_bytes_per_s, nbytes)
+        return _moved(self._speeds, nbytes, self._speeds.expert_bytes_per_s, nbytes)
 
-    def _moved(self, nbytes: float, bytes_per_s: float, gone: float) -> tuple[float, float]:
-        """Return the seconds, and the CPU's, to read so many bytes while as many as `gone` are released."""
-        speeds = self._speeds
-        assert speeds is not None  # the callers' first line
-        cpu_s = nbytes * speeds.cpu_s_per_byte + gone * speeds.release_cpu_s_per_byte
-        return max(nbytes / bytes_per_s, gone / speeds.release_bytes_per_s), cpu_s
+
+def _moved(
+    speeds: DiskSpeeds, nbytes: float, bytes_per_s: float, gone: float
+) -> tuple[float, float]:
+    """Return the seconds, and the CPU's, to read so many bytes while as many as `gone` are released."""
+    cpu_s = nbytes * speeds.cpu_s_per_byte + gone * speeds.release_cpu_s_per_byte
+    return max(nbytes / bytes_per_s, gone / speeds.release_bytes_per_s), cpu_s
 
 
 def absent_shares(

@@ -56,6 +56,30 @@ def test_everything_read_was_let_go_of_before(opened, monkeypatch):
     assert sum(in_huge) == in_order
 
 
+def test_the_kernel_is_told_of_experts_as_by_prefetch(opened, monkeypatch):
+    """No neighbours of a missing page, and huge pages, for every layer's experts, before anything is read."""
+    _, catalog = opened
+    told = {"stop_read_ahead": [], "allow_huge_pages": []}
+    for name, spans in told.items():
+        real = getattr(PageAdvisor, name)
+
+        def noting(self, given, spans=spans, real=real):
+            spans += given
+            return real(self, given)
+
+        monkeypatch.setattr(PageAdvisor, name, noting)
+    monkeypatch.setattr(PageAdvisor, "release", lambda self, span: all_told())
+    monkeypatch.setattr(disk_speed, "_resident_share", lambda file, pieces: 0.0)
+    every = [span for layer in catalog.routed_layers for span in catalog.layer_spans(layer)]
+
+    def all_told() -> int:
+        assert told == {"stop_read_ahead": every, "allow_huge_pages": every}
+        return 0
+
+    measure_disk(*opened, num_used=2)
+    all_told()
+
+
 def test_a_sample_ends_where_it_is_large_enough(opened, monkeypatch):
     """A large model is not read as a whole."""
     monkeypatch.setattr(disk_speed, "_resident_share", lambda file, pieces: 0.0)

@@ -30,9 +30,9 @@ def read_spec(file: ModelFile) -> ModelSpec:
     kv_heads, _ = read.attention_heads("attention.head_count_kv", read.size("block_count"))
     normalize = read.flag("expert_weights_norm", default=False)
     spec = read.decoder(normalize_top_k=normalize, num_kv_heads=1)
-    width = read.count("expert_shared_feed_forward_length", default=0)
-    width = width or read.size("expert_shared_count") * spec.expert_intermediate_size
-    shared = shared_width(read, spec.num_layers, width)
+    usual = read.size("expert_shared_count") * spec.expert_intermediate_size
+    stated = read.count("expert_shared_feed_forward_length", default=usual)
+    shared = shared_width(read, spec.num_layers, stated)
     spec = mixed_spec(read, spec, gating=read.gating(), shared=shared)
     shape = replace(channel_shape(read, spec), lower_bound=_lower_bound(read, file))
     return replace(

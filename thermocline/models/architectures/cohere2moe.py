@@ -43,9 +43,9 @@ def read_spec(file: ModelFile) -> ModelSpec:
     spec = with_windows(read, spec, _PERIOD, full_last=False)
     shared = 0
     if count := read.count("expert_shared_count", default=0):
-        width = read.count("expert_shared_feed_forward_length", default=0)
-        width = width or count * spec.expert_intermediate_size
-        shared = shared_width(read, spec.num_layers, width)
+        usual = count * spec.expert_intermediate_size
+        stated = read.count("expert_shared_feed_forward_length", default=usual)
+        shared = shared_width(read, spec.num_layers, stated)
     spec = mixed_spec(read, spec, gating=gating, shared=shared, scaled=False)
     scale = read.positive_float("expert_weights_scale", default=1.0, zero=1.0)
     return replace(

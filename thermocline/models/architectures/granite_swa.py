@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from thermocline.kernels.dense_contract import Gating
 from thermocline.models.blocks import plain_rope, read_attention, read_rope_factors
 from thermocline.models.metadata import SpecReader
-from thermocline.models.mixed_layers import mixed_layer, near_or_far, with_factors
-from thermocline.models.rope import RopeRule
-from thermocline.models.spec import LayerKind, ModelSpec, WindowSpec
+from thermocline.models.mixed_layers import mixed_layer, near_or_far, with_factors, with_windows
 
 if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
+
+# Of no meaning: files list which layers have a window.
+_PERIOD = 1
 
 
 def read_spec(file: ModelFile) -> ModelSpec:
@@ -36,24 +38,10 @@ def read_spec(file: ModelFile) -> ModelSpec:
     read.require_equal("rope.dimension_count", spec.head_dim)
     turning = read.layer_flags("attention.rope_pattern", spec.num_layers)
     unturned = tuple(n for n, turns in enumerate(turning) if not turns)
-    spec = replace(_with_windows(read, spec), unturned_layers=unturned)
+    spec = replace(spec, unturned_layers=unturned)
+    if any(read.required_flags("attention.sliding_window_pattern", spec.num_layers)):
+        spec = with_windows(read, spec, _PERIOD, spec.rope_scaling)
     return with_factors(read, spec, logit_scale=None)
-
-
-def _with_windows(read: SpecReader, spec: ModelSpec) -> ModelSpec:
-    """Return `spec` with the windows that the file lists, whose heads turn as all others do."""
-    flags = read.required_flags("attention.sliding_window_pattern", spec.num_layers)
-    if not any(flags):
-        return spec
-    base = read.positive_float("rope.freq_base_swa", default=spec.rope_base)
-    rope = RopeRule(spec.head_dim, base, spec.rope_scaling)
-    return replace(
-        spec,
-        own_layer_kinds=tuple(
-            LayerKind.WINDOW if is_window else LayerKind.ATTENTION for is_window in flags
-        ),
-        window=WindowSpec(read.size("attention.sliding_window"), rope),
-    )
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
