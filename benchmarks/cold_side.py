@@ -112,6 +112,7 @@ async def compute(options: argparse.Namespace) -> dict[str, Any]:
         marks.append(read_bytes())
         found = engine.statistics().prefetch
         answer["heat"] = engine.statistics().heat.tolist()
+        answer["repeats"] = engine.statistics().repeats
         answer["tokens"] = ids
         answer["anonymous_bytes"] = resident(os.getpid()).anonymous
         answer["read_bytes"] = [marks[1] - marks[0], marks[2] - marks[1]]

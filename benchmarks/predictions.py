@@ -5,7 +5,7 @@ Every round calibrates and runs, one after the other, so that load of others fal
 round's prediction to its run counts, and the median of the rounds. Two cases for each model: all in memory, and
 from disk, in a memory group that holds a part of the file (needs the right to make one: root; `--cases memory`
 leaves it out). Nothing of a run goes into a prediction. From disk, a run with another prompt
-tells how much memory the process itself takes, and how often each expert is used.
+tells how much memory the process itself takes, how often each expert is used, and how often by one token after another.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ class Subject:
         speeds: MachineSpeeds,
         room_bytes: int | None,
         heat: Sequence[Sequence[int]] | None = None,
+        repeats: Sequence[float] | None = None,
     ) -> Times:
         """Return the times of the work.
 
-        room_bytes: what memory holds of the file, None for all of it; heat: how often each expert was chosen.
+        room_bytes: what memory holds of the file, None for all of it; heat, repeats: as for `estimate`.
         """
         work, prompt, answer = self._options, None, None
         if room_bytes is not None:
@@ -105,7 +106,9 @@ class Subject:
             for n in range(work.decode)
         )
         decode_s = sum(
-            estimate(self.sizes, speeds, None, step, memory=answer, heat=heat).seconds
+            estimate(
+                self.sizes, speeds, None, step, memory=answer, heat=heat, repeats=repeats
+            ).seconds
             for step in steps
         )
         return Times(prefill.seconds, decode_s)
@@ -147,7 +150,7 @@ def from_disk(
                     raise SystemExit(f"{subject.path} stays in memory: give a file of its own")
                 left = limit - other["anonymous_bytes"]
                 room = left - spare_bytes(left)
-                predicted = subject.predict(speeds, room, other["heat"])
+                predicted = subject.predict(speeds, room, other["heat"], other["repeats"])
                 answer = field.thermocline(group, *drawn)
             if one.counts:
                 yield predicted, Times(answer["prefill_s"], answer["decode_s"])

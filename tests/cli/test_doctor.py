@@ -10,6 +10,7 @@ from tests.support.planning import plan_of
 from tests.support.speeds import DEVICE, DISK, speeds
 from thermocline.calibration import calibrate as calibration
 from thermocline.cli.estimates import make_estimates
+from thermocline.cli.expert_use import KnownUse
 from thermocline.costmodel.machine_speeds import RowCosts, parse_speeds
 from thermocline.models.sizes import LayerSizes, ModelSizes
 
@@ -64,7 +65,7 @@ def test_a_plan_without_measuring_has_no_estimates(toy, invoke, measuring, monke
 
 def estimates(known, vram, ram):
     plan = plan_of(SIZES, vram, num_tokens=64)
-    return make_estimates(SIZES, known, plan, ram_bytes=ram, chunk_tokens=16, heat=None)
+    return make_estimates(SIZES, known, plan, ram_bytes=ram, chunk_tokens=16, use=KnownUse())
 
 
 def test_estimates_say_what_they_leave_out():

@@ -34,6 +34,8 @@ def test_json_has_the_same_figures(used, invoke):
     found = json.loads(invoke("heat", used, "--json").stdout)
     assert [layer["layer"] for layer in found["layers"]] == [0, 1]
     assert found["num_tokens"] > 4
+    assert len(found["repeat_shares"]) == 2
+    assert all(0 <= share <= 1 for share in found["repeat_shares"])
     for layer in found["layers"]:
         shares = [entry["share"] for entry in layer["top"]]
         assert shares == sorted(shares, reverse=True)

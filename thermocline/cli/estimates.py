@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from thermocline.cli.expert_use import KnownUse
     from thermocline.costmodel.cost_model import Estimate
     from thermocline.costmodel.machine_speeds import MachineSpeeds
     from thermocline.experts.placement.planner import Plan
@@ -83,7 +84,7 @@ def make_estimates(
     *,
     ram_bytes: int,
     chunk_tokens: int,
-    heat: Sequence[Sequence[float]] | None,
+    use: KnownUse,
 ) -> Estimates:
     """Return the estimates of one chunk of a prompt, and of the next token behind as much context.
 
@@ -101,7 +102,7 @@ def make_estimates(
     memory = None if fits or speeds.disk is None else HostMemory(room, room)
 
     def of(work: Workload) -> Estimate:
-        return estimate(sizes, speeds, priced, work, memory=memory, heat=heat)
+        return estimate(sizes, speeds, priced, work, memory=memory, **use._asdict())
 
     return Estimates(
         of(Workload(Phase.PREFILL, chunk_tokens, chunk_tokens=chunk_tokens)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from thermocline.errors import ConfigError
 
@@ -10,14 +10,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from thermocline.experts.heat import HeatRecord
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.spec import ModelSpec
 
 
+class KnownUse(NamedTuple):
+    """heat: how often each expert was chosen, [layers][experts]. repeats: by layer, the share of a token's experts that the
+    token before chose too. None where that is not known.
+    """
+
+    heat: Sequence[Sequence[float]] | None = None
+    repeats: Sequence[float] | None = None
+
+
 def expert_use(
     file: ModelFile, spec: ModelSpec, recorded: Path | None, heat_file: str | None, *, no_heat: bool
-) -> Sequence[Sequence[float]] | None:
-    """Return how often each expert was chosen, [layers][experts]; None where that is not known or not wanted.
+) -> KnownUse:
+    """Return what is known, or wanted, of the use of experts.
 
     recorded, heat_file, no_heat: --heat, --heat-file and --no-heat, of which one may be given. Raises ConfigError.
     """
@@ -28,7 +38,7 @@ def expert_use(
     if len(flags) > 1:
         raise ConfigError(f"{' and '.join(flags)} exclude each other: leave one out")
     if no_heat:
-        return None
+        return KnownUse()
     if recorded is not None:
         return _read(recorded, spec)
     home = heat_home(file, spec, heat_file)
@@ -37,20 +47,25 @@ def expert_use(
             f"--heat-file is {heat_file}, which is not there: give it to run first, or leave it out"
         )
     known = load_heat(home)
-    return None if known is None else known.warmth.tolist()
+    return KnownUse() if known is None else _of_record(known)
 
 
-def _read(path: Path, spec: ModelSpec) -> Sequence[Sequence[float]]:
+def _of_record(known: HeatRecord) -> KnownUse:
+    return KnownUse(known.warmth.tolist(), known.repeat_shares())
+
+
+def _read(path: Path, spec: ModelSpec) -> KnownUse:
     from thermocline.experts.heat_file import is_heat_file, read_heat
     from thermocline.traces.chrome_reader import read_chrome
 
     if is_heat_file(path):
-        rows: Sequence[Sequence[float]] = read_heat(path)[1].warmth.tolist()
+        found = _of_record(read_heat(path)[1])
     else:
         use = read_chrome(path).expert_use
         if use is None:
             raise ConfigError(f"{path} says nothing of experts: record it with run --trace")
-        rows = use.counts
+        found = KnownUse(use.counts)
+    rows = found.heat or ()
     if len(rows) != spec.num_layers or {len(row) for row in rows} != {spec.router.num_experts}:
         raise ConfigError(f"{path} was recorded with another model: its layers or experts differ")
-    return rows
+    return found

@@ -51,7 +51,8 @@ def heat(
     --heat-file. A MODEL.gguf.heat.json beside the model, which earlier versions wrote, is read while
     there is nothing else. Where nothing can be written nothing is remembered, and the command says so. Old
     choices fade. "top quarter" is the share that the most used quarter of a
-    layer's experts takes, "bits" the entropy of its choices: the less, the better a small device serves.
+    layer's experts takes, "bits" the entropy of its choices: the less, the better a small device serves. --json has by
+    layer, too, which share of a token's experts the token before chose as well, in prompts.
     """
     from thermocline.experts.heat_file import (
         find_heat,
@@ -100,6 +101,7 @@ def _as_json(identity: ModelIdentity, known: HeatRecord, place: Path) -> dict[st
         "num_tokens": known.num_tokens,
         "half_life_tokens": known.half_life_tokens,
         "num_experts": identity.num_experts,
+        "repeat_shares": known.repeat_shares(),
         "layers": [
             {"layer": layer}
             | asdict(use)

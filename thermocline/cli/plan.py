@@ -324,21 +324,21 @@ def plan(  # noqa: PLR0913 - one per flag
             *(file.tensors.values(), spec, cache, limits),
             speculates=config.speculation.drafters != "off",
         )
-        files, known = file.paths, expert_use(file, spec, heat, heat_file, no_heat=no_heat)
+        files, use = file.paths, expert_use(file, spec, heat, heat_file, no_heat=no_heat)
         drafting = drafting_cost(config, file, spec, cache)
     sizes, num_tokens = needs.sizes, limits.max_context_tokens
     found = _with_spill(
-        plan_device(config.placement, needs, device, known, is_auto=is_auto), memory_spill_bytes
+        plan_device(config.placement, needs, device, use.heat, is_auto=is_auto), memory_spill_bytes
     )
     drafting = drafting.beside(found.device_layers)
     held = held_by_workers(sizes, found, workers, worker_share)
-    shared = None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits, known)
+    shared = None if ranks is None else plan_ranks(ranks, config, spec, sizes, limits, use.heat)
     speeds = speeds_for(path, files, kv_type, may_measure=may_measure and _has_weights(routing))
     speed = (
         None
         if speeds is None
         else make_estimates(
-            sizes, speeds, found, ram_bytes=ram_bytes, chunk_tokens=limits.chunk_tokens, heat=known
+            sizes, speeds, found, ram_bytes=ram_bytes, chunk_tokens=limits.chunk_tokens, use=use
         )
     )
     simulation = None
@@ -348,7 +348,7 @@ def plan(  # noqa: PLR0913 - one per flag
         simulation = simulate(
             *(routing, sizes, found, speeds, DescribedSpeeds(pcie, vram_speed, ram_speed)),
             chunk_tokens=limits.chunk_tokens,
-            heat=known,
+            heat=use.heat,
         )
     if as_json:
         fields = _as_json(spec, found, num_tokens, kv_type, ram_bytes) | {

@@ -158,13 +158,15 @@ def estimate(
     *,
     memory: HostMemory | None = None,
     heat: Sequence[Sequence[float]] | None = None,
+    repeats: Sequence[float] | None = None,
 ) -> Estimate:
     """Return how fast `work` goes.
 
     plan: what lies on the device, None for nothing. memory: None where the whole file is in memory. heat: as for
-    `make_plan`. Raises ConfigError where the speeds lack the plan's device, a layout or the disk.
+    `make_plan`. repeats: by layer, the share of a token's experts that the token before chose too; None takes each to
+    choose by itself. Raises ConfigError where the speeds lack the plan's device, a layout or the disk.
     """
-    costs = _PhaseCosts(sizes, speeds, plan, heat)
+    costs = _PhaseCosts(sizes, speeds, plan, heat, repeats)
     disk = DiskCosts(sizes, speeds.disk, plan, memory)
     if work.phase is Phase.DECODE:
         seconds = costs.add_step(work, disk)
@@ -196,8 +198,10 @@ class _PhaseCosts:
         speeds: MachineSpeeds,
         plan: Plan | None,
         heat: Sequence[Sequence[float]] | None,
+        repeats: Sequence[float] | None,
     ) -> None:
         self._sizes, self._speeds, self._plan, self._heat = sizes, speeds, plan, heat
+        self._repeats = repeats
         self.parts = dict.fromkeys(Resource, 0.0)
         self._read_bytes = 0.0  # that the CPU reads from memory
         self._device: DeviceSpeeds | None = None
@@ -212,9 +216,11 @@ class _PhaseCosts:
     def add_step(self, step: Workload, disk: DiskCosts) -> float:
         """Add one step and return its seconds. Layers wait for experts that memory lacks."""
         seconds = self._spend(Resource.OVERHEAD, self._speeds.step_s)
-        chosen = [self._read_chances(n, step.num_tokens) for n in range(len(self._sizes.layers))]
+        layers = range(len(self._sizes.layers))
+        chosen = [self._read_chances(n, step.num_tokens) for n in layers]
         expert_bytes = [layer.expert for layer in self._sizes.layers]
-        absent = disk.absent_shares(chosen, expert_bytes, step.steps_since_prompt)
+        again = [self._chosen_again(n) for n in layers]
+        absent = disk.absent_shares(chosen, expert_bytes, step.steps_since_prompt, again)
         for index, layer in enumerate(self._sizes.layers):
             seconds += self._non_expert_s(index, step)
             if layer.expert:
@@ -282,6 +288,15 @@ class _PhaseCosts:
         hot = self._hot(index)
         rows = self._rows(index, num_tokens)
         return [chosen for expert, (chosen, _) in enumerate(rows) if expert not in hot]
+
+    def _chosen_again(self, index: int) -> float:
+        """Return which part of its choices a token takes from the one before: repeats beyond those of chance."""
+        if self._repeats is None or not self._sizes.layers[index].expert:
+            return 0.0
+        chances = [chosen for chosen, _ in self._rows(index, 1)]
+        by_chance = sum(chance * chance for chance in chances) / sum(chances)
+        more = self._repeats[index] - by_chance
+        return max(0.0, more / (1 - by_chance)) if by_chance < 1 else 0.0
 
     def _hot(self, index: int) -> frozenset[int]:
         if self._device is None or self._plan is None:

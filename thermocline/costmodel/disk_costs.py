@@ -15,6 +15,8 @@ from thermocline.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from thermocline.costmodel.machine_speeds import DiskSpeeds
     from thermocline.experts.placement.planner import Plan
     from thermocline.models.sizes import ModelSizes
@@ -98,11 +100,12 @@ class DiskCosts:
         chosen: Sequence[Sequence[float]],
         expert_bytes: Sequence[int],
         steps_since_prompt: int | None,
+        again: Sequence[float],
     ) -> tuple[float, ...]:
-        """Return for each layer the share of a step's chosen bytes that memory lacks. chosen: see `absent_shares`."""
+        """Return for each layer the share of a step's chosen bytes that memory lacks: see `absent_shares`."""
         if not self._missing_again:
             return (0.0,) * len(chosen)
-        return absent_shares(chosen, expert_bytes, self._room, steps_since_prompt)
+        return absent_shares(chosen, expert_bytes, self._room, steps_since_prompt, again)
 
     def selected_s(self, nbytes: float) -> tuple[float, float]:
         """Return the seconds to read so many bytes of chosen experts that memory lacks, and the CPU seconds of it."""
@@ -125,6 +128,7 @@ def absent_shares(
     expert_bytes: Sequence[int],
     room_bytes: float,
     steps_since_prompt: int | None = None,
+    again: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
     """Return for each layer the share of a step's chosen bytes that a least-recently-used memory lacks.
 
@@ -132,13 +136,24 @@ def absent_shares(
     in memory if one of the last n steps chose it, with the largest n that memory allows (Che, Tung and Wang,
     "Hierarchical Web Caching Systems", 2002). Each layer is computed once per step, so half of the oldest step's
     experts are gone. A prompt uses all experts: those that later steps have not replaced are any of them.
+    again: for each layer, how often a step does with an expert what the step before did, and does not choose anew; None
+    is never.
     """
-    rates = [np.log1p(-np.clip(layer, 0.0, 1.0 - 1e-12)) for layer in map(np.asarray, chosen)]
+    chances = [np.clip(layer, 0.0, 1.0 - 1e-12) for layer in map(np.asarray, chosen)]
+    same = (0.0,) * len(chances) if again is None else again
+    first = [np.log1p(-each) for each in chances]
+    later = [np.log1p(-each * (1 - share)) for each, share in zip(chances, same, strict=True)]
+
+    def not_chosen(layer: int, num_steps: float) -> NDArray[np.float64]:
+        """Return the probability that none of so many steps chooses each expert, as a logarithm."""
+        steps = np.array((min(num_steps, 1.0), max(num_steps - 1.0, 0.0)))
+        found: NDArray[np.float64] = steps @ (first[layer], later[layer])
+        return found
 
     def kept_bytes(num_steps: float) -> float:
         return sum(
-            nbytes * float(-np.expm1(num_steps * rate).sum())
-            for nbytes, rate in zip(expert_bytes, rates, strict=True)
+            nbytes * float(-np.expm1(not_chosen(layer, num_steps)).sum())
+            for layer, nbytes in enumerate(expert_bytes)
         )
 
     low, high = 0.0, _MOST_STEPS
@@ -153,8 +168,9 @@ def absent_shares(
         others = sum(n * len(layer) for n, layer in zip(expert_bytes, chosen, strict=True)) - kept
         left_share = min(1.0, (room_bytes - kept) / others) if others > 0 else 1.0
     found = []
-    for layer, rate in zip(chosen, rates, strict=True):
-        total = sum(layer)
-        missed = float((np.asarray(layer) * np.exp(num_steps * rate)).sum()) * (1 - left_share)
-        found.append(missed / total if total else 0.0)
+    for layer, (each, share) in enumerate(zip(chosen, same, strict=True)):
+        total = sum(each)
+        anew = float((np.asarray(each) * np.exp(not_chosen(layer, num_steps))).sum())
+        missed = (1 - share) * anew + share * max(0.0, 1.0 - num_steps) * total
+        found.append(missed * (1 - left_share) / total if total else 0.0)
     return tuple(found)

@@ -60,6 +60,8 @@ class EngineStatistics:
     """Why the latest draft was not verified, or there is none; None if it was."""
     spill: SpillStatistics | None = None
     """What the second tier of the prompt cache holds, and what came of it; None without one."""
+    repeats: tuple[float, ...] | None = None
+    """By layer, the share of a prompt's token's experts that the token before it chose too; None before any prompt."""
 
     @property
     def num_choices(self) -> int:
@@ -102,6 +104,7 @@ def read_statistics(parts: EngineParts) -> EngineStatistics:
         {} if drafting is None else drafting.speculator.totals,
         None if drafting is None else drafting.speculator.why_off_now,
         None if spilling is None else spilling.statistics(),
+        experts.initial_placement.heat.known().repeat_shares(),
     )
 
 

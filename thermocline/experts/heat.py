@@ -5,7 +5,7 @@ Knows no placement and no file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from thermocline.messages import IntArray, LayerIndex, Routing
 
     Warmth = NDArray[np.float64]
+    Repeats = NDArray[np.float64]
 
 # Choices within this part of a half-life count alike: decay costs one pass over a layer for many records.
 _STEPS_PER_HALF_LIFE: Final = 64
+# Of a prompt's chunk, as many tokens are compared with the one before them.
+_COMPARED_TOKENS: Final = 64
+NO_REPEATS: Final = np.zeros((1, 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,12 +33,14 @@ class HeatRecord:
     """What is known of a model's experts.
 
     warmth: choices, each halved for every `half_life_tokens` since; float64 [layers, experts], zeros in
-    layers without experts. num_tokens: all that were ever counted.
+    layers without experts. num_tokens: all that were ever counted. repeats: of as many choices (second column), how many
+    the token before had made too (first); float64 [layers, 2], or `NO_REPEATS`.
     """
 
     warmth: Warmth
     num_tokens: int
     half_life_tokens: int = HALF_LIFE_TOKENS
+    repeats: Repeats = field(default_factory=NO_REPEATS.copy)
 
     def followed_by(self, later: HeatRecord) -> HeatRecord:
         """Return what is known after `later`, which began when this ended and has the same shape."""
@@ -43,6 +49,7 @@ class HeatRecord:
             np.maximum(self.warmth * kept + later.warmth, 0.0),
             self.num_tokens + later.num_tokens,
             later.half_life_tokens,
+            self.repeats * kept + later.repeats,
         )
 
     def since(self, earlier: HeatRecord) -> HeatRecord:
@@ -52,7 +59,19 @@ class HeatRecord:
         """
         num_tokens = self.num_tokens - earlier.num_tokens
         kept = 0.5 ** (num_tokens / self.half_life_tokens)
-        return HeatRecord(self.warmth - earlier.warmth * kept, num_tokens, self.half_life_tokens)
+        return HeatRecord(
+            self.warmth - earlier.warmth * kept,
+            num_tokens,
+            self.half_life_tokens,
+            self.repeats - earlier.repeats * kept,
+        )
+
+    def repeat_shares(self) -> tuple[float, ...] | None:
+        """Return by layer the share of a token's choices that the token before made too; None where nothing is known."""
+        again, of = np.broadcast_to(self.repeats, (len(self.warmth), 2)).T
+        if not of.any():
+            return None
+        return tuple((again / np.where(of, of, 1.0)).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +122,7 @@ class ExpertHeat:
         self._step = max(1, half_life_tokens // _STEPS_PER_HALF_LIFE)
         self._counts = np.zeros((num_layers, num_experts), np.int64)
         self._num_tokens = np.zeros(num_layers, np.int64)
+        self._repeats = np.zeros((num_layers, 2))
         self._past_tokens = np.zeros(num_layers, np.int64)
         self._since_kept = 0  # tokens of whole steps
         nothing = _Past(np.zeros(num_experts), np.zeros(num_experts, np.int64), 0)
@@ -136,6 +156,13 @@ class ExpertHeat:
         if self._num_tokens[layer] - self._past_tokens[layer] >= self._step:
             self._keep(layer)
 
+    def record_repeats(self, layer: LayerIndex, consecutive: IntArray) -> None:
+        """Count which choices of a layer, int32 [T, K] of consecutive tokens, the token before made too."""
+        ids = consecutive[: _COMPARED_TOKENS + 1]
+        if ids.shape[1] and len(ids) > 1:
+            again = (ids[1:, :, None] == ids[:-1, None, :]).any(axis=2)
+            self._repeats[layer] += (np.count_nonzero(again), again.size)
+
     def counts(self) -> NDArray[np.int64]:
         """Return a copy, int64 [layers, experts]."""
         return self._counts.copy()
@@ -143,7 +170,8 @@ class ExpertHeat:
     def known(self) -> HeatRecord:
         """Return what was seen since the start."""
         warmth = np.array([self._now(layer).warmth for layer in range(len(self._past))])
-        return HeatRecord(warmth, int(self._num_tokens.max(initial=0)), self._half_life)
+        num_tokens = int(self._num_tokens.max(initial=0))
+        return HeatRecord(warmth, num_tokens, self._half_life, self._repeats.copy())
 
     def _keep(self, layer: int) -> None:
         self._past[layer] = self._now(layer)

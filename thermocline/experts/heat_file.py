@@ -19,7 +19,7 @@ import numpy as np
 from thermocline.config import HALF_LIFE_TOKENS
 from thermocline.environment import user_cache_folder
 from thermocline.errors import ConfigError
-from thermocline.experts.heat import HeatRecord
+from thermocline.experts.heat import NO_REPEATS, HeatRecord
 from thermocline.experts.heat_lock import locked
 from thermocline.models.footprint import Role, tensor_role
 from thermocline.whole_files import whole_file
@@ -40,6 +40,7 @@ _DECIMALS: Final = 4
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 _Choices = Annotated[float, msgspec.Meta(ge=0, le=2**53)]
+_Repeats = tuple[_Choices, _Choices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class _Body(msgspec.Struct):
     half_life_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**53)]
     num_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     heat: list[list[_Choices]]
+    repeats: list[_Repeats] = []  # which former versions did not write
 
 
 def identify(file: ModelFile, spec: ModelSpec) -> ModelIdentity:
@@ -209,13 +211,22 @@ def read_heat(path: Path) -> tuple[ModelIdentity, HeatRecord]:
         raise ConfigError(
             f"{path} has other layers or experts than it says: delete it or name another"
         )
-    return body.model, HeatRecord(np.array(body.heat), body.num_tokens, body.half_life_tokens)
+    if len(body.repeats) not in {0, len(body.heat)} or any(a > b for a, b in body.repeats):
+        raise ConfigError(
+            f"{path} has more repeated choices than choices, or of other layers: delete it or name another"
+        )
+    repeats = np.array(body.repeats) if body.repeats else NO_REPEATS
+    record = HeatRecord(np.array(body.heat), body.num_tokens, body.half_life_tokens, repeats)
+    return body.model, record
 
 
 def write_heat(path: Path, identity: ModelIdentity, record: HeatRecord) -> None:
     """Write the file whole or not at all. Raises OSError."""
     heat = record.warmth.round(_DECIMALS).tolist()
-    body = _Body(_FORMAT, _VERSION, identity, record.half_life_tokens, record.num_tokens, heat)
+    repeats = np.broadcast_to(record.repeats, (len(heat), 2)).round(_DECIMALS).tolist()
+    body = _Body(
+        *(_FORMAT, _VERSION, identity, record.half_life_tokens, record.num_tokens, heat, repeats)
+    )
     with whole_file(path) as file:
         file.write(msgspec.json.encode(body))
 

@@ -40,6 +40,8 @@ class RoutingObserver:
         """Take note of a layer's choices, before its experts are dispatched."""
         with self._counting:
             self._heat.record(layer, routing)
+            if chunk.is_prompt:
+                self._heat.record_repeats(layer, routing.expert_ids[: chunk.segments[0].length])
             if chunk.wants_routing:
                 self._routing_log.record(chunk, layer, routing)
             if self._store is not None:

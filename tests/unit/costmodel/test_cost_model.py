@@ -203,6 +203,19 @@ def test_a_decoded_token_waits_for_the_experts_that_memory_does_not_hold():
     assert found.parts[Resource.DISK] == pytest.approx(0.0, abs=1e-6)
 
 
+def test_what_the_token_before_chose_is_still_there():
+    """Half of the experts fit. Repeats as by chance, a quarter here, change nothing; more of them leave less to read."""
+    memory = HostMemory(130 * MB, 130 * MB)
+
+    def reads_s(share):
+        repeats = None if share is None else [share] * 2
+        found = estimate(sizes(), speeds(disk=DISK), None, STEP, memory=memory, repeats=repeats)
+        return found.parts[Resource.DISK]
+
+    assert reads_s(0.25) == reads_s(0.0) == reads_s(None)
+    assert reads_s(0.25) > reads_s(0.4) > reads_s(0.7) > reads_s(1.0) == pytest.approx(0, abs=1e-6)
+
+
 def test_memory_for_less_than_two_layers_leaves_nothing_to_read_ahead():
     """With room for one layer of 4 GB reading waits for the layer before it; with room for two it does not."""
     model = sizes(*[layer(trunk=GB, expert=500 * MB)] * 4)

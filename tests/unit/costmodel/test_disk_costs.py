@@ -12,14 +12,21 @@ from hypothesis import strategies as st
 from thermocline.costmodel.disk_costs import absent_shares
 
 
-def used_last(chosen, room, num_steps):
-    """Return the share of choices that a memory of `room` experts misses, after as many steps to fill it."""
+def used_last(chosen, room, num_steps, again=0.0):
+    """Return the share of choices that a memory of `room` experts misses, after as many steps to fill it.
+
+    again: how often a step does with an expert what the step before did, instead of choosing anew.
+    """
     draw = np.random.default_rng(0)
     held: OrderedDict[tuple[int, int], None] = OrderedDict()
     missed = total = 0
+    choices = [np.zeros(len(chances), np.bool_) for chances in chosen]
     for step in range(2 * num_steps):
         for layer, chances in enumerate(chosen):
-            for expert in np.flatnonzero(draw.random(len(chances)) < chances).tolist():
+            anew = draw.random(len(chances)) < chances
+            stays = draw.random(len(chances)) < again
+            choices[layer] = np.where(stays, choices[layer], anew)
+            for expert in np.flatnonzero(choices[layer]).tolist():
                 if step >= num_steps:
                     missed, total = missed + ((layer, expert) not in held), total + 1
                 held[layer, expert] = None
@@ -31,12 +38,13 @@ def used_last(chosen, room, num_steps):
 
 @pytest.mark.parametrize("room", [4, 16, 40, 60])
 @pytest.mark.parametrize("exponent", [0.0, 0.7, 1.5])
-def test_a_memory_that_forgets_the_oldest_misses_as_much(room, exponent):
-    """Four layers of 16 experts, chosen alike or by rank: the formula and the memory itself agree."""
+@pytest.mark.parametrize("again", [0.0, 0.4])
+def test_a_memory_that_forgets_the_oldest_misses_as_much(room, exponent, again):
+    """Four layers of 16 experts, chosen alike or by rank, by itself or as before: the formula and the memory agree."""
     weights = np.arange(1, 17) ** -exponent
     chosen = [np.minimum(2 * weights / weights.sum(), 1.0).tolist()] * 4
-    found = absent_shares(chosen, [10] * 4, 10.0 * room)
-    assert found[0] == pytest.approx(used_last(chosen, room, 1500), abs=0.03)
+    found = absent_shares(chosen, [10] * 4, 10.0 * room, again=[again] * 4)
+    assert found[0] == pytest.approx(used_last(chosen, room, 1500, again), abs=0.03)
     assert len(set(found)) == 1
 
 

@@ -33,6 +33,19 @@ def test_layers_without_experts_stay_cold():
     assert not heat.known().warmth.any()
 
 
+def test_repeats_are_what_the_token_before_chose_too():
+    """In any place of its row, of consecutive tokens, of the first 65 of them; a layer that nobody saw has none."""
+    heat = ExpertHeat(3, 4)
+    rows = np.array([(0, 1), (1, 2), (2, 1), (3, 0)], np.int32)
+    heat.record_repeats(LayerIndex(0), rows)
+    heat.record_repeats(LayerIndex(0), rows[:1])
+    heat.record_repeats(LayerIndex(1), np.zeros((100, 1), np.int32))
+    heat.record_repeats(LayerIndex(2), np.empty((9, 0), np.int32))
+    assert heat.known().repeats.tolist() == [[3, 6], [64, 64], [0, 0]]
+    assert heat.known().repeat_shares() == (0.5, 1.0, 0.0)
+    assert ExpertHeat(3, 4).known().repeat_shares() is None
+
+
 @pytest.mark.slow
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=200), min_size=1, max_size=20),

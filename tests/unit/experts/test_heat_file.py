@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,11 +72,23 @@ def test_what_is_kept_is_found_again(toy, kept_heat):
 
 def test_what_was_kept_fades_by_what_came(toy):
     """Two runs add up, the first one half after a half-life; another process's run counts as well."""
-    keep_heat(toy, record(8.0, 10))
-    keep_heat(toy, record(1.0, HALF_LIFE))
+    keep_heat(toy, replace(record(8.0, 10), repeats=np.array([[4.0, 8.0], [0.0, 8.0]])))
+    keep_heat(toy, replace(record(1.0, HALF_LIFE), repeats=np.array([[1.0, 2.0], [2.0, 2.0]])))
     found = load_heat(toy)
     assert found.warmth.tolist() == [[5.0] * 8] * 2
+    assert found.repeats.tolist() == [[3.0, 6.0], [2.0, 6.0]]
+    assert found.repeat_shares() == (0.5, 1 / 3)
     assert found.num_tokens == 10 + HALF_LIFE
+
+
+def test_a_file_without_repeats_is_read(toy):
+    """Former versions wrote none: nothing is known of them."""
+    place = keep_heat(toy, record(1.0))
+    body = json.loads(place.read_text())
+    del body["repeats"]
+    place.write_text(json.dumps(body))
+    assert load_heat(toy).warmth.tolist() == [[1.0] * 8] * 2
+    assert load_heat(toy).repeat_shares() is None
 
 
 def test_a_file_of_a_former_version_is_a_start(toy, kept_heat):
@@ -276,6 +289,9 @@ def test_the_form_is_plain_json(tmp_path):
         ({"num_tokens": -1}, "no heat file"),
         ({"half_life_tokens": 0}, "no heat file"),
         ({"model": {}}, "no heat file"),
+        ({"repeats": [[1.0, 2.0], [1.0, 2.0]]}, "repeated choices"),
+        ({"repeats": [[3.0, 2.0]]}, "repeated choices"),
+        ({"repeats": [[-1.0, 2.0]]}, "no heat file"),
     ],
 )
 def test_what_is_not_a_heat_file_is_refused(tmp_path, change, says):
