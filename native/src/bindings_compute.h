@@ -103,10 +103,15 @@ struct Experts {
     std::vector<MatrixStack> biases;
     StackedExperts stacked{};
 
-    Experts(std::optional<MatrixStack> g, MatrixStack u, MatrixStack d, int activation, std::vector<MatrixStack> b)
+    Experts(std::optional<MatrixStack> g, MatrixStack u, MatrixStack d, int activation, std::vector<MatrixStack> b,
+            std::optional<std::pair<float, float>> limits)
         : gate(std::move(g)), up(std::move(u)), down(std::move(d)), biases(std::move(b)) {
-        require(activation >= 0 && activation <= 3, "no such activation of experts");
+        require(activation >= 0 && activation <= 4, "no such activation of experts");
         stacked.activation = static_cast<ExpertActivation>(activation);
+        require(limits.has_value() == (stacked.activation == ExpertActivation::LimitedSilu),
+                "this activation has limits, or has none");
+        if (limits) stacked.limits = {limits->first, limits->second};
+        require(!limits || (limits->first > 0 && limits->second > 0), "limits of an activation must be positive");
         require(gate.has_value() == has_gate(stacked.activation), "this activation has a gate, or has none");
         require(up.size() == down.size() && up.cols() == down.rows() && up.rows() == down.cols(),
                 "sizes of up and down differ");

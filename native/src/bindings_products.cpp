@@ -1,5 +1,6 @@
 // Matrix products and experts for Python: checks shapes, then runs with the interpreter lock released.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -201,9 +202,11 @@ void bind_products(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<Experts>(m, "Experts",
           "The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, "
           "intermediate]. activation: the number of an ExpertActivation; biases: of gate, up and down, or of up and "
-          "down, float32 [experts, 1, rows], or none.")
-        .def(nb::init<std::optional<MatrixStack>, MatrixStack, MatrixStack, int, std::vector<MatrixStack>>(),
-             nb::arg("gate").none(), nb::arg("up"), nb::arg("down"), nb::arg("activation"), nb::arg("biases"));
+          "down, float32 [experts, 1, rows], or none. limits: of the activation, where it has them.")
+        .def(nb::init<std::optional<MatrixStack>, MatrixStack, MatrixStack, int, std::vector<MatrixStack>,
+                      std::optional<std::pair<float, float>>>(),
+             nb::arg("gate").none(), nb::arg("up"), nb::arg("down"), nb::arg("activation"), nb::arg("biases"),
+             nb::arg("limits").none() = nb::none());
     m.def("instruction_sets", &instruction_sets,
           "Name of each set of the build, narrowest first, and whether this machine has it.");
     m.def("emulated_sets", &emulated_sets,

@@ -31,6 +31,7 @@ class PlacedWeights {
         require(slots_->up.cols() == layer.hidden && slots_->up.rows() == layer.experts.up.first.rows,
                 "a slot has the sizes of an expert");
         require(slots_->stacked.activation == layer.experts.activation &&
+                    slots_->stacked.limits == layer.experts.limits &&
                     slots_->biases.empty() == (layer.experts.down_bias.first == nullptr),
                 "a slot has the formula of an expert");
         given_.slots = {slots_->up.size(), slots_->stacked};

@@ -413,8 +413,15 @@ void expert_inner(const Compute& compute, const ExpertWork& work, float* inner, 
         int64_t strip, strips, first, count;
     };
     const ExpertActivation activation = work.groups[0].weights.activation;
+    const SiluLimits limits = work.groups[0].weights.limits;
     const bool gated = has_gate(activation);
-    const ExpertInnerFn activate = expert_inner_fn(*compute.set.dense, activation);
+    const ExpertInnerFn unlimited = expert_inner_fn(*compute.set.dense, activation);
+    const auto activate = [&](const float* gate, const float* up, int64_t count, float* out) {
+        if (unlimited != nullptr)
+            unlimited(gate, up, count, out);
+        else
+            compute.set.dense->limited_silu_multiply(gate, up, count, limits, out);
+    };
     const int64_t height = gated ? kStripRows : kPanelRows, strips = ceil_div(intermediate, height);
     int64_t whole = 0;
     for (int64_t g = 0; g < work.num_groups; ++g) whole += strips * ceil_div(work.groups[g].count, kTokenRange);

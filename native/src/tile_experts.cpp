@@ -149,7 +149,7 @@ struct Layer {
                 RightTile& to = inner[(range.tile + t) * parts * depth + strip / 2];
                 SumTile gate, up;
                 const int64_t row = strip * kStripRows;
-                kernels.pack_inner(w.activation, finished(w.gate, w.gate_bias, row, sums[0], gate),
+                kernels.pack_inner(w.activation, w.limits, finished(w.gate, w.gate_bias, row, sums[0], gate),
                                    finished(w.up, w.up_bias, row, sums[1], up), static_cast<int>(strip % 2), static_cast<int>(parts),
                                    &to, depth);
                 if (strip % 2 != 0 || strip / 2 * kTileColumns + kStripRows < intermediate) continue;
@@ -176,7 +176,7 @@ struct Layer {
                     const int64_t row = (start + i) * kPanelRows + s * kStripRows;
                     const SumTile& up = finished(w.up, w.up_bias, row, *sums, memory);
                     RightTile& to = inner[(range.tile + t) * parts * depth + start + i];
-                    kernels.pack_inner(w.activation, up, up, s, static_cast<int>(parts), &to, depth);
+                    kernels.pack_inner(w.activation, w.limits, up, up, s, static_cast<int>(parts), &to, depth);
                 }
         });
     }

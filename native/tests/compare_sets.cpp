@@ -198,6 +198,7 @@ double compare_experts(const Compute& ours, const Compute& portable, ExpertActiv
         matrices.push_back(random_matrix(down_types[e], kHidden, kInner));
         const Matrix* m = &matrices[static_cast<size_t>(3 * e)];
         groups.push_back({{m[0].weight, m[1].weight, m[2].weight, activation}, e * kTokens, kTokens});
+        if (activation == ExpertActivation::LimitedSilu) groups.back().weights.limits = {0.8f, 0.7f};
     }
     const auto biases = normal(3 * kHidden);
     for (ExpertGroup& group : groups)
@@ -274,7 +275,8 @@ int main() {
         }
         double experts = 0.0;
         for (const ExpertActivation activation : {ExpertActivation::Silu, ExpertActivation::ClampedSilu,
-                                                  ExpertActivation::Gelu, ExpertActivation::SquaredRelu})
+                                                  ExpertActivation::Gelu, ExpertActivation::SquaredRelu,
+                                                  ExpertActivation::LimitedSilu})
             for (const bool has_biases : {false, true})
                 experts = std::max(experts, compare_experts(ours, theirs, activation, has_biases));
         check_callers(ours);

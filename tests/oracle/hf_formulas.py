@@ -1,6 +1,6 @@
 """transformers' own models of architectures that differ by the formula of their layers, as `hf_archs` takes them.
 
-Knows each architecture's settings and names.
+Knows each architecture's settings and names. transformers has no class for maple.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import transformers
 
-from tests.oracle.hf_routers import usual_state
+from tests.oracle.hf_routers import scaled_rope, usual_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,12 +94,65 @@ def _cohere_config(keys: Keys, common: dict[str, Any]) -> Any:
     return transformers.Cohere2MoeConfig(**(common | own))
 
 
-CLASSES = {"cohere2moe": "Cohere2MoeForCausalLM", "gpt-oss": "GptOssForCausalLM"}
+class LimitedExperts(torch.nn.Module):
+    """Experts whose gate is limited before its SiLU, and whose up values are, in place of transformers' own."""
+
+    def __init__(self, own: torch.nn.Module, limit: float) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = own.gate_up_proj, own.down_proj
+        self.limit = limit or float("inf")
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return what the chosen experts of each row give, weighed."""
+        out = torch.zeros_like(x)
+        for expert in range(len(self.down_proj)):
+            rows, slots = torch.where(chosen == expert)
+            gate, up = torch.nn.functional.linear(x[rows], self.gate_up_proj[expert]).chunk(2, -1)
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+            inner = torch.nn.functional.silu(gate) * up
+            part = torch.nn.functional.linear(inner, self.down_proj[expert])
+            out.index_add_(0, rows, part * weights[rows, slots, None])
+        return out
+
+
+def maple_model(config: Any) -> Any:
+    """Return Mellum's model with what Maple has besides: limits, and heads that do not turn where all tokens are seen."""
+    model = transformers.MellumForCausalLM(config)
+    model.model.rotary_emb.full_attention_inv_freq.zero_()
+    for layer, limit in zip(model.model.layers, config.expert_limits, strict=True):
+        layer.mlp.experts = LimitedExperts(layer.mlp.experts, limit)
+    return model
+
+
+def _maple_config(keys: Keys, common: dict[str, Any]) -> Any:
+    near = scaled_rope(keys)["rope_parameters"]
+    near["rope_theta"] = keys("rope.freq_base_swa", near["rope_theta"])
+    full = {"rope_type": "default", "rope_theta": 1.0}
+    pattern = keys("attention.sliding_window_pattern")
+    own = {
+        "rope_parameters": {"full_attention": full, "sliding_attention": near},
+        "layer_types": [
+            "sliding_attention" if is_near else "full_attention" for is_near in pattern
+        ],
+        "sliding_window": keys("attention.sliding_window"),
+    }
+    config = transformers.MellumConfig(**(common | own))
+    config.expert_limits = keys("swiglu_clamp_exp")
+    return config
+
+
+CLASSES: dict[str, Any] = {
+    "cohere2moe": "Cohere2MoeForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "maple": maple_model,
+}
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "cohere2moe": _cohere_config,
     "gpt-oss": _oss_config,
+    "maple": _maple_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
     "cohere2moe": usual_state,
     "gpt-oss": _oss_state,
+    "maple": usual_state,
 }

@@ -186,6 +186,9 @@ FORMULA_CASES = (
     _case("default", "gpt-oss", layers=4, window=16, seed=81),
     _case("odd", "gpt-oss", **_ODD_HEADS | {"head_dim": 16, "hidden": 42}, window=5, seed=82),
     _case("one_expert", "gpt-oss", layers=2, window=2, experts=1, used=1, kv_heads=1, seed=83),
+    _case("default", "maple", layers=5, window=16, seed=87),
+    _case("odd", "maple", **_ODD_HEADS, layers=4, window=7, extra=_YARN | _OWN_BASE, seed=85),
+    _case("one_expert", "maple", layers=4, window=2, experts=1, used=1, kv_heads=1, seed=86),
 )
 """Architectures that differ by the formula of their experts."""
 
@@ -338,6 +341,7 @@ MORE_SCHEDULED_CASES = (
             *("exaone-moe", "hy_v3", "mellum"),
         )
     ),
+    _case("mixed", "maple", **_WIDE, layers=4, formats=_MIX, seed=68),
     CHUNKED_CASE,
 )
 """More of them, for the quicker checks and for long runs."""

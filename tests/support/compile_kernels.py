@@ -109,7 +109,7 @@ def gate_up(form: TileForm, gate: str, up: str, pairs: int, operand: str) -> Cas
     pointers |= dict.fromkeys(blocks, "*u8")
     pointers |= dict.fromkeys(("gate_bias_ptr", "up_bias_ptr"), "*fp32")
     numbers = {"tiles_ptr": "*i32", "rows_ptr": "*i32", "gate_stride": "i32", "up_stride": "i32"}
-    numbers["bias_stride"] = "i32"
+    numbers |= {"bias_stride": "i32", "gate_limit": "fp32", "up_limit": "fp32"}
     # Each format with one formula, and each formula with some.
     activation = _ACTIVATIONS[FORMATS_BY_NAME[gate].type_id % len(_ACTIVATIONS)]
     constants = {

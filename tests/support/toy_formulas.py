@@ -79,11 +79,28 @@ def _cohere_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return weights | feed_forward(toy, draw, layer, dense=dense, shared=toy.shared)
 
 
+def _maple_keys(toy: ToyArch) -> dict[str, Any]:
+    """The last layer of every four sees all tokens. Limits that many values reach, and none in the second layer."""
+    return {
+        "attention.sliding_window": toy.window,
+        "attention.sliding_window_pattern": [layer % 4 < 3 for layer in range(toy.layers)],
+        "rope.dimension_count": toy.head_dim,
+        "swiglu_clamp_exp": [0.0 if layer == 1 else 0.6 for layer in range(toy.layers)],
+    }
+
+
+def _maple_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    weights = attention(toy, draw, "head") | {"ffn_norm.weight": draw.gain(toy.hidden)}
+    return weights | feed_forward(toy, draw, layer)
+
+
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "cohere2moe": _cohere_keys,
     "gpt-oss": _oss_keys,
+    "maple": _maple_keys,
 }
 LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "cohere2moe": _cohere_layer,
     "gpt-oss": _oss_layer,
+    "maple": _maple_layer,
 }

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from thermocline.modelfile.layout import TensorInfo
     from thermocline.models.weights import StackedExperts
 
+_SILU = frozenset({ExpertActivation.SILU, ExpertActivation.LIMITED_SILU})
+
 
 @dataclass(frozen=True, slots=True)
 class ByteSpan:
@@ -64,9 +66,12 @@ class ExpertCatalog:
         return sum(info.nbytes // info.shape[0] for info in _tensors(self._layers[layer]))
 
     def layout(self, layer: LayerIndex) -> str:
-        """Return formats and shapes of an expert of a layer; experts of one layout fit the same slots."""
+        """Return formats and shapes of an expert of a layer; experts of one layout fit the same slots.
+
+        Limits of a layer's own make no other layout.
+        """
         stack = self.stack(layer)
-        formula = "" if stack.activation is ExpertActivation.SILU else f"{stack.activation.name} "
+        formula = "" if stack.activation in _SILU else f"{stack.activation.name} "
         return formula + ",".join(
             f"{part.format.name} {part.raw.shape[1]}x{part.cols}"
             + (" scaled" if part.scales is not None else "")

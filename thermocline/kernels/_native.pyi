@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 25
+interface: int = 26
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -168,10 +168,10 @@ class MatrixStack:
 
 class Experts:
     """
-    The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, intermediate]. activation: the number of an ExpertActivation; biases: of gate, up and down, or of up and down, float32 [experts, 1, rows], or none.
+    The experts of a layer: gate and up [experts, intermediate, hidden], down [experts, hidden, intermediate]. activation: the number of an ExpertActivation; biases: of gate, up and down, or of up and down, float32 [experts, 1, rows], or none. limits: of the activation, where it has them.
     """
 
-    def __init__(self, gate: MatrixStack | None, up: MatrixStack, down: MatrixStack, activation: int, biases: Sequence[MatrixStack]) -> None: ...
+    def __init__(self, gate: MatrixStack | None, up: MatrixStack, down: MatrixStack, activation: int, biases: Sequence[MatrixStack], limits: tuple[float, float] | None = None) -> None: ...
 
 def instruction_sets() -> list[tuple[str, bool]]:
     """

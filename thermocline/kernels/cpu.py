@@ -488,8 +488,8 @@ class NativeKernels:
             gate = None if stack.gate is None else self._matrices_of(stack.gate)
             up, down = self._matrices_of(stack.up), self._matrices_of(stack.down)
             biases = [self._matrices_of(part) for part in stack.bias_parts]
-            experts = self._native.Experts(gate, up, down, int(stack.activation), biases)
-            known = self._stacks[id(stack)] = (stack, experts)
+            formula = int(stack.activation), biases, stack.limits
+            known = self._stacks[id(stack)] = stack, self._native.Experts(gate, up, down, *formula)
         return known[1]
 
     def _type_id(self, block: BlockFormat) -> int:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         FloatArray,
         HeadMatrices,
         IntArray,
+        SiluLimits,
         Weight,
         WeightStack,
     )
@@ -198,10 +199,15 @@ class ReferenceKernels:
             gate = self.matmul(stack.gate[expert], x)
             if stack.biases is not None and stack.biases.gate is not None:
                 gate += _bias(stack.biases.gate, expert)
-        return activate(stack.activation, gate, up)
+        return activate(stack.activation, gate, up, stack.limits)
 
 
-def activate(activation: ExpertActivation, gate: FloatArray | None, up: FloatArray) -> FloatArray:
+def activate(
+    activation: ExpertActivation,
+    gate: FloatArray | None,
+    up: FloatArray,
+    limits: SiluLimits | None = None,
+) -> FloatArray:
     """Return what an expert computes between its products. gate: None where the activation has none."""
     if gate is None:
         assert activation is ExpertActivation.SQUARED_RELU, "this activation has a gate"
@@ -217,6 +223,8 @@ def activate(activation: ExpertActivation, gate: FloatArray | None, up: FloatArr
         steepness = 1.702 if activation is ExpertActivation.CLAMPED_SILU else 1.0
         with np.errstate(over="ignore"):
             factor = wide / (1.0 + np.exp(-steepness * wide))
+    if limits is not None:
+        factor, up = np.minimum(factor, limits.gate), np.clip(up, -limits.up, limits.up)
     inner: FloatArray = factor.astype(np.float32) * up
     return inner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class ExpertActivation(IntEnum):
     """What an expert computes of its gate's values g and its up values u. The values are the compiled core's.
 
     CLAMPED_SILU is gpt-oss' with c = min(g, 7) and d = u within -7 and 7. GELU is approximated with tanh.
-    SQUARED_RELU takes u alone: an expert with it has no gate.
+    SQUARED_RELU takes u alone: an expert with it has no gate. LIMITED_SILU has `SiluLimits`.
     """
 
     SILU = 0
@@ -68,6 +68,8 @@ class ExpertActivation(IntEnum):
     """gelu(g) * u."""
     SQUARED_RELU = 3
     """max(u, 0)^2."""
+    LIMITED_SILU = 4
+    """min(silu(g), a) * d, where d = u within -b and b."""
 
     @property
     def has_gate(self) -> bool:
@@ -78,6 +80,13 @@ class ExpertActivation(IntEnum):
     def is_linear_in_up(self) -> bool:
         """Whether a factor on u is a factor on the result."""
         return self in {ExpertActivation.SILU, ExpertActivation.GELU}
+
+
+class SiluLimits(NamedTuple):
+    """The limits of LIMITED_SILU, positive: the most that silu(g) is, and how far from zero u is at most."""
+
+    gate: float
+    up: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +153,7 @@ class ExpertBiases:
 class ExpertStack:
     """The experts of one layer: gate and up [E, intermediate, hidden], down [E, hidden, intermediate].
 
-    gate: None where the activation has no gate. Experts with biases have no scales.
+    gate: None where the activation has no gate. limits: of LIMITED_SILU. Experts with biases have no scales.
     """
 
     gate: WeightStack | None
@@ -152,9 +161,12 @@ class ExpertStack:
     down: WeightStack
     activation: ExpertActivation = ExpertActivation.SILU
     biases: ExpertBiases | None = None
+    limits: SiluLimits | None = None
 
     def __post_init__(self) -> None:
+        is_limited = self.activation is ExpertActivation.LIMITED_SILU
         assert (self.gate is not None) == self.activation.has_gate, "a gate too many or too few"
+        assert (self.limits is not None) == is_limited, "limits too many or too few"
 
     @property
     def hidden_size(self) -> int:

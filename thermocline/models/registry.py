@@ -67,6 +67,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "granitehybrid",
             "exaone-moe",
             "hy_v3",
+            "maple",
             "mellum",
             "mistral3",
             "mistral4",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.dense_contract import Gating
-from thermocline.kernels.weight import ExpertActivation
+from thermocline.kernels.weight import ExpertActivation, SiluLimits
 from thermocline.messages import LayerIndex, Pooling
 
 if TYPE_CHECKING:
@@ -139,6 +139,10 @@ class ModelSpec:
     """All layers without routed experts, where they are not the first ones."""
     expert_activation: ExpertActivation = ExpertActivation.SILU
     """What routed experts compute."""
+    expert_limits: tuple[SiluLimits | None, ...] = ()
+    """By block, extra ones included, the limits of routed experts; none where no block has any."""
+    shared_limits: tuple[SiluLimits | None, ...] = ()
+    """The same of shared experts, and of the feed-forward of layers without routed ones."""
     own_expert_sizes: tuple[int, ...] = ()
     """By layer, the width of routed experts, where they differ; expert_intermediate_size is the largest."""
     own_expert_hidden_size: int = 0

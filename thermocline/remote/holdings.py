@@ -51,7 +51,7 @@ def model_digest(file: ModelFile, tensors: Sequence[TensorInfo]) -> bytes:
 
 
 def held_fingerprint(spec: ModelSpec, held: Sequence[Sequence[int] | IntArray]) -> bytes:
-    """Return 16 bytes that change with any dimension of the experts, and any held id or its order.
+    """Return 16 bytes that change with any dimension and limit of the experts, and any held id or its order.
 
     held: by layer, the model's ids. Two workers with one fingerprint hold the same experts under the same local ids.
     """
@@ -61,6 +61,7 @@ def held_fingerprint(spec: ModelSpec, held: Sequence[Sequence[int] | IntArray]) 
         spec.expert_intermediate_size,
         spec.router.num_experts,
         spec.router.num_experts_used,
+        spec.expert_limits,
     )
     digest = hashlib.blake2b(f"{spec.architecture}:{dims}".encode(), digest_size=16)
     for layer, experts in enumerate(held):

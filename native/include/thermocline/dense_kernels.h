@@ -235,6 +235,14 @@ enum class ExpertActivation : int {
     ClampedSilu = 1,  // c * sigmoid(1.702 c) * (d + 1), where c = min(g, 7) and d = u within -7 and 7
     Gelu = 2,         // gelu(g) * u, gelu by its approximation with tanh
     SquaredRelu = 3,  // max(u, 0)^2; there is no gate
+    LimitedSilu = 4,  // min(silu(g), a) * d, where d = u within -b and b
+};
+
+// Of LimitedSilu, positive: the most that silu(g) is, and how far from zero u is at most.
+struct SiluLimits {
+    float gate = 0.0f, up = 0.0f;
+
+    bool operator==(const SiluLimits& other) const { return gate == other.gate && up == other.up; }
 };
 
 inline bool has_gate(ExpertActivation activation) { return activation != ExpertActivation::SquaredRelu; }
@@ -255,6 +263,7 @@ struct DenseKernels {
     void (*clamped_silu_multiply)(const float* gate, const float* up, int64_t count, float* out);
     void (*gelu_multiply)(const float* gate, const float* up, int64_t count, float* out);
     void (*squared_relu)(const float* gate, const float* up, int64_t count, float* out);
+    void (*limited_silu_multiply)(const float* gate, const float* up, int64_t count, SiluLimits limits, float* out);
     void (*delta_tokens)(const DeltaJob& job, const StateRun& run, int64_t first_token, int64_t last_token);
     void (*delta_columns)(const DeltaJob& job, const StateRun& run, int64_t head, int64_t first, int64_t columns,
                           float* scratch);
@@ -272,12 +281,14 @@ struct DenseKernels {
 
 using ExpertInnerFn = void (*)(const float* gate, const float* up, int64_t count, float* out);
 
+// Of those without limits.
 inline ExpertInnerFn expert_inner_fn(const DenseKernels& kernels, ExpertActivation activation) {
     switch (activation) {
         case ExpertActivation::Silu: break;
         case ExpertActivation::ClampedSilu: return kernels.clamped_silu_multiply;
         case ExpertActivation::Gelu: return kernels.gelu_multiply;
         case ExpertActivation::SquaredRelu: return kernels.squared_relu;
+        case ExpertActivation::LimitedSilu: return nullptr;
     }
     return kernels.silu_multiply;
 }

@@ -100,6 +100,7 @@ struct StackedExperts {
     StackedWeight gate, up, down;
     ExpertActivation activation = ExpertActivation::Silu;
     StackedBias gate_bias, up_bias, down_bias;
+    SiluLimits limits{};
 
     ExpertWeights operator[](int64_t expert) const {
         return {thermocline::has_gate(activation) ? gate[expert] : Weight{},
@@ -108,7 +109,8 @@ struct StackedExperts {
                 activation,
                 gate_bias[expert],
                 up_bias[expert],
-                down_bias[expert]};
+                down_bias[expert],
+                limits};
     }
 };
 

@@ -43,9 +43,11 @@ struct ExpertWeights {
     const float* gate_bias = nullptr;
     const float* up_bias = nullptr;
     const float* down_bias = nullptr;
+    SiluLimits limits{};
 };
 
-// The pairs (token, slot) that chose one expert. All experts of a work have one activation, and biases or none.
+// The pairs (token, slot) that chose one expert. All experts of a work have one activation with its limits, and biases or
+// none.
 struct ExpertGroup {
     ExpertWeights weights;
     int64_t first;  // of the pairs, which are sorted by expert

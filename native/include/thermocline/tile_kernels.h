@@ -93,8 +93,8 @@ struct TileKernels {
     void (*multiply)(const TileStep& step, TilePanels& panels);
     // Half of a right tile, from sums of 16 gate and 16 up rows; without a gate, that is not read. Part p goes to
     // out[p * stride].
-    void (*pack_inner)(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, int parts,
-                       RightTile* out, int64_t stride);
+    void (*pack_inner)(ExpertActivation activation, SiluLimits limits, const SumTile& gate, const SumTile& up, int half,
+                       int parts, RightTile* out, int64_t stride);
     // out[token * stride + row] = scale[token] * sums[row][token], for 16 rows and `tokens` tokens.
     void (*turn)(const SumTile& sums, int tokens, const float* scale, float* out, int64_t stride);
     // It begins and ends by itself.

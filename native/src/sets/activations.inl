@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simd.h"
+#include "thermocline/dense_kernels.h"
 
 namespace thermocline::THERMOCLINE_SET {
 namespace {
@@ -24,6 +25,12 @@ inline Vec gelu_times(Vec gate, Vec up) {
     const Vec y = fma(broadcast(0.044715f), cubed, gate);
     const Vec decay = exp(mul(y, broadcast(-1.59576912f)));
     return mul(div(gate, add(broadcast(1.0f), decay)), up);
+}
+
+// NaN is the second operand, and stays.
+inline Vec limited_silu_times(Vec gate, Vec up, SiluLimits limits) {
+    const Vec x = min(broadcast(limits.gate), silu_times(gate, broadcast(1.0f)));
+    return mul(x, min(broadcast(limits.up), max(broadcast(-limits.up), up)));
 }
 
 inline Vec relu_square(Vec up) {

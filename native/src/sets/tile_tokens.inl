@@ -37,10 +37,11 @@ void pack_tokens(const float* const* x, int tokens, int64_t cols, int parts, Rig
     }
 }
 
-template <Vec (*Activate)(Vec gate, Vec up)>
-inline void pack_activated(const SumTile& gate, const SumTile& up, int half, int parts, RightTile* out, int64_t stride) {
+template <typename Activate>
+inline void pack_activated(const Activate& activate, const SumTile& gate, const SumTile& up, int half, int parts,
+                           RightTile* out, int64_t stride) {
     for (int i = 0; i < kStripRows / 2; ++i) {
-        const auto row = [&](int r) { return Activate(_mm512_load_ps(gate.v[r]), _mm512_load_ps(up.v[r])); };
+        const auto row = [&](int r) { return activate(_mm512_load_ps(gate.v[r]), _mm512_load_ps(up.v[r])); };
         __m512 even = row(2 * i), odd = row(2 * i + 1);
         const int to = half * (kStripRows / 2) + i;
         for (int p = 0; p < parts; ++p)
@@ -48,15 +49,15 @@ inline void pack_activated(const SumTile& gate, const SumTile& up, int half, int
     }
 }
 
-inline Vec relu_square_of(Vec, Vec up) { return relu_square(up); }
-
-void pack_inner(ExpertActivation activation, const SumTile& gate, const SumTile& up, int half, int parts, RightTile* out,
-                int64_t stride) {
+void pack_inner(ExpertActivation activation, SiluLimits limits, const SumTile& gate, const SumTile& up, int half,
+                int parts, RightTile* out, int64_t stride) {
+    const auto pack = [&](const auto& activate) { pack_activated(activate, gate, up, half, parts, out, stride); };
     switch (activation) {
-        case ExpertActivation::Silu: return pack_activated<silu_times>(gate, up, half, parts, out, stride);
-        case ExpertActivation::ClampedSilu: return pack_activated<clamped_silu_times>(gate, up, half, parts, out, stride);
-        case ExpertActivation::Gelu: return pack_activated<gelu_times>(gate, up, half, parts, out, stride);
-        case ExpertActivation::SquaredRelu: return pack_activated<relu_square_of>(gate, up, half, parts, out, stride);
+        case ExpertActivation::Silu: return pack([](Vec g, Vec u) { return silu_times(g, u); });
+        case ExpertActivation::ClampedSilu: return pack([](Vec g, Vec u) { return clamped_silu_times(g, u); });
+        case ExpertActivation::Gelu: return pack([](Vec g, Vec u) { return gelu_times(g, u); });
+        case ExpertActivation::SquaredRelu: return pack([](Vec, Vec u) { return relu_square(u); });
+        case ExpertActivation::LimitedSilu: return pack([&](Vec g, Vec u) { return limited_silu_times(g, u, limits); });
     }
 }
 

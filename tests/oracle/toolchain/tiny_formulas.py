@@ -15,11 +15,16 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
+from tests.oracle.hf_formulas import maple_model
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.oracle.toolchain.tiny_hf import TinyModel
+
+MAPLE_LIMIT = 7.0
+"""The converter writes it, whatever the configuration says."""
 
 
 def _oss(common: dict[str, Any], tiny: TinyModel) -> Any:
@@ -60,6 +65,38 @@ def _cohere(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Cohere2MoeConfig(**(shared | own | tiny.options))
 
 
+def _maple(common: dict[str, Any], tiny: TinyModel) -> Any:
+    """Windows in all layers but every second."""
+    kinds = ["full_attention" if n % 2 else "sliding_attention" for n in range(tiny.layers)]
+    ropes = {kind: dict(common["rope_parameters"]) for kind in set(kinds)}
+    own = {"layer_types": kinds, "rope_parameters": ropes, "sliding_window": 16, "head_dim": 32}
+    config = transformers.MellumConfig(**(common | own | tiny.options))
+    config.expert_limits = [MAPLE_LIMIT] * tiny.layers
+    return config
+
+
+def _as_maple(folder: Path, config: Any) -> None:
+    """Write the configuration as the published one is."""
+    path = folder / "config.json"
+    named = {
+        "architectures": ["MapleForCausalLM"],
+        "num_experts": config.num_experts,
+        "nope_on_global_attention": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+
+
+def speak_up(model: torch.nn.Module) -> None:
+    """Make experts so loud that limits of the published models are reached."""
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if name.endswith("experts.gate_up_proj"):
+                values.mul_(8.0)
+            elif name.endswith("experts.down_proj"):
+                values.mul_(0.05)
+
+
 def pack_experts(folder: Path, model: torch.nn.Module) -> None:
     """Replace the experts' matrices in `folder` by the hub's MXFP4 blocks, and in `model` by what these decode to.
 
@@ -83,8 +120,23 @@ def pack_experts(folder: Path, model: torch.nn.Module) -> None:
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
 
 
-CLASSES = {"cohere2moe": "Cohere2MoeForCausalLM", "gpt-oss": "GptOssForCausalLM"}
+CLASSES: dict[str, Any] = {
+    "cohere2moe": "Cohere2MoeForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
+    "maple": maple_model,
+}
+LIMITED = ("maple",)
+"""Those whose experts have limits."""
 CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "cohere2moe": _cohere,
     "gpt-oss": _oss,
+    "maple": _maple,
 }
+PUBLISHED: dict[str, Callable[[Path, Any], None]] = {"maple": _as_maple}
+"""What makes a saved checkpoint one as the hub has it."""
+OTHERS: tuple[tuple[str, str, dict[str, Any]], ...] = (("long", "maple", {"layers": 5, "seed": 3}),)
+"""More cases: their names, architectures, and how a model is otherwise."""
+MIXED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("wide", "maple", {"layers": 4, "options": {"moe_intermediate_size": 256}}),
+)
+"""The same of models that are quantised."""

@@ -59,7 +59,8 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
     torch.manual_seed(tiny.seed)
     torch.set_num_threads(1)  # products this small only lose by sharing
     config = _CONFIGS[tiny.arch](_common(tiny), tiny)
-    model = getattr(transformers, _CLASSES[tiny.arch])(config)
+    make = _CLASSES[tiny.arch]
+    model = getattr(transformers, make)(config) if isinstance(make, str) else make(config)
     with torch.no_grad():
         for name, values in model.named_parameters():
             _draw(name, values)
@@ -70,12 +71,15 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
                 values.normal_(0.8, 0.1)
     if tiny.arch in tiny_routers.UNGATED:
         tiny_routers.half_gates(model)
+    if tiny.arch in tiny_formulas.LIMITED:
+        tiny_formulas.speak_up(model)
     model.save_pretrained(folder)
     if tiny.extra_block:
         _BLOCKS.get(tiny.arch, _add_block)(folder, config)
     if tiny.packed:
         tiny_formulas.pack_experts(folder, model)
-    published = tiny_routers.PUBLISHED | tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED
+    published = tiny_routers.PUBLISHED | tiny_formulas.PUBLISHED
+    published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED
     if tiny.arch in published:
         published[tiny.arch](folder, config)
     _tokenizer(tiny.arch).save_pretrained(folder)

@@ -324,6 +324,7 @@ OTHER_CASES = (
     _case("own_yarn", "deepseek_v3", options={"rope_parameters": _LATENT_YARN}, seed=11),
     _case("in_turns", "deepseek_v3", layers=4, options={"mlp_layer_types": _IN_TURNS}, seed=12),
     _case("in_turns", "laguna", layers=4, options={"mlp_layer_types": _IN_TURNS}, seed=12),
+    *(_case(name, arch, **options) for name, arch, options in tiny_formulas.OTHERS),
 )
 """What the converter writes otherwise for some."""
 
@@ -331,7 +332,7 @@ BF16_CASES = tuple(
     _case("bf16", arch, "--outtype", "bf16", seed=11)
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
-        *("kimi_linear", "bailingmoe3"),
+        *("kimi_linear", "bailingmoe3", *tiny_formulas.LIMITED),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
@@ -345,6 +346,7 @@ MIXED_CASES = (
         if arch
         != "llama4"  # of which llama.cpp computes nothing without a layer that sees all tokens
     ),
+    *(_case(*names, hidden=256, seed=7, **options) for *names, options in tiny_formulas.MIXED),
     _case("rows_of_96", "gpt-oss", hidden=96, seed=7, options={"intermediate_size": 160}),
     *(
         _case("wide", arch, hidden=256, seed=7, options={"moe_intermediate_size": 256})

@@ -25,7 +25,7 @@ from tests.support.kernel_cases import (
     with_formula,
 )
 from thermocline.kernels.native import load_native
-from thermocline.kernels.weight import ExpertActivation
+from thermocline.kernels.weight import ExpertActivation, SiluLimits
 
 pytestmark = pytest.mark.usefixtures("guarded")
 
@@ -122,7 +122,7 @@ def test_far_values_are_finite_and_nan_stays(implementation, activation):
 
 
 def test_the_core_refuses_parts_that_do_not_fit():
-    """A bias too few, of another length or type, beside scales, a gate too many, or no such formula: ValueError."""
+    """A bias too few, of another length or type, beside scales, a gate or limits too many, no such formula: ValueError."""
     native = load_native()
     rng = np.random.default_rng(24)
     work = expert_work(rng, experts(("F32",) * 3, 48, 40), [1, 1, 1], tokens=2)
@@ -142,7 +142,25 @@ def test_the_core_refuses_parts_that_do_not_fit():
         (gate, scaled, down, 1, biases),
         (gate, up, down, 3, []),
         (None, up, down, 0, []),
+        (gate, up, down, 5, []),
         (gate, up, down, 4, []),
+        (gate, up, down, 0, [], (1.0, 1.0)),
+        (gate, up, down, 4, [], (1.0, 0.0)),
+        (gate, up, down, 4, [], (np.nan, 1.0)),
     ):
-        with pytest.raises(ValueError, match=r"bias|activation|scales|gate"):
+        with pytest.raises(ValueError, match=r"bias|activation|scales|gate|limits"):
             native.Experts(*parts)
+
+
+@pytest.mark.parametrize("implementation", KERNELS, ids=str)
+def test_limits_that_nothing_reaches_change_nothing(implementation):
+    """Behind them is SwiGLU, to the bit; limits that are reached bound what down multiplies."""
+    rng, kernels = np.random.default_rng(25), implementation.make()
+    work = expert_work(rng, experts(("F32",) * 3, 48, 40), [1, 0, 19], tokens=7)
+    for prompt in (False, True):
+        free = kernels.expert_outputs(work, prompt=prompt)
+        for limits, is_equal in ((SiluLimits(1e9, 1e9), True), (SiluLimits(0.1, 0.1), False)):
+            formula = {"activation": ExpertActivation.LIMITED_SILU, "limits": limits}
+            limited = replace(work, stack=replace(work.stack, **formula))
+            found = kernels.expert_outputs(limited, prompt=prompt)
+            assert same_bits(found, free) is is_equal

@@ -87,11 +87,9 @@ class GpuDevice:
         streams.check(self.arena)
         self._layouts = {layer: catalog.layout(layer) for layer in layers}
         self._parts = {layer: slot_parts(catalog.stack(layer)) for layer in layers}
-        views = {
-            layout: self._view(catalog.stack(layer), self._parts[layer])
-            for layer, layout in self._layouts.items()
+        self._slots = {
+            layer: self._view(catalog.stack(layer), self._parts[layer]) for layer in self._layouts
         }
-        self._slots = {layer: views[layout] for layer, layout in self._layouts.items()}
         factors = {layer: catalog.stack(layer).pair_factors() for layer in layers}
         self._resident: ResidentExperts | None = None
         self._factors = {layer: each for layer, each in factors.items() if each is not None}

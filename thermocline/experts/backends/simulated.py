@@ -50,7 +50,6 @@ _MIN_SLEEP_S: Final = 50e-6
 class _Pool:
     """Slots of one layout; memory is used as slots are filled."""
 
-    stack: ExpertStack
     slot_bytes: int
     free: list[int]
 
@@ -184,6 +183,7 @@ class SimulatedDevice:
         self._lock = threading.Lock()
         self._used_bytes = 0
         self._pool_of: dict[LayerIndex, _Pool] = {}
+        self._stacks: dict[LayerIndex, ExpertStack] = {}
         self._make_pools()
 
     def __repr__(self) -> str:
@@ -213,8 +213,8 @@ class SimulatedDevice:
             heapq.heappush(pool.free, slot)
 
     def stack(self, layer: LayerIndex) -> ExpertStack:
-        """Return the slots of a layer's layout as a stack of experts."""
-        return self._pool_of[layer].stack
+        """Return the slots of a layer's layout as a stack of experts with its formula."""
+        return self._stacks[layer]
 
     def begin_copy(self, key: ExpertKey, slot: int, *, urgent: bool = False) -> Future[None]:
         targets = _bytes_of(self.stack(key.layer), slot)
@@ -331,8 +331,11 @@ class SimulatedDevice:
             # Twice the experts: the same one may be promoted and uploaded at once.
             most = 2 * len(of_layout) * len(stack)
             num_slots = max(1, min(most, self._memory_bytes // nbytes))
-            pool = _Pool(_empty(stack, num_slots), nbytes, list(range(num_slots)))
-            self._pool_of.update(dict.fromkeys(of_layout, pool))
+            parts = _empty(stack, num_slots)
+            pool = _Pool(nbytes, list(range(num_slots)))
+            for layer in of_layout:
+                self._pool_of[layer] = pool
+                self._stacks[layer] = self._catalog.stack(layer).made_of(parts)
 
 
 def _bytes_of(stack: ExpertStack, index: int) -> list[ByteArray]:
@@ -342,8 +345,8 @@ def _bytes_of(stack: ExpertStack, index: int) -> list[ByteArray]:
     return parts + [scale.view(np.uint8) for scale in scales]
 
 
-def _empty(like: ExpertStack, num_slots: int) -> ExpertStack:
-    parts = [
+def _empty(like: ExpertStack, num_slots: int) -> list[WeightStack]:
+    return [
         WeightStack(
             part.name,
             part.format,
@@ -353,4 +356,3 @@ def _empty(like: ExpertStack, num_slots: int) -> ExpertStack:
         )
         for part in like.parts
     ]
-    return like.made_of(parts)

@@ -7,6 +7,7 @@ alone decides between the two arithmetics (docs/numerics.md). Knows no store and
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from thermocline.kernels.gpu.expert_rows import down_rows_kernel, gate_up_rows_k
 from thermocline.kernels.gpu.expert_tiles import down_tiles_kernel, gate_up_tiles_kernel
 from thermocline.kernels.gpu.formats import WIDE_FORMATS
 from thermocline.kernels.gpu.tile_schedule import tile_schedule
+from thermocline.kernels.weight import SiluLimits
 
 if TYPE_CHECKING:
     from typing import Any
@@ -69,6 +71,7 @@ class TileForm:
 # 8 rows times 128 bytes are one load of 16 bytes per thread of two warps. Four pairs at a time would no
 # longer fit a thread's registers.
 DECODE = TileForm(gate_up_rows_kernel, down_rows_kernel, 8, (1, 2), num_warps=2, num_stages=1)
+_NO_LIMITS = SiluLimits(math.inf, math.inf)
 PROMPT = TileForm(
     gate_up_tiles_kernel, down_tiles_kernel, 64, (16, 32, 64), num_warps=8, num_stages=1
 )
@@ -117,6 +120,7 @@ def _gate_up(work: SlotWork, form: TileForm, tiles: Tensor, tile_pairs: int) -> 
     up_bias = work.scale if biases is None else biases.up
     gate_bias = up_bias if biases is None or biases.gate is None else biases.gate
     assert up_bias.stride(0) == gate_bias.stride(0), "biases lie in slots of one size"
+    limits = experts.limits or _NO_LIMITS
     kind = operand_type(form, experts.down)
     inner = torch.empty((len(work.rows), up.rows), dtype=kind, device=work.x.device)
     form.gate_up[form.grid(len(tiles), up.rows)](
@@ -124,6 +128,7 @@ def _gate_up(work: SlotWork, form: TileForm, tiles: Tensor, tile_pairs: int) -> 
         *(gate.codebook, up.codebook, tiles, work.rows),
         *(work.scale if work.gate_scale is None else work.gate_scale,),
         *(gate_bias, up_bias, gate.raw.stride(0), up.raw.stride(0), up_bias.stride(0)),
+        *(limits.gate, limits.up),
         gate_row_bytes=gate.raw.shape[2],
         up_row_bytes=up.raw.shape[2],
         num_rows=up.rows,
@@ -180,4 +185,4 @@ def _naive_inner(work: SlotWork, slot: int, pairs: slice) -> Tensor:
             gate = gate * work.gate_scale[pairs, None]
         if biases is not None and biases.gate is not None:
             gate = gate + biases.gate[slot]
-    return activate(experts.activation, gate, up)
+    return activate(experts.activation, gate, up, experts.limits)

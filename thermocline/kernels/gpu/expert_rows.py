@@ -53,6 +53,8 @@ def gate_up_rows_kernel(
     gate_stride: tl.tensor,
     up_stride: tl.tensor,
     bias_stride: tl.tensor,
+    gate_limit: tl.tensor,
+    up_limit: tl.tensor,
     gate_row_bytes: tl.constexpr,
     up_row_bytes: tl.constexpr,
     num_rows: tl.constexpr,
@@ -69,7 +71,7 @@ def gate_up_rows_kernel(
     """inner[pair] = activation of gate x[row] and up x[row], for a tile's pairs and `block_rows` of its rows.
 
     is_scaled: gate x[row] is multiplied by gate_scale[pair] first. has_gate, has_bias: where not, those pointers are
-    not read. bias_stride: numbers from one slot's biases to the next.
+    not read. bias_stride: numbers from one slot's biases to the next. gate_limit, up_limit: see `activated`.
     """
     tile = tiles_ptr + tl.program_id(0) * 3
     slot, first, count = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
@@ -103,7 +105,7 @@ def gate_up_rows_kernel(
             if has_gate:
                 value += tl.load(gate_bias_ptr + slot * bias_stride + row, mask=live, other=0.0)
             other += tl.load(up_bias_ptr + slot * bias_stride + row, mask=live, other=0.0)
-        value = activated(value, other, activation)
+        value = activated(value, other, gate_limit, up_limit, activation)
         at = inner_ptr + (first + pair).to(tl.int64) * num_rows + row
         tl.store(at, value, mask=row < tl.where(pair < count, num_rows, 0))
 

@@ -55,6 +55,8 @@ def gate_up_tiles_kernel(
     gate_stride: tl.tensor,
     up_stride: tl.tensor,
     bias_stride: tl.tensor,
+    gate_limit: tl.tensor,
+    up_limit: tl.tensor,
     gate_row_bytes: tl.constexpr,
     up_row_bytes: tl.constexpr,
     num_rows: tl.constexpr,
@@ -71,7 +73,7 @@ def gate_up_tiles_kernel(
     """inner[pair] = activation of gate x[row] and up x[row], for a tile's pairs and `block_rows` of its rows.
 
     is_scaled: gate x[row] is multiplied by gate_scale[pair] first. has_gate, has_bias: where not, those pointers are
-    not read. bias_stride: numbers from one slot's biases to the next.
+    not read. bias_stride: numbers from one slot's biases to the next. gate_limit, up_limit: see `activated`.
     """
     tile = tiles_ptr + tl.program_id(0) * 3
     slot, first, count = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
@@ -98,7 +100,8 @@ def gate_up_tiles_kernel(
             gate += gate_bias[:, None]
         up += tl.load(up_bias_ptr + slot * bias_stride + row, mask=live, other=0.0)[:, None]
     at = inner_ptr + (first + pair).to(tl.int64)[None, :] * num_rows + row[:, None]
-    tl.store(at, activated(gate, up, activation), mask=live[:, None] & wanted[None, :])
+    value = activated(gate, up, gate_limit, up_limit, activation)
+    tl.store(at, value, mask=live[:, None] & wanted[None, :])
 
 
 @triton.jit

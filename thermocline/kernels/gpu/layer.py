@@ -248,6 +248,7 @@ class _Shared:
 
     def __init__(self, load: MatrixLoader, given: SharedExpert) -> None:
         expert, self._activation = given.stack[0], given.stack.activation
+        self._limits = given.stack.limits
         self._gate = None if expert.gate is None else load.matrix(expert.gate)
         self._up, self._down = load.matrix(expert.up), load.matrix(expert.down)
         self._biases = _shared_biases(load, given)
@@ -260,7 +261,7 @@ class _Shared:
             *gate_bias, up_bias, _ = self._biases
             gate_values = None if gate_values is None else gate_values + gate_bias[0]
             up = up + up_bias
-        inner = activate(self._activation, gate_values, up)
+        inner = activate(self._activation, gate_values, up, self._limits)
         out = self._down.multiply(inner, prompt=prompt)
         if self._biases is not None:
             out = out + self._biases[-1]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from thermocline.kernels.weight import ExpertStack
+    from thermocline.kernels.weight import ExpertStack, SiluLimits
     from thermocline.modelfile.formats import BlockFormat
 
 
@@ -69,7 +69,7 @@ class SlotBiases:
 class ExpertSlots:
     """Experts of one layout: gate and up [slots, intermediate, hidden], down [slots, hidden, intermediate].
 
-    gate: None where the activation has no gate.
+    gate: None where the activation has no gate. limits: of the activation, where it has them.
     """
 
     gate: SlotMatrix | None
@@ -77,6 +77,7 @@ class ExpertSlots:
     down: SlotMatrix
     activation: ExpertActivation = ExpertActivation.SILU
     biases: SlotBiases | None = None
+    limits: SiluLimits | None = None
 
     @classmethod
     def of(cls, stack: ExpertStack, parts: Sequence[SlotMatrix]) -> Self:
@@ -87,7 +88,7 @@ class ExpertSlots:
         biases = None
         if added:
             biases = SlotBiases(None if gate is None else added[0], added[-2], added[-1])
-        return cls(gate, matrices[-2], matrices[-1], stack.activation, biases)
+        return cls(gate, matrices[-2], matrices[-1], stack.activation, biases, stack.limits)
 
 
 @dataclass(frozen=True, slots=True)
