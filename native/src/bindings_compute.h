@@ -106,7 +106,7 @@ struct Experts {
     Experts(std::optional<MatrixStack> g, MatrixStack u, MatrixStack d, int activation, std::vector<MatrixStack> b,
             std::optional<std::pair<float, float>> limits)
         : gate(std::move(g)), up(std::move(u)), down(std::move(d)), biases(std::move(b)) {
-        require(activation >= 0 && activation <= 4, "no such activation of experts");
+        require(activation >= 0 && activation <= 5, "no such activation of experts");
         stacked.activation = static_cast<ExpertActivation>(activation);
         require(limits.has_value() == (stacked.activation == ExpertActivation::LimitedSilu),
                 "this activation has limits, or has none");

@@ -181,11 +181,11 @@ void bind_layer(nb::module_& m, nb::class_<Core>& core) {
     nb::class_<LayerWeights>(m, "LayerWeights", "The weights of a layer, for run_layer.")
         .def(nb::init<std::optional<AttentionWeights>, std::optional<DeltaWeights>, std::optional<RecurrentWeights>,
                       std::optional<LatentWeights>, Gains, float, std::optional<RoutedExperts>,
-                      std::optional<SharedExpert>, std::optional<PostNormWeights>, std::optional<EmbeddingWeights>, bool>(),
+                      std::optional<SharedExpert>, std::optional<PostNormWeights>, std::optional<EmbeddingWeights>, int>(),
              nb::kw_only(), nb::arg("attention").none(), nb::arg("delta").none(), nb::arg("recurrent").none(),
              nb::arg("latent").none(), optional("norm"), nb::arg("epsilon"),
              nb::arg("routed").none(), nb::arg("shared").none(), nb::arg("end").none(),
-             nb::arg("embedding").none(), nb::arg("parallel"));
+             nb::arg("embedding").none(), nb::arg("handed_on"));
     nb::class_<RoutedCall>(m, "RoutedCall",
                            "What run_layer calls, without arguments, between routing and the experts, when ids and weights are\n"
                            "there, and the residual stream in `stream` [tokens, hidden].")

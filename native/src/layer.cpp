@@ -156,6 +156,14 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
     if (is_normed) add_normed(dense, {x, normed, nullptr, count, hidden, part.post, out});
 }
 
+void attend(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
+            const LayerCacheView& cache, const float* x, float* out, float* handed) {
+    if (layer.handed_on == HandedOn::Input)
+        std::memcpy(handed, x, static_cast<size_t>(tokens.count * layer.hidden) * sizeof(float));
+    attend(compute, dense, form, layer.attention, tokens, cache, x, out,
+           layer.handed_on == HandedOn::Normed ? handed : nullptr);
+}
+
 void apply_delta(const Compute& compute, const Dense& dense, Form form, const DeltaPart& part,
                  const StateTokens& tokens, const float* x, float* out) {
     const int64_t count = tokens.count, hidden = part.output.rows, width = part.output.cols;
@@ -251,7 +259,13 @@ void choose_experts(const Compute& compute, const Dense& dense, Form form, const
     const int64_t wide = tokens * layer.hidden;
     const bool is_normed = layer.end.gain != nullptr;
     float* const shared = is_normed ? kept + wide : residual;
-    if (!layer.is_parallel) rms_norm(dense, residual, layer.norm, layer.epsilon, tokens, layer.hidden, normed);
+    const auto score = [&] {
+        const Product routing{layer.router.matrix, logits, layer.router.matrix.rows};
+        multiply_all(compute, Form::Decode, normed, tokens, &routing, 1);
+    };
+    if (layer.handed_on == HandedOn::Input) score();
+    if (layer.handed_on != HandedOn::Normed)
+        rms_norm(dense, residual, layer.norm, layer.epsilon, tokens, layer.hidden, normed);
     if (is_normed) std::fill_n(shared, wide, 0.0f);
     if (layer.shared.exists) add_shared(compute, dense, form, layer.shared, tokens, layer.hidden, normed, shared);
     if (!layer.is_routed) {
@@ -265,8 +279,7 @@ void choose_experts(const Compute& compute, const Dense& dense, Form form, const
     }
     const float* const stream = is_normed ? kept : residual;
     if (router.norm != nullptr) rms_norm(dense, stream, router.norm, layer.epsilon, tokens, layer.hidden, normed);
-    const Product routing{router.matrix, logits, router.matrix.rows};
-    multiply_all(compute, Form::Decode, normed, tokens, &routing, 1);
+    if (layer.handed_on != HandedOn::Input) score();
     route(dense, {logits, tokens, router.matrix.rows, router.rule, ids, weights});
     if (router.experts_norm != nullptr)
         rms_norm(dense, stream, router.experts_norm, layer.epsilon, tokens, layer.hidden, normed);
@@ -297,8 +310,7 @@ void add_embedding(const Compute& compute, const Dense& dense, Form form, const 
     add_normed(dense, {x, added, nullptr, count, hidden, part.norm, x});
 }
 
-// A layer whose mix(out, normed) writes the residual stream after attention or what takes its place, and the normed input
-// of a parallel layer.
+// A layer whose mix(out, handed) writes the residual stream after attention or what takes its place, and what it hands on.
 template <typename Mix>
 void run(const Compute& compute, const Dense& dense, Form form, const Layer& layer, int64_t count, Mix mix, float* out,
          int32_t* ids, float* weights, const OnRouted& on_routed) {
@@ -350,7 +362,7 @@ void run_layer(const Compute& compute, const Dense& dense, Form form, const Laye
         if (layer.is_latent)
             attend(compute, dense, form, layer.latent, tokens, cache, x, residual);
         else
-            attend(compute, dense, form, layer.attention, tokens, cache, x, residual, layer.is_parallel ? normed : nullptr);
+            attend(compute, dense, form, layer, tokens, cache, x, residual, normed);
     };
     run(compute, dense, form, layer, tokens.count, mix, out, ids, weights, on_routed);
     if (layer.embedding.exists) add_embedding(compute, dense, form, layer.embedding, tokens.count, tokens.embedded, out);

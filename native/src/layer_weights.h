@@ -290,7 +290,7 @@ class LayerWeights {
     LayerWeights(std::optional<AttentionWeights> attention, std::optional<DeltaWeights> delta,
                  std::optional<RecurrentWeights> recurrent, std::optional<LatentWeights> latent, Gains norm,
                  float epsilon, std::optional<RoutedExperts> routed, std::optional<SharedExpert> shared,
-                 std::optional<PostNormWeights> end, std::optional<EmbeddingWeights> embedding, bool parallel)
+                 std::optional<PostNormWeights> end, std::optional<EmbeddingWeights> embedding, int handed_on)
         : attention_(std::move(attention)),
           delta_(std::move(delta)),
           recurrent_(std::move(recurrent)),
@@ -315,7 +315,8 @@ class LayerWeights {
                                      : 0;
         layer_.norm = data(norm_);
         layer_.epsilon = epsilon;
-        layer_.is_parallel = parallel;
+        require(handed_on >= 0 && handed_on <= 2, "attention hands on no such thing");
+        layer_.handed_on = static_cast<HandedOn>(handed_on);
         layer_.is_routed = routed_.has_value();
         require(hidden() > 0, "a layer has a mixer, a feed-forward, or both");
         require_length(norm_, hidden(), "a norm must be [hidden]");
@@ -338,11 +339,12 @@ class LayerWeights {
             require(routed_ || !end_->has_parts(), "the gains of two parts are of a layer with routed experts");
             require(routed_ || shared_, "the last norm is of experts");
         }
-        if (parallel) {
-            require(attention_ && norm_, "a parallel layer has attention and a feed-forward");
+        if (layer_.handed_on != HandedOn::Nothing) {
+            require(attention_ && norm_, "what attention hands on is for a feed-forward");
             require(layer_.attention.post.gain == nullptr && !end_ && !embedding_ &&
                         (!routed_ || (layer_.router.norm == nullptr && !layer_.around.exist)),
-                    "a parallel layer has one norm, and experts of its own width");
+                    "behind attention that hands on more there is one norm, and experts of the layer's width");
+            require(routed_ || layer_.handed_on != HandedOn::Input, "a layer's input is handed on to its router");
         }
         if (embedding_) {
             layer_.embedding = embedding_->part();

@@ -117,8 +117,7 @@ void StepGraph::attend(int64_t index) {
     if (layer.is_latent)
         thermocline::attend(compute_, dense_, Form::Decode, layer.latent, tokens, given.cache, x_, residual_);
     else
-        thermocline::attend(compute_, dense_, Form::Decode, layer.attention, tokens, given.cache, x_, residual_,
-                            layer.is_parallel ? normed_ : nullptr);
+        thermocline::attend(compute_, dense_, Form::Decode, layer, tokens, given.cache, x_, residual_, normed_);
 }
 
 void StepGraph::publish(int64_t layer) {

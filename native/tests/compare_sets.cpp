@@ -276,7 +276,7 @@ int main() {
         double experts = 0.0;
         for (const ExpertActivation activation : {ExpertActivation::Silu, ExpertActivation::ClampedSilu,
                                                   ExpertActivation::Gelu, ExpertActivation::SquaredRelu,
-                                                  ExpertActivation::LimitedSilu})
+                                                  ExpertActivation::LimitedSilu, ExpertActivation::Relu})
             for (const bool has_biases : {false, true})
                 experts = std::max(experts, compare_experts(ours, theirs, activation, has_biases));
         check_callers(ours);

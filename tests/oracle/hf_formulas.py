@@ -1,15 +1,17 @@
 """transformers' own models of architectures that differ by the formula of their layers, as `hf_archs` takes them.
 
-Knows each architecture's settings and names. transformers has no class for maple.
+Knows each architecture's settings and names. transformers has no class for maple and smallthinker.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import transformers
+from transformers.models.mellum import modeling_mellum as mellum
 
 from tests.oracle.hf_routers import scaled_rope, usual_state
 
@@ -141,18 +143,75 @@ def _maple_config(keys: Keys, common: dict[str, Any]) -> Any:
     return config
 
 
+class EarlyRouted(torch.nn.Module):
+    """Mellum's experts, whose choice the layer's input decides, in place of a layer's feed-forward."""
+
+    def __init__(self, config: Any, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.experts = mellum.MellumExperts(config)
+        self.gate = torch.nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self._score = torch.sigmoid if config.gates_by_sigmoid else partial(torch.softmax, dim=-1)
+        self._num_chosen = config.num_experts_per_tok
+        self._given = torch.empty(0)
+        layer.register_forward_pre_hook(self._keep, with_kwargs=True)
+
+    def _keep(self, layer: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._given = args[0] if args else kwargs["hidden_states"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the chosen experts of each row give, weighed."""
+        scores = self._score(self.gate(self._given).flatten(0, 1))
+        weights, chosen = scores.topk(self._num_chosen)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return self.experts(x.flatten(0, 1), chosen, weights).view_as(x)
+
+
+def thinker_model(config: Any) -> Any:
+    """Return SmolLM3's model with experts of SmallThinker's kind."""
+    model = transformers.SmolLM3ForCausalLM(config)
+    for layer in model.model.layers:
+        layer.mlp = EarlyRouted(config, layer)
+    return model
+
+
+def thinker_config(settings: dict[str, Any], *, window: int, gates_by_sigmoid: bool) -> Any:
+    """Return the configuration for `thinker_model`. window: 0 for none."""
+    near = [bool(window and layer % 4) for layer in range(settings["num_hidden_layers"])]
+    own = {
+        "no_rope_layers": [int(is_near or not window) for is_near in near],
+        "layer_types": ["sliding_attention" if is_near else "full_attention" for is_near in near],
+        "use_sliding_window": bool(window),
+        "sliding_window": window or None,
+        "intermediate_size": 1,
+        "hidden_act": "relu",
+        "bos_token_id": None,
+    }
+    config = transformers.SmolLM3Config(**(settings | own))
+    config.gates_by_sigmoid = gates_by_sigmoid
+    return config
+
+
+def _thinker_config(keys: Keys, common: dict[str, Any]) -> Any:
+    window = keys("attention.sliding_window", 0)
+    settings = common | scaled_rope(keys)
+    return thinker_config(settings, window=window, gates_by_sigmoid=keys("expert_gating_func") == 2)
+
+
 CLASSES: dict[str, Any] = {
     "cohere2moe": "Cohere2MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "maple": maple_model,
+    "smallthinker": thinker_model,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "cohere2moe": _cohere_config,
     "gpt-oss": _oss_config,
     "maple": _maple_config,
+    "smallthinker": _thinker_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
     "cohere2moe": usual_state,
     "gpt-oss": _oss_state,
     "maple": usual_state,
+    "smallthinker": usual_state,
 }

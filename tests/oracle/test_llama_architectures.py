@@ -71,8 +71,10 @@ async def test_fused_biased_and_stretched_files_agree(tmp_path, toy, keys):
 
 
 def _all_chosen(toy: ToyArch) -> dict[str, int]:
-    """Llama 4 chooses one, and llama.cpp knows one size of its chunks."""
-    return {"experts": 1, "window": 0} if toy.arch == "llama4" else {"experts": 4, "used": 4}
+    """Llama 4 chooses one, and llama.cpp knows one size of its chunks, and of SmallThinker's windows."""
+    if toy.arch == "llama4":
+        return {"experts": 1, "window": 0}
+    return {"experts": 4, "used": 4} | ({"window": 4096} if toy.arch == "smallthinker" else {})
 
 
 # Where every expert is chosen, a rounded activation can not change the choice, which is a jump.

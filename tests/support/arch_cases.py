@@ -189,6 +189,10 @@ FORMULA_CASES = (
     _case("default", "maple", layers=5, window=16, seed=87),
     _case("odd", "maple", **_ODD_HEADS, layers=4, window=7, extra=_YARN | _OWN_BASE, seed=85),
     _case("one_expert", "maple", layers=4, window=2, experts=1, used=1, kv_heads=1, seed=86),
+    _case("default", "smallthinker", layers=5, window=4096, seed=91),
+    _case("near", "smallthinker", layers=6, window=16, kv_heads=1, seed=92),
+    _case("odd", "smallthinker", **_ODD, extra={"expert_gating_func": 1}, tied=True, seed=93),
+    _case("one_expert", "smallthinker", layers=2, experts=1, used=1, seed=94),
 )
 """Architectures that differ by the formula of their experts."""
 
@@ -342,6 +346,7 @@ MORE_SCHEDULED_CASES = (
         )
     ),
     _case("mixed", "maple", **_WIDE, layers=4, formats=_MIX, seed=68),
+    _case("mixed", "smallthinker", **_WIDE, layers=2, formats=_MIX, seed=69),
     CHUNKED_CASE,
 )
 """More of them, for the quicker checks and for long runs."""
@@ -393,7 +398,7 @@ LLAMA_CASES = tuple(
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
         *("mellum_own_base", "granite_swa_dense_odd"),
-        *("llama4_default", "llama4_odd"),
+        *("llama4_default", "llama4_odd", "smallthinker_near"),
         *("granitehybrid_lone_layer", "lfm2_all_attend", "kimi-linear_two_matrices"),
     )
 )

@@ -290,6 +290,8 @@ def exact_inner(
             return 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
         case ExpertActivation.SQUARED_RELU:
             return np.where(u > 0, u, 0) ** 2
+        case ExpertActivation.RELU:
+            return np.where(g > 0, g, 0) * u
         case ExpertActivation.LIMITED_SILU:
             silu = g / (1 + np.exp(-g))
             silu[silu > limits.gate] = limits.gate

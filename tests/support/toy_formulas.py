@@ -94,13 +94,25 @@ def _maple_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return weights | feed_forward(toy, draw, layer)
 
 
+def _thinker_keys(toy: ToyArch) -> dict[str, Any]:
+    keys = {"expert_gating_func": 2, "rope.dimension_count": toy.head_dim}
+    return keys | ({"attention.sliding_window": toy.window} if toy.window else {})
+
+
+def _thinker_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    weights = attention(toy, draw) | {"ffn_norm.weight": draw.gain(toy.hidden)}
+    return weights | feed_forward(toy, draw, layer)
+
+
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "cohere2moe": _cohere_keys,
     "gpt-oss": _oss_keys,
     "maple": _maple_keys,
+    "smallthinker": _thinker_keys,
 }
 LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "cohere2moe": _cohere_layer,
     "gpt-oss": _oss_layer,
     "maple": _maple_layer,
+    "smallthinker": _thinker_layer,
 }

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 26
+interface: int = 27
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -254,7 +254,7 @@ class EmbeddingWeights:
 class LayerWeights:
     """The weights of a layer, for run_layer."""
 
-    def __init__(self, *, attention: AttentionWeights | None, delta: DeltaWeights | None, recurrent: RecurrentWeights | None, latent: LatentWeights | None, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, routed: RoutedExperts | None, shared: SharedExpert | None, end: PostNorm | None, embedding: EmbeddingWeights | None, parallel: bool) -> None: ...
+    def __init__(self, *, attention: AttentionWeights | None, delta: DeltaWeights | None, recurrent: RecurrentWeights | None, latent: LatentWeights | None, norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, epsilon: float, routed: RoutedExperts | None, shared: SharedExpert | None, end: PostNorm | None, embedding: EmbeddingWeights | None, handed_on: int) -> None: ...
 
 class RoutedCall:
     """

@@ -334,7 +334,7 @@ class NativeKernels:
                 shared=self._shared(parts.shared),
                 end=self.dense.native_post_norm(parts.end),
                 embedding=self._embedding(parts.embedding),
-                parallel=parts.parallel,
+                handed_on=int(parts.handed_on),
             )
             known = self._layers[id(parts)] = (parts, layer)
         return known[1]

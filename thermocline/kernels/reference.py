@@ -216,7 +216,9 @@ def activate(
     wide = gate.astype(np.float64)
     if activation is ExpertActivation.CLAMPED_SILU:
         wide, up = np.minimum(wide, 7.0), np.clip(up, -7.0, 7.0) + np.float32(1)
-    if activation is ExpertActivation.GELU:
+    if activation is ExpertActivation.RELU:
+        factor = np.maximum(wide, 0.0)
+    elif activation is ExpertActivation.GELU:
         bent = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
         factor = 0.5 * wide * (1.0 + np.tanh(bent))
     else:

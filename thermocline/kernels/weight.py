@@ -70,6 +70,8 @@ class ExpertActivation(IntEnum):
     """max(u, 0)^2."""
     LIMITED_SILU = 4
     """min(silu(g), a) * d, where d = u within -b and b."""
+    RELU = 5
+    """max(g, 0) * u."""
 
     @property
     def has_gate(self) -> bool:
@@ -79,7 +81,7 @@ class ExpertActivation(IntEnum):
     @property
     def is_linear_in_up(self) -> bool:
         """Whether a factor on u is a factor on the result."""
-        return self in {ExpertActivation.SILU, ExpertActivation.GELU}
+        return self in {ExpertActivation.SILU, ExpertActivation.GELU, ExpertActivation.RELU}
 
 
 class SiluLimits(NamedTuple):

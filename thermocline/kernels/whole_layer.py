@@ -6,6 +6,7 @@ Knows no model: a layer is its weights and its rules.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -198,6 +199,16 @@ class LayerEmbedding:
     norm: PostNorm
 
 
+class HandedOn(IntEnum):
+    """What attention hands on beside the residual stream. The values are the compiled core's."""
+
+    NOTHING = 0
+    NORMED = 1
+    """What attention took, for a feed-forward that takes the same."""
+    INPUT = 2
+    """The layer's input, for a router that takes it as it is."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
     """The weights and rules of one layer.
@@ -206,9 +217,10 @@ class LayerParts:
     feed-forward has routed experts, a shared one (in a dense layer that is all of it), or both; a layer that is a mixer
     alone has neither, and no norm. end: where what they give is normed before it is added; its parts, where it has some,
     are the shared expert's output and the routed ones'.
-    embedding: just in a layer that attends and has an end. parallel: the feed-forward takes what attention takes, the
-    layer's normed input, of which `norm` has the gains; for grouped-query attention without a post_norm, and without an
-    end, own norms of the router, and products around experts.
+    embedding: just in a layer that attends and has an end. handed_on: `NORMED` where the feed-forward takes what attention
+    takes, the layer's normed input, of which `norm` has the gains; `INPUT` where its router alone takes the layer's
+    input. Either for grouped-query attention without a post_norm, and without an end, own norms of the router, and
+    products around experts.
     """
 
     mixer: AttentionWeights | LatentWeights | DeltaWeights | RecurrentWeights | None
@@ -218,7 +230,7 @@ class LayerParts:
     shared: SharedExpert | None = None
     end: PostNorm | None = None
     embedding: LayerEmbedding | None = None
-    parallel: bool = False
+    handed_on: HandedOn = HandedOn.NOTHING
 
 
 @dataclass(frozen=True, slots=True)

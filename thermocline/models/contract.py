@@ -124,7 +124,7 @@ class Model(Head, Protocol):
     def attend(
         self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
     ) -> FloatArray:
-        """Return the residual stream [T, D] after this layer's attention; of a parallel layer what `begin_attention` gives."""
+        """Return the residual stream [T, D] after this layer's attention; with what `begin_attention` hands on."""
         ...
 
     def begin_attend(

@@ -15,6 +15,7 @@ from thermocline.kernels.whole_layer import (
     AnyLayerInput,
     AttentionWeights,
     DeltaWeights,
+    HandedOn,
     LatentWeights,
     LayerInput,
     LayerParts,
@@ -161,9 +162,7 @@ class Decoder:
         if isinstance(weights, LatentWeights):
             return begin_latent_attention(self._kernels, weights, rope, chunk, x, mine)
         assert isinstance(weights, AttentionWeights), "states have no keys and values"
-        return begin_attention(
-            self._kernels, weights, rope, chunk, x, mine, parallel=parts.parallel
-        )
+        return begin_attention(self._kernels, weights, rope, chunk, x, mine, parts.handed_on)
 
     def route(
         self,
@@ -236,9 +235,9 @@ class Decoder:
         assert parts.routed is not None, "a dense layer has no router"
         assert parts.norm is not None, "experts have a norm"
         router, rule = parts.routed.router, parts.routed.rule
-        own = parts.routed.own
-        gain = parts.norm if own is None else own.router
-        centers = parts.parallel and self.spec.norms_center
+        own, handed_on = parts.routed.own, parts.handed_on
+        gain = None if handed_on is HandedOn.INPUT else parts.norm if own is None else own.router
+        centers = handed_on is HandedOn.NORMED and self.spec.norms_center
         return RouterWeights(gain, router, parts.epsilon, rule, centers)
 
     def final_norm(self, x: FloatArray) -> FloatArray:

@@ -15,6 +15,7 @@ from thermocline.kernels.cache_format import copy_cache
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.delta_contract import DeltaInput
 from thermocline.kernels.dense_contract import Activation, Attending, RopeTable
+from thermocline.kernels.whole_layer import HandedOn
 from thermocline.kv.recurrent import clear_state, copy_state
 from thermocline.messages import LayerEnding, Routing
 from thermocline.models.routing import Routed
@@ -101,13 +102,12 @@ def begin_attention(
     chunk: Chunk,
     x: FloatArray,
     cache: LayerCache,
-    *,
-    parallel: bool = False,
+    handed_on: HandedOn = HandedOn.NOTHING,
 ) -> Callable[[], FloatArray]:
     """Append the chunk's keys and values to `cache`; return what gives x [T, D] plus attention over it.
 
-    In between, others may write what this chunk's tokens see. parallel: it gives float32 [T, 2 D], behind each row what
-    attention took; for `route`.
+    In between, others may write what this chunk's tokens see. handed_on: if something, it gives float32 [T, 2 D], that behind
+    each row; for `route`.
     """
     dense, prompt = kernels.dense, chunk.is_prompt
     norm_rows = dense.layer_norm if weights.centers else dense.rms_norm
@@ -139,8 +139,8 @@ def begin_attention(
         out = kernels.matmul(weights.output, attended, add=add, prompt=prompt)
         if weights.output_bias is not None:
             out += weights.output_bias
-        if parallel:
-            return np.concatenate((out, normed), axis=1)
+        if handed_on:
+            return np.concatenate((out, normed if handed_on is HandedOn.NORMED else x), axis=1)
         norm = weights.post_norm
         return out if norm is None else dense.add_normed(x, out, None, norm)
 
@@ -358,16 +358,18 @@ def route(
     """Return the routing of the residual stream x [T, D], and x with the shared expert added.
 
     The shared expert is added first: the order of additions is the same wherever routed experts are computed.
-    embedded: float32 [T, width] of a layer with embeddings of tokens. x of a parallel layer: see `begin_attention`.
+    embedded: float32 [T, width] of a layer with embeddings of tokens. x where attention hands on more: see `begin_attention`.
     """
     if parts.norm is None:
         return Routed(x, x, _no_routing(len(x)))
     if parts.end is not None:
         routed = _route_branches(kernels, parts, parts.end, x, prompt)
         return routed if embedded is None else _embedded(kernels, parts, routed, embedded, prompt)
-    dense = kernels.dense
-    if parts.parallel:
-        x, normed = map(np.ascontiguousarray, np.split(x, 2, axis=1))
+    dense, handed = kernels.dense, None
+    if parts.handed_on:
+        x, handed = map(np.ascontiguousarray, np.split(x, 2, axis=1))
+    if handed is not None and parts.handed_on is HandedOn.NORMED:
+        normed = handed
     else:
         normed = dense.rms_norm(x, parts.norm, parts.epsilon)
     residual = x
@@ -375,7 +377,7 @@ def route(
         residual = _add_shared(kernels, parts.shared, normed, x, prompt)
     if parts.routed is None:
         return Routed(residual, normed, _no_routing(len(x)))
-    logits = kernels.matmul(parts.routed.router, normed)
+    logits = kernels.matmul(parts.routed.router, normed if handed is None else handed)
     normed, routing = _weighed(
         parts.routed, normed, Routing(*dense.route(logits, parts.routed.rule))
     )

@@ -142,8 +142,7 @@ class NextTokenBlock:
             x = begin_latent_attention(kernels, parts.mixer, rope, chunk, x, cache)()
         else:
             assert isinstance(parts.mixer, AttentionWeights), "checked when it was opened"
-            parallel = parts.parallel
-            x = begin_attention(kernels, parts.mixer, rope, chunk, x, cache, parallel=parallel)()
+            x = begin_attention(kernels, parts.mixer, rope, chunk, x, cache, parts.handed_on)()
         return self._add_experts(route(kernels, parts, x, prompt=prompt), prompt=prompt)
 
     def _add_experts(self, routed: Routed, *, prompt: bool) -> FloatArray:

@@ -69,6 +69,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "hy_v3",
             "maple",
             "mellum",
+            "smallthinker",
             "mistral3",
             "mistral4",
             "smollm3",

@@ -18,12 +18,12 @@ _MIN_WEIGHT_SUM = 6.103515625e-5
 
 @dataclass(frozen=True, slots=True)
 class RouterWeights:
-    """What one layer's router decides by. gain: float32 [D], of the norm before it; matrix: [E, D].
+    """What one layer's router decides by. gain: float32 [D], of the norm before it, None without one; matrix: [E, D].
 
     centers: that norm takes the mean off first.
     """
 
-    gain: FloatArray
+    gain: FloatArray | None
     matrix: Weight
     epsilon: float
     rule: RoutingRule

@@ -135,7 +135,7 @@ def likely_experts(router: RouterWeights, kernels: Kernels, residual: FloatArray
     """Return the experts, ascending int32, that `router` chooses for any row of residual [T, D]."""
     dense = kernels.dense
     norm_rows = dense.layer_norm if router.centers else dense.rms_norm
-    normed = norm_rows(residual, router.gain, router.epsilon)
-    ids, _ = dense.route(kernels.matmul(router.matrix, normed), router.rule)
+    x = residual if router.gain is None else norm_rows(residual, router.gain, router.epsilon)
+    ids, _ = dense.route(kernels.matmul(router.matrix, x), router.rule)
     experts: IntArray = np.unique(ids)
     return experts

@@ -236,6 +236,7 @@ enum class ExpertActivation : int {
     Gelu = 2,         // gelu(g) * u, gelu by its approximation with tanh
     SquaredRelu = 3,  // max(u, 0)^2; there is no gate
     LimitedSilu = 4,  // min(silu(g), a) * d, where d = u within -b and b
+    Relu = 5,         // max(g, 0) * u
 };
 
 // Of LimitedSilu, positive: the most that silu(g) is, and how far from zero u is at most.
@@ -263,6 +264,7 @@ struct DenseKernels {
     void (*clamped_silu_multiply)(const float* gate, const float* up, int64_t count, float* out);
     void (*gelu_multiply)(const float* gate, const float* up, int64_t count, float* out);
     void (*squared_relu)(const float* gate, const float* up, int64_t count, float* out);
+    void (*relu_multiply)(const float* gate, const float* up, int64_t count, float* out);
     void (*limited_silu_multiply)(const float* gate, const float* up, int64_t count, SiluLimits limits, float* out);
     void (*delta_tokens)(const DeltaJob& job, const StateRun& run, int64_t first_token, int64_t last_token);
     void (*delta_columns)(const DeltaJob& job, const StateRun& run, int64_t head, int64_t first, int64_t columns,
@@ -288,6 +290,7 @@ inline ExpertInnerFn expert_inner_fn(const DenseKernels& kernels, ExpertActivati
         case ExpertActivation::ClampedSilu: return kernels.clamped_silu_multiply;
         case ExpertActivation::Gelu: return kernels.gelu_multiply;
         case ExpertActivation::SquaredRelu: return kernels.squared_relu;
+        case ExpertActivation::Relu: return kernels.relu_multiply;
         case ExpertActivation::LimitedSilu: return nullptr;
     }
     return kernels.silu_multiply;

@@ -128,6 +128,13 @@ struct SharedPart {
     Weight gate;  // [1, hidden]
 };
 
+// What attention leaves beside the residual stream, where the experts' input goes.
+enum class HandedOn : int {
+    Nothing = 0,
+    Normed = 1,  // what attention took, for experts that take the same
+    Input = 2,   // the layer's input, for a router that takes it as it is
+};
+
 struct Layer {
     int64_t hidden;
     AttentionPart attention;  // or
@@ -137,7 +144,7 @@ struct Layer {
     LatentPart latent;  // or nothing
     const float* norm;  // [hidden], before the experts; null without a feed-forward
     float epsilon;
-    bool is_parallel = false;  // experts take what attention takes, the layer's normed input
+    HandedOn handed_on = HandedOn::Nothing;
     bool is_routed;
     RouterPart router;
     StackedExperts experts;
@@ -201,6 +208,9 @@ void run_layer(const Compute& compute, const Dense& dense, Form form, const Laye
 void attend(const Compute& compute, const Dense& dense, Form form, const AttentionPart& part,
             const LayerTokens& tokens, const LayerCacheView& cache, const float* x, float* out,
             float* normed = nullptr);  // [tokens, hidden], which gets the normed input
+void attend(const Compute& compute, const Dense& dense, Form form, const Layer& layer, const LayerTokens& tokens,
+            const LayerCacheView& cache, const float* x, float* out,
+            float* handed);  // [tokens, hidden], which gets what the layer's attention hands on
 void attend(const Compute& compute, const Dense& dense, Form form, const LatentPart& part, const LayerTokens& tokens,
             const LayerCacheView& cache, const float* x, float* out);
 void apply_delta(const Compute& compute, const Dense& dense, Form form, const DeltaPart& part,

@@ -33,6 +33,8 @@ inline Vec limited_silu_times(Vec gate, Vec up, SiluLimits limits) {
     return mul(x, min(broadcast(limits.up), max(broadcast(-limits.up), up)));
 }
 
+inline Vec relu_times(Vec gate, Vec up) { return mul(max(zero(), gate), up); }
+
 inline Vec relu_square(Vec up) {
     const Vec x = max(zero(), up);
     return mul(x, x);

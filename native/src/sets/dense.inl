@@ -11,7 +11,7 @@ namespace thermocline::THERMOCLINE_SET {
 const DenseKernels dense_kernels = {
     rms_norm,      heads,         latent,       attention_kernels,
     route,         gate,          combine,      silu_multiply,  clamped_silu_multiply, gelu_multiply, squared_relu,
-    limited_silu_multiply,
+    relu_multiply, limited_silu_multiply,
     delta_tokens,  delta_columns, delta_output, short_conv,     mamba_tokens,  mamba_columns, mamba_output,
     add_normed,    softcap};
 

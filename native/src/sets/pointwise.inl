@@ -204,6 +204,12 @@ void squared_relu(const float*, const float* up, int64_t count, float* out) {
     each_vector(count, [&](int64_t i, int64_t n) { store_lanes(out + i, relu_square(load_lanes(up + i, n)), n); });
 }
 
+void relu_multiply(const float* gate, const float* up, int64_t count, float* out) {
+    each_vector(count, [&](int64_t i, int64_t n) {
+        store_lanes(out + i, relu_times(load_lanes(gate + i, n), load_lanes(up + i, n)), n);
+    });
+}
+
 void limited_silu_multiply(const float* gate, const float* up, int64_t count, SiluLimits limits, float* out) {
     each_vector(count, [&](int64_t i, int64_t n) {
         store_lanes(out + i, limited_silu_times(load_lanes(gate + i, n), load_lanes(up + i, n), limits), n);

@@ -57,6 +57,7 @@ void pack_inner(ExpertActivation activation, SiluLimits limits, const SumTile& g
         case ExpertActivation::ClampedSilu: return pack([](Vec g, Vec u) { return clamped_silu_times(g, u); });
         case ExpertActivation::Gelu: return pack([](Vec g, Vec u) { return gelu_times(g, u); });
         case ExpertActivation::SquaredRelu: return pack([](Vec, Vec u) { return relu_square(u); });
+        case ExpertActivation::Relu: return pack([](Vec g, Vec u) { return relu_times(g, u); });
         case ExpertActivation::LimitedSilu: return pack([&](Vec g, Vec u) { return limited_silu_times(g, u, limits); });
     }
 }

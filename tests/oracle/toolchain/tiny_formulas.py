@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
 
-from tests.oracle.hf_formulas import maple_model
+from tests.oracle.hf_formulas import maple_model, thinker_config, thinker_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +87,45 @@ def _as_maple(folder: Path, config: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | named))
 
 
+def _thinker(common: dict[str, Any], tiny: TinyModel) -> Any:
+    """Windows of the published size in all layers but one of four, unless the options have others."""
+    options = {"window": 4096, "gates_by_sigmoid": True} | tiny.options
+    window, by_sigmoid = options.pop("window"), options.pop("gates_by_sigmoid")
+    settings = common | {"head_dim": 32} | options
+    return thinker_config(settings, window=window, gates_by_sigmoid=by_sigmoid)
+
+
+def _as_thinker(folder: Path, config: Any) -> None:
+    """Write the configuration and the names of tensors as the published models have them."""
+    path = folder / "config.json"
+    near = [kind == "sliding_attention" for kind in config.layer_types]
+    named = {
+        "architectures": ["SmallThinkerForCausalLM"],
+        "moe_num_primary_experts": config.num_experts,
+        "moe_num_active_primary_experts": config.num_experts_per_tok,
+        "moe_ffn_hidden_size": config.moe_intermediate_size,
+        "moe_primary_router_apply_softmax": not config.gates_by_sigmoid,
+        "sliding_window_layout": [int(is_near) for is_near in near],
+        "sliding_window_size": config.sliding_window,
+    }
+    left_out = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "sliding_window")
+    kept = {n: v for n, v in json.loads(path.read_text()).items() if n not in left_out}
+    path.write_text(json.dumps(kept | named))
+    tensors = {}
+    for name, values in load_file(folder / "model.safetensors").items():
+        name = name.replace("mlp.gate.", "block_sparse_moe.primary_router.")
+        if ".experts." not in name:
+            tensors[name] = values
+            continue
+        prefix, _, part = name.replace("mlp.", "block_sparse_moe.").rpartition(".")
+        for expert, own in enumerate(values):
+            named = zip(("gate", "up"), own.chunk(2), strict=True)
+            parts = dict(named) if part == "gate_up_proj" else {"down": own}
+            for which, rows in parts.items():
+                tensors[f"{prefix}.{expert}.{which}.weight"] = rows.contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
 def speak_up(model: torch.nn.Module) -> None:
     """Make experts so loud that limits of the published models are reached."""
     with torch.no_grad():
@@ -124,6 +163,7 @@ CLASSES: dict[str, Any] = {
     "cohere2moe": "Cohere2MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "maple": maple_model,
+    "smallthinker": thinker_model,
 }
 LIMITED = ("maple",)
 """Those whose experts have limits."""
@@ -131,10 +171,18 @@ CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "cohere2moe": _cohere,
     "gpt-oss": _oss,
     "maple": _maple,
+    "smallthinker": _thinker,
 }
-PUBLISHED: dict[str, Callable[[Path, Any], None]] = {"maple": _as_maple}
+PUBLISHED: dict[str, Callable[[Path, Any], None]] = {
+    "maple": _as_maple,
+    "smallthinker": _as_thinker,
+}
 """What makes a saved checkpoint one as the hub has it."""
-OTHERS: tuple[tuple[str, str, dict[str, Any]], ...] = (("long", "maple", {"layers": 5, "seed": 3}),)
+OTHERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("long", "maple", {"layers": 5, "seed": 3}),
+    ("long", "smallthinker", {"layers": 5, "seed": 4}),
+    ("softmax", "smallthinker", {"options": {"window": 0, "gates_by_sigmoid": False}, "seed": 5}),
+)
 """More cases: their names, architectures, and how a model is otherwise."""
 MIXED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("wide", "maple", {"layers": 4, "options": {"moe_intermediate_size": 256}}),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.kernel_cases import float_weight
+from tests.support.kernel_cases import decoded, float_weight
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.kernels.cpu import NativeKernels
@@ -82,6 +82,19 @@ def test_the_guess_follows_every_routing_rule(gating, groups, biased, logit_bias
     ids, _ = ReferenceDense().route(x @ matrix.T, rule)
     for kernels in (ReferenceKernels(), NativeKernels(threads=1)):
         assert likely_experts(router, kernels, x).tolist() == np.unique(ids).tolist()
+
+
+def test_a_router_of_the_layers_input_takes_it_without_a_norm(tmp_path):
+    """SmallThinker's: the guess of a layer from its own input is the layer's choice."""
+    path = write_toy_arch(tmp_path / "thinker.gguf", ToyArch("smallthinker"))
+    with open_model_file(path) as file:
+        router = open_model(file, ReferenceKernels()).router_weights(LayerIndex(1))
+        weights = router.matrix
+        x = np.random.default_rng(0).standard_normal((1, weights.cols)).astype(np.float32)
+        x[0, 0] = 100.0
+        best = np.argsort(decoded(weights) @ x[0])[-router.rule.chosen :]
+        assert likely_experts(router, ReferenceKernels(), x).tolist() == sorted(best.tolist())
+    assert router.gain is None
 
 
 def test_a_router_behind_a_norm_that_takes_the_mean_off(tmp_path):

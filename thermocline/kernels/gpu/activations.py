@@ -45,6 +45,8 @@ def _gated(activation: ExpertActivation, gate: Tensor, up: Tensor) -> Tensor:
             return kept * torch.sigmoid(1.702 * kept) * (up.clamp(-7.0, 7.0) + 1.0)
         case ExpertActivation.GELU:
             return functional.gelu(gate, approximate="tanh") * up
+        case ExpertActivation.RELU:
+            return functional.relu(gate) * up
         case ExpertActivation.SQUARED_RELU | ExpertActivation.LIMITED_SILU:
             raise AssertionError("this activation has a formula of its own")
         case _:
@@ -74,6 +76,8 @@ def activated(
         # x / 2 * (1 + tanh(y)) = x / (1 + e^-2y)
         bent = gate + 0.044715 * gate * gate * gate
         value = gate / (1.0 + tl.exp(-1.5957691216057308 * bent)) * up
+    elif activation == "RELU":
+        value = tl.maximum(gate, 0.0) * up
     elif activation == "LIMITED_SILU":
         # By comparisons, which leave NaN.
         value = gate / (1.0 + tl.exp(-gate))

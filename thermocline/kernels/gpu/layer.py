@@ -32,6 +32,7 @@ from thermocline.kernels.gpu.recurrent import DeviceRecurrent
 from thermocline.kernels.whole_layer import (
     AttentionWeights,
     DeltaWeights,
+    HandedOn,
     LatentWeights,
     RecurrentWeights,
 )
@@ -325,7 +326,7 @@ class DeviceLayer:
             case None:
                 pass
         self._norm = _optional_vector(load, parts.norm)
-        self._epsilon, self._is_parallel = parts.epsilon, parts.parallel
+        self._epsilon, self._handed_on = parts.epsilon, parts.handed_on
         self._shared = None if parts.shared is None else _Shared(load, parts.shared)
         self._router = None if parts.routed is None else _Router(load, parts.routed)
         self._end = None if parts.end is None else _post_norm(load, parts.end)
@@ -342,12 +343,12 @@ class DeviceLayer:
 
         memory: the layer's cache, or its states; None for a layer without a mixer.
         """
-        before = None
+        handed, given = None, x
         match self._mixer:
-            case DeviceAttention() if self._is_parallel:
+            case DeviceAttention() if self._handed_on:
                 assert isinstance(memory, DeviceLayerCache), "a layer that attends has a cache"
-                before = self._mixer.normed(x)
-                x = self._mixer(x, inputs, memory, before)
+                handed = self._mixer.normed(x)
+                x = self._mixer(x, inputs, memory, handed)
             case DeviceDelta() | DeviceRecurrent():
                 assert isinstance(memory, DeviceStates), "a recurrent layer has states"
                 x = self._mixer(x, inputs, memory)
@@ -358,14 +359,18 @@ class DeviceLayer:
                 assert memory is None, "a feed-forward alone remembers nothing"
         if self._norm is None:  # a mixer alone
             return LayerOutput(x, x, None, None)
-        normed = rms_norm(x, self._norm, self._epsilon) if before is None else before
+        if handed is None or self._handed_on is not HandedOn.NORMED:
+            normed = rms_norm(x, self._norm, self._epsilon)
+        else:
+            normed = handed
         prompt = inputs.is_prompt
         if self._end is not None:
             return self._branches(self._end, x, normed, prompt=prompt)
         residual = x if self._shared is None else x + self._shared(normed, prompt=prompt)
         if self._router is None:
             return LayerOutput(residual, normed, None, None)
-        return LayerOutput(residual, *self._router.choose(normed, normed, prompt=prompt))
+        router_input = given if self._handed_on is HandedOn.INPUT else normed
+        return LayerOutput(residual, *self._router.choose(router_input, normed, prompt=prompt))
 
     def finish(self, given: LayerOutput, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output from x, to which its routed experts were added."""

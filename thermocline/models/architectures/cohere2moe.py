@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.dense_contract import Gating
+from thermocline.kernels.whole_layer import HandedOn
 from thermocline.models.blocks import plain_rope, read_attention
 from thermocline.models.feed_forwards import shared_width
 from thermocline.models.metadata import SpecReader
@@ -79,7 +80,7 @@ def _parallel_layer(
 ) -> DecoderLayer:
     attention = replace(attention, centers=spec.norms_center)
     layer = mixed_layer(weights, spec, index, attention, norm="attn_norm")
-    parts = _averaged(weights, replace(layer.parts, parallel=True))
+    parts = _averaged(weights, replace(layer.parts, handed_on=HandedOn.NORMED))
     return replace(layer, parts=parts, rope=rope and replace(rope, pairs=True))
 
 
