@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.synthetic_model import write_metadata
 from tests.support.toy_archs import ToyArch, write_toy_arch
+from tests.support.toy_assistant import PAIRS, assistant_weights, write_assistant
 from tests.support.toy_dflash import TARGET, TOYS, toy_drafter_weights, write_toy_drafter
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
 from thermocline.traces.chrome import write_chrome
@@ -286,6 +287,25 @@ def test_what_drafts_is_counted(tmp_path, invoke):
     refused = invoke("plan", path, *flags, "--draft-model", path)
     assert refused.exit_code != 0
     assert "a draft model is dense" in " ".join(refused.stderr.split())
+
+
+def test_a_drafter_without_a_cache_counts_its_weights(tmp_path, invoke):
+    """Gemma 4's own reads what the model keeps; one for another model is refused."""
+    pair = PAIRS["experts"]
+    path = os.fspath(write_toy_arch(tmp_path / "m.gguf", pair.target))
+    drafter = os.fspath(write_assistant(tmp_path / "drafter.gguf", pair))
+    flags = ("--vram", "0B", "--ctx", "512", "--draft-model", drafter)
+    weights = sum(values.nbytes for values in assistant_weights(pair).values())
+    assert planned(invoke, path, *flags)["draft_model"] == {
+        "weight_bytes": weights,
+        "cache_bytes": 0,
+    }
+    page = " ".join(invoke("plan", path, *flags).stdout.split())
+    assert "of the host, and nothing more for a full context" in page
+    other = os.fspath(write_toy_arch(tmp_path / "other.gguf", PAIRS["odd"].target))
+    refused = invoke("plan", other, *flags)
+    assert refused.exit_code != 0
+    assert "made for another model" in " ".join(refused.stderr.split())
 
 
 def test_ranks_are_planned_term_by_term(toy, invoke):

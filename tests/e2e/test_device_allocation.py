@@ -37,6 +37,8 @@ from thermocline.experts.placement.allocation import DeviceAllocation, allocate
 from thermocline.experts.placement.wish import device_needs, device_wish
 from thermocline.kernels.gpu.streams import DeviceStreams
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kv.cache import SequenceCache
+from thermocline.kv.pool import KVPool
 from thermocline.messages import ExpertKey
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.cache_size import cache_spec
@@ -136,7 +138,8 @@ def test_the_engine_takes_what_the_plan_says(opened, gib, context, requests, mon
         assert taken - own == pytest.approx(plan.non_expert_bytes + plan.kv_bytes, rel=1e-3)
         limits = prompt_limits(config, spec, file.total_tensor_bytes, ROOM, on_device=True)
         context_ = BuildContext(
-            config, devices, file, model, kernels, recorder, limits, owned, kept
+            *(config, devices, file, model, kernels, recorder, limits),
+            *(SequenceCache(KVPool((), 1, 1)), owned, kept),
         )
         # All slots stay free: gigabytes would be copied.
         filled: list[ExpertKey] = []

@@ -13,20 +13,25 @@ from tests.e2e.test_speculation import (
     Request,
     answers_with,
     answers_without,
+    ask,
     known_answers,
     random_config,
     random_request,
 )
+from tests.support.assistant_runs import assistant_guesses
 from tests.support.compare import assert_within
 from tests.support.dflash_runs import block_logits, trunk_features
 from tests.support.same_events import are_same
 from tests.support.toy_archs import ToyArch, toy_arch_metadata, write_toy_arch
+from tests.support.toy_assistant import PAIRS, write_assistant
 from tests.support.toy_dflash import TARGET, TOYS, ToyDrafter, masked_block, write_toy_drafter
 from thermocline import Engine, EngineConfig, SamplingParams, SpeculationConfig
 from thermocline.config import CpuConfig, MemoryConfig, SchedulerConfig
 from thermocline.errors import ConfigError, RequestError, UnsupportedModelError
 from thermocline.messages import RequestOptions
-from thermocline.speculation import dflash, next_token
+from thermocline.models.gemma4_assistant import AssistantModel
+from thermocline.speculation import assistant, dflash, next_token
+from thermocline.speculation.assistant import AssistantDrafter
 from thermocline.speculation.dflash import DFlashDrafter
 from thermocline.speculation.next_token import NextTokenDrafter
 
@@ -38,18 +43,26 @@ TARGETS = {
     "latent": ToyArch("deepseek2", head_dim=24, rotary=8, query_rank=24),
 }
 DRAFTER = ToyDrafter(layers_read=(0, 1, 2), window=12)
+DRAFTED = (
+    *((name, kind) for name in ("dflash", "ddtree", "model") for kind in TARGETS),
+    *(("assistant", kind) for kind in PAIRS),
+)
+"""Drafters, and what they draft for."""
 
 
 @pytest.fixture(autouse=True)
 def _every_guess_counts(monkeypatch):
     """Random models are never sure."""
-    monkeypatch.setattr(next_token, "_MIN_CONFIDENCE", 0.0)
-    monkeypatch.setattr(dflash, "_MIN_CONFIDENCE", 0.0)
+    for module in (assistant, dflash, next_token):
+        monkeypatch.setattr(module, "_MIN_CONFIDENCE", 0.0)
 
 
 def write_drafter(folder, name, target):
     if name == "model":
         return write_toy_arch(folder / "small.gguf", SMALL)
+    if name == "assistant":
+        (pair,) = (pair for pair in PAIRS.values() if pair.target == target)
+        return write_assistant(folder / "assistant.gguf", pair)
     return write_toy_drafter(folder / "drafter.gguf", DRAFTER, target)
 
 
@@ -65,11 +78,12 @@ class Foresight:
         self._answers, self._seed = answers, seed
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._known: dict[int, list[int]] = {}
-        for kind in (DFlashDrafter, NextTokenDrafter):
+        for kind in (AssistantDrafter, DFlashDrafter, NextTokenDrafter):
             monkeypatch.setattr(kind, "begin", self._noting("begin", kind.begin))
             monkeypatch.setattr(kind, "observe", self._noting("observe", kind.observe))
         monkeypatch.setattr(DFlashDrafter, "guess", self._guess_block)
-        monkeypatch.setattr(NextTokenDrafter, "guess", self._guess_next)
+        for kind in (AssistantDrafter, NextTokenDrafter):
+            monkeypatch.setattr(kind, "guess", self._guess_next)
 
     def _noting(self, name, original):
         def noted(drafter, *args):
@@ -120,11 +134,10 @@ def drawn_requests(chance: random.Random) -> list[Request]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("name", ["dflash", "ddtree", "model"])
+@pytest.mark.parametrize(("name", "kind"), DRAFTED)
 def test_no_draft_of_a_file_changes_an_answer(tmp_path, monkeypatch, kind, name):
     """Under random schedules, as one row a step answers."""
-    target = TARGETS[kind]
+    target = PAIRS[kind].target if name == "assistant" else TARGETS[kind]
     path = write_toy_arch(tmp_path / "m.gguf", target)
     drafter = write_drafter(tmp_path, name, target)
     chance = random.Random(f"{name} {kind}")
@@ -204,6 +217,76 @@ async def test_drafts_are_what_the_layers_gave(tmp_path, monkeypatch, chunk):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "chunk"), [("experts", 512), ("odd", 7), ("readers", 7)])
+async def test_an_assistant_guesses_from_what_the_model_keeps(tmp_path, monkeypatch, name, chunk):
+    """Behind prompts, steps with right and wrong drafts, found prefixes and others' answers, as the files alone do."""
+    path = write_toy_arch(tmp_path / "m.gguf", PAIRS[name].target)
+    drafter = write_assistant(tmp_path / "drafter.gguf", PAIRS[name])
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    stem = [(7 * n) % 90 + 40 for n in range(30)]
+    prompts = [stem, [*stem[:17], 5, 6, 7], [*stem, 8]]
+    config = one_thread("assistant", drafter)
+    scheduler = replace(config.scheduler, prefill_chunk_tokens=chunk, prefix_cache=True)
+    memory = MemoryConfig(kv_type="f32", block_tokens=4)
+    config = replace(config, scheduler=scheduler, memory=memory)
+    plain = [
+        (await generate(path, with_drafter(config, "off", drafter), prompt, params))[0]
+        for prompt in prompts
+    ]
+    answers = {tuple(p): [tuple(a)] for p, a in zip(prompts, plain, strict=True)}
+    prompt_of = Foresight(monkeypatch, answers, name)._prompts
+    seen, lengthen, logits_of = [], AssistantDrafter._lengthen, AssistantModel.logits
+
+    def noting(self, drafts):
+        before = [(draft.wish, (draft.wish.last_token, *draft.tokens)) for draft in drafts]
+        seen.append((before, []))
+        return lengthen(self, drafts)
+
+    def noting_logits(self, states):
+        seen[-1][1].append(logits_of(self, states))
+        return seen[-1][1][-1]
+
+    monkeypatch.setattr(AssistantDrafter, "_lengthen", noting)
+    monkeypatch.setattr(AssistantModel, "logits", noting_logits)
+    async with Engine.open(path, config) as engine:
+        found = await asyncio.gather(*(ask(engine, Request(tuple(p), params)) for p in prompts))
+    monkeypatch.setattr(AssistantModel, "logits", logits_of)
+    tokens = [[token for event in answer.events for token in event.token_ids] for answer in found]
+    assert tokens == plain
+    assert all(answer.num_drafted > answer.num_accepted > 5 for answer in found)
+    num_compared = 0
+    for drafts, (logits,) in seen[::2]:
+        for (wish, chain), row in zip(drafts, logits, strict=True):
+            prompt = prompt_of[wish.request]
+            known = [*prompt, *answers[prompt][0]][: wish.num_known - 1]
+            expected, _ = assistant_guesses(path, drafter, known, chain)
+            assert_within(row, expected[-1], "reference/float32")
+            num_compared += 1
+    assert num_compared > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx2", "auto"])
+async def test_an_assistant_reads_a_cache_of_bytes(tmp_path, isa):
+    """Answers are the same with a cache of Q8_0, several at once, with and without AVX-512."""
+    pair = PAIRS["experts"]
+    pair = replace(pair, target=replace(pair.target, near_head_dim=32))
+    path = write_toy_arch(tmp_path / "m.gguf", pair.target)
+    drafter = write_assistant(tmp_path / "drafter.gguf", pair)
+    config = one_thread("assistant", drafter)
+    config = replace(config, memory=MemoryConfig(kv_type="q8_0"), cpu=CpuConfig(threads=2, isa=isa))
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    prompts = [[n, *range(40, 60 + n)] for n in range(1, 4)]
+    off = with_drafter(config, "off", drafter)
+    plain = [(await generate(path, off, prompt, params))[0] for prompt in prompts]
+    async with Engine.open(path, config) as engine:
+        found = await asyncio.gather(*(ask(engine, Request(tuple(p), params)) for p in prompts))
+    tokens = [[token for event in answer.events for token in event.token_ids] for answer in found]
+    assert tokens == plain
+    assert all(answer.num_drafted > 0 for answer in found)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dflash", "model"])
 async def test_heads_that_fit_no_bytes_draft_in_halves(tmp_path, name):
     """The model's cache is Q8_0; the drafter's heads of 16 numbers are no multiple of its blocks."""
@@ -230,7 +313,8 @@ async def test_drafters_that_can_not_be_are_refused(tmp_path):
     """At open, with what to do: no file, a file of another kind, two names of one file."""
     path = write_toy_arch(tmp_path / "m.gguf", TARGET)
     drafter, small = (write_drafter(tmp_path, name, TARGET) for name in ("dflash", "model"))
-    for name in ("dflash", "ddtree", "model"):
+    pair = write_assistant(tmp_path / "assistant.gguf", PAIRS["experts"])
+    for name in ("dflash", "ddtree", "model", "assistant"):
         config = EngineConfig(speculation=SpeculationConfig(drafters=name))
         with pytest.raises(ConfigError, match=f"{name} drafts with a file .* --draft-model FILE"):
             await opened(path, config)
@@ -238,13 +322,18 @@ async def test_drafters_that_can_not_be_are_refused(tmp_path):
         ("model", drafter, "dflash or ddtree"),
         ("ddtree", small, "model"),
         ("dflash,model", drafter, "dflash or ddtree"),
+        ("dflash", pair, "assistant"),
+        ("assistant", small, "model"),
     ):
         with pytest.raises(ConfigError, match=f"drafts as {there}"):
             await opened(path, one_thread(name, file))
     with pytest.raises(ConfigError, match="choose one of them"):
         await opened(path, one_thread("dflash,ddtree", drafter))
-    with pytest.raises(UnsupportedModelError, match="give it as --draft-model"):
-        await opened(drafter, EngineConfig())
+    for alone in (drafter, pair):
+        with pytest.raises(UnsupportedModelError, match="give it as --draft-model"):
+            await opened(alone, EngineConfig())
+    with pytest.raises(UnsupportedModelError, match="drafts for gemma4, not for qwen35moe"):
+        await opened(path, one_thread("auto", pair))
 
 
 async def test_a_draft_model_with_other_tokens_is_refused(tmp_path):

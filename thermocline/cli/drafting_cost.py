@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrafterBytes:
-    """What one drafter takes of the host. cache_bytes: for a full context."""
+    """What one drafter takes of the host. cache_bytes: for a full context; 0 where it has no cache of its own."""
 
     weight_bytes: int
     cache_bytes: int
@@ -77,8 +77,9 @@ class DraftingCost:
         for each, what in ((self.block, "the block that drafts"), (self.file, "the draft model")):
             if each is not None:
                 weights, cache = format_bytes(each.weight_bytes), format_bytes(each.cache_bytes)
+                context = f"{cache} for" if each.cache_bytes else "nothing more for"
                 found.append(
-                    f"{what} takes {weights} of the host, and {cache} for a full context "
+                    f"{what} takes {weights} of the host, and {context} a full context "
                     "(--speculate off leaves it out)"
                 )
         if self.state_bytes:
@@ -129,11 +130,15 @@ def _of_file(
     from thermocline.modelfile.reader import open_model_file
     from thermocline.models.dflash import is_dflash, read_dflash_spec
     from thermocline.models.draft_model import read_draft_spec
+    from thermocline.models.gemma4_assistant import is_assistant, read_assistant_spec
 
     path = config.speculation.draft_model
     if path is None:
         return None
     with open_model_file(path) as own:
+        if is_assistant(own):
+            read_assistant_spec(own, file, spec)
+            return DrafterBytes(own.total_tensor_bytes, 0)
         if is_dflash(own):
             shapes = read_dflash_spec(own, file, spec).kv_shapes
         else:

@@ -97,7 +97,9 @@ def load_parts(
         on_step(LoadStep.EXPERTS)
         kept = owned.enter_context(ExitStack())
         cpu = owned.enter_context(cpu_lane(config, kernels, recorder))
-        context = BuildContext(config, devices, file, model, kernels, recorder, limits, owned, kept)
+        context = BuildContext(
+            config, devices, file, model, kernels, recorder, limits, cache, owned, kept
+        )
         experts = open_expert_backends(context, cpu)
         routing_log = RoutingLog()
         speculator = build_speculator(context)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from thermocline.config import EngineConfig
     from thermocline.engine.devices import Devices
     from thermocline.kernels.contract import Kernels
+    from thermocline.kv.cache import SequenceCache
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.contract import Model
     from thermocline.models.prompt_limits import PromptLimits
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class BuildContext:
     """The config, and what was opened before experts and stages are built.
 
-    owned: closes what is opened, the last first. kept: closed after the lanes, for what must see the last job.
+    cache: keys, values and states on the host. owned: closes what is opened, the last first. kept: closed after the lanes,
+    for what must see the last job.
     """
 
     config: EngineConfig
@@ -31,5 +33,6 @@ class BuildContext:
     kernels: Kernels
     recorder: Recorder
     limits: PromptLimits
+    cache: SequenceCache
     owned: ExitStack
     kept: ExitStack

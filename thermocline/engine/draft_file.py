@@ -1,4 +1,4 @@
-"""Opens the drafter of --draft-model: a block diffusion drafter, or a small model. A part of the assembly."""
+"""Opens the drafter of --draft-model: a small model, a block diffusion drafter, or Gemma 4's. A part of the assembly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from thermocline.errors import ConfigError
 from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.models.dflash import DFlashModel, is_dflash
 from thermocline.models.draft_model import DraftModel
+from thermocline.models.gemma4_assistant import AssistantModel, is_assistant
+from thermocline.speculation.assistant import AssistantDrafter
 from thermocline.speculation.dflash import DFlashDrafter
 from thermocline.speculation.next_token import NextTokenDrafter
 
@@ -18,9 +20,8 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.speculation.contract import Drafter
 
-FILE_DRAFTERS: Final = ("model", "dflash", "ddtree")
+FILE_DRAFTERS: Final = ("model", "dflash", "ddtree", "assistant")
 """Drafters that need a file of their own."""
-_BLOCKS: Final = ("dflash", "ddtree")
 
 
 def open_file_drafters(context: BuildContext, names: Sequence[str] | None) -> list[Drafter]:
@@ -39,20 +40,31 @@ def open_file_drafters(context: BuildContext, names: Sequence[str] | None) -> li
     if not wanted:
         return []
     file = context.owned.enter_context(open_guarded_model(path))
-    there = _BLOCKS if is_dflash(file) else ("model",)
+    there = _names_of(file)
     chosen = [name for name in wanted if name in there]
     if not chosen or (names is not None and len(chosen) < len(wanted)):
         wrong = next(name for name in wanted if name not in there)
         raise ConfigError(
             f"--speculate {wrong}: the file {path} of architecture {file.architecture} drafts as {' or '.join(there)}"
         )
-    if there == ("model",):
-        return [_small_model(context, file)]
     if names is not None and len(chosen) > 1:
         raise ConfigError(
             "--speculate names dflash and ddtree, which are one file: choose one of them"
         )
-    return [_block_drafter(context, file, is_tree=chosen[-1] == "ddtree")]
+    match chosen[-1]:
+        case "model":
+            return [_small_model(context, file)]
+        case "assistant":
+            return [_assistant(context, file)]
+        case name:
+            return [_block_drafter(context, file, is_tree=name == "ddtree")]
+
+
+def _names_of(file: ModelFile) -> tuple[str, ...]:
+    """Return the drafters that a file can be."""
+    if is_dflash(file):
+        return ("dflash", "ddtree")
+    return ("assistant",) if is_assistant(file) else ("model",)
 
 
 def _small_model(context: BuildContext, file: ModelFile) -> Drafter:
@@ -78,3 +90,8 @@ def _block_drafter(context: BuildContext, file: ModelFile, *, is_tree: bool) -> 
         max_requests=context.config.scheduler.max_requests,
         is_tree=is_tree,
     )
+
+
+def _assistant(context: BuildContext, file: ModelFile) -> Drafter:
+    model = AssistantModel(file, context.file, context.model.spec, context.kernels)
+    return AssistantDrafter(model, context.model.final_norm, context.cache.kv)

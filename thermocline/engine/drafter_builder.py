@@ -23,10 +23,10 @@ DRAFTERS: Final = ("lookup", "mtp", *FILE_DRAFTERS)
 
 
 def why_unreadable(devices: Devices) -> str | None:
-    """Return why no drafter can read what single layers get; None where they can."""
+    """Return why no drafter can read what single layers get or keep; None where they can."""
     if devices.non_expert is None:
         return None
-    return "it reads what single layers get, and layers on a device keep that to themselves"
+    return "it reads what single layers get or keep, and layers on a device have that to themselves"
 
 
 def build_speculator(context: BuildContext) -> Speculator:
@@ -43,7 +43,8 @@ def build_speculator(context: BuildContext) -> Speculator:
     drafters, why = open_drafters(context), why_unreadable(context.devices)
     absent: dict[str, str] = {}
     if why is not None:
-        absent = {each.facts.name: why for each in drafters if each.facts.reads_layers}
+        facts = [each.facts for each in drafters]
+        absent = {of.name: why for of in facts if of.reads_layers or of.reads_cache}
     is_none = bool(names) and absent.keys() >= set(names or ())
     return Speculator(
         [each for each in drafters if each.facts.name not in absent],

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 DFLASH_NAMES: Final = ("dflash", "qwen35-dflash-draft", "dflash-draft", "gemma4-dflash-draft")
 """general.architecture of block diffusion drafters, the present layout first."""
 
+ASSISTANT_NAME: Final = "gemma4-assistant"
+"""general.architecture of Gemma 4's own drafters."""
+
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         name: f"thermocline.models.architectures.{name.replace('-', '_')}"
@@ -89,7 +92,10 @@ _OTHER_KINDS: Final = (
     *((name, "a model that makes images") for name in ("flux", "sd1", "sd3", "sdxl", "aura")),
     ("wavtokenizer", "a model that makes sound"),
     ("adapter", "changes to another model's weights"),
-    *((name, "a drafter for another model: give it as --draft-model") for name in DFLASH_NAMES),
+    *(
+        (name, "a drafter for another model: give it as --draft-model")
+        for name in (*DFLASH_NAMES, ASSISTANT_NAME)
+    ),
 )
 
 

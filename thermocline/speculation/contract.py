@@ -123,7 +123,7 @@ class DrafterFacts:
     name: as --speculate calls it. computes: it takes longer than a few microseconds, so `propose` runs as a job of the
     CPU's lane between two steps; the engine measures it. reads_hidden: `hidden_computed` is called for every chunk.
     max_tokens: the longest draft that it makes. reads_layers: of a drafter that reads hidden states, layers whose inputs
-    it reads, too. at_once: a draft takes as long as any other, however many tokens it has.
+    it reads, too. reads_cache: it attends to the model's own keys and values. at_once: a draft takes as long as any other, however many tokens it has.
     """
 
     name: str
@@ -132,6 +132,7 @@ class DrafterFacts:
     max_tokens: int = MAX_DRAFT_TOKENS
     reads_layers: tuple[LayerIndex, ...] = ()
     at_once: bool = False
+    reads_cache: bool = False
 
 
 class Drafter(Protocol):

@@ -13,28 +13,35 @@ from thermocline.messages import LayerIndex, RequestId
 from thermocline.speculation.contract import DrafterFacts
 from thermocline.speculation.lookup import LookupDrafter
 
-READER = SimpleNamespace(
-    facts=DrafterFacts("dflash", computes=True, reads_hidden=True, reads_layers=(LayerIndex(1),)),
-    begin=lambda request, prompt: None,
-)
+READERS = {
+    facts.name: SimpleNamespace(facts=facts, begin=lambda request, prompt: None)
+    for facts in (
+        DrafterFacts("dflash", computes=True, reads_hidden=True, reads_layers=(LayerIndex(1),)),
+        DrafterFacts("assistant", computes=True, reads_hidden=True, reads_cache=True),
+    )
+}
 
 
-def speculator_of(monkeypatch, names, non_expert):
-    monkeypatch.setattr(drafter_builder, "open_drafters", lambda _: [LookupDrafter(), READER])
+def speculator_of(monkeypatch, names, non_expert, reader="dflash"):
+    monkeypatch.setattr(
+        drafter_builder, "open_drafters", lambda _: [LookupDrafter(), READERS[reader]]
+    )
     config = EngineConfig(speculation=SpeculationConfig(drafters=names))
     devices = SimpleNamespace(non_expert=non_expert)
     return build_speculator(SimpleNamespace(config=config, devices=devices, recorder=None))
 
 
-@pytest.mark.parametrize("names", ["auto", "dflash", "dflash,lookup", "off"])
-def test_layers_on_a_device_are_read_by_nobody(monkeypatch, names):
-    """Who needs their inputs is off with a reason, whoever names it; others draft."""
-    speculator = speculator_of(monkeypatch, names, object())
-    left = {"auto": ("lookup",), "dflash": (), "dflash,lookup": ("lookup",), "off": ()}[names]
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("names", ["auto", "READER", "READER,lookup", "off"])
+def test_layers_on_a_device_are_read_by_nobody(monkeypatch, names, reader):
+    """Who needs their inputs, or their keys and values, is off with a reason, whoever names it; others draft."""
+    left = {"auto": ("lookup",), "READER": (), "READER,lookup": ("lookup",), "off": ()}[names]
+    names = names.replace("READER", reader)
+    speculator = speculator_of(monkeypatch, names, object(), reader)
     assert {each.facts.name for each in speculator.drafters} == {"lookup"}
-    speculator.check(("dflash",))
+    speculator.check((reader,))
     speculator.begin(RequestId(1), [1, 2, 3], None)
-    speculator.begin(RequestId(2), [1, 2, 3], ("dflash",))
+    speculator.begin(RequestId(2), [1, 2, 3], (reader,))
     why = speculator.why_off(RequestId(1))
     if left:
         assert why is None
@@ -42,11 +49,12 @@ def test_layers_on_a_device_are_read_by_nobody(monkeypatch, names):
         assert why is not None
         assert ("turned off" in why) if names == "off" else ("single layers" in why)
     assert "single layers" in (speculator.why_off(RequestId(2)) or "")
-    assert (speculator.why_none is None) == (names != "dflash")
+    assert (speculator.why_none is None) == (names != reader)
 
 
-def test_layers_on_the_cpu_are_read(monkeypatch):
+@pytest.mark.parametrize("reader", READERS)
+def test_layers_on_the_cpu_are_read(monkeypatch, reader):
     """Nobody is left out there."""
-    speculator = speculator_of(monkeypatch, "auto", None)
-    assert {each.facts.name for each in speculator.drafters} == {"lookup", "dflash"}
+    speculator = speculator_of(monkeypatch, "auto", None, reader)
+    assert {each.facts.name for each in speculator.drafters} == {"lookup", reader}
     assert why_unreadable(SimpleNamespace(non_expert=None)) is None

@@ -19,6 +19,8 @@ from thermocline.experts.placement.allocation import allocate
 from thermocline.experts.placement.initial import InitialPlacement
 from thermocline.experts.placement.wish import device_needs, device_wish
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kv.cache import SequenceCache
+from thermocline.kv.pool import KVPool
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.cache_size import cache_spec
 from thermocline.models.prompt_limits import prompt_limits
@@ -62,7 +64,10 @@ def context(tmp_path):
         gpu = OpenGpu(None, None)
         devices = Devices(chosen, None, gpu, needs, cache, allocation, ())
         kept = owned.enter_context(ExitStack())
-        yield BuildContext(config, devices, file, model, kernels, recorder, limits, owned, kept)
+        pools = SequenceCache(KVPool((), 1, 1))
+        yield BuildContext(
+            config, devices, file, model, kernels, recorder, limits, pools, owned, kept
+        )
 
 
 def opens(log, monkeypatch, error=None):

@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`."""
+    spec = read_own_spec(file)
+    return replace(spec, own_kv_sources=_kv_sources(SpecReader(file), spec.layer_kinds))
+
+
+def read_own_spec(file: ModelFile) -> ModelSpec:
+    """Return a file's dimensions, but for whose keys and values layers attend to that have none. Raises ModelError."""
     read = SpecReader(file)
     read.require_alike(
         "use a file whose layers have experts of one width",
@@ -72,7 +78,6 @@ def read_spec(file: ModelFile) -> ModelSpec:
                 for count, kind in zip(kv_heads, kinds, strict=True)
             ),
             own_feed_forward_sizes=widths if len(set(widths)) > 1 else (),
-            own_kv_sources=_kv_sources(read, kinds),
             layer_embedding_size=read.count("embedding_length_per_layer_input", default=0),
             own_rotary_dims=read.rotary_dims(spec.head_dim),
             window=WindowSpec(read.size("attention.sliding_window"), near),
@@ -100,12 +105,23 @@ def _kv_sources(read: SpecReader, kinds: tuple[LayerKind, ...]) -> tuple[int, ..
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
+    if index in spec.kv_sources:
+        return read_reader(weights, spec, index)
+    return _layer(weights, spec, index, reads_others=False)
+
+
+def read_reader(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """Return a layer that attends to another one's keys and values. Raises ModelError."""
+    return _layer(weights, spec, index, reads_others=True)
+
+
+def _layer(weights: WeightMap, spec: ModelSpec, index: int, *, reads_others: bool) -> DecoderLayer:
     prefix, hidden, epsilon = f"blk.{index}.", spec.hidden_size, spec.rms_epsilon
 
     def gain(name: str) -> FloatArray:
         return weights.vector(f"{prefix}{name}.weight", hidden)
 
-    attention, rope = _attention(weights, spec, index)
+    attention, rope = _attention(weights, spec, index, reads_others=reads_others)
     own = spec.at(index)
     width = own.shared_intermediate_size or own.dense_intermediate_size
     shared = SharedExpert(weights.expert(prefix, "", width, hidden, ExpertActivation.GELU), None)
@@ -126,10 +142,9 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
 
 
 def _attention(
-    weights: WeightMap, spec: ModelSpec, index: int
+    weights: WeightMap, spec: ModelSpec, index: int, *, reads_others: bool
 ) -> tuple[AttentionWeights, RopeRule]:
     prefix, own = f"blk.{index}.", spec.at(index)
-    reads_others = index in spec.kv_sources
     if reads_others:
         norm = read_query_norm(weights, own, prefix)
     else:
