@@ -63,6 +63,11 @@ class HfModel:
         assert not unexpected, unexpected
         assert missing == (["lm_head.weight"] if tied else []), missing
 
+    @property
+    def module(self) -> torch.nn.Module:
+        """transformers' model itself."""
+        return self._model
+
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """Return the logits after every token: float32 [tokens, vocabulary]."""
         with torch.inference_mode():

@@ -58,17 +58,10 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
     """Save the model and its tokenizer in `folder`, and return it in float32, ready to be asked."""
     torch.manual_seed(tiny.seed)
     torch.set_num_threads(1)  # products this small only lose by sharing
-    config = _CONFIGS[tiny.arch](_common(tiny), tiny)
+    config = _CONFIGS[tiny.arch](common_settings(tiny), tiny)
     make = _CLASSES[tiny.arch]
     model = getattr(transformers, make)(config) if isinstance(make, str) else make(config)
-    with torch.no_grad():
-        for name, values in model.named_parameters():
-            _draw(name, values)
-        for name, values in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "expert_bias")):
-                values.normal_(0, 0.2)
-            elif name.endswith("layer_scalar"):
-                values.normal_(0.8, 0.1)
+    draw_weights(model)
     if tiny.arch in tiny_routers.UNGATED:
         tiny_routers.half_gates(model)
     if tiny.arch in tiny_formulas.LIMITED:
@@ -82,8 +75,25 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
     published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED
     if tiny.arch in published:
         published[tiny.arch](folder, config)
-    _tokenizer(tiny.arch).save_pretrained(folder)
+    save_tokenizer(folder, tiny.arch)
     return model.eval().requires_grad_(False)
+
+
+def draw_weights(model: torch.nn.Module) -> None:
+    """Fill a model with numbers of a trained one's spread, from torch's generator."""
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            _draw(name, values)
+        for name, values in model.named_buffers():
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
+                values.normal_(0, 0.2)
+            elif name.endswith("layer_scalar"):
+                values.normal_(0.8, 0.1)
+
+
+def save_tokenizer(folder: Path, arch: str) -> None:
+    """Save the vocabulary that models of an architecture have, beside one."""
+    _tokenizer(arch).save_pretrained(folder)
 
 
 def _draw(name: str, values: torch.Tensor) -> None:
@@ -144,7 +154,8 @@ def _add_block(folder: Path, config: Any) -> None:
     save_file(tensors | block, path, {"format": "pt"})
 
 
-def _common(tiny: TinyModel) -> dict[str, Any]:
+def common_settings(tiny: TinyModel) -> dict[str, Any]:
+    """Return the settings that all configurations have."""
     return {
         "vocab_size": NUM_TOKENS,
         "hidden_size": tiny.hidden,
