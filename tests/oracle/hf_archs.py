@@ -42,6 +42,10 @@ _SHARED = {
 }
 
 
+_SLOWED = {"step35": "full_attention_inv_freq"}
+"""Which pairs the file's factors are of, where not of all layers'."""
+
+
 class Keys:
     """The metadata of one file under its architecture's prefix."""
 
@@ -107,12 +111,13 @@ def open_hf(path: Path) -> HfModel:
     model = getattr(transformers, make)(config) if isinstance(make, str) else make(config)
     # gemma4's configuration says which pairs turn.
     if "rope_freqs.weight" in weights and keys.arch != "gemma4":
-        model.model.rotary_emb.inv_freq /= torch.from_numpy(weights["rope_freqs.weight"])
+        turned = getattr(model.model.rotary_emb, _SLOWED.get(keys.arch, "inv_freq"))
+        turned /= torch.from_numpy(weights["rope_freqs.weight"][: len(turned)])
     top = hf_recurrent.TOP.get(keys.arch, {"token_embd": "embed_tokens", "output_norm": "norm"})
     if keys("embedding_length_per_layer_input"):
         top = top | LAYER_EMBEDDINGS
-    # The hybrids store the norm's gains around zero.
-    zero = 1 if "full_attention_interval" in keys else 0
+    # The hybrids store the norm's gains around zero, and so does Step.
+    zero = 1 if "full_attention_interval" in keys or keys.arch == "step35" else 0
     state = {
         f"model.{theirs}.weight": weights[f"{ours}.weight"] - (zero if "norm" in ours else 0)
         for ours, theirs in top.items()

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers.models.mellum import modeling_mellum as mellum
+from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
+from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
 from tests.oracle.hf_routers import scaled_rope, usual_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.oracle.hf_archs import Keys
 
@@ -197,21 +201,81 @@ def _thinker_config(keys: Keys, common: dict[str, Any]) -> Any:
     return thinker_config(settings, window=window, gates_by_sigmoid=keys("expert_gating_func") == 2)
 
 
+class StepModel(torch.nn.Module):
+    """The text part of Step-3.7 with its head, which transformers has only with the part that sees."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config, self.model = config, Step3p7TextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write configuration and tensors as they are named here."""
+        self.config.save_pretrained(folder)
+        tensors = {name: values.contiguous() for name, values in self.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:
+        """Return transformers' output of the model, with logits."""
+        out = self.model(input_ids=input_ids, **options)
+        out.logits = self.lm_head(out.last_hidden_state)
+        return out
+
+
+def _step_config(keys: Keys, common: dict[str, Any]) -> Any:
+    layers, dense = range(keys.num_layers), keys("leading_dense_block_count")
+    pattern, heads = keys("attention.sliding_window_pattern"), keys("attention.head_count")
+    full = {"rope_theta": keys("rope.freq_base"), "partial_rotary_factor": 0.5}
+    near = {"rope_theta": keys("rope.freq_base_swa"), "partial_rotary_factor": 1.0}
+    ropes = {"full_attention": full, "sliding_attention": near}
+    own = {
+        "num_attention_heads": heads[pattern.index(False)],
+        "num_sliding_attention_heads": heads[pattern.index(True)],
+        "num_key_value_heads": keys("attention.head_count_kv")[0],
+        "layer_types": [
+            "sliding_attention" if is_near else "full_attention" for is_near in pattern
+        ],
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in layers],
+        "sliding_window": keys("attention.sliding_window"),
+        "rope_parameters": {n: {"rope_type": "default"} | rope for n, rope in ropes.items()},
+        "intermediate_size": keys("feed_forward_length"),
+        "n_routed_experts": keys("expert_count"),
+        "pad_token_id": 0,
+        "share_expert_dim": keys("expert_shared_feed_forward_length"),
+        "moe_router_scaling_factor": float(keys("expert_weights_scale")),
+        "swiglu_limits": [float(each) for each in keys("swiglu_clamp_exp")],
+        "swiglu_limits_shared": [float(each) for each in keys("swiglu_clamp_shexp")],
+    }
+    kept = {name: value for name, value in common.items() if name != "num_experts"}
+    return Step3p7TextConfig(**(kept | own))
+
+
+def _step_state(keys: Keys, own: State) -> State:
+    """Norms are stored around zero there."""
+    own = {n: v - 1 if n.endswith("norm.weight") else v for n, v in own.items()}
+    return usual_state(keys, own) | {"self_attn.g_proj.weight": own["attn_gate.weight"]}
+
+
 CLASSES: dict[str, Any] = {
     "cohere2moe": "Cohere2MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "maple": maple_model,
     "smallthinker": thinker_model,
+    "step35": StepModel,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "cohere2moe": _cohere_config,
     "gpt-oss": _oss_config,
     "maple": _maple_config,
     "smallthinker": _thinker_config,
+    "step35": _step_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
     "cohere2moe": usual_state,
     "gpt-oss": _oss_state,
     "maple": usual_state,
     "smallthinker": usual_state,
+    "step35": _step_state,
 }

@@ -190,7 +190,11 @@ async def test_a_split_model_may_stay_split(workshop, tmp_path):
     assert np.array_equal(*logits)
 
 
-@pytest.mark.parametrize("case", [case for case in OTHER_CASES if case.tiny.extra_block], ids=str)
+# Step's files have several blocks, which nobody drafts with.
+WITH_BLOCK = [c for c in OTHER_CASES if c.tiny.extra_block and c.tiny.arch != "step35"]
+
+
+@pytest.mark.parametrize("case", WITH_BLOCK, ids=str)
 def test_a_converted_block_guesses_as_in_llama_cpp(workshop, case):
     """What the converter writes of a block is read in its order."""
     compare_blocks(workshop.converted(case)[1])

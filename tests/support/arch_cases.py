@@ -58,6 +58,7 @@ _ODD = {
 }
 _ODD_STATE = {"key_heads": 3, "value_heads": 6, "state": 10, "conv_width": 3, "interval": 2}
 
+_LONE_EXPERT = {"experts": 1, "used": 1, "kv_heads": 1}
 _NO_EXPERTS = {"experts": 0, "used": 0}
 _LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 _YARN = {
@@ -193,6 +194,9 @@ FORMULA_CASES = (
     _case("near", "smallthinker", layers=6, window=16, kv_heads=1, seed=92),
     _case("odd", "smallthinker", **_ODD, extra={"expert_gating_func": 1}, tied=True, seed=93),
     _case("one_expert", "smallthinker", layers=2, experts=1, used=1, seed=94),
+    _case("default", "step35", layers=5, window=16, seed=91),
+    _case("odd", "step35", **_ODD_HEADS, layers=4, window=7, dense=2, slowed=True, seed=92),
+    _case("one_expert", "step35", layers=3, window=2, dense=0, **_LONE_EXPERT, seed=93),
 )
 """Architectures that differ by the formula of their experts."""
 
@@ -347,6 +351,7 @@ MORE_SCHEDULED_CASES = (
     ),
     _case("mixed", "maple", **_WIDE, layers=4, formats=_MIX, seed=68),
     _case("mixed", "smallthinker", **_WIDE, layers=2, formats=_MIX, seed=69),
+    _case("mixed", "step35", **_WIDE, layers=4, kv_heads=4, formats=_MIX, seed=69),
     CHUNKED_CASE,
 )
 """More of them, for the quicker checks and for long runs."""

@@ -6,6 +6,7 @@ Knows the GGUF convention of each architecture. Knows no oracle, and not how a f
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.support.toy_routers import attention, feed_forward
@@ -104,15 +105,53 @@ def _thinker_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     return weights | feed_forward(toy, draw, layer)
 
 
+def _step_keys(toy: ToyArch) -> dict[str, Any]:
+    """The first layer of every four sees all tokens. Limits that many values reach, also of the first, dense layer."""
+    layers = range(toy.layers)
+    return {
+        "attention.head_count": [_step_heads(toy, layer) for layer in layers],
+        "attention.head_count_kv": [toy.kv_heads] * toy.layers,
+        "attention.sliding_window": toy.window,
+        "attention.sliding_window_pattern": [layer % 4 > 0 for layer in layers],
+        "rope.freq_base_swa": 500.0,
+        "leading_dense_block_count": toy.dense,
+        "feed_forward_length": 2 * toy.shared,
+        "expert_shared_feed_forward_length": toy.shared,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.5,
+        "expert_gating_func": 2,
+        "swiglu_clamp_exp": [0.0 if layer == 1 else 0.4 for layer in layers],
+        "swiglu_clamp_shexp": [0.0 if layer == 2 else 0.6 for layer in layers],
+    }
+
+
+def _step_heads(toy: ToyArch, layer: int) -> int:
+    """Layers with a window have more heads."""
+    return toy.heads + (toy.kv_heads if layer % 4 else 0)
+
+
+def _step_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    own = replace(toy, heads=_step_heads(toy, layer))
+    weights = feed_forward(toy, draw, layer, dense=2 * toy.shared, shared=toy.shared, biased=True)
+    return {
+        **attention(own, draw, "head"),
+        "attn_gate.weight": draw.matrix(own.heads, toy.hidden, gain=2.0),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+        **weights,
+    }
+
+
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "cohere2moe": _cohere_keys,
     "gpt-oss": _oss_keys,
     "maple": _maple_keys,
     "smallthinker": _thinker_keys,
+    "step35": _step_keys,
 }
 LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "cohere2moe": _cohere_layer,
     "gpt-oss": _oss_layer,
     "maple": _maple_layer,
     "smallthinker": _thinker_layer,
+    "step35": _step_layer,
 }

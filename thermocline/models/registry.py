@@ -76,6 +76,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "mistral3",
             "mistral4",
             "smollm3",
+            "step35",
             "kimi-linear",
         )
     }

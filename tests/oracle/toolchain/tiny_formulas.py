@@ -14,8 +14,9 @@ import transformers
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file, save_file
+from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 
-from tests.oracle.hf_formulas import maple_model, thinker_config, thinker_model
+from tests.oracle.hf_formulas import StepModel, maple_model, thinker_config, thinker_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,122 @@ def _maple(common: dict[str, Any], tiny: TinyModel) -> Any:
     return config
 
 
+def _step(common: dict[str, Any], tiny: TinyModel) -> Any:
+    """The first layer of every four sees all tokens. Limits as published ones are, but for where they are."""
+    layers = range(tiny.layers)
+    kinds = ["sliding_attention" if n % 4 else "full_attention" for n in layers]
+    own = {
+        "n_routed_experts": common["num_experts"],
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "share_expert_dim": 32,
+        "moe_router_scaling_factor": 3.0,
+        "num_sliding_attention_heads": 6,
+        "layer_types": kinds,
+        "mlp_layer_types": ["sparse" if n else "dense" for n in layers],
+        "sliding_window": 16,
+        "rope_parameters": {
+            "full_attention": _turning(1e6, 0.5) | tiny.options.get("full_rope", {}),
+            "sliding_attention": _turning(1e4, 1.0),
+        },
+        "swiglu_limits": [7.0 if n % 2 else None for n in layers],
+        "swiglu_limits_shared": [None if n % 2 else 16.0 for n in layers],
+    }
+    kept = {name: value for name, value in common.items() if name != "num_experts"}
+    options = {name: value for name, value in tiny.options.items() if name != "full_rope"}
+    return Step3p7TextConfig(**(kept | own | options))
+
+
+def _turning(base: float, part: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": part}
+
+
+_STEP_NAMES = {
+    ".mlp.gate.e_score_correction_bias": ".moe.router_bias",
+    ".mlp.gate.": ".moe.gate.",
+    ".mlp.experts.down_proj": ".moe.down_proj.weight",
+    ".mlp.shared_experts.": ".share_expert.",
+}
+_STEP_BLOCKS = 3
+"""How many blocks guess further tokens, where a checkpoint has such."""
+
+
+def _as_step(folder: Path, config: Any) -> None:
+    """Write tensors and configuration under the names that the published ones have."""
+    tensors = {}
+    for name, values in load_file(folder / "model.safetensors").items():
+        own = name
+        for theirs, ours in _STEP_NAMES.items():
+            own = own.replace(theirs, ours)
+        if own.endswith(".mlp.experts.gate_up_proj"):
+            stem = own.removesuffix("mlp.experts.gate_up_proj")
+            for part, role in zip(values.chunk(2, dim=1), ("gate", "up"), strict=True):
+                tensors[f"{stem}moe.{role}_proj.weight"] = part.contiguous()
+        else:
+            tensors[own] = values
+    path = folder / "config.json"
+    saved = json.loads(path.read_text())
+    num_blocks = config.num_hidden_layers
+    if saved.get("num_nextn_predict_layers"):
+        num_blocks += _STEP_BLOCKS
+        tensors |= _step_blocks(tensors, config)
+    kinds = ["sliding_attention" if n % 4 else "full_attention" for n in range(num_blocks)]
+    near = config.rope_parameters.get("sliding_attention", _turning(1e4, 1.0))
+    full = config.rope_parameters["full_attention"]
+    routed = [str(n) for n, kind in enumerate(config.mlp_layer_types) if kind == "sparse"]
+    named = {
+        "architectures": ["Step3p5ForCausalLM"],
+        "num_attention_groups": config.num_key_value_heads,
+        "attention_other_setting": {
+            "num_attention_heads": config.num_sliding_attention_heads,
+            "num_attention_groups": config.num_key_value_heads,
+        },
+        "layer_types": kinds,
+        "partial_rotary_factors": [1.0 if kind[0] == "s" else 0.5 for kind in kinds],
+        "rope_theta": [(near if kind[0] == "s" else full)["rope_theta"] for kind in kinds],
+        "moe_num_experts": config.n_routed_experts,
+        "moe_top_k": config.num_experts_per_tok,
+        "moe_layers_enum": ",".join(routed),
+        "moe_router_activation": "sigmoid",
+        "norm_expert_weight": True,
+        "num_nextn_predict_layers": num_blocks - config.num_hidden_layers,
+    }
+    del saved["rope_parameters"]
+    if full["rope_type"] == "llama3":
+        named["rope_scaling"] = {n: full[n] for n in full if n != "partial_rotary_factor"}
+    path.write_text(json.dumps(saved | named))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def _step_blocks(tensors: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
+    """Return blocks that guess further tokens: dense layers with a window, and heads of their own."""
+    found, hidden, width = {}, config.hidden_size, config.intermediate_size
+    near = {n: v for n, v in tensors.items() if n.startswith("model.layers.1.")}
+    for index in range(_STEP_BLOCKS):
+        block = f"model.layers.{config.num_hidden_layers + index}."
+        for name, values in near.items():
+            if ".moe." not in name and ".share_expert." not in name:
+                found[name.replace("model.layers.1.", block)] = values.flip(0).contiguous()
+        for name, shape in (
+            ("mlp.gate_proj", (width, hidden)),
+            ("mlp.up_proj", (width, hidden)),
+            ("mlp.down_proj", (hidden, width)),
+            ("eh_proj", (hidden, 2 * hidden)),
+            ("transformer.shared_head.output", (config.vocab_size, hidden)),
+        ):
+            found[f"{block}{name}.weight"] = torch.randn(shape) * shape[1] ** -0.5
+        for name in ("enorm", "hnorm", "transformer.shared_head.norm"):
+            found[f"{block}{name}.weight"] = torch.zeros(hidden)
+    return found
+
+
+def ask_for_blocks(folder: Path, config: Any) -> None:
+    """Let the configuration have blocks that guess further tokens."""
+    path = folder / "config.json"
+    named = {"num_nextn_predict_layers": _STEP_BLOCKS}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+
+
 def _as_maple(folder: Path, config: Any) -> None:
     """Write the configuration as the published one is."""
     path = folder / "config.json"
@@ -130,9 +247,11 @@ def speak_up(model: torch.nn.Module) -> None:
     """Make experts so loud that limits of the published models are reached."""
     with torch.no_grad():
         for name, values in model.named_parameters():
-            if name.endswith("experts.gate_up_proj"):
+            if ".mlp." in name and "gate_up_proj" in name:
                 values.mul_(8.0)
-            elif name.endswith("experts.down_proj"):
+            elif ".mlp." in name and name.endswith(("gate_proj.weight", "up_proj.weight")):
+                values.mul_(16.0)
+            elif ".mlp." in name and "down_proj" in name:
                 values.mul_(0.05)
 
 
@@ -164,27 +283,44 @@ CLASSES: dict[str, Any] = {
     "gpt-oss": "GptOssForCausalLM",
     "maple": maple_model,
     "smallthinker": thinker_model,
+    "step35": StepModel,
 }
-LIMITED = ("maple",)
+LIMITED = ("maple", "step35")
 """Those whose experts have limits."""
 CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "cohere2moe": _cohere,
     "gpt-oss": _oss,
     "maple": _maple,
     "smallthinker": _thinker,
+    "step35": _step,
 }
 PUBLISHED: dict[str, Callable[[Path, Any], None]] = {
     "maple": _as_maple,
     "smallthinker": _as_thinker,
+    "step35": _as_step,
 }
 """What makes a saved checkpoint one as the hub has it."""
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LIMITS = ("swiglu_limits", "swiglu_limits_shared")
+_STEP_WIDE = {"moe_intermediate_size": 256, "share_expert_dim": 256}
 OTHERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("long", "maple", {"layers": 5, "seed": 3}),
     ("long", "smallthinker", {"layers": 5, "seed": 4}),
     ("softmax", "smallthinker", {"options": {"window": 0, "gates_by_sigmoid": False}, "seed": 5}),
+    ("long", "step35", {"layers": 5, "seed": 3}),
+    ("extra_blocks", "step35", {"layers": 5, "extra_block": True, "seed": 4}),
+    ("llama3", "step35", {"layers": 4, "options": {"full_rope": _LLAMA3}, "seed": 5}),
+    ("unlimited", "step35", {"options": dict.fromkeys(_LIMITS), "seed": 6}),
 )
 """More cases: their names, architectures, and how a model is otherwise."""
 MIXED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("wide", "maple", {"layers": 4, "options": {"moe_intermediate_size": 256}}),
+    ("wide", "step35", {"layers": 4, "options": _STEP_WIDE}),
 )
 """The same of models that are quantised."""

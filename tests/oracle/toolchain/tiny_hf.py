@@ -340,6 +340,7 @@ _BLOCKS = {
     "glm4moe": tiny_routers.add_glm_block,
     "glm4_moe_lite": tiny_routers.add_glm_block,
     "nemotron_h_moe": tiny_recurrent.add_nemotron_block,
+    "step35": tiny_formulas.ask_for_blocks,
 }
 """What adds a block that guesses a further token, where it is not as Qwen's."""
 _CLASSES = {
