@@ -101,12 +101,12 @@ def _cohere_config(keys: Keys, common: dict[str, Any]) -> Any:
 
 
 class LimitedExperts(torch.nn.Module):
-    """Experts whose gate is limited before its SiLU, and whose up values are, in place of transformers' own."""
+    """Experts with a limit, in place of transformers' own. before: of the gate before its SiLU, else of what that gives."""
 
-    def __init__(self, own: torch.nn.Module, limit: float) -> None:
+    def __init__(self, own: torch.nn.Module, limit: float, *, before: bool) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = own.gate_up_proj, own.down_proj
-        self.limit = limit or float("inf")
+        self.limit, self.before = limit or float("inf"), before
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return what the chosen experts of each row give, weighed."""
@@ -114,11 +114,37 @@ class LimitedExperts(torch.nn.Module):
         for expert in range(len(self.down_proj)):
             rows, slots = torch.where(chosen == expert)
             gate, up = torch.nn.functional.linear(x[rows], self.gate_up_proj[expert]).chunk(2, -1)
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-            inner = torch.nn.functional.silu(gate) * up
+            if self.before:
+                gate = gate.clamp(max=self.limit)
+            gate = torch.nn.functional.silu(gate).clamp(max=self.limit)
+            inner = gate * up.clamp(-self.limit, self.limit)
             part = torch.nn.functional.linear(inner, self.down_proj[expert])
             out.index_add_(0, rows, part * weights[rows, slots, None])
         return out
+
+
+class LimitedMlp(torch.nn.Module):
+    """A feed-forward with a limit of what SiLU gives, and of the up values, in place of transformers' own."""
+
+    def __init__(self, own: torch.nn.Module, limit: float) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = own.gate_proj, own.up_proj, own.down_proj
+        self.limit = limit or float("inf")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what it gives for each row."""
+        gate = torch.nn.functional.silu(self.gate_proj(x)).clamp(max=self.limit)
+        return self.down_proj(gate * self.up_proj(x).clamp(-self.limit, self.limit))
+
+
+def limit_layers(layers: Any, routed: list[float], shared: list[float]) -> None:
+    """Give layers of transformers' limits by layer, of routed experts, and of shared ones and dense layers."""
+    for layer, limit, other in zip(layers, routed, shared, strict=True):
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.experts = LimitedExperts(layer.mlp.experts, limit, before=False)
+            layer.mlp.shared_experts = LimitedMlp(layer.mlp.shared_experts, other)
+        else:
+            layer.mlp = LimitedMlp(layer.mlp, other)
 
 
 def maple_model(config: Any) -> Any:
@@ -126,7 +152,7 @@ def maple_model(config: Any) -> Any:
     model = transformers.MellumForCausalLM(config)
     model.model.rotary_emb.full_attention_inv_freq.zero_()
     for layer, limit in zip(model.model.layers, config.expert_limits, strict=True):
-        layer.mlp.experts = LimitedExperts(layer.mlp.experts, limit)
+        layer.mlp.experts = LimitedExperts(layer.mlp.experts, limit, before=True)
     return model
 
 

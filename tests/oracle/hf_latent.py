@@ -9,6 +9,8 @@ import numpy as np
 import transformers
 from torch import nn
 
+from tests.oracle.hf_formulas import limit_layers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -156,12 +158,23 @@ def _bailingmoe3_config(keys: Keys, common: dict[str, Any]):
         "kda_lower_bound": float(keys("kda.gate_lower_bound")),
         "num_mtp_layers": 0,
     }
-    return transformers.BailingHybridConfig(**(settings | own))
+    config = transformers.BailingHybridConfig(**(settings | own))
+    config.limits = [_limits_of(keys, f"swiglu_clamp_{part}") for part in ("exp", "shexp")]
+    return config
+
+
+def _limits_of(keys: Keys, name: str) -> list[float]:
+    """Return what the file says by layer, or of all layers; zeros are none."""
+    found = keys(name, 0.0)
+    values = found if isinstance(found, list) else [found] * keys.num_layers
+    return [float(value) for value in values][: keys.num_layers]
 
 
 def _bailingmoe3(config: Any) -> torch.nn.Module:
-    """transformers' class, with two matrices of queries or a tied head, where it knows neither."""
+    """transformers' class, with two matrices of queries, a tied head or limits, where it knows none of these."""
     model = transformers.BailingHybridForCausalLM(config)
+    if any(map(any, config.limits)):
+        limit_layers(model.model.layers, *config.limits)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     for layer in model.model.layers if config.q_lora_rank else ():

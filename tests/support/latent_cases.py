@@ -215,6 +215,13 @@ BAILINGMOE3_OPTIONS: dict[str, dict[str, Any]] = {
         "extra": {"expert_weights_norm": False, "kda.safe_gate": None},
         "seed": 135,
     },
+    "limited": {
+        **_SHAPE,
+        "layers": 3,
+        "interval": 2,
+        "extra": {"swiglu_clamp_exp": [0.0, 0.4, 0.6], "swiglu_clamp_shexp": 0.5},
+        "seed": 136,
+    },
 }
 """Of Ling 3, whose last layers attend whatever the interval."""
 

@@ -34,6 +34,15 @@ DRAFTING_TOYS = MappingProxyType(
             extra={"expert_gating_func": 2, "expert_weights_norm": True},
         ),
         "bailingmoe3": ToyArch("bailingmoe3", layers=4, head_dim=24, rotary=8, query_rank=24),
+        "bailingmoe3 limited": ToyArch(
+            "bailingmoe3",
+            layers=2,
+            interval=2,
+            head_dim=24,
+            rotary=8,
+            query_rank=24,
+            extra={"swiglu_clamp_exp": [0.0, 0.5], "swiglu_clamp_shexp": [0.0, 0.6]},
+        ),
         "nemotron_h_moe": ToyArch("nemotron_h_moe", layers=5),
         "nemotron_h_moe narrow": ToyArch("nemotron_h_moe", layers=5, narrow=40),
     }
@@ -87,7 +96,8 @@ def next_block_metadata(toy: ToyArch) -> dict[str, Any]:
     """Return the keys that change with a block: it counts as one of all, and has its place in lists."""
     found, prefix = toy_arch_metadata(toy), f"{toy.arch}."
     keys = {prefix + "block_count": toy.layers + 1, prefix + "nextn_predict_layers": 1}
-    for name in ("attention.head_count_kv", "feed_forward_length"):
+    limits = "swiglu_clamp_exp", "swiglu_clamp_shexp"
+    for name in ("attention.head_count_kv", "feed_forward_length", *limits):
         values = found.get(prefix + name)
         if isinstance(values, list):
             keys[prefix + name] = [*values, max(values)]

@@ -64,7 +64,7 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
     draw_weights(model)
     if tiny.arch in tiny_routers.UNGATED:
         tiny_routers.half_gates(model)
-    if tiny.arch in tiny_formulas.LIMITED:
+    if tiny.arch in tiny_formulas.LIMITED or tiny_latent.LIMITS[0] in tiny.options:
         tiny_formulas.speak_up(model)
     model.save_pretrained(folder)
     if tiny.extra_block:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.oracle.hf_formulas import limit_layers
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -192,6 +194,21 @@ def _bailingmoe3(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.BailingHybridConfig(**settings)
 
 
+LIMITS = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+"""Settings of Ling 3, which transformers does not know: limits of routed and shared experts by layer."""
+
+
+def _bailingmoe3_model(config: Any) -> Any:
+    model = transformers.BailingHybridForCausalLM(config)
+    if any(hasattr(config, name) for name in LIMITS):
+        found = (getattr(config, name, None) for name in LIMITS)
+        limits = ([limit or 0.0 for limit in each or ()] for each in found)
+        count = config.num_hidden_layers
+        padded = ((each + [0.0] * count)[:count] for each in limits)
+        limit_layers(model.model.layers, *padded)
+    return model
+
+
 def _as_bailingmoe3(folder: Path, config: Any) -> None:
     """Write the configuration under the names that the converter reads, and those of a block's tensors."""
     path = folder / "config.json"
@@ -238,13 +255,14 @@ BAILINGMOE3_UNEVEN = {
     "first_k_dense_replace": 2,
 }
 BAILINGMOE3_WIDE = {"moe_intermediate_size": 256, "head_dim": 64}
-CLASSES = {
+BAILINGMOE3_LIMITS = {LIMITS[0]: [None, 7.0, 10.0], LIMITS[1]: [16.0, None, 12.0, 12.0]}
+CLASSES: dict[str, Any] = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
-    "bailingmoe3": "BailingHybridForCausalLM",
+    "bailingmoe3": _bailingmoe3_model,
 }
 CONFIGS = {
     "deepseek_v2": _lite,

@@ -15,7 +15,12 @@ from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.tiny_hf import NUM_TOKENS, TinyModel, save_tiny_model
-from tests.oracle.toolchain.tiny_latent import BAILINGMOE3_UNEVEN, BAILINGMOE3_WIDE, LITE_LAYERS
+from tests.oracle.toolchain.tiny_latent import (
+    BAILINGMOE3_LIMITS,
+    BAILINGMOE3_UNEVEN,
+    BAILINGMOE3_WIDE,
+    LITE_LAYERS,
+)
 from tests.oracle.toolchain.tiny_routers import CLASSES, wide_experts
 
 if TYPE_CHECKING:
@@ -279,6 +284,7 @@ OTHER_CASES = (
     _case("small", "bailingmoe3", layers=4),
     _case("uneven", "bailingmoe3", layers=5, options=BAILINGMOE3_UNEVEN, seed=2),
     _case("extra_block", "bailingmoe3", layers=4, extra_block=True, seed=3),
+    _case("limited", "bailingmoe3", layers=4, options=BAILINGMOE3_LIMITS, seed=4),
     _case("small", "glm4_moe_lite"),
     _case("extra_block", "glm4_moe_lite", extra_block=True),
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from thermocline.models.expert_limits import limited_layer, with_limits
 from thermocline.models.feed_forwards import shared_width
 from thermocline.models.gated_delta import channel_delta, channel_shape, delta_shape, kinds_by_heads
 from thermocline.models.latent import latent_rope, read_latent_attention, with_latent_layers
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 def read_spec(file: ModelFile) -> ModelSpec:
     """See `Architecture.read_spec`. A layer without heads of keys keeps a state, with as many heads as attention has."""
     read = SpecReader(file, is_latent=True)
-    _refuse_limits(read, file)
     read.refuse("rope.dimension_sections")  # of places in pictures
     if not read.flag("kda.safe_gate", default=True):
         read.refuse("kda.safe_gate")
@@ -35,23 +35,12 @@ def read_spec(file: ModelFile) -> ModelSpec:
     shared = shared_width(read, spec.num_layers, stated)
     spec = mixed_spec(read, spec, gating=read.gating(), shared=shared)
     shape = replace(channel_shape(read, spec), lower_bound=_lower_bound(read, file))
+    spec = with_limits(read, file, spec)
     return replace(
         with_latent_layers(read, spec),
         own_layer_kinds=kinds_by_heads(kv_heads[: spec.num_layers]),
         recurrent=shape,
     )
-
-
-def _refuse_limits(read: SpecReader, file: ModelFile) -> None:
-    """Refuse limits of what experts multiply, by layer or of all; zeros are none."""
-    for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
-        name = f"{file.architecture}.{key}"
-        if not read.has(key):
-            continue
-        is_array = file.metadata.is_array(name)
-        limits = file.metadata.get_floats(name) if is_array else (file.metadata.get_float(name),)
-        if any(limits):
-            read.refuse(key)
 
 
 def _lower_bound(read: SpecReader, file: ModelFile) -> float:
@@ -65,7 +54,8 @@ def _lower_bound(read: SpecReader, file: ModelFile) -> float:
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
     if spec.layer_kinds[index] is LayerKind.RECURRENT:
-        return mixed_layer(weights, spec, index, _delta(weights, spec, f"blk.{index}."))
+        layer = mixed_layer(weights, spec, index, _delta(weights, spec, f"blk.{index}."))
+        return limited_layer(weights, spec, index, layer)
     return read_next_block(weights, spec, index)
 
 
@@ -74,7 +64,9 @@ def read_next_block(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderL
     prefix = f"blk.{index}."
     attention = read_latent_attention(weights, spec, prefix)
     gate = weights.matrix(prefix + "attn_gate.weight", spec.num_heads, spec.hidden_size)
-    return mixed_layer(weights, spec, index, replace(attention, gate=gate), rope=latent_rope(spec))
+    attention = replace(attention, gate=gate)
+    layer = mixed_layer(weights, spec, index, attention, rope=latent_rope(spec))
+    return limited_layer(weights, spec, index, layer)
 
 
 def _delta(weights: WeightMap, spec: ModelSpec, prefix: str) -> DeltaWeights:

@@ -9,6 +9,7 @@ from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
 from tests.support.toy_next_block import DRAFTING_TOYS, write_drafting_toy
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kernels.weight import SiluLimits
 from thermocline.kernels.whole_layer import DeltaWeights, LatentWeights
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model, open_next_block
@@ -44,12 +45,20 @@ def test_decays_are_bounded_and_latent_heads_are_gated(tmp_path):
 def test_limits_of_zero_are_none(tmp_path):
     """Converters write them for layers without one; a number for all layers counts as well."""
     zeros = {"bailingmoe3.swiglu_clamp_exp": [0.0] * 4, "bailingmoe3.swiglu_clamp_shexp": 0.0}
-    assert opened(write_toy_arch(tmp_path / "m.gguf", TOY, metadata=zeros)).spec.num_layers == 4
-    for limit in ([0.0, 0.0, 0.0, 10.0], 10.0):
-        path = tmp_path / "n.gguf"
-        write_toy_arch(path, TOY, metadata={"bailingmoe3.swiglu_clamp_shexp": limit})
-        with pytest.raises(UnsupportedModelError, match="swiglu_clamp_shexp"):
-            opened(path)
+    spec = opened(write_toy_arch(tmp_path / "m.gguf", TOY, metadata=zeros)).spec
+    assert spec.expert_limits == spec.shared_limits == ()
+
+
+@pytest.mark.parametrize("limit", [[10.0, 0.0, 0.0, 10.0], 10.0], ids=["by layer", "of all"])
+def test_limits_are_of_recurrent_dense_and_attending_layers(tmp_path, limit):
+    """Shared experts and the dense layer keep the one of what SiLU gives, and routed experts have their own."""
+    keys = {"bailingmoe3.swiglu_clamp_shexp": limit, "bailingmoe3.swiglu_clamp_exp": [0, 7, 0, 0]}
+    model = opened(write_toy_arch(tmp_path / "n.gguf", TOY, metadata=keys))
+    stacks = [parts.shared.stack for parts in model.non_expert.layers]
+    by_layer = limit if isinstance(limit, list) else [limit] * 4
+    assert [stack.limits for stack in stacks] == [SiluLimits(n, n) if n else None for n in by_layer]
+    routed = [None if of is None else of.stack.limits for of in model.expert_layers]
+    assert routed == [None, SiluLimits(7.0, 7.0), None, None]
 
 
 def test_pictures_and_decays_without_a_bound_are_refused(tmp_path):
