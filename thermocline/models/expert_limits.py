@@ -9,6 +9,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from thermocline.kernels.weight import ExpertActivation, ExpertStack, SiluLimits
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ ROUTED_KEY: Final = "swiglu_clamp_exp"
 """A limit of routed experts for each block, or one for all."""
 SHARED_KEY: Final = "swiglu_clamp_shexp"
 """The same of shared experts, and of the feed-forward of dense layers."""
+_NONE: Final = 1e-6
+"""Up to here a limit is none, as in llama.cpp."""
+_MOST: Final = float(np.finfo(np.float32).max)
 
 
 def with_limits(
@@ -50,14 +55,15 @@ def _limits(
     if len(values) != num_blocks:
         raise read.bad(key, f"has {len(values)} entries for {num_blocks} blocks")
     for value in values:
-        if not (math.isfinite(value) and value >= 0):
+        if not 0 <= value <= _MOST:
             raise read.bad(key, f"has {value}; a limit is a positive number, or 0 for none")
-    if not any(values):
-        return ()
-    return tuple(_limit(value, before=before) if value else None for value in values)
+    found = tuple(_limit(value, before=before) for value in values)
+    return found if any(found) else ()
 
 
-def _limit(value: float, *, before: bool) -> SiluLimits:
+def _limit(value: float, *, before: bool) -> SiluLimits | None:
+    if value <= _NONE:
+        return None
     # SiLU grows wherever it is positive.
     return SiluLimits(value / (1 + math.exp(-value)) if before else value, value)
 

@@ -352,6 +352,8 @@ def test_a_missing_key_is_named(tmp_path, arch, key):
         ("maple", "swiglu_clamp_exp", [7.0, float("nan"), 7.0, 7.0, 7.0], ModelFileError),
         ("maple", "swiglu_clamp_exp", [7.0, float("inf"), 7.0, 7.0, 7.0], ModelFileError),
         ("maple", "swiglu_clamp_exp", float("inf"), ModelFileError),
+        ("maple", "swiglu_clamp_exp", float("nan"), ModelFileError),
+        ("maple", "swiglu_clamp_exp", [], ModelFileError),
         ("maple", "swiglu_clamp_exp", "7", ModelFileError),
         ("smallthinker", "attention.sliding_window_pattern", 4, UnsupportedModelError),
         ("smallthinker", "expert_gating_func", 4, UnsupportedModelError),

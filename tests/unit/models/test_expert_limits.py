@@ -30,7 +30,7 @@ def stacks_of(path):
 
 
 def test_maple_limits_the_gate_before_its_silu(tmp_path):
-    """The largest value of the gate is the SiLU of the limit; a limit of 0 leaves a layer SwiGLU, and one number is all's."""
+    """The largest value of the gate is the SiLU of the limit; a limit of nothing leaves a layer SwiGLU, one number is all's."""
     path = write_toy_arch(tmp_path / "m.gguf", MAPLE)
     stacks = stacks_of(path)
     limit = pytest.approx(0.6), pytest.approx(0.6 / (1 + math.exp(-0.6)))
@@ -43,7 +43,7 @@ def test_maple_limits_the_gate_before_its_silu(tmp_path):
             assert (stack.limits.up, stack.limits.gate) == limit
     write_toy_arch(path, MAPLE, metadata={"maple.swiglu_clamp_exp": 7.0})
     assert [stack.limits.up for stack in stacks_of(path)] == [7.0] * 4
-    write_toy_arch(path, MAPLE, metadata={"maple.swiglu_clamp_exp": [0.0] * 4})
+    write_toy_arch(path, MAPLE, metadata={"maple.swiglu_clamp_exp": [0.0, 1e-7, 0.0, 0.0]})
     with open_model_file(path) as file:
         assert open_model(file, ReferenceKernels()).spec.expert_limits == ()
 
