@@ -18,8 +18,7 @@ inline void require_below(const int32_t* values, int64_t count, int64_t limit, c
 }
 
 template <typename Array>
-CacheShape cache_shape(int type, int64_t block_tokens, int64_t head_dim, const Array& keys,
-                                  const Array& values) {
+CacheShape cache_shape(int type, int64_t block_tokens, int64_t head_dim, const Array& keys, const Array& values) {
     CacheShape cache{CacheType::F32, size(keys, 0), block_tokens, size(keys, 1), head_dim};
     require(cache_type(type, cache.type), "no such cache type");
     require(block_tokens > 0, "block_tokens must be positive");
@@ -27,10 +26,16 @@ CacheShape cache_shape(int type, int64_t block_tokens, int64_t head_dim, const A
     require(cache.type != CacheType::Q8_0 || head_dim % 32 == 0,
             "a Q8_0 cache needs a head_dim that 32 divides");
     require(cache.kv_heads > 0, "the cache has no heads");
-    for (size_t axis = 0; axis < 3; ++axis)
-        require(keys.shape(axis) == values.shape(axis), "keys and values must have one shape");
+    for (size_t axis = 0; axis < 2; ++axis)
+        require(keys.shape(axis) == values.shape(axis), "keys and values must have the same blocks and heads");
     require(size(keys, 2) == block_tokens * cache_row_bytes(cache.type, head_dim),
             "the cache must be [blocks, kv_heads, bytes of a head's block]");
+    // The bytes of a block of values say how many numbers a value has: Q8_0 has 34 bytes for 32 of them.
+    const int64_t value_dim = size(values, 2) / block_tokens * 32 / cache_row_bytes(cache.type, 32);
+    require(value_dim > 0 && value_dim <= kMaxHeadDim &&
+                size(values, 2) == block_tokens * cache_row_bytes(cache.type, value_dim),
+            "values must be [blocks, kv_heads, bytes of a head's block]");
+    if (value_dim != head_dim) cache.own_value_dim = value_dim;
     return cache;
 }
 

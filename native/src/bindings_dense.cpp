@@ -52,10 +52,12 @@ void prepare_heads(Core& core, Write<float, 3> q, std::optional<In<float, 3>> k,
     const int64_t tokens = size(q, 0);
     require(k.has_value() == v.has_value(), "keys and values come together");
     for (const auto& x : {k, v})
-        require(!x || (size(*x, 0) == tokens && size(*x, 1) == cache.kv_heads && size(*x, 2) == cache.head_dim),
-                "k and v must be [tokens, kv_heads, head_dim]");
-    for (const auto& gain : {q_gain, k_gain, v_gain})
+        require(!x || (size(*x, 0) == tokens && size(*x, 1) == cache.kv_heads), "k and v must be [tokens, kv_heads, numbers]");
+    require(!k || (size(*k, 2) == cache.head_dim && size(*v, 2) == cache.value_dim()),
+            "k must have head_dim numbers per head, and v those of the cache's values");
+    for (const auto& gain : {q_gain, k_gain})
         require(!gain || size(*gain, 0) == cache.head_dim, "a gain must have head_dim entries");
+    require(!v_gain || size(*v_gain, 0) == cache.value_dim(), "a gain of values must have an entry per number");
     require_rotary(cosines, sines, tokens, cache.head_dim);
     require_slots(slots, tokens, cache);
     const tc::HeadsJob job{q.data(),
@@ -93,10 +95,11 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
                float softcap, int64_t window, const std::optional<In<float, 1>>& sinks, bool chunked,
                std::optional<tc::Temperature> temperature, bool prompt, Write<float, 3> out) {
     const tc::CacheShape cache = cache_shape(cache_type, block_tokens, size(q, 2), keys, values);
-    const int64_t heads = size(q, 1), row = heads * cache.head_dim, sequences = size(starts, 0) - 1;
+    const int64_t heads = size(q, 1), row = heads * cache.head_dim, out_row = heads * cache.value_dim();
+    const int64_t sequences = size(starts, 0) - 1;
     require(heads > 0 && heads % cache.kv_heads == 0, "heads must be a multiple of kv_heads");
-    for (size_t axis = 0; axis < 3; ++axis)
-        require(size(q, axis) == size(out, axis), "q and out must have one shape");
+    require(size(out, 0) == size(q, 0) && size(out, 1) == heads && size(out, 2) == cache.value_dim(),
+            "out must be [tokens, heads, numbers of a value]");
     require(size(positions, 0) == size(q, 0), "positions must have one entry per token");
     require(window >= 0 && softcap >= 0.0f, "window and softcap must not be negative");
     require(!chunked || window > 0, "chunks have a size");
@@ -109,7 +112,7 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
         if (tokens == 0) continue;
         jobs.push_back({q.data() + first * row, positions.data() + first, tokens, heads, cache,
                         keys.data(), values.data(), block_tables.data() + table, scale, softcap,
-                        window, out.data() + first * row, sinks ? sinks->data() : nullptr, chunked,
+                        window, out.data() + first * out_row, sinks ? sinks->data() : nullptr, chunked,
                         temperature.value_or(tc::Temperature{0.0f, 1, 0})});
     }
     const WithoutGil unlocked;

@@ -65,10 +65,6 @@ int64_t cache_row_bytes(CacheType type, int64_t head_dim) {
     return head_dim / 32 * 34;
 }
 
-int64_t cache_block_bytes(const CacheShape& shape) {
-    return shape.kv_heads * shape.block_tokens * cache_row_bytes(shape.type, shape.head_dim);
-}
-
 void rms_norm(const Dense& dense, const float* x, const float* gain, float epsilon, int64_t rows,
               int64_t width, float* out) {
     run_rows(dense.pool, rows, width, [&](int64_t first, int64_t last) {

@@ -93,19 +93,20 @@ void each_round(ThreadPool& pool, const StateSizes& sizes, const StateTokens& to
 
 void attend(const Compute& compute, const Dense& dense, Form form, const AttentionPart& part,
             const LayerTokens& tokens, const LayerCacheView& cache, const float* x, float* out, float* given) {
-    const int64_t count = tokens.count, hidden = part.output.rows, row = part.output.cols, kv_row = part.k.rows;
-    const int64_t head_dim = cache.shape.head_dim, heads = row / head_dim, q_row = part.q.rows;
+    const int64_t count = tokens.count, hidden = part.output.rows, out_row = part.output.cols, kv_row = part.k.rows;
+    const int64_t head_dim = cache.shape.head_dim, value_dim = cache.shape.value_dim(), heads = out_row / value_dim;
+    const int64_t row = heads * head_dim, v_row = part.v.rows, q_row = part.q.rows;
     const bool has_gate = part.gate.from == OutputGate::From::Weight;
     const int64_t gate_row = has_gate ? part.gate.weight.rows : 0;
     thread_local Scratch memory;
-    float* own = memory.get<float>(count * (hidden + q_row + 2 * row + 2 * kv_row + gate_row));
+    float* own = memory.get<float>(count * (hidden + q_row + row + out_row + kv_row + v_row + gate_row));
     float* const normed = given != nullptr ? given : own;
     float* both = own + count * hidden;  // queries, with gates between them if they have some
     float* q = both + count * q_row;
     float* k = q + count * row;
     float* v = k + count * kv_row;
-    float* attended = v + count * kv_row;
-    float* gates = attended + count * row;
+    float* attended = v + count * v_row;
+    float* gates = attended + count * out_row;
 
     (part.centers ? layer_norm : rms_norm)(dense, x, part.norm, part.epsilon, count, hidden, normed);
     // Values may be the keys before their norm.
@@ -113,7 +114,7 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
     const bool has_keys = part.k.data != nullptr;
     Product products[4] = {{part.q, both, q_row}, {part.k, k, kv_row}};
     int64_t num_products = has_keys ? 2 : 1;
-    if (has_values) products[num_products++] = {part.v, v, kv_row};
+    if (has_values) products[num_products++] = {part.v, v, v_row};
     else v = k;
     if (has_gate) products[num_products++] = {part.gate.weight, gates, gate_row};
     multiply_all(compute, form, normed, count, products, num_products);
@@ -125,7 +126,7 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
     }
     add_bias(part.q_bias, row, count, q);
     add_bias(part.k_bias, kv_row, count, k);
-    if (has_values) add_bias(part.v_bias, kv_row, count, v);
+    if (has_values) add_bias(part.v_bias, v_row, count, v);
     if (part.wide_q_gain != nullptr) {
         rms_norm(dense, q, part.wide_q_gain, part.epsilon, count, row, q);
         rms_norm(dense, k, part.wide_k_gain, part.epsilon, count, kv_row, k);
@@ -139,12 +140,12 @@ void attend(const Compute& compute, const Dense& dense, Form form, const Attenti
         if (length == 0) continue;
         jobs.push_back({q + first * row, tokens.positions + first, length, heads, cache.shape, cache.keys,
                         cache.values, tokens.block_tables + tokens.table_starts[s], part.scale, 0.0f, part.window,
-                        attended + first * row, part.sinks, part.chunked, part.temperature});
+                        attended + first * out_row, part.sinks, part.chunked, part.temperature});
     }
     attention(compute, form, jobs.data(), static_cast<int64_t>(jobs.size()));
     if (has_gate) {
         const int64_t width = gate_row / heads;
-        gate(dense, {attended, gates, count * heads, head_dim, width, width, part.gate.activation, attended});
+        gate(dense, {attended, gates, count * heads, value_dim, width, width, part.gate.activation, attended});
     } else if (part.gate.from == OutputGate::From::Queries) {
         gate(dense, {attended, both + head_dim, count * heads, head_dim, head_dim, 2 * head_dim,
                      part.gate.activation, attended});

@@ -61,22 +61,22 @@ class AttentionWeights {
                  data(v_bias),      epsilon,            scale,        window,
                  {from, static_cast<Activation>(activation), gate_ ? gate_->weight() : Weight{}}, data(sinks), data(output_bias), norm_last, data(v_gain),
                  post_ ? post_->part() : PostNorm{}, chunked, temperature.value_or(Temperature{0.0f, 1, 0}), centers};
-        const int64_t hidden = part_.output.rows, row = part_.output.cols, kv_row = part_.k.rows;
+        const bool gate_in_rows = from == OutputGate::From::Queries;
+        const int64_t hidden = part_.output.rows, row = part_.q.rows / (gate_in_rows ? 2 : 1), kv_row = part_.k.rows;
         require(keys_.has_value() == values_.has_value(), "keys and values come together");
         require(keys_ || (!k_gain && !v_gain && !wide_k_gain && !k_bias && !v_bias),
                 "a layer that reads another's keys and values has no norms and biases of them");
         require(part_.q.cols == hidden && (!keys_ || (part_.k.cols == hidden && part_.v.cols == hidden)),
                 "q, k and v must have a column per hidden number");
-        require(part_.k.rows == part_.v.rows, "k and v must have one shape");
-        require(part_.q.rows == (from == OutputGate::From::Queries ? 2 * row : row),
-                "output must have a column per row of q");
+        require(part_.v.data != part_.k.data || part_.k.rows == part_.v.rows, "values that are the keys have their shape");
+        require(!gate_in_rows || part_.q.rows == 2 * part_.output.cols, "a gate in q has a row per column of output");
         require(size(norm, 0) == hidden, "a norm must be [hidden]");
         require_length(wide_q_gain, row, "a wide gain must have an entry per row of q");
         require_length(wide_k_gain, kv_row, "a wide gain must have an entry per row of k");
         require(wide_q_gain.has_value() == wide_k_gain.has_value(), "wide gains come together");
         require_length(q_bias, row, "a bias must have an entry per row");
         require_length(k_bias, kv_row, "a bias must have an entry per row");
-        require_length(v_bias, kv_row, "a bias must have an entry per row");
+        require_length(v_bias, part_.v.rows, "a bias must have an entry per row");
         require_length(output_bias, hidden, "a bias must have an entry per row");
         require(window >= 0, "the window must not be negative");
         require(!chunked || window > 0, "chunks have a size");
@@ -85,19 +85,25 @@ class AttentionWeights {
         require(!post_ || (post_->width() == hidden && !post_->has_parts()),
                 "the norm of attention's output is of one part, [hidden]");
         require(activation == 0 || activation == 1, "no such activation");
-        require(!gate_ || (gate_->weight().cols == hidden && row % gate_->weight().rows == 0),
-                "the gate must have a column per hidden number, and divide the rows of q");
+        require(!gate_ || (gate_->weight().cols == hidden && part_.output.cols % gate_->weight().rows == 0),
+                "the gate must have a column per hidden number, and divide the columns of output");
     }
 
     const AttentionPart& part() const { return part_; }
     void require_heads(const CacheShape& cache) const {
-        const int64_t row = part_.output.cols, kv_row = cache.kv_heads * cache.head_dim;
+        const bool gate_in_rows = part_.gate.from == OutputGate::From::Queries;
+        const int64_t row = part_.q.rows / (gate_in_rows ? 2 : 1), kv_row = cache.kv_heads * cache.head_dim;
+        const int64_t out_row = part_.output.cols, heads = row / cache.head_dim;
         require((!keys_ || part_.k.rows == kv_row) && row % kv_row == 0, "the heads of q, k and the cache do not match");
-        for (const Gains& gain : {arrays_[1], arrays_[2], arrays_[10]})
+        require((!keys_ || part_.v.rows == cache.kv_heads * cache.value_dim()) && out_row == heads * cache.value_dim(),
+                "the heads of v, output and the cache do not match");
+        require(!gate_in_rows || cache.value_dim() == cache.head_dim, "a gate in q has a number per number of a value");
+        for (const Gains& gain : {arrays_[1], arrays_[2]})
             require_length(gain, cache.head_dim, "a gain must have head_dim entries");
-        require_length(arrays_[8], row / cache.head_dim, "sinks must have a number per head");
-        const int64_t gates = gate_ ? gate_->weight().rows : row;
-        require(gates == row || gates * cache.head_dim == row, "the gate must have a number per head or per row of q");
+        require_length(arrays_[10], cache.value_dim(), "a gain of values must have an entry per number");
+        require_length(arrays_[8], heads, "sinks must have a number per head");
+        const int64_t gates = gate_ ? gate_->weight().rows : out_row;
+        require(gates == out_row || gates == heads, "the gate must have a number per head or per column of output");
     }
 
    private:

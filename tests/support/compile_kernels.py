@@ -173,15 +173,23 @@ _CACHES = {
 
 
 def paged(
-    name: str, head_dim: int, group: int, window: int, latent: int = 0, *, chunked: bool = False
+    name: str,
+    head_dim: int,
+    group: int,
+    window: int,
+    latent: int = 0,
+    *,
+    value_dim: int = 0,
+    chunked: bool = False,
 ) -> Iterator[Case]:
     """Attention over a cache of this type: of prompts, of decoded tokens, and the sum of their splits.
 
-    latent: numbers of a value that is part of its key. chunked: the window does not slide.
+    latent: numbers of a value that is part of its key. value_dim: where it is other than a key's. chunked: the window does
+    not slide.
     """
     numbers, kind, operand = _CACHES[name]
-    value_dim = latent or head_dim
-    form = TileSizes.of(kind, value_dim)
+    value_dim = latent or value_dim or head_dim
+    form = TileSizes.of(kind, latent or max(head_dim, value_dim))
     units = "*fp16" if name == "Q8_0" else numbers
     types = dict.fromkeys(("out_ptr", "q_ptr", "sums_ptr", "tops_ptr", "sinks_ptr"), "*fp32")
     types |= dict.fromkeys(("keys_ptr", "values_ptr"), numbers)
@@ -196,6 +204,7 @@ def paged(
         "value_dim": value_dim,
         "width": triton.next_power_of_2(value_dim),
         "rest_width": max(triton.next_power_of_2(head_dim - value_dim), 16),
+        "is_latent": latent > 0,
         "block_tokens": 16,
         "window": window,
         "chunked": chunked,
@@ -204,7 +213,7 @@ def paged(
         "precision": "ieee" if kind is torch.float32 else "tf32",
         "positions": form.positions,
         "num_splits": NUM_SPLITS,
-        "has_sinks": head_dim == 64,
+        "has_sinks": head_dim in (64, 192),
     }
     for kernel, block_rows in (
         (attend_tiles_kernel, form.rows),
@@ -232,6 +241,7 @@ def every_cache() -> Iterator[Case]:
         yield from paged(name, head_dim, group, window, chunked=is_chunked)
     for name in _CACHES:
         yield from paged(name, 576, 20, 0, latent=512)
+        yield from paged(name, 192, 16, 128, value_dim=128)
 
 
 def cases() -> Iterator[Case]:

@@ -18,6 +18,7 @@ from thermocline.modelfile.shards import ARCHITECTURE_KEY
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from thermocline.kernels.cache_format import HeadShape
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.footprint import Footprint
     from thermocline.models.sizes import ModelSizes
@@ -294,12 +295,16 @@ def _attention(spec: ModelSpec) -> str:
     kinds = dict(zip(spec.layer_kinds, spec.kv_shapes, strict=True))
     kinds = {kind: of for kind, of in kinds.items() if kind is not LayerKind.RECURRENT}
     rows = {
-        kind: f"{heads} of {of.head_dim}, {of.kv_heads} for keys and values"
+        kind: f"{heads} of {of.head_dim}, {of.kv_heads} for keys and values{_value_size(of)}"
         for kind, of in kinds.items()
     }
     if len(set(rows.values())) < 2:
         return next(iter(rows.values()), "none")
     return "; ".join(f"{row} ({kind})" for kind, row in rows.items())
+
+
+def _value_size(heads: HeadShape) -> str:
+    return "" if heads.value_dim == heads.head_dim else f", values of {heads.value_dim}"
 
 
 def _cached_tokens(spec: ModelSpec) -> int:

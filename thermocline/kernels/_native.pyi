@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 27
+interface: int = 28
 
 class Core:
     """The threads and the instruction set that jobs run on."""

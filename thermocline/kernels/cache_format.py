@@ -1,6 +1,7 @@
 """How the key-value cache lies in memory: types, shapes, and NumPy's way in and out of the bytes.
 
-One layer has an array of keys and one of values, each uint8 [blocks, kv_heads, bytes of a head's block].
+One layer has an array of keys and one of values, each uint8 [blocks, kv_heads, bytes of a head's block]. A value may
+have other than a key's numbers.
 Values lie row after row, one row per token. Keys lie in groups of sixteen tokens (the last group of a
 block may be narrower), dimension by dimension: number (d, token) of a group of w tokens is number
 d * w + token. In Q8_0 each 32 dimensions of a group are w halves, then 32 * w bytes.
@@ -60,16 +61,27 @@ class HeadShape:
     head_dim: int
     latent: int = 0
     """See `CacheShape`."""
+    own_value_dim: int = 0
+    """See `CacheShape`."""
+
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value."""
+        return self.latent or self.own_value_dim or self.head_dim
+
+    @property
+    def stored_dims(self) -> tuple[int, ...]:
+        """Numbers of each row that is kept of a head: of a key, and of a value unless it is part of the key."""
+        return (self.head_dim,) if self.latent else (self.head_dim, self.value_dim)
 
     def token_bytes(self, cache_type: CacheType) -> int:
         """Return the bytes of one token's keys and values."""
-        arrays = 1 if self.latent else 2
-        return arrays * self.kv_heads * cache_type.row_bytes(self.head_dim)
+        return self.kv_heads * sum(map(cache_type.row_bytes, self.stored_dims))
 
 
 def fitting_type(cache_type: CacheType, shapes: Iterable[HeadShape]) -> CacheType:
     """Return a cache's type for heads of these shapes: F16 in place of Q8_0 where that does not fit."""
-    fits = all(shape.head_dim % _QUANT_BLOCK == 0 for shape in shapes)
+    fits = all(dim % _QUANT_BLOCK == 0 for shape in shapes for dim in shape.stored_dims)
     return CacheType.F16 if cache_type is CacheType.Q8_0 and not fits else cache_type
 
 
@@ -84,21 +96,41 @@ class CacheShape:
     head_dim: int
     latent: int = 0
     """How many first numbers of a key are the value, in a latent cache; 0 in others."""
+    own_value_dim: int = 0
+    """Numbers of a value, where they are not as many as those of a key; 0 where they are."""
+
+    @classmethod
+    def of(
+        cls, cache_type: CacheType, num_blocks: int, block_tokens: int, heads: HeadShape
+    ) -> CacheShape:
+        """Return the shape of a cache of such heads."""
+        sizes = heads.kv_heads, heads.head_dim, heads.latent, heads.own_value_dim
+        return cls(cache_type, num_blocks, block_tokens, *sizes)
+
+    @property
+    def heads(self) -> HeadShape:
+        """What it keeps of a token."""
+        return HeadShape(self.kv_heads, self.head_dim, self.latent, self.own_value_dim)
 
     @property
     def value_dim(self) -> int:
         """Numbers of a value."""
-        return self.latent or self.head_dim
+        return self.heads.value_dim
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one head's numbers of one token."""
+        """Bytes of one head's key of one token."""
         return self.type.row_bytes(self.head_dim)
+
+    @property
+    def value_row_bytes(self) -> int:
+        """Bytes of one head's value of one token; 0 in a latent cache."""
+        return 0 if self.latent else self.type.row_bytes(self.value_dim)
 
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values."""
-        return (1 if self.latent else 2) * self.kv_heads * self.row_bytes
+        return self.heads.token_bytes(self.type)
 
     @property
     def array_shape(self) -> tuple[int, int, int]:
@@ -108,7 +140,7 @@ class CacheShape:
     @property
     def value_shape(self) -> tuple[int, int, int]:
         """Shape of its values."""
-        return (*self.array_shape[:2], 0 if self.latent else self.array_shape[2])
+        return (*self.array_shape[:2], self.block_tokens * self.value_row_bytes)
 
 
 def write_cache(
@@ -119,9 +151,9 @@ def write_cache(
     k: FloatArray,
     v: FloatArray,
 ) -> None:
-    """Store k and v [tokens, kv_heads, head_dim] in `slots` [tokens]."""
+    """Store k [tokens, kv_heads, head_dim] and v [tokens, kv_heads, value_dim] in `slots` [tokens]."""
     blocks, places = np.divmod(slots, shape.block_tokens)
-    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    rows = _value_rows(shape, values)
     rows[blocks, :, places] = _pack(shape.type, v)
     packed = _pack(shape.type, k)
     for group, first, width in _groups(shape, keys):
@@ -133,9 +165,9 @@ def write_cache(
 def read_cache(
     shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the keys and values in `slots`, each float32 [slots, kv_heads, head_dim]."""
+    """Return the keys in `slots`, float32 [slots, kv_heads, head_dim], and values [slots, kv_heads, value_dim]."""
     blocks, places = np.divmod(slots, shape.block_tokens)
-    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    rows = _value_rows(shape, values)
     packed = np.empty((len(slots), shape.kv_heads, shape.row_bytes), np.uint8)
     for group, first, width in _groups(shape, keys):
         mine = (places >= first) & (places < first + width)
@@ -150,7 +182,7 @@ def copy_cache(shape: CacheShape, keys: ByteArray, values: ByteArray, slots: Int
         lines = _latent_rows(shape, keys)
         lines[to_blocks, to_places] = lines[blocks, places]
         return
-    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
+    rows = _value_rows(shape, values)
     rows[to_blocks, :, to_places] = rows[blocks, :, places]
     if shape.type is CacheType.Q8_0:
         _copy_quantised(shape, keys, slots)
@@ -187,19 +219,19 @@ def take_cached(
     blocks, places = np.divmod(slots, shape.block_tokens)
     if shape.latent:
         return _latent_rows(shape, keys)[blocks, places]
-    taken = np.empty((len(slots), 2, shape.kv_heads, shape.row_bytes), np.uint8)
-    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
-    taken[:, 1] = rows[blocks, :, places]
+    taken = np.empty((len(slots), shape.token_bytes), np.uint8)
+    own_keys, own_values = _parts_of(shape, taken)
+    own_values[...] = _value_rows(shape, values)[blocks, :, places]
     for part, first, width in _groups(shape, keys):
         mine = ((places >= first) & (places < first + width)).nonzero()[0]
         if not len(mine):
             continue
         if shape.type is CacheType.Q8_0:
-            taken[mine, 0] = _spread(shape, part, width)[blocks[mine], :, places[mine] - first]
+            own_keys[mine] = _spread(shape, part, width)[blocks[mine], :, places[mine] - first]
         else:
             numbers = _lanes(shape, part, width)[blocks[mine], :, :, places[mine] - first]
-            taken[mine, 0] = np.ascontiguousarray(numbers).view(np.uint8)
-    return taken.reshape(len(slots), shape.token_bytes)
+            own_keys[mine] = np.ascontiguousarray(numbers).view(np.uint8)
+    return taken
 
 
 def put_cached(
@@ -210,20 +242,30 @@ def put_cached(
     if shape.latent:
         _latent_rows(shape, keys)[blocks, places] = taken
         return
-    split = taken.reshape(len(slots), 2, shape.kv_heads, shape.row_bytes)
-    rows = values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.row_bytes)
-    rows[blocks, :, places] = split[:, 1]
+    own_keys, own_values = _parts_of(shape, taken)
+    _value_rows(shape, values)[blocks, :, places] = own_values
     for part, first, width in _groups(shape, keys):
         mine = ((places >= first) & (places < first + width)).nonzero()[0]
         if not len(mine):
             continue
         if shape.type is CacheType.Q8_0:
             lanes = _spread(shape, part, width)
-            lanes[blocks[mine], :, places[mine] - first] = split[mine, 0]
+            lanes[blocks[mine], :, places[mine] - first] = own_keys[mine]
         else:
             numbers = _lanes(shape, part, width)
-            own = split[mine, 0].view(numbers.dtype)
+            own = own_keys[mine].view(numbers.dtype)
             numbers[blocks[mine], :, :, places[mine] - first] = own
+
+
+def _value_rows(shape: CacheShape, values: ByteArray) -> ByteArray:
+    """Return a view of values as [blocks, kv_heads, block_tokens, bytes of a row]."""
+    return values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.value_row_bytes)
+
+
+def _parts_of(shape: CacheShape, taken: ByteArray) -> tuple[ByteArray, ByteArray]:
+    """Return views of tokens' bytes [tokens, token_bytes]: their keys and values, each [tokens, kv_heads, bytes of a row]."""
+    size, lead = shape.kv_heads * shape.row_bytes, (len(taken), shape.kv_heads)
+    return taken[:, :size].reshape(*lead, -1), taken[:, size:].reshape(*lead, -1)
 
 
 def _lanes(shape: CacheShape, group: ByteArray, width: int) -> NDArray[Any]:

@@ -78,7 +78,7 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMS norm of each head of queries, keys and values; gains are float32 [head_dim], None is no norm.
+    """RMS norm of each head of queries, keys and values; gains are float32 [head_dim] or [value_dim], None is no norm.
 
     last: heads turn before it, not after it.
     """
@@ -222,7 +222,8 @@ class DenseKernels(Protocol):
     ) -> None:
         """Norm and turn q [tokens, heads, head_dim] in place; norm, turn and store k; norm and store v. See `HeadNorm`.
 
-        k, v: [tokens, kv_heads, head_dim], unchanged, and maybe the same; both None where the cache has them already.
+        k: [tokens, kv_heads, head_dim] and v: [tokens, kv_heads, value_dim], unchanged, and maybe the same; both None where
+        the cache has them already.
         slots: [tokens], each at most once.
         """
         ...

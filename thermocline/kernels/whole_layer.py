@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class OutputGate:
     """The gate on attention's output, after its activation: one number per head, or one per output.
 
-    weight: float32 numbers from the layer's normed input [heads, or heads * head_dim, hidden]; None where
+    weight: float32 numbers from the layer's normed input [heads, or heads * value_dim, hidden]; None where
     each head's rows of q are followed by as many rows of its gate.
     """
 

@@ -50,9 +50,7 @@ class KVPool:
         for layer, of in enumerate(heads):
             blocks = own_blocks.get(LayerIndex(layer), num_blocks)
             if blocks:
-                shape = CacheShape(
-                    cache_type, blocks, block_tokens, of.kv_heads, of.head_dim, of.latent
-                )
+                shape = CacheShape.of(cache_type, blocks, block_tokens, of)
                 self._layers[LayerIndex(layer)] = _layer_cache(shape)
 
     def __repr__(self) -> str:

@@ -49,16 +49,18 @@ def read_attention(
     gated: bool = False,
     may_lack_values: bool = False,
     reads_others: bool = False,
+    value_dim: int | None = None,
 ) -> AttentionWeights:
     """Return grouped-query attention without norms of its heads. gated: q has rows for gates, too.
 
     q, k and v may be one tensor, attn_qkv, in this order; those without gates may have biases, and so may the output.
     may_lack_values: values are the keys where there is no attn_v. reads_others: keys and values are another layer's, and
-    tensors of its own, which converters leave in the file, are not used.
+    tensors of its own, which converters leave in the file, are not used. value_dim: numbers of a head's value, where they are
+    not as many as a key's.
     """
-    hidden = spec.hidden_size
+    hidden, value_dim = spec.hidden_size, value_dim or spec.head_dim
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    rows = (q_size * (2 if gated else 1), kv_size, kv_size)
+    rows = (q_size * (2 if gated else 1), kv_size, spec.num_kv_heads * value_dim)
     q, k, v = _query_key_value(weights, prefix, rows, hidden, may_lack_values, reads_others)
     output_bias, name = None, prefix + "attn_output.bias"
     if name in weights and not gated:
@@ -69,7 +71,7 @@ def read_attention(
         k=k,
         v=v,
         biases=None if gated or reads_others else _biases(weights, prefix, rows),
-        output=weights.matrix(prefix + "attn_output.weight", hidden, q_size),
+        output=weights.matrix(prefix + "attn_output.weight", hidden, spec.num_heads * value_dim),
         head_norm=HeadNorm(None, None, spec.rms_epsilon),
         scale=spec.attention_scale,
         output_bias=output_bias,

@@ -24,7 +24,7 @@ fell silent for up to 35 s in a cache of 4 contexts, and for no more than a step
 def cache_spec(config: EngineConfig, spec: ModelSpec, limits: PromptLimits) -> KVCacheSpec:
     """Return what the cache should have. Raises ConfigError for a type that the model's heads do not fit."""
     memory = config.memory
-    odd = {of.head_dim for of in spec.kv_shapes if of.head_dim % 32}
+    odd = {dim for of in spec.kv_shapes for dim in of.stored_dims if dim % 32}
     if memory.kv_type == "q8_0" and odd:
         raise ConfigError(
             f"--kv-type q8_0 needs heads of a multiple of 32 numbers, and this model's have {min(odd)}: "

@@ -23,6 +23,7 @@ from thermocline.models.routing import Routed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache, PostNorm
     from thermocline.kernels.recurrent_contract import RecurrentStates
@@ -116,7 +117,7 @@ def begin_attention(
     gates = None
     if weights.gate is not None:
         q, gates = _split_gates(kernels, weights.gate, q, normed, cache, prompt)
-    q, *rest = _heads(dense, weights, (q, *rest), cache.shape.head_dim)
+    q, *rest = _heads(dense, weights, (q, *rest), cache.shape)
     k, v = (rest[0], rest[-1]) if rest else (None, None)
     places = chunk.places(window=weights.window > 0)
     dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, places.slots)
@@ -321,7 +322,7 @@ def _split_gates(
     cache: LayerCache,
     prompt: bool,
 ) -> tuple[FloatArray, FloatArray]:
-    """Return q without the gate's rows, and the gate [T * heads, 1 or head_dim]."""
+    """Return q without the gate's rows, and the gate [T * heads, 1 or value_dim]."""
     head_dim = cache.shape.head_dim
     if gate.weight is None:
         pairs = q.reshape(-1, 2, head_dim)
@@ -333,9 +334,16 @@ def _split_gates(
 
 
 def _heads(
-    dense: DenseKernels, weights: AttentionWeights, products: tuple[FloatArray, ...], head_dim: int
+    dense: DenseKernels,
+    weights: AttentionWeights,
+    products: tuple[FloatArray, ...],
+    shape: CacheShape,
 ) -> list[FloatArray]:
-    """Return the products of q, k and v [T, heads, head_dim], with biases and the norm over all heads where there are any."""
+    """Return the products of q and k [T, heads, head_dim] and v [T, heads, value_dim].
+
+    With biases, and the norm over all heads, where there are any. Fewer products where values are the keys, or all are
+    another layer's.
+    """
     found = list(products)
     if weights.biases is not None:
         for product, bias in zip(found, weights.biases, strict=True):
@@ -344,7 +352,10 @@ def _heads(
         epsilon = weights.head_norm.epsilon
         for index, gain in enumerate(weights.wide_norm):
             found[index] = dense.rms_norm(found[index], gain, epsilon)
-    return [product.reshape(len(product), -1, head_dim) for product in found]
+    dims = shape.head_dim, shape.head_dim, shape.value_dim
+    return [
+        product.reshape(len(product), -1, dim) for product, dim in zip(found, dims, strict=False)
+    ]
 
 
 def route(

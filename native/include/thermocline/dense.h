@@ -22,9 +22,8 @@ struct Dense {
 
 // False when the id is none of CacheType's.
 bool cache_type(int type_id, CacheType& type);
-// Bytes of one head's numbers of one token, and of one block of keys (or of values).
+// Bytes of one head's key, or value, of one token.
 int64_t cache_row_bytes(CacheType type, int64_t head_dim);
-int64_t cache_block_bytes(const CacheShape& shape);
 
 // out[r] = x[r] / sqrt(mean(x[r]^2) + epsilon) * gain     x, out: [rows, width], may be the same.
 void rms_norm(const Dense& dense, const float* x, const float* gain, float epsilon, int64_t rows,

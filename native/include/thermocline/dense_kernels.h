@@ -13,7 +13,8 @@
 
 namespace thermocline {
 
-// ggml's type ids. Rows of a head hold head_dim numbers; Q8_0 has a half and 32 bytes per 32 numbers.
+// ggml's type ids. Rows of a head's keys hold head_dim numbers, those of its values value_dim() numbers; Q8_0 has a half
+// and 32 bytes per 32 numbers.
 enum class CacheType : int { F32 = 0, F16 = 1, Q8_0 = 8, BF16 = 30 };
 
 // One layer's cache: keys and values, each `num_blocks` blocks of [kv_heads][block_tokens rows].
@@ -29,8 +30,9 @@ struct CacheShape {
     CacheType type;
     int64_t num_blocks, block_tokens, kv_heads, head_dim;
     int64_t latent = 0;
+    int64_t own_value_dim = 0;  // numbers of a value, where they are not as many as those of a key
 
-    int64_t value_dim() const { return latent > 0 ? latent : head_dim; }
+    int64_t value_dim() const { return latent > 0 ? latent : own_value_dim > 0 ? own_value_dim : head_dim; }
 };
 
 enum class RopeLayout : int {
@@ -42,7 +44,7 @@ enum class RopeLayout : int {
 struct HeadsJob {
     float* q;        // [tokens, heads, head_dim]
     const float* k;  // [tokens, kv_heads, head_dim]; null: an earlier layer stored keys and values
-    const float* v;  // [tokens, kv_heads, head_dim]
+    const float* v;  // [tokens, kv_heads, value_dim]
     int64_t tokens, heads;
     const float* q_gain;  // [head_dim], or null: no norm
     const float* k_gain;
@@ -56,7 +58,7 @@ struct HeadsJob {
     uint8_t* values;
     const int32_t* slots;  // [tokens]: block * block_tokens + place in the block
     bool norm_last = false;  // the norm comes after the rotary embedding
-    const float* v_gain = nullptr;  // [head_dim], or null: no norm
+    const float* v_gain = nullptr;  // [value_dim], or null: no norm
 };
 
 // The same for latent attention: q's last rotary_dims numbers of each head are turned, in pairs; of kv the first

@@ -20,14 +20,14 @@ namespace thermocline {
 struct OutputGate {
     enum class From { Nowhere, Weight, Queries } from;
     Activation activation;
-    Weight weight;  // [heads, or heads * head_dim, hidden]
+    Weight weight;  // [heads, or heads * value_dim, hidden]
 };
 
 struct AttentionPart {
     const float* norm;  // [hidden]
-    Weight q, k, v;     // rows: heads * head_dim (twice that with gates), kv_heads * head_dim twice; k and v without
-                        // data: an earlier layer stored them
-    Weight output;      // [hidden, heads * head_dim]
+    Weight q, k, v;     // rows: heads * head_dim (twice that with gates), kv_heads * head_dim, kv_heads * value_dim; k and v
+                        // without data: an earlier layer stored them
+    Weight output;      // [hidden, heads * value_dim]
     const float* q_gain;  // [head_dim], or null: no norm
     const float* k_gain;
     const float* wide_q_gain;  // [heads * head_dim], or null: no norm over all heads
@@ -41,7 +41,7 @@ struct AttentionPart {
     const float* sinks;        // [heads], see AttentionJob; or null
     const float* output_bias;  // [hidden], or null
     bool norm_last = false;  // of heads: after the rotary embedding
-    const float* v_gain = nullptr;  // [head_dim], or null: no norm
+    const float* v_gain = nullptr;  // [value_dim], or null: no norm
     PostNorm post = {};  // of the output, before it is added
     bool chunked = false;  // see AttentionJob
     Temperature temperature = {0.0f, 1, 0};

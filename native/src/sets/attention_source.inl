@@ -50,18 +50,18 @@ inline KeyBlock empty_block(int64_t base, const Reach& reach) {
 
 // Whether keys and values can be read by vectors as they lie in the cache.
 inline bool lies_in_vectors(const CacheShape& c) {
-    return c.latent == 0 && c.block_tokens % kWidth == 0 && c.head_dim % kWidth == 0;
+    return c.latent == 0 && c.block_tokens % kWidth == 0 && c.head_dim % kWidth == 0 && c.value_dim() % kWidth == 0;
 }
 
 // Groups that hold positions of `reach`, as they lie in the cache.
 inline KeyBlock block_in_cache(const AttentionJob& job, int64_t row_bytes, int64_t kv_head, int64_t base,
                                const Reach& reach) {
     KeyBlock b = empty_block(base, reach);
-    b.value_bytes = row_bytes;
+    b.value_bytes = cache_row_bytes(job.cache.type, job.cache.value_dim());
     for (int g = b.first_group; g < b.last_group; ++g) {
-        const int64_t offset = row_offset(job, row_bytes, kv_head, base + g * kWidth);
-        b.keys[g] = job.keys + offset;
-        b.values[g] = job.values + offset;
+        const int64_t place = base + g * kWidth;
+        b.keys[g] = job.keys + row_offset(job, row_bytes, kv_head, place);
+        b.values[g] = job.values + row_offset(job, b.value_bytes, kv_head, place);
     }
     for (int g = 0; g < kGroups; ++g) {
         const int64_t next = min_of(base + kKeyBlock + g * kWidth, reach.last - 1) / kWidth * kWidth;
@@ -226,9 +226,14 @@ inline KeyBlock block_expanded(const AttentionJob& job, int64_t row_bytes, int64
 // The block's keys and values as floats in scratch.
 inline KeyBlock block_in_scratch(const AttentionJob& job, int64_t row_bytes, int64_t kv_head, int64_t base,
                                  const Reach& reach, const BlockMemory& memory) {
-    const int64_t dim = job.cache.head_dim;
+    const int64_t dim = job.cache.head_dim, value_dim = job.cache.value_dim();
+    const int64_t value_bytes = cache_row_bytes(job.cache.type, value_dim);
     const Converters convert = converters_of(job.cache.type);
     const int panel = memory.panel;
+    const auto convert_values = [&](int64_t first, int64_t count) {
+        convert.rows(job.values + row_offset(job, value_bytes, kv_head, first), value_bytes, count, value_dim, panel,
+                     first - base, memory.values);
+    };
     const bool whole_groups = job.cache.block_tokens % kWidth == 0;
     KeyBlock b = empty_block(base, reach);
     for (int g = b.first_group; g < b.last_group; ++g) {
@@ -243,16 +248,13 @@ inline KeyBlock block_in_scratch(const AttentionJob& job, int64_t row_bytes, int
             continue;
         }
         if (whole_groups) {
-            const int64_t offset = row_offset(job, row_bytes, kv_head, place);
-            convert.group(job.keys + offset, dim, keys);
-            convert.rows(job.values + offset + (first - place) * row_bytes, row_bytes, last - first, dim,
-                         panel, first - base, memory.values);
+            convert.group(job.keys + row_offset(job, row_bytes, kv_head, place), dim, keys);
+            convert_values(first, last - first);
             continue;
         }
         for (int64_t p = first; p < last; ++p) {
             convert_key(job, row_bytes, kv_head, p, keys + p % kWidth);
-            convert.rows(job.values + row_offset(job, row_bytes, kv_head, p), row_bytes, 1, dim, panel,
-                         p - base, memory.values);
+            convert_values(p, 1);
         }
     }
     return b;

@@ -67,11 +67,13 @@ inline void append(const HeadsJob& job, int64_t token, int64_t kv_head, const fl
     uint8_t packed[4 * kMaxHeadDim];
     pack_row(c.type, key, c.head_dim, packed);
     place_key(c.type, packed, c.head_dim, at, job.keys + head + at.group_offset);
-    pack_row(c.type, value, c.head_dim, job.values + head + place * row_bytes);
+    const int64_t value_bytes = cache_row_bytes(c.type, c.value_dim());
+    const int64_t values = head_offset(c, value_bytes, job.slots[token] / c.block_tokens, kv_head);
+    pack_row(c.type, value, c.value_dim(), job.values + values + place * value_bytes);
 }
 
 void heads(const HeadsJob& job, int64_t first_token, int64_t last_token) {
-    const int64_t dim = job.cache.head_dim, half = job.rotary_dims / 2;
+    const int64_t dim = job.cache.head_dim, value_dim = job.cache.value_dim(), half = job.rotary_dims / 2;
     const float* first_gain[] = {job.norm_last ? nullptr : job.q_gain, job.norm_last ? nullptr : job.k_gain};
     const float* last_gain[] = {job.norm_last ? job.q_gain : nullptr, job.norm_last ? job.k_gain : nullptr};
     for (int64_t t = first_token; t < last_token; ++t) {
@@ -84,13 +86,17 @@ void heads(const HeadsJob& job, int64_t first_token, int64_t last_token) {
         };
         for (int64_t h = 0; h < job.heads; ++h) turn(job.q + (t * job.heads + h) * dim, 0);
         for (int64_t h = 0; job.k != nullptr && h < job.cache.kv_heads; ++h) {
-            const int64_t row = (t * job.cache.kv_heads + h) * dim;
+            const int64_t row = t * job.cache.kv_heads + h;
             float key[kMaxHeadDim];
-            __builtin_memcpy(key, job.k + row, static_cast<size_t>(dim) * 4);
+            __builtin_memcpy(key, job.k + row * dim, static_cast<size_t>(dim) * 4);
             turn(key, 1);
-            float value[kMaxHeadDim];
-            if (job.v_gain != nullptr) norm_row(job.v + row, job.v_gain, job.epsilon, dim, value);
-            append(job, t, h, key, job.v_gain != nullptr ? value : job.v + row);
+            float normed[kMaxHeadDim];
+            const float* value = job.v + row * value_dim;
+            if (job.v_gain != nullptr) {
+                norm_row(value, job.v_gain, job.epsilon, value_dim, normed);
+                value = normed;
+            }
+            append(job, t, h, key, value);
         }
     }
 }

@@ -19,17 +19,17 @@ from thermocline.kernels.cache_format import (
 
 
 @pytest.mark.parametrize("cache_type", CacheType)
-@pytest.mark.parametrize("block_tokens", [1, 5, 16, 40])
-def test_another_cache_gets_the_rows_and_nothing_else(cache_type, block_tokens):
-    """Between groups of keys of other widths, in other slots; every other byte stays."""
-    shape = CacheShape(cache_type, 6, block_tokens, 3, 64)
+@pytest.mark.parametrize(("block_tokens", "value_dim"), [(1, 0), (5, 0), (16, 0), (40, 0), (5, 96)])
+def test_another_cache_gets_the_rows_and_nothing_else(cache_type, block_tokens, value_dim):
+    """Between groups of keys of other widths, in other slots, values of another size; every other byte stays."""
+    shape = CacheShape(cache_type, 6, block_tokens, 3, 64, own_value_dim=value_dim)
     rng = np.random.default_rng(block_tokens)
     every = np.arange(6 * block_tokens, dtype=np.int32)
     (keys, values), (to_keys, to_values) = (written_cache(shape, rng) for _ in range(2))
     there = read_cache(shape, to_keys, to_values, every)
     sources, targets = (rng.permutation(every)[: len(every) // 2] for _ in range(2))
     taken = take_cached(shape, keys, values, sources)
-    token_bytes = HeadShape(3, 64).token_bytes(cache_type)
+    token_bytes = HeadShape(3, 64, own_value_dim=value_dim).token_bytes(cache_type)
     assert taken.shape == (len(sources), token_bytes)
     put_cached(shape, to_keys, to_values, targets, taken)
     here = read_cache(shape, keys, values, every)

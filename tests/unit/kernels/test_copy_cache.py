@@ -17,10 +17,10 @@ from thermocline.kernels.cache_format import (
 
 
 @pytest.mark.parametrize("cache_type", CacheType)
-@pytest.mark.parametrize("block_tokens", [1, 5, 16, 40])
-def test_slots_get_what_others_have(cache_type, block_tokens):
-    """Between groups of keys of other widths; all other slots stay."""
-    shape = CacheShape(cache_type, 6, block_tokens, 3, 64)
+@pytest.mark.parametrize(("block_tokens", "value_dim"), [(1, 0), (5, 0), (16, 0), (40, 0), (5, 32)])
+def test_slots_get_what_others_have(cache_type, block_tokens, value_dim):
+    """Between groups of keys of other widths, with values of another size, too; all other slots stay."""
+    shape = CacheShape(cache_type, 6, block_tokens, 3, 64, own_value_dim=value_dim)
     rng = np.random.default_rng(block_tokens)
     keys, values = written_cache(shape, rng)
     every = np.arange(6 * block_tokens, dtype=np.int32)

@@ -100,7 +100,7 @@ def normal(rng, *shape: int, scale: float = 1.0) -> np.ndarray:
 
 def empty_cache(shape: CacheShape) -> LayerCache:
     return LayerCache(
-        shape, np.zeros(shape.array_shape, np.uint8), np.zeros(shape.array_shape, np.uint8)
+        shape, np.zeros(shape.array_shape, np.uint8), np.zeros(shape.value_shape, np.uint8)
     )
 
 
@@ -116,7 +116,8 @@ def filled_cache(rng, context: int, **sizes) -> tuple[LayerCache, np.ndarray]:
     shape = CacheShape(num_blocks=needed + 3, **sizes)
     cache = empty_cache(shape)
     slots = slots_of(table, np.arange(context), shape.block_tokens)
-    k, v = (normal(rng, context, shape.kv_heads, shape.head_dim) for _ in range(2))
+    dims = shape.head_dim, shape.value_dim
+    k, v = (normal(rng, context, shape.kv_heads, dim) for dim in dims)
     write_cache(shape, cache.keys, cache.values, slots, k, v)
     return cache, table
 
@@ -250,6 +251,30 @@ def test_queries_alone_are_prepared(dense):
     assert not np.any(cache.values)
 
 
+@pytest.mark.parametrize("cache_type", TYPES)
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(96, 64), (32, 96)])
+@pytest.mark.parametrize("has_gain", [False, True])
+def test_values_of_another_size_are_stored(dense, cache_type, head_dim, value_dim, has_gain):
+    """Narrower or wider than keys, with a norm of their own size or without."""
+    rng = np.random.default_rng(7)
+    cache = empty_cache(CacheShape(cache_type, 9, 5, 2, head_dim, own_value_dim=value_dim))
+    slots = rng.permutation(45)[:11].astype(np.int32)
+    q, k, v = (normal(rng, 11, 2, dim) for dim in (head_dim, head_dim, value_dim))
+    gain = normal(rng, value_dim) if has_gain else None
+    expected = v if gain is None else ReferenceDense().rms_norm(v, gain, 1e-6)
+    rope = dense.rope_table(slots, 100.0 ** -np.arange(4))
+    dense.prepare_heads(q, k, v, HeadNorm(None, None, 1e-6, v_gain=gain), rope, cache, slots)
+    twin = empty_cache(cache.shape)
+    write_cache(twin.shape, twin.keys, twin.values, slots, q, expected)
+    found = read_cache(cache.shape, cache.keys, cache.values, slots)[1]
+    wanted = read_cache(twin.shape, twin.keys, twin.values, slots)[1]
+    assert found.shape == v.shape
+    # A number in the middle of two stored ones may go to either.
+    assert nmse(found, wanted) <= 1e-6
+    rest = np.setdiff1d(np.arange(45), slots).astype(np.int32)
+    assert not any(x.any() for x in read_cache(cache.shape, cache.keys, cache.values, rest))
+
+
 def normed_in_double(wide, gain) -> np.ndarray:
     return wide / np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + 1e-6) * gain
 
@@ -352,10 +377,37 @@ def test_attention_is_causal_softmax_over_the_cache(attending, cache_type, sizes
 _known_attention: dict[tuple[object, ...], np.ndarray] = {}
 
 
+@pytest.mark.parametrize("cache_type", TYPES)
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "block_tokens"),
+    [(192, 128, 16), (32, 96, 16), (24, 17, 16), (7, 18, 5)],
+)
+@pytest.mark.parametrize("window", [0, 23])
+def test_values_may_have_another_size_than_keys(
+    attending, cache_type, head_dim, value_dim, block_tokens, window
+):
+    """As in MiMo, wider ones, and sizes that fill no vector; with sinks where there is a window; for one row and many."""
+    if cache_type is CacheType.Q8_0 and head_dim % 32:
+        pytest.skip("Q8_0 needs sizes that 32 divides")
+    rng = np.random.default_rng(value_dim)
+    sizes = {"kv_heads": 2, "head_dim": head_dim, "own_value_dim": value_dim}
+    cache, table = filled_cache(rng, 90, type=cache_type, block_tokens=block_tokens, **sizes)
+    rule = Attending(0.1, window=window, sinks=SINKS[:6] if window else None)
+    kind = "16 bits" if isinstance(attending, PromptDense) else "float32, packed cache"
+    if cache_type is CacheType.F32:
+        kind = "float32"
+    for count in (1, 19):
+        positions = np.arange(90 - count, 90, dtype=np.int32)
+        q = normal(rng, count, 6, head_dim)
+        ours = attending.attention(q, positions, [token_run(0, count, table)], cache, rule)
+        assert ours.shape == (count, 6, value_dim)
+        assert_within(ours, naive_attention(q, positions, cache, table, rule), f"attention/{kind}")
+
+
 def naive_attention(q, positions, cache, table, rule) -> np.ndarray:
     shape = cache.shape
     group = q.shape[1] // shape.kv_heads
-    out = np.empty(q.shape, np.float64)
+    out = np.empty((*q.shape[:2], shape.value_dim), np.float64)
     for t, position in enumerate(positions):
         first = max(0, position + 1 - rule.window) if rule.window else 0
         if rule.chunked:
@@ -674,6 +726,20 @@ def test_the_core_refuses_what_lies_beyond_the_cache(native, block):
         native.prepare_heads(
             q, q, q, HeadNorm(None, None, 0.0), rope, cache, np.array([block * 4 % 2**31], np.int32)
         )
+
+
+def test_the_core_refuses_values_of_no_size(native):
+    """Bytes that are no whole number of values per token, and outputs and values of another size than the cache's."""
+    shape = CacheShape(CacheType.F32, 2, 4, 1, 16, own_value_dim=8)
+    cache, at = empty_cache(shape), np.zeros(1, np.int32)
+    rope = native.rope_table(at, np.zeros(8))
+    q, norm = np.zeros((1, 1, 16), np.float32), HeadNorm(None, None, 0.0)
+    with pytest.raises(ValueError, match="those of the cache's values"):
+        native.prepare_heads(q, q, q, norm, rope, cache, at)
+    for broken in (cache.values[..., :-4], cache.values[..., :0], cache.values[:1]):
+        odd = replace(cache, values=np.ascontiguousarray(broken))
+        with pytest.raises(ValueError, match="values must"):
+            native.attention(q, at, [token_run(0, 1, at)], odd, Attending(1.0))
 
 
 def test_the_core_refuses_windows_and_temperatures_without_a_size(native):

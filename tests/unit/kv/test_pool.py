@@ -43,18 +43,19 @@ def test_layers_may_have_fewer_blocks_or_none():
 
 def test_layers_may_have_heads_of_their_own():
     """Each layer takes what its own heads need, and keeps what was written to it."""
-    heads = [HeadShape(2, 64), HeadShape(1, 512)]
+    heads = [HeadShape(2, 64), HeadShape(1, 512), HeadShape(2, 24, own_value_dim=16)]
     pool = KVPool(heads, 4, 16)
-    assert pool.reserved_bytes == 2 * 4 * 16 * (2 * 64 + 512) * 4
+    assert pool.reserved_bytes == 4 * 16 * (2 * (2 * 64 + 512) + 2 * (24 + 16)) * 4
     slots = np.array([17, 3], np.int32)
     for layer, of in enumerate(heads):
         cache = pool.layer(LayerIndex(layer))
         x = np.random.default_rng(layer).standard_normal((2, of.kv_heads, of.head_dim))
         x = x.astype(np.float32)
-        write_cache(cache.shape, cache.keys, cache.values, slots, x, -x)
+        v = -x[..., : of.value_dim]
+        write_cache(cache.shape, cache.keys, cache.values, slots, x, v)
         keys, values = read_cache(cache.shape, cache.keys, cache.values, slots)
         np.testing.assert_array_equal(keys, x)
-        np.testing.assert_array_equal(values, -x)
+        np.testing.assert_array_equal(values, v)
 
 
 def test_a_pool_says_what_it_is():

@@ -277,6 +277,8 @@ def _kv_bytes(sizes: DeviceSizes, cache: KVCacheSpec) -> int:
 
 def _lendable_bytes(sizes: DeviceSizes, cache: KVCacheSpec) -> int:
     """Return the bytes of a block that experts may have: keys and values of layers that keep all tokens, no units."""
+    if sizes.splits_blocks:
+        return 0
     dims = 32  # of which Q8_0 has a unit
     return sizes.block * cache.type.number_bytes(dims) // cache.type.row_bytes(dims)
 

@@ -57,7 +57,7 @@ class TileSizes:
     def of(cls, operand: torch.dtype, head_dim: int) -> TileSizes:
         """Return the form for products of this type.
 
-        head_dim: numbers of a value, where a key has some more. All fit into 64 KiB of shared memory, which Turing has,
+        head_dim: numbers of a key or of a value, what is more; of a value in a latent cache. All fit into 64 KiB of shared memory, which Turing has,
         but for latent rows of 512 and 64 numbers: 68 KiB there, and 50 on newer ones.
         """
         if head_dim > 256:
@@ -137,7 +137,7 @@ def paged_attention(
     """Return [rows, heads, value_dim] of a span's rows by the kernels; only queues."""
     num_heads, head_dim = q.shape[1:]
     value_dim = cache.value_dim
-    form = TileSizes.of(cache.operand, value_dim)
+    form = TileSizes.of(cache.operand, value_dim if cache.is_latent else max(head_dim, value_dim))
     group, sequences = num_heads // cache.kv_heads, span.shape.sequences
     operand = torch.float32 if triton.knobs.runtime.interpret else cache.operand
     numbers = (span.positions, span.first, span.tables, *span.tables.stride())
@@ -145,8 +145,9 @@ def paged_attention(
         "kv_heads": cache.kv_heads,
         "group": group,
         "head_dim": head_dim,
-        "rest_width": max(triton.next_power_of_2(head_dim - value_dim), _LEAST_ROWS),
+        "rest_width": max(triton.next_power_of_2(max(head_dim - value_dim, 0)), _LEAST_ROWS),
         "block_tokens": cache.block_tokens,
+        "is_latent": cache.is_latent,
         "is_quantised": cache.is_quantised,
         "operand": _OPERANDS[operand],
         "precision": "ieee" if operand is torch.float32 else "tf32",

@@ -13,7 +13,7 @@ import torch
 from thermocline.kernels.cache_format import CacheType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.gpu.streams import DeviceStreams
@@ -35,7 +35,7 @@ class _Numbers:
     """One layer's keys, or its values. What was not stored may be anything."""
 
     def __init__(self, shape: CacheShape, stored: torch.Tensor, units: torch.Tensor | None) -> None:
-        """stored: [slots, kv_heads, head_dim]; units: of every 32 of them, for Q8_0."""
+        """stored: [slots, kv_heads, head_dim or value_dim]; units: of every 32 of them, for Q8_0."""
         self._type = shape.type
         self._stored, self._units = stored, units
 
@@ -78,19 +78,19 @@ class _Numbers:
 class DeviceLayerCache:
     """One layer's keys and values. operand: the type in which they are multiplied.
 
-    value_dim: numbers of a value, which are the first ones of its key in a latent cache.
+    value_dim: numbers of a value, which are the first ones of its key in a latent cache. is_latent: whether it is one.
     """
 
     def __init__(self, shape: CacheShape, keys: _Numbers, values: _Numbers | None) -> None:
         """values: None in a latent cache."""
         self._keys, self._values = keys, values
-        self.value_dim = shape.value_dim
+        self.value_dim, self.is_latent = shape.value_dim, shape.latent > 0
         self.block_tokens, self.kv_heads = shape.block_tokens, shape.kv_heads
         self.operand = _OPERANDS[shape.type]
         self.is_quantised = shape.type is CacheType.Q8_0
 
     def append(self, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Store k and v [tokens, kv_heads, head_dim] in `slots`, int64 [tokens]."""
+        """Store k [tokens, kv_heads, head_dim] and v [tokens, kv_heads, value_dim] in `slots`, int64 [tokens]."""
         assert self._values is not None, "a latent cache has rows"
         self._keys.store(slots, k)
         self._values.store(slots, v)
@@ -130,7 +130,8 @@ class DeviceKVPool:
     """Owns the keys and values of some layers, which have the same blocks.
 
     stride: how far apart a layer's blocks lie, in its blocks. Between them are the keys and values of the others, so
-    that a block's memory is one run in all layers.
+    that a block's memory is one run in all layers. Values of other than a key's numbers are a second such run, behind the
+    keys of all blocks, so that slots count alike in both.
     """
 
     def __init__(
@@ -146,37 +147,57 @@ class DeviceKVPool:
         """
         self.shape = shape
         self.stride = _arrays_of(shape) * len(layers)
-        rows = (shape.num_blocks * self.stride * shape.block_tokens, shape.kv_heads)
         if memory is None:
             size = number_bytes(shape, len(layers))
             memory = torch.zeros(size, dtype=torch.uint8, device=streams.device)
-        stored = memory.view(_STORED[shape.type]).view(*rows, shape.head_dim)
-        units = None
-        if shape.type is CacheType.Q8_0:
-            unit_shape = (*rows, shape.head_dim // _QUANT_BLOCK)
-            units = torch.zeros(unit_shape, dtype=torch.float16, device=streams.device)
-        starts = range(0, self.stride * shape.block_tokens, shape.block_tokens)
-        parts = iter(
-            [_Numbers(shape, stored[n:], None if units is None else units[n:]) for n in starts]
-        )
+        runs, start = [], 0
+        for dim in _row_dims(shape):
+            end = start + _run_bytes(shape, dim, self.stride)
+            runs.append(self._cut(memory[start:end], dim))
+            start = end
+        # The same run, which gives keys and values by turns, unless their rows differ.
+        keys, values = runs[0], runs[-1]
         self.layers = {
-            layer: DeviceLayerCache(shape, next(parts), None if shape.latent else next(parts))
+            layer: DeviceLayerCache(shape, next(keys), None if shape.latent else next(values))
             for layer in layers
         }
 
     def __repr__(self) -> str:
         return f"DeviceKVPool({len(self.layers)} layers, {self.shape.num_blocks} blocks)"
 
+    def _cut(self, memory: torch.Tensor, dim: int) -> Iterator[_Numbers]:
+        """Yield the arrays whose blocks alternate in a run of memory, of rows of `dim` numbers."""
+        shape = self.shape
+        rows = (shape.num_blocks * self.stride * shape.block_tokens, shape.kv_heads)
+        stored = memory.view(_STORED[shape.type]).view(*rows, dim)
+        units = None
+        if shape.type is CacheType.Q8_0:
+            unit_shape = (*rows, dim // _QUANT_BLOCK)
+            units = torch.zeros(unit_shape, dtype=torch.float16, device=memory.device)
+        for start in range(0, self.stride * shape.block_tokens, shape.block_tokens):
+            yield _Numbers(shape, stored[start:], None if units is None else units[start:])
+
 
 def number_bytes(shape: CacheShape, num_layers: int) -> int:
     """Return the bytes of the keys and values of so many layers, without units."""
-    row = shape.kv_heads * shape.type.number_bytes(shape.head_dim)
-    return _arrays_of(shape) * num_layers * shape.num_blocks * shape.block_tokens * row
+    stride = _arrays_of(shape) * num_layers
+    return sum(_run_bytes(shape, dim, stride) for dim in _row_dims(shape))
+
+
+def _run_bytes(shape: CacheShape, dim: int, stride: int) -> int:
+    """Return the bytes of a run of memory in which the blocks of `stride` arrays alternate, of rows of `dim` numbers."""
+    row = shape.kv_heads * shape.type.number_bytes(dim)
+    return stride * shape.num_blocks * shape.block_tokens * row
+
+
+def _row_dims(shape: CacheShape) -> tuple[int, ...]:
+    """Return the numbers of a row in each run of memory: one for all arrays where keys and values have equal rows."""
+    return tuple(dict.fromkeys(shape.heads.stored_dims))
 
 
 def _arrays_of(shape: CacheShape) -> int:
-    """Return the arrays of a layer: keys, and values unless they are part of the keys."""
-    return 1 if shape.latent else 2
+    """Return the arrays of a layer in one run of memory: keys, and values if they are as wide and no part of the keys."""
+    return 1 if shape.latent or shape.value_dim != shape.head_dim else 2
 
 
 class DeviceStates:

@@ -147,7 +147,7 @@ class DeviceAttention:
     def _split_gates(
         self, given: _Gate, q: torch.Tensor, normed: torch.Tensor, *, prompt: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q without the gate's rows, and the gate [T * heads, 1 or head_dim]."""
+        """Return q without the gate's rows, and the gate [T * heads, 1 or value_dim]."""
         if given.weight is None:
             pairs = q.view(-1, 2, self._head_dim)
             return pairs[:, 0].reshape(len(q), -1), pairs[:, 1]
@@ -157,7 +157,7 @@ class DeviceAttention:
     def _heads(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q, k and v [T, heads, head_dim], with biases and the norm over all heads where there are any."""
+        """Return q and k [T, heads, head_dim] and v [T, heads, value_dim], with the biases and norms over all heads there are."""
         if self._biases is not None:
             q, k, v = (part + bias for part, bias in zip((q, k, v), self._biases, strict=True))
         if self._wide_gains is not None:
@@ -165,7 +165,8 @@ class DeviceAttention:
                 rms_norm(part, gain, self._epsilon)
                 for part, gain in zip((q, k), self._wide_gains, strict=True)
             )
-        q, k, v = (part.reshape(len(part), -1, self._head_dim) for part in (q, k, v))
+        q, k = (part.reshape(len(part), -1, self._head_dim) for part in (q, k))
+        v = v.reshape(len(v), k.shape[1], -1)
         if self._value_gain is not None:
             v = rms_norm(v, self._value_gain, self._epsilon)
         return q, k, v

@@ -1,8 +1,8 @@
 """Device code of attention over the block cache: tiles of positions, read through block tables, with a running softmax.
 
-Query heads that share a key head are rows of one tile, so that keys and values are loaded once for all of them. Where a
-value is the first numbers of its key, one load serves as both, and the numbers behind them, `rest_width` wide or less,
-are multiplied apart. How much of the context there is, is read on the device. Knows no launch.
+Query heads that share a key head are rows of one tile, so that keys and values are loaded once for all of them. A key's
+numbers beyond as many as a value has, `rest_width` wide or less, are multiplied apart. In a latent cache a value is the
+first numbers of its key, and one load serves as both. How much of the context there is, is read on the device. Knows no launch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def _load(
     is_quantised: tl.constexpr,
     operand: tl.constexpr,
 ) -> tl.tensor:
-    """Return [n, width] of a head's numbers [first, end) in these rows of the cache; zeros where nothing is `there`."""
+    """Return [n, width] of the numbers [first, end) of these rows of a cache whose rows have head_dim of them.
+
+    Zeros where nothing is `there`.
+    """
     column = first + tl.arange(0, width)
     live = there[:, None] & (column < end)[None, :]
     x = tl.load(numbers_ptr + rows[:, None] * head_dim + column[None, :], mask=live, other=0)
@@ -81,17 +84,18 @@ def _attend(
     block_tokens: tl.constexpr,
     window: tl.constexpr,
     chunked: tl.constexpr,
+    is_latent: tl.constexpr,
     is_quantised: tl.constexpr,
     positions: tl.constexpr,
     precision: tl.constexpr,
 ) -> tl.tuple:
     """Return sums [rows, width], largest scores and sums of weights [rows] of the table's positions begin..end.
 
-    q: [rows, width], the first value_dim numbers of queries; rest: [rows, rest_width], those behind them, if there are
-    some. mine: the rows' positions. caches: keys and their units, values and theirs. first: the position of the table's
+    q: [rows, width], the first numbers of queries, as many as a value has; rest: [rows, rest_width], those behind them,
+    if there are some. mine: the rows' positions. caches: keys and their units, values and theirs. first: the position of the table's
     first token. Scores are in powers of two.
     """
-    is_latent: tl.constexpr = value_dim < head_dim
+    front: tl.constexpr = value_dim if value_dim < head_dim else head_dim
     operand: tl.constexpr = q.dtype
     width: tl.constexpr = q.shape[1]
     sums = tl.zeros((q.shape[0], width), tl.float32)
@@ -109,20 +113,20 @@ def _attend(
             there,
             head_dim,
             0,
-            value_dim,
+            front,
             width,
             is_quantised,
             operand,
         )
         scores = tl.dot(q, tl.trans(keys), input_precision=precision)
-        if is_latent:
+        if front < head_dim:
             behind = _load(
                 caches[0],
                 caches[1],
                 rows,
                 there,
                 head_dim,
-                value_dim,
+                front,
                 head_dim,
                 rest.shape[1],
                 is_quantised,
@@ -149,7 +153,7 @@ def _attend(
                 caches[3],
                 rows,
                 there,
-                head_dim,
+                value_dim,
                 0,
                 value_dim,
                 width,
@@ -186,6 +190,7 @@ def attend_tiles_kernel(
     block_tokens: tl.constexpr,
     window: tl.constexpr,
     chunked: tl.constexpr,
+    is_latent: tl.constexpr,
     is_quantised: tl.constexpr,
     operand: tl.constexpr,
     precision: tl.constexpr,
@@ -211,10 +216,11 @@ def attend_tiles_kernel(
         lowest = tl.min(tl.where(live, mine, 0x7FFFFFFF), 0)
         begin = tl.maximum(_first_seen(lowest, window, chunked) - first, 0)
     heads = (token * kv_heads + head) * group + row % group
-    q = _queries(q_ptr, heads, live, head_dim, 0, value_dim, width, operand)
+    front: tl.constexpr = value_dim if value_dim < head_dim else head_dim
+    q = _queries(q_ptr, heads, live, head_dim, 0, front, width, operand)
     rest = q
-    if value_dim < head_dim:
-        rest = _queries(q_ptr, heads, live, head_dim, value_dim, head_dim, rest_width, operand)
+    if front < head_dim:
+        rest = _queries(q_ptr, heads, live, head_dim, front, head_dim, rest_width, operand)
     sums, top, total = _attend(
         q,
         rest,
@@ -233,6 +239,7 @@ def attend_tiles_kernel(
         block_tokens,
         window,
         chunked,
+        is_latent,
         is_quantised,
         positions,
         precision,
@@ -292,6 +299,7 @@ def attend_splits_kernel(
     block_tokens: tl.constexpr,
     window: tl.constexpr,
     chunked: tl.constexpr,
+    is_latent: tl.constexpr,
     is_quantised: tl.constexpr,
     operand: tl.constexpr,
     precision: tl.constexpr,
@@ -317,10 +325,11 @@ def attend_splits_kernel(
     row, column = tile * block_rows + tl.arange(0, block_rows), tl.arange(0, width)
     live = row < group
     heads = (sequence * kv_heads + head) * group + row
-    q = _queries(q_ptr, heads, live, head_dim, 0, value_dim, width, operand)
+    front: tl.constexpr = value_dim if value_dim < head_dim else head_dim
+    q = _queries(q_ptr, heads, live, head_dim, 0, front, width, operand)
     rest = q
-    if value_dim < head_dim:
-        rest = _queries(q_ptr, heads, live, head_dim, value_dim, head_dim, rest_width, operand)
+    if front < head_dim:
+        rest = _queries(q_ptr, heads, live, head_dim, front, head_dim, rest_width, operand)
     sums, top, total = _attend(
         q,
         rest,
@@ -339,6 +348,7 @@ def attend_splits_kernel(
         block_tokens,
         window,
         chunked,
+        is_latent,
         is_quantised,
         positions,
         precision,

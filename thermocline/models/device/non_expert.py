@@ -342,12 +342,4 @@ def _shape(
     """Return the shape of each of these layers, which have the same heads: their blocks alternate."""
     found = {spec.kv_shapes[layer] for layer in layers} or {spec.kv_shapes[0]}
     assert len(found) == 1, f"layers of one pool with different heads: {found}"
-    heads = found.pop()
-    return CacheShape(
-        cache.type,
-        num_blocks + 1,
-        cache.block_tokens,
-        heads.kv_heads,
-        heads.head_dim,
-        heads.latent,
-    )
+    return CacheShape.of(cache.type, num_blocks + 1, cache.block_tokens, found.pop())

@@ -72,6 +72,8 @@ class DeviceSizes:
     layouts: tuple[str, ...]
     cpu_only: str = ""
     """See `ModelSpec`."""
+    splits_blocks: bool = False
+    """Whether keys and values of a block lie apart: experts can not have its memory while it is empty."""
 
     @property
     def non_expert(self) -> int:
@@ -151,6 +153,7 @@ def measure_device_sizes(
         experts,
         tuple(layer.layout for layer in sizes.layers),
         spec.cpu_only,
+        any(heads.own_value_dim for heads in spec.kv_shapes),
     )
 
 

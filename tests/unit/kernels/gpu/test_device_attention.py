@@ -55,8 +55,10 @@ class Caches:
         kv_heads: int = KV_HEADS,
         head_dim: int = HEAD_DIM,
         latent: int = 0,
+        value_dim: int = 0,
     ) -> None:
-        self.shape = CacheShape(cache_type, NUM_BLOCKS, block_tokens, kv_heads, head_dim, latent)
+        sizes = kv_heads, head_dim, latent, value_dim
+        self.shape = CacheShape(cache_type, NUM_BLOCKS, block_tokens, *sizes)
         shapes = self.shape.array_shape, self.shape.value_shape
         self.host = LayerCache(self.shape, *(np.zeros(each, np.uint8) for each in shapes))
         # One of two layers, whose blocks alternate.
@@ -107,8 +109,9 @@ def fill(rng, caches: Caches, chunk: Chunk) -> None:
     for segment in chunk.segments:
         at = np.arange(chunk.positions[segment.start + segment.length - 1] + 1)
         slots = segment.block_table[at // block_tokens] * block_tokens + at % block_tokens
-        shape = (len(at), caches.shape.kv_heads, caches.shape.head_dim)
-        caches.append(slots.astype(np.int32), normal(rng, *shape), normal(rng, *shape))
+        dims = caches.shape.head_dim, caches.shape.value_dim
+        k, v = (normal(rng, len(at), caches.shape.kv_heads, dim) for dim in dims)
+        caches.append(slots.astype(np.int32), k, v)
 
 
 def compare(kernels, streams, caches, chunk, rule, tolerance, heads: int = 4) -> np.ndarray:
@@ -176,6 +179,30 @@ def test_heads_of_any_size_and_number(kernels, streams, head_dim, heads, spans):
     fill(np.random.default_rng(2), caches, chunk)
     tolerance = "non-expert/attention float16"
     compare(kernels, streams, caches, chunk, Attending(head_dim**-0.5), tolerance, heads)
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "head_dim", "value_dim"),
+    [
+        (CacheType.F16, 192, 128),
+        (CacheType.Q8_0, 96, 64),
+        (CacheType.F32, 10, 7),
+        (CacheType.BF16, 16, 24),
+    ],
+)
+@pytest.mark.parametrize("spans", [[(69, 1), (2, 1)], [(60, 9)]])
+def test_values_may_have_another_size_than_keys(
+    kernels, streams, cache_type, head_dim, value_dim, spans
+):
+    """Narrower and wider; of two layers, whose keys are one run of memory and whose values another."""
+    caches = Caches(streams, cache_type, 16, KV_HEADS, head_dim, 0, value_dim)
+    assert caches.strides.full == 2
+    chunk = chunk_of(spans, SegmentKind.PROMPT if len(spans) == 1 else SegmentKind.DECODE, 16)
+    fill(np.random.default_rng(2), caches, chunk)
+    tolerance = TOLERANCE.get(cache_type, "non-expert/attention float16")
+    rule = Attending(head_dim**-0.5, window=23)
+    found = compare(kernels, streams, caches, chunk, rule, tolerance)
+    assert found.shape[-1] == value_dim
 
 
 LATENT = [
