@@ -96,6 +96,19 @@ def make_toy(path: Path, arch: str) -> Toy:
     return Toy(path, tight_memory(path), *asyncio.run(on_cpu()))
 
 
+def test_keys_and_values_that_lie_apart_are_not_lent(tmp_path):
+    """Values of another size than keys have a run of memory of their own: a block is no run that could hold an expert."""
+    case = next(case for case in ARCH_CASES if case.name == "mimo2_default")
+    path = write_toy_arch(tmp_path / "toy.gguf", case.toy)
+    limit = tight_memory(path)
+    with open_model_file(path) as file:
+        needs = needs_of(file, read_spec(file), settings(None))
+    placement = settings(limit).placement
+    wish, sizes = device_wish(placement, placement, needs, limit), needs.on_device
+    assert allocate(sizes, wish).max_lent_bytes == 0
+    assert allocate(replace(sizes, splits_blocks=False), wish).max_lent_bytes > 0
+
+
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory) -> dict[str, Toy]:
     """A toy of each architecture, by its name."""

@@ -284,12 +284,68 @@ def _step_state(keys: Keys, own: State) -> State:
     return usual_state(keys, own) | {"self_attn.g_proj.weight": own["attn_gate.weight"]}
 
 
+def _mimo_config(keys: Keys, common: dict[str, Any]) -> Any:
+    near = [bool(n) for n in keys("attention.sliding_window_pattern")][: keys.num_layers]
+    kv_heads = keys("attention.head_count_kv")[: keys.num_layers]
+    far_heads = {count for count, is_near in zip(kv_heads, near, strict=True) if not is_near}
+    near_heads = {count for count, is_near in zip(kv_heads, near, strict=True) if is_near}
+    (count,) = far_heads
+    assert near_heads <= {2 * count}, "its layers with a window have twice as many"
+    fraction = keys("rope.dimension_count") / keys.head_dim
+    routed = [f"blk.{n}.ffn_gate_inp.weight" in keys.shapes for n in range(keys.num_layers)]
+    own = {
+        "num_key_value_heads": count,
+        "intermediate_size": keys("feed_forward_length"),
+        "n_routed_experts": keys("expert_count"),
+        "norm_topk_prob": True,
+        "v_head_dim": keys("attention.value_length"),
+        "sliding_window": keys("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if is_near else "full_attention" for is_near in near],
+        "mlp_layer_types": ["sparse" if is_routed else "dense" for is_routed in routed],
+        "attention_value_scale": keys("attention.value_scale"),
+        "attention_bias": "blk.0.attn_q.bias" in keys.shapes,
+        "rope_parameters": {
+            kind: {
+                "rope_type": "default",
+                "rope_theta": keys(base),
+                # A little more, since its product with the head's size is cut to a whole number.
+                "partial_rotary_factor": fraction + 1e-6,
+            }
+            for kind, base in (
+                ("full_attention", "rope.freq_base"),
+                ("sliding_attention", "rope.freq_base_swa"),
+            )
+        },
+    }
+    left_out = ("num_experts",)
+    shared = {name: value for name, value in common.items() if name not in left_out}
+    return transformers.MiMoV2FlashConfig(**(shared | own))
+
+
+def _mimo_state(keys: Keys, own: State) -> State:
+    if "attn_qkv.weight" in own:
+        own = own | _split(keys, own)
+    state = usual_state(keys, own)
+    return state | (
+        {"self_attn.sinks": own["attn_sinks.weight"]} if "attn_sinks.weight" in own else {}
+    )
+
+
+def _split(keys: Keys, own: State) -> State:
+    """q, k and v of one tensor; how many heads of keys it has, its rows say."""
+    both, q_rows = own["attn_qkv.weight"], keys("attention.head_count") * keys.head_dim
+    kv_heads = (len(both) - q_rows) // (keys.head_dim + keys("attention.value_length"))
+    parts = np.split(both, (q_rows, q_rows + kv_heads * keys.head_dim))
+    return dict(zip((f"attn_{part}.weight" for part in "qkv"), parts, strict=True))
+
+
 CLASSES: dict[str, Any] = {
     "cohere2moe": "Cohere2MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "maple": maple_model,
     "smallthinker": thinker_model,
     "step35": StepModel,
+    "mimo2": "MiMoV2FlashForCausalLM",
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "cohere2moe": _cohere_config,
@@ -297,6 +353,7 @@ CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "maple": _maple_config,
     "smallthinker": _thinker_config,
     "step35": _step_config,
+    "mimo2": _mimo_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
     "cohere2moe": usual_state,
@@ -304,4 +361,5 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "maple": usual_state,
     "smallthinker": usual_state,
     "step35": _step_state,
+    "mimo2": _mimo_state,
 }

@@ -86,6 +86,15 @@ _RMS = {
     "attention.sliding_window_pattern": [False, True, False],
 }
 _SOFTMAX = {"expert_gating_func": 1}
+_MIMO = {"kv_heads": 1, "head_dim": 24, "rotary": 8}
+_MIMO_ODD = _ODD | {"heads": 6, "near_kv_heads": 6, "value_dim": 7, "rotary": 6}
+_MIMO_WIDE_VALUES = {
+    "kv_heads": 1,
+    "value_dim": 24,
+    "experts": 5,
+    "used": 5,
+    "extra": {"attention.value_scale": None},
+}
 _LLAMA4_ODD = _ODD_HEADS | {"used": 1, "heads": 3, "kv_heads": 3, "slowed": True, "tied": True}
 
 ROUTER_CASES = (
@@ -197,6 +206,9 @@ FORMULA_CASES = (
     _case("default", "step35", layers=5, window=16, seed=91),
     _case("odd", "step35", **_ODD_HEADS, layers=4, window=7, dense=2, slowed=True, seed=92),
     _case("one_expert", "step35", layers=3, window=2, dense=0, **_LONE_EXPERT, seed=93),
+    _case("default", "mimo2", **_MIMO, layers=5, window=16, joined=True, seed=106),
+    _case("odd", "mimo2", **_MIMO_ODD, layers=4, window=7, dense=2, seed=107),
+    _case("wide_values", "mimo2", **_MIMO_WIDE_VALUES, window=2, dense=0, seed=108),
 )
 """Architectures that differ by the formula of their experts."""
 
@@ -298,6 +310,7 @@ _WIDE = {
     "window": 24,
 }
 
+_MIMO_MIXED = {"kv_heads": 1, "head_dim": 96, "value_dim": 64, "rotary": 32, "joined": True}
 _GEMMA4 = _WIDE | {"head_dim": 128, "near_head_dim": 64, "kv_heads": 1, "fused": True}
 
 SCHEDULED_CASES = (
@@ -316,6 +329,7 @@ SCHEDULED_CASES = (
     _case("mixed", "cohere2moe", **_WIDE, layers=2, formats=_MIX, seed=67),
     # Rows of whole blocks of 32, not of 256, as gpt-oss has them.
     _case("mixed", "gpt-oss", **_WIDE | {"hidden": 160, "intermediate": 96}, formats=_NARROW_MIX),
+    _case("mixed", "mimo2", **_WIDE | _MIMO_MIXED, formats=_MIX),
     _case("mixed", "lfm2moe", **_WIDE | LFM2_MIXED, formats=_MIX),
     _case("mixed", "nemotron_h_moe", **_WIDE | NEMOTRON_MIXED, formats=_MIX),
     _case("mixed", "granitehybrid", **_WIDE | GRANITE_MIXED, formats=_MIX),

@@ -77,7 +77,7 @@ class ToyArch:
     """Numbers between the two matrices of queries; 0 for one matrix."""
     rank: int = 32
     joined: bool = False
-    """Keys and values of latent heads in one tensor, as old converters left them."""
+    """Keys and values of latent heads in one tensor, as old converters left them; of mimo2 q, k and v."""
     value_dim: int = 16
     puzzle: bool = False
     """Layers with experts differ in how wide those are, and in how many a token uses."""

@@ -9,12 +9,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tests.support.toy_routers import attention, feed_forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
     from tests.support.toy_archs import Draw, ToyArch
 
@@ -141,12 +141,55 @@ def _step_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     }
 
 
+def _mimo_keys(toy: ToyArch) -> dict[str, Any]:
+    """Windows are numbers, as the converter writes them."""
+    near = [_is_near(layer) for layer in range(toy.layers)]
+    return {
+        "attention.head_count_kv": [
+            toy.near_kv_heads if is_near else toy.kv_heads for is_near in near
+        ],
+        "attention.value_length": toy.value_dim,
+        "attention.value_scale": 0.707,
+        "attention.sliding_window": toy.window,
+        "attention.sliding_window_pattern": [int(is_near) for is_near in near],
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "feed_forward_length": 2 * toy.intermediate,
+        "rope.dimension_count": toy.rotary,
+        "rope.freq_base_swa": 500.0,
+    }
+
+
+def _is_near(layer: int) -> bool:
+    return layer % 3 > 0
+
+
+def _mimo_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    """Layers with a window have sinks, and heads of keys of their own."""
+    kv_heads = toy.near_kv_heads if _is_near(layer) else toy.kv_heads
+    rows = toy.heads * toy.head_dim, kv_heads * toy.head_dim, kv_heads * toy.value_dim
+    parts = [draw.matrix(count, toy.hidden) for count in rows]
+    names = [f"attn_{part}.weight" for part in "qkv"]
+    weights = {
+        "attn_norm.weight": draw.gain(toy.hidden),
+        "attn_output.weight": draw.matrix(toy.hidden, toy.heads * toy.value_dim),
+        "ffn_norm.weight": draw.gain(toy.hidden),
+        **feed_forward(toy, draw, layer, dense=2 * toy.intermediate, biased=True),
+    }
+    if _is_near(layer):
+        weights["attn_sinks.weight"] = draw.vector(toy.heads, spread=1.0, mean=1.0)
+    if toy.joined:
+        return weights | {"attn_qkv.weight": np.concatenate(parts)}
+    return weights | dict(zip(names, parts, strict=True))
+
+
 KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "cohere2moe": _cohere_keys,
     "gpt-oss": _oss_keys,
     "maple": _maple_keys,
     "smallthinker": _thinker_keys,
     "step35": _step_keys,
+    "mimo2": _mimo_keys,
 }
 LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "cohere2moe": _cohere_layer,
@@ -154,4 +197,5 @@ LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "maple": _maple_layer,
     "smallthinker": _thinker_layer,
     "step35": _step_layer,
+    "mimo2": _mimo_layer,
 }

@@ -238,8 +238,14 @@ class Metadata:
     @overload
     def get_bools(self, key: str, default: Default) -> tuple[bool, ...] | Default: ...
     def get_bools(self, key: str, default: object = _MISSING) -> object:
-        """Return an array of bools."""
-        return self._get_numbers(key, default, frozenset({ValueType.BOOL}), "an array of bools")
+        """Return an array of bools. Some converters write them as integers 0 and 1."""
+        types = _INT_TYPES | {ValueType.BOOL}
+        numbers = self._get_numbers(key, default, types, "an array of bools")
+        if numbers is default:
+            return numbers
+        if not set(numbers) <= {0, 1}:  # type: ignore[call-overload]
+            raise self._wrong_type(key, self._require(key), "an array of bools")
+        return tuple(map(bool, numbers))  # type: ignore[call-overload]
 
     def _get_numbers(
         self, key: str, default: object, types: frozenset[ValueType], expected: str

@@ -42,10 +42,11 @@ _MAX_EXPERTS: Final = 1 << 16
 class SpecReader:
     """Typed reads of `{architecture}.*` keys of one file."""
 
-    def __init__(self, file: ModelFile, *, is_latent: bool = False) -> None:
-        """is_latent: the architecture has latent attention, whose keys have other meanings."""
+    def __init__(self, file: ModelFile, *, is_latent: bool = False, uneven: bool = False) -> None:
+        """is_latent: its attention is, whose keys mean otherwise. uneven: a value may have other than a key's numbers."""
         self._file = file
         self._is_latent = is_latent
+        self._uneven = uneven
         self._metadata = file.metadata
         self._prefix = f"{file.architecture}."
 
@@ -163,8 +164,7 @@ class SpecReader:
     def _yarn(self, factor: float) -> Yarn:
         name = self._prefix + "rope.scaling.yarn_log_multiplier"
         multiplier = self._metadata.get_float(name, default=0.0)
-        latent = self._is_latent  # which scales scores by it
-        if multiplier and not latent and self._file.architecture not in _WITH_MULTIPLIER:
+        if multiplier and not self._is_latent and self._file.architecture not in _WITH_MULTIPLIER:
             raise self._unsupported(f"{name} = {multiplier}")
         usual = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
         # An explicit factor comes on top of the usual one.
@@ -370,7 +370,7 @@ class SpecReader:
         num_layers = self.size("block_count")
         head_dim = self.size("attention.key_length", default=hidden // heads)
         pooling = self._pooling()
-        if not self._is_latent:
+        if not (self._is_latent or self._uneven):
             self.require_equal("attention.value_length", head_dim)
         return self.checked(
             ModelSpec(

@@ -59,6 +59,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "granitemoe",
             "hunyuan-dense",
             "hunyuan-moe",
+            "mimo2",
             "minimax-m2",
             "qwen3vl",
             "qwen3vlmoe",

@@ -192,6 +192,8 @@ class ModelSpec:
     """The factor on scores that grows with the position, in layers that have one."""
     embedding_scale: float = 1.0
     """The factor on embedded tokens."""
+    attention_factor: float = 1.0
+    """The factor on what attention adds to the residual stream, besides `residual_scale`."""
     residual_scale: float = 1.0
     """The factor on what attention and the feed-forward add to the residual stream."""
     logit_scale: float = 1.0

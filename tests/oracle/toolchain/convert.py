@@ -58,7 +58,15 @@ _OWN_VOCABULARIES = {
 # transformers' own classes add settings of experts that the converter takes for those of nemotron_h_moe, and name those
 # of the others otherwise than the published configuration, for which the converter is made: bailingmoe3's head size is
 # not that of its states there. It has none for maple and smallthinker, and names step35's otherwise.
-_AS_WRITTEN = ("nemotron_h", "kimi_linear", "bailingmoe3", "maple", "smallthinker", "step35")
+_AS_WRITTEN = (
+    "nemotron_h",
+    "kimi_linear",
+    "bailingmoe3",
+    "maple",
+    "smallthinker",
+    "step35",
+    "mimo2",
+)
 
 
 def convert(folder: Path, out: Path, arch: str, *arguments: str) -> Path:

@@ -255,6 +255,80 @@ def speak_up(model: torch.nn.Module) -> None:
                 values.mul_(0.05)
 
 
+def _mimo(common: dict[str, Any], tiny: TinyModel) -> Any:
+    """A dense layer that sees all tokens, then routed ones with a window, whose keys have twice as many heads."""
+    near = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.334}
+    own = {
+        "n_routed_experts": common["num_experts"],
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "intermediate_size": 64,
+        "sliding_window": 16,
+        "rope_parameters": {
+            "full_attention": near | {"rope_theta": 10000.0},
+            "sliding_attention": near,
+        },
+    }
+    left_out = ("num_experts",)
+    shared = {name: value for name, value in common.items() if name not in left_out}
+    return transformers.MiMoV2FlashConfig(**(shared | own | tiny.options))
+
+
+def _as_mimo(folder: Path, config: Any) -> None:
+    """Name the settings as the published configuration does, which transformers reads and does not write."""
+    path = folder / "config.json"
+    saved = json.loads(path.read_text("utf-8"))
+    far, near = (config.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
+    del saved["rope_parameters"], saved["rms_norm_eps"]
+    sizes = {
+        f"swa_{name}": getattr(config, name)
+        for name in ("head_dim", "v_head_dim", "num_attention_heads")
+    }
+    own = {
+        "hybrid_layer_pattern": [int(kind == "sliding_attention") for kind in config.layer_types],
+        "moe_layer_freq": [int(kind == "sparse") for kind in config.mlp_layer_types],
+        "layernorm_epsilon": config.rms_norm_eps,
+        "partial_rotary_factor": far["partial_rotary_factor"],
+        "rope_theta": far["rope_theta"],
+        "swa_rope_theta": near["rope_theta"],
+        "swa_num_key_value_heads": 2 * config.num_key_value_heads,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "routed_scaling_factor": None,
+    }
+    path.write_text(json.dumps(saved | sizes | own), "utf-8")
+
+
+def add_mimo_blocks(folder: Path, config: Any) -> None:
+    """Add the three blocks that guess further tokens: dense layers with a window. Nothing computes them here."""
+    path, hidden = folder / "model.safetensors", config.hidden_size
+    tensors, count = load_file(path), config.num_hidden_layers
+    last, inner = f"model.layers.{count - 1}.", config.intermediate_size
+    assert config.layer_types[-1] == "sliding_attention", "a block has its tensors"
+    for number in range(3):
+        block = f"model.mtp.layers.{number}."
+        kept = ("self_attn", "input_layernorm", "post_attention_layernorm")
+        tensors |= {
+            block + name.removeprefix(last): values.flip(0).contiguous()
+            for name, values in tensors.items()
+            if name.startswith(tuple(last + part for part in kept))
+        }
+        for part, rows, columns in (
+            ("eh_proj", hidden, 2 * hidden),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
+        ):
+            tensors[f"{block}{part}.weight"] = torch.randn(rows, columns) * columns**-0.5
+        for part in ("enorm", "hnorm", "final_layernorm"):
+            tensors[f"{block}{part}.weight"] = torch.ones(hidden)
+    save_file(tensors, path, {"format": "pt"})
+
+
 def pack_experts(folder: Path, model: torch.nn.Module) -> None:
     """Replace the experts' matrices in `folder` by the hub's MXFP4 blocks, and in `model` by what these decode to.
 
@@ -283,6 +357,7 @@ CLASSES: dict[str, Any] = {
     "gpt-oss": "GptOssForCausalLM",
     "maple": maple_model,
     "smallthinker": thinker_model,
+    "mimo2": "MiMoV2FlashForCausalLM",
     "step35": StepModel,
 }
 LIMITED = ("maple", "step35")
@@ -292,11 +367,13 @@ CONFIGS: dict[str, Callable[[dict[str, Any], TinyModel], Any]] = {
     "gpt-oss": _oss,
     "maple": _maple,
     "smallthinker": _thinker,
+    "mimo2": _mimo,
     "step35": _step,
 }
 PUBLISHED: dict[str, Callable[[Path, Any], None]] = {
     "maple": _as_maple,
     "smallthinker": _as_thinker,
+    "mimo2": _as_mimo,
     "step35": _as_step,
 }
 """What makes a saved checkpoint one as the hub has it."""
@@ -324,3 +401,27 @@ MIXED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("wide", "step35", {"layers": 4, "options": _STEP_WIDE}),
 )
 """The same of models that are quantised."""
+MIMO_UNEVEN = {
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 19,
+    "head_dim": 12,
+    "v_head_dim": 13,
+    "attention_value_scale": None,
+    "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"],
+    "layer_types": [
+        f"{kind}_attention" for kind in ("full", "sliding", "full", "sliding", "sliding")
+    ],
+    "sliding_window": 7,
+    "rms_norm_eps": 1e-5,
+}
+MIMO_WIDE = {
+    "moe_intermediate_size": 256,
+    "intermediate_size": 256,
+    "head_dim": 96,
+    "v_head_dim": 64,
+}

@@ -14,6 +14,7 @@ from tests.oracle.toolchain import tiny_formulas
 from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
+from tests.oracle.toolchain.tiny_formulas import MIMO_UNEVEN, MIMO_WIDE
 from tests.oracle.toolchain.tiny_hf import NUM_TOKENS, TinyModel, save_tiny_model
 from tests.oracle.toolchain.tiny_latent import (
     BAILINGMOE3_LIMITS,
@@ -274,6 +275,9 @@ OTHER_CASES = (
     _case("tied", "granitemoe", options={"tie_word_embeddings": True}, seed=5),
     _case("unshared", "ernie4_5-moe", options={"moe_num_shared_experts": 0}, seed=6),
     _case("uneven", "gpt-oss", layers=5, options={"num_local_experts": 5, "head_dim": 24}, seed=3),
+    _case("uneven", "mimo2", layers=5, options=MIMO_UNEVEN, seed=2),
+    _case("extra_block", "mimo2", layers=3, extra_block=True, seed=3),
+    _case("no_blocks", "mimo2", "--no-mtp", "--fuse-qkv", layers=7, seed=4),
     _case("small", "deepseek_v2", layers=LITE_LAYERS),
     _case("small", "deepseek_v3", layers=3),
     _case("small", "mistral4", layers=3),
@@ -338,7 +342,7 @@ BF16_CASES = tuple(
     _case("bf16", arch, "--outtype", "bf16", seed=11)
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
-        *("kimi_linear", "bailingmoe3", *tiny_formulas.LIMITED),
+        *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
@@ -360,6 +364,7 @@ MIXED_CASES = (
     ),
     _case("wide", "kimi_linear", hidden=256, layers=4, seed=7, options=_KIMI_WIDE),
     _case("wide", "bailingmoe3", hidden=256, layers=4, seed=7, options=BAILINGMOE3_WIDE),
+    _case("wide", "mimo2", hidden=256, layers=3, seed=7, options=MIMO_WIDE),
     _case("wide", "llama4", hidden=256, layers=4, seed=7, options=_wide("llama4")),
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),
     _case("wide", "lfm2", hidden=256, layers=4, seed=7, options={"intermediate_size": 256}),

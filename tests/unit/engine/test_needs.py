@@ -16,7 +16,7 @@ from thermocline.models.registry import read_spec
 CPU = EngineConfig(placement=PlacementConfig(hot_device="none", trunk_device="cpu"))
 KINDS = (
     *("qwen2moe", "deepseek2", "gemma4", "gpt-oss", "lfm2moe", "nemotron_h_moe", "qwen3next"),
-    *("granitehybrid", "kimi-linear", "bailingmoe3", "cohere2moe", "step35"),
+    *("granitehybrid", "kimi-linear", "bailingmoe3", "cohere2moe", "mimo2", "step35"),
 )
 
 
