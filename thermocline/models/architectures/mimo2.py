@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.dense_contract import Gating
 from thermocline.models.blocks import plain_rope, read_attention
@@ -69,6 +71,11 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     sinks = prefix + "attn_sinks.weight"
     if sinks in weights:
         attention = replace(attention, sinks=weights.vector(sinks, spec.num_heads))
-    output = replace(attention.output, scale=attention.output.scale * spec.attention_factor)
-    attention, rope = near_or_far(spec, index, replace(attention, output=output), plain_rope(spec))
+    factor, bias = spec.attention_factor, attention.output_bias
+    attention = replace(
+        attention,
+        output=replace(attention.output, scale=attention.output.scale * factor),
+        output_bias=None if bias is None else bias * np.float32(factor),
+    )
+    attention, rope = near_or_far(spec, index, attention, plain_rope(spec))
     return mixed_layer(weights, own, index, attention, rope=rope)

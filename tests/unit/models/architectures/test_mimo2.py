@@ -85,6 +85,17 @@ def test_blocks_behind_the_trunk_are_left_out(tmp_path):
         open_next_block(file, ReferenceKernels())
 
 
+def test_a_bias_of_the_output_is_scaled_with_it(tmp_path):
+    """The factor is on all that attention gives."""
+    weights = toy_arch_weights(TOY)
+    bias = np.linspace(-1, 1, TOY.hidden, dtype=np.float32)
+    weights["blk.1.attn_output.bias"] = bias
+    model = opened(write_toy_arch(tmp_path / "m.gguf", TOY, weights=weights))
+    mixers = [parts.mixer for parts in model.non_expert.layers]
+    np.testing.assert_array_equal(mixers[1].output_bias, bias * np.float32(0.707))
+    assert mixers[0].output_bias is None
+
+
 @pytest.mark.parametrize(
     ("name", "rows"), [("attn_v.weight", 24), ("attn_sinks.weight", 2), ("attn_output.weight", 32)]
 )
