@@ -21,6 +21,7 @@ from thermocline.kernels.cpu import NativeKernels, load_native
 from thermocline.kernels.dense import NativeDense
 from thermocline.kernels.dense_contract import PostNorm
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kernels.whole_layer import HandedOn
 from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
@@ -307,20 +308,21 @@ def test_a_weight_of_the_input_is_for_one_expert(tmp_path):
             kernels._layer(wrong)
 
 
-def test_a_parallel_layer_has_one_norm(tmp_path):
-    """What has an end, or norms of its own, can not take attention's input: the core refuses such a layer."""
+@pytest.mark.parametrize("handed_on", [HandedOn.NORMED, HandedOn.INPUT])
+def test_a_layer_whose_attention_hands_on_more_has_one_norm(tmp_path, handed_on):
+    """What has an end, or norms of its own, can not take it: the core refuses such a layer."""
     with open_model_file(write_toy_model(tmp_path / "toy.gguf", shape_of({}))) as file:
         kernels = NativeKernels(threads=1)
         parts = open_model(file, kernels).non_expert.layers[0]
         end = PostNorm(parts.norm, 1e-6)
-        assert kernels._layer(replace(parts, parallel=True))
-        with pytest.raises(ValueError, match="a parallel layer has one norm"):
-            kernels._layer(replace(parts, parallel=True, end=end))
+        assert kernels._layer(replace(parts, handed_on=handed_on))
+        with pytest.raises(ValueError, match="there is one norm"):
+            kernels._layer(replace(parts, handed_on=handed_on, end=end))
         posted = replace(parts.mixer, post_norm=end)
-        with pytest.raises(ValueError, match="a parallel layer has one norm"):
-            kernels._layer(replace(parts, parallel=True, mixer=posted))
-        with pytest.raises(ValueError, match="has attention and a feed-forward"):
-            kernels._layer(replace(parts, parallel=True, mixer=None))
+        with pytest.raises(ValueError, match="there is one norm"):
+            kernels._layer(replace(parts, handed_on=handed_on, mixer=posted))
+        with pytest.raises(ValueError, match="is for a feed-forward"):
+            kernels._layer(replace(parts, handed_on=handed_on, mixer=None))
 
 
 def test_the_reference_has_none(tmp_path):

@@ -12,6 +12,7 @@ from tests.support.toy_next_block import write_drafting_toy
 from thermocline.errors import ModelFileError
 from thermocline.kernels.dense_contract import Temperature
 from thermocline.kernels.reference import ReferenceKernels
+from thermocline.kernels.whole_layer import HandedOn
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.registry import open_model, open_next_block
 from thermocline.models.rope import RopeRule, Yarn
@@ -53,7 +54,7 @@ def test_cohere_turns_where_it_has_a_window_or_is_dense(tmp_path):
     with open_model_file(path) as file:
         block = open_next_block(file, ReferenceKernels())
     assert block._layer.rope == rope
-    assert block._layer.parts.parallel
+    assert block._layer.parts.handed_on is HandedOn.NORMED
     assert block._layer.parts.mixer.window == 0
 
 
@@ -65,8 +66,7 @@ def test_cohere_adds_the_mean_of_routed_and_shared_experts(tmp_path):
     assert mixed.routed.rule.scale == 1.5
     assert mixed.shared.stack.down.scales.tolist() == [0.5]
     assert dense.shared.stack.down.scales is None
-    assert dense.parallel
-    assert mixed.parallel
+    assert dense.handed_on is mixed.handed_on is HandedOn.NORMED
     assert dense.mixer.centers
     lone = opened(write_toy_arch(tmp_path / "n.gguf", replace(toy, shared=0)))
     assert lone.non_expert.layers[1].routed.rule.scale == 3.0
