@@ -326,13 +326,13 @@ class SpeculationConfig(ShowsChanges):
         "auto",
         "--speculate",
         "Draft tokens where that is faster, for the same answers: auto (all drafters that there are), off, or names: "
-        "lookup, mtp, and with --draft-model model, dflash, ddtree, assistant.",
+        "lookup, mtp, and with --draft-model model, dflash, ddtree, assistant, eagle3.",
     )
     draft_model: str | None = setting(
         None,
         "--draft-model",
-        "A file that drafts tokens for the model: a block diffusion drafter that was trained for it (DFlash), Gemma 4's own "
-        "drafter (gemma4-assistant), or a small dense model with the same vocabulary.",
+        "A file that drafts tokens for the model: a drafter that was trained for it (EAGLE-3, DFlash, or Gemma 4's own "
+        "gemma4-assistant), or a small dense model with the same vocabulary.",
     )
     fixed_tokens: int | None = None
     """Verify so many tokens of each draft, for measuring; None: as many as pay."""

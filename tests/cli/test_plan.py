@@ -13,6 +13,7 @@ from benchmarks.synthetic_model import write_metadata
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_assistant import PAIRS, assistant_weights, write_assistant
 from tests.support.toy_dflash import TARGET, TOYS, toy_drafter_weights, write_toy_drafter
+from tests.support.toy_eagle3 import EAGLES, eagle_weights, write_eagle
 from tests.support.toy_model import ToyShape, toy_weights, write_toy_model
 from thermocline.traces.chrome import write_chrome
 from thermocline.traces.events import ExpertUse
@@ -303,6 +304,25 @@ def test_a_drafter_without_a_cache_counts_its_weights(tmp_path, invoke):
     page = " ".join(invoke("plan", path, *flags).stdout.split())
     assert "of the host, and nothing more for a full context" in page
     other = os.fspath(write_toy_arch(tmp_path / "other.gguf", PAIRS["odd"].target))
+    refused = invoke("plan", other, *flags)
+    assert refused.exit_code != 0
+    assert "made for another model" in " ".join(refused.stderr.split())
+
+
+def test_a_drafter_of_states_counts_them(tmp_path, invoke):
+    """EAGLE-3 keeps a state at the end of each block, besides keys and values; one for another model is refused."""
+    toy = EAGLES["wide"]
+    path = os.fspath(write_toy_arch(tmp_path / "m.gguf", toy.target))
+    drafter = os.fspath(write_eagle(tmp_path / "drafter.gguf", toy))
+    flags = ("--vram", "0B", "--ctx", "512", "--kv-type", "f32", "--draft-model", drafter)
+    weights = sum(values.nbytes for values in eagle_weights(toy).values())
+    token_bytes = 2 * 4 * toy.kv_heads * toy.head_dim
+    block_bytes = 16 * token_bytes + 4 * toy.hidden
+    assert planned(invoke, path, *flags)["draft_model"] == {
+        "weight_bytes": weights,
+        "cache_bytes": 512 // 16 * block_bytes,
+    }
+    other = os.fspath(write_toy_arch(tmp_path / "other.gguf", EAGLES["rows"].target))
     refused = invoke("plan", other, *flags)
     assert refused.exit_code != 0
     assert "made for another model" in " ".join(refused.stderr.split())

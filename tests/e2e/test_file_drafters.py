@@ -25,14 +25,16 @@ from tests.support.same_events import are_same
 from tests.support.toy_archs import ToyArch, toy_arch_metadata, write_toy_arch
 from tests.support.toy_assistant import PAIRS, write_assistant
 from tests.support.toy_dflash import TARGET, TOYS, ToyDrafter, masked_block, write_toy_drafter
+from tests.support.toy_eagle3 import EAGLES, ToyEagle, write_eagle
 from thermocline import Engine, EngineConfig, SamplingParams, SpeculationConfig
 from thermocline.config import CpuConfig, MemoryConfig, SchedulerConfig
 from thermocline.errors import ConfigError, RequestError, UnsupportedModelError
 from thermocline.messages import RequestOptions
 from thermocline.models.gemma4_assistant import AssistantModel
-from thermocline.speculation import assistant, dflash, next_token
+from thermocline.speculation import assistant, dflash, eagle3, next_token
 from thermocline.speculation.assistant import AssistantDrafter
 from thermocline.speculation.dflash import DFlashDrafter
+from thermocline.speculation.eagle3 import Eagle3Drafter
 from thermocline.speculation.next_token import NextTokenDrafter
 
 NUM_REQUESTS = 6 * TIMES
@@ -44,7 +46,7 @@ TARGETS = {
 }
 DRAFTER = ToyDrafter(layers_read=(0, 1, 2), window=12)
 DRAFTED = (
-    *((name, kind) for name in ("dflash", "ddtree", "model") for kind in TARGETS),
+    *((name, kind) for name in ("dflash", "ddtree", "model", "eagle3") for kind in TARGETS),
     *(("assistant", kind) for kind in PAIRS),
 )
 """Drafters, and what they draft for."""
@@ -53,7 +55,7 @@ DRAFTED = (
 @pytest.fixture(autouse=True)
 def _every_guess_counts(monkeypatch):
     """Random models are never sure."""
-    for module in (assistant, dflash, next_token):
+    for module in (assistant, dflash, eagle3, next_token):
         monkeypatch.setattr(module, "_MIN_CONFIDENCE", 0.0)
 
 
@@ -63,6 +65,8 @@ def write_drafter(folder, name, target):
     if name == "assistant":
         (pair,) = (pair for pair in PAIRS.values() if pair.target == target)
         return write_assistant(folder / "assistant.gguf", pair)
+    if name == "eagle3":
+        return write_eagle(folder / "eagle3.gguf", ToyEagle(target))
     return write_toy_drafter(folder / "drafter.gguf", DRAFTER, target)
 
 
@@ -78,11 +82,11 @@ class Foresight:
         self._answers, self._seed = answers, seed
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._known: dict[int, list[int]] = {}
-        for kind in (AssistantDrafter, DFlashDrafter, NextTokenDrafter):
+        for kind in (AssistantDrafter, DFlashDrafter, Eagle3Drafter, NextTokenDrafter):
             monkeypatch.setattr(kind, "begin", self._noting("begin", kind.begin))
             monkeypatch.setattr(kind, "observe", self._noting("observe", kind.observe))
         monkeypatch.setattr(DFlashDrafter, "guess", self._guess_block)
-        for kind in (AssistantDrafter, NextTokenDrafter):
+        for kind in (AssistantDrafter, Eagle3Drafter, NextTokenDrafter):
             monkeypatch.setattr(kind, "guess", self._guess_next)
 
     def _noting(self, name, original):
@@ -314,7 +318,8 @@ async def test_drafters_that_can_not_be_are_refused(tmp_path):
     path = write_toy_arch(tmp_path / "m.gguf", TARGET)
     drafter, small = (write_drafter(tmp_path, name, TARGET) for name in ("dflash", "model"))
     pair = write_assistant(tmp_path / "assistant.gguf", PAIRS["experts"])
-    for name in ("dflash", "ddtree", "model", "assistant"):
+    eagle = write_eagle(tmp_path / "eagle3.gguf", EAGLES["wide"])
+    for name in ("dflash", "ddtree", "model", "assistant", "eagle3"):
         config = EngineConfig(speculation=SpeculationConfig(drafters=name))
         with pytest.raises(ConfigError, match=f"{name} drafts with a file .* --draft-model FILE"):
             await opened(path, config)
@@ -324,16 +329,21 @@ async def test_drafters_that_can_not_be_are_refused(tmp_path):
         ("dflash,model", drafter, "dflash or ddtree"),
         ("dflash", pair, "assistant"),
         ("assistant", small, "model"),
+        ("eagle3", drafter, "dflash or ddtree"),
+        ("model", eagle, "eagle3"),
     ):
         with pytest.raises(ConfigError, match=f"drafts as {there}"):
             await opened(path, one_thread(name, file))
     with pytest.raises(ConfigError, match="choose one of them"):
         await opened(path, one_thread("dflash,ddtree", drafter))
-    for alone in (drafter, pair):
+    for alone in (drafter, pair, eagle):
         with pytest.raises(UnsupportedModelError, match="give it as --draft-model"):
             await opened(alone, EngineConfig())
     with pytest.raises(UnsupportedModelError, match="drafts for gemma4, not for qwen35moe"):
         await opened(path, one_thread("auto", pair))
+    small = write_toy_arch(tmp_path / "small.gguf", replace(SMALL, layers=3))
+    with pytest.raises(UnsupportedModelError, match=r"what layers \[1, 2, 3\] get, of 3 in all"):
+        await opened(small, one_thread("auto", eagle))
 
 
 async def test_a_draft_model_with_other_tokens_is_refused(tmp_path):

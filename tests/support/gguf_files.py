@@ -50,7 +50,9 @@ def write_gguf(
     for key, value in metadata.items():
         _add_value(writer, key, value)
     for name, format_name, x in tensors:
-        raw = _quantized(x, format_name)
+        raw = (
+            x if format_name.startswith("I") and x.dtype.kind == "i" else _quantized(x, format_name)
+        )
         writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[format_name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

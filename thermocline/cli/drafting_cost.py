@@ -130,6 +130,7 @@ def _of_file(
     from thermocline.modelfile.reader import open_model_file
     from thermocline.models.dflash import is_dflash, read_dflash_spec
     from thermocline.models.draft_model import read_draft_spec
+    from thermocline.models.eagle3 import is_eagle3, read_eagle3_spec
     from thermocline.models.gemma4_assistant import is_assistant, read_assistant_spec
 
     path = config.speculation.draft_model
@@ -139,12 +140,16 @@ def _of_file(
         if is_assistant(own):
             read_assistant_spec(own, file, spec)
             return DrafterBytes(own.total_tensor_bytes, 0)
-        if is_dflash(own):
+        state_bytes = 0
+        if is_eagle3(own):
+            eagle3 = read_eagle3_spec(own, file, spec)
+            # Each block's end has a state besides.
+            shapes, state_bytes = eagle3.kv_shapes, 4 * eagle3.decoder.hidden_size
+        elif is_dflash(own):
             shapes = read_dflash_spec(own, file, spec).kv_shapes
         else:
             shapes = read_draft_spec(own, file).kv_shapes
         cache_type = fitting_type(cache.type, shapes)
         token_bytes = sum(shape.token_bytes(cache_type) for shape in shapes)
-        return DrafterBytes(
-            own.total_tensor_bytes, cache.min_blocks * cache.block_tokens * token_bytes
-        )
+        block_bytes = cache.block_tokens * token_bytes + state_bytes
+        return DrafterBytes(own.total_tensor_bytes, cache.min_blocks * block_bytes)

@@ -1,4 +1,4 @@
-"""Opens the drafter of --draft-model: a small model, a block diffusion drafter, or Gemma 4's. A part of the assembly."""
+"""Opens the drafter of --draft-model: a small model, or a drafter that was trained for the model. A part of the assembly."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from thermocline.errors import ConfigError
 from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.models.dflash import DFlashModel, is_dflash
 from thermocline.models.draft_model import DraftModel
+from thermocline.models.eagle3 import Eagle3Model, is_eagle3
 from thermocline.models.gemma4_assistant import AssistantModel, is_assistant
 from thermocline.speculation.assistant import AssistantDrafter
 from thermocline.speculation.dflash import DFlashDrafter
+from thermocline.speculation.eagle3 import Eagle3Drafter
 from thermocline.speculation.next_token import NextTokenDrafter
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from thermocline.modelfile.reader import ModelFile
     from thermocline.speculation.contract import Drafter
 
-FILE_DRAFTERS: Final = ("model", "dflash", "ddtree", "assistant")
+FILE_DRAFTERS: Final = ("model", "dflash", "ddtree", "assistant", "eagle3")
 """Drafters that need a file of their own."""
 
 
@@ -56,6 +58,8 @@ def open_file_drafters(context: BuildContext, names: Sequence[str] | None) -> li
             return [_small_model(context, file)]
         case "assistant":
             return [_assistant(context, file)]
+        case "eagle3":
+            return [_eagle3(context, file)]
         case name:
             return [_block_drafter(context, file, is_tree=name == "ddtree")]
 
@@ -64,6 +68,8 @@ def _names_of(file: ModelFile) -> tuple[str, ...]:
     """Return the drafters that a file can be."""
     if is_dflash(file):
         return ("dflash", "ddtree")
+    if is_eagle3(file):
+        return ("eagle3",)
     return ("assistant",) if is_assistant(file) else ("model",)
 
 
@@ -95,3 +101,14 @@ def _block_drafter(context: BuildContext, file: ModelFile, *, is_tree: bool) -> 
 def _assistant(context: BuildContext, file: ModelFile) -> Drafter:
     model = AssistantModel(file, context.file, context.model.spec, context.kernels)
     return AssistantDrafter(model, context.model.final_norm, context.cache.kv)
+
+
+def _eagle3(context: BuildContext, file: ModelFile) -> Drafter:
+    cache = context.devices.cache
+    return Eagle3Drafter(
+        Eagle3Model(file, context.file, context.model.spec, context.kernels),
+        cache.type,
+        cache.num_blocks,
+        cache.block_tokens,
+        max_requests=context.config.scheduler.max_requests,
+    )

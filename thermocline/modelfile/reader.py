@@ -115,11 +115,11 @@ class ModelFile:
         """Return the path of a file that was replaced or removed while its mapping is used, None for none."""
         return next((mapped.path for mapped in self._maps or () if mapped.is_replaced()), None)
 
-    def require_formats(self, supported: Collection[str]) -> None:
-        """Raise UnsupportedModelError, listing every tensor format that is not in `supported`."""
+    def require_formats(self, supported: Collection[str], *, but_for: Collection[str] = ()) -> None:
+        """Raise UnsupportedModelError, listing every tensor format that is not in `supported`; tensors `but_for` may have any."""
         names: dict[str, list[str]] = {}
         for tensor in self.tensors.values():
-            if tensor.format.name not in supported:
+            if tensor.format.name not in supported and tensor.name not in but_for:
                 names.setdefault(tensor.format.name, []).append(tensor.name)
         if not names:
             return

@@ -27,6 +27,9 @@ DFLASH_NAMES: Final = ("dflash", "qwen35-dflash-draft", "dflash-draft", "gemma4-
 ASSISTANT_NAME: Final = "gemma4-assistant"
 """general.architecture of Gemma 4's own drafters."""
 
+EAGLE3_NAME: Final = "eagle3"
+"""general.architecture of EAGLE-3 drafters."""
+
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {
         name: f"thermocline.models.architectures.{name.replace('-', '_')}"
@@ -96,7 +99,7 @@ _OTHER_KINDS: Final = (
     ("adapter", "changes to another model's weights"),
     *(
         (name, "a drafter for another model: give it as --draft-model")
-        for name in (*DFLASH_NAMES, ASSISTANT_NAME)
+        for name in (*DFLASH_NAMES, ASSISTANT_NAME, EAGLE3_NAME)
     ),
 )
 

@@ -29,6 +29,8 @@ from thermocline.modelfile.formats import FORMATS_BY_NAME
 from thermocline.modelfile.layout import without_padding
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from thermocline.modelfile.layout import TensorInfo
     from thermocline.modelfile.reader import ModelFile
 
@@ -45,10 +47,11 @@ class StackedExperts:
 class WeightMap:
     """Typed access to one file's tensors; remembers which were taken."""
 
-    def __init__(self, file: ModelFile) -> None:
-        self._file = file
+    def __init__(self, file: ModelFile, *, ids: tuple[str, ...] = ()) -> None:
+        """ids: names of tensors that hold token ids, see there. Raises UnsupportedModelError for formats that nothing computes with."""
+        self._file, self._ids = file, ids
         self._taken: set[str] = set()
-        file.require_formats(SUPPORTED_FORMATS)
+        file.require_formats(SUPPORTED_FORMATS, but_for=ids)
 
     def __contains__(self, name: str) -> bool:
         return name in self._file.tensors
@@ -84,6 +87,17 @@ class WeightMap:
     def vector(self, name: str, length: int) -> FloatArray:
         """Return tensor `name` [length] decoded to float32. Raises ModelFileError."""
         return self.array(name, (length,))
+
+    def ids(self, name: str) -> NDArray[np.int64]:
+        """Return tensor `name` of the map's `ids`, int64 [count]. Raises ModelFileError."""
+        assert name in self._ids, "whoever opens the file names such tensors"
+        info = self._info(name)
+        if info.format.name != "I64" or len(info.shape) != 1:
+            what = f"is {info.format.name} of shape {list(info.shape)}, but a list of I64 is wanted"
+            raise self._bad(name, what)
+        self._taken.add(name)
+        # A file's tensors are aligned by its metadata, which may be less than a number takes.
+        return np.frombuffer(self._file.view(name).tobytes(), np.int64)
 
     def positive(self, name: str, length: int) -> FloatArray:
         """Return tensor `name` [length], all of whose numbers are finite and above zero. Raises ModelFileError."""

@@ -17,6 +17,7 @@ READERS = {
     facts.name: SimpleNamespace(facts=facts, begin=lambda request, prompt: None)
     for facts in (
         DrafterFacts("dflash", computes=True, reads_hidden=True, reads_layers=(LayerIndex(1),)),
+        DrafterFacts("eagle3", computes=True, reads_hidden=True, reads_layers=(LayerIndex(1),)),
         DrafterFacts("assistant", computes=True, reads_hidden=True, reads_cache=True),
     )
 }
