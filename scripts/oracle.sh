@@ -17,6 +17,7 @@ if [ "${1:-}" = golden ]; then
   "$python" -m tests.oracle.make_drafts_golden
   "$python" -m tests.oracle.make_dflash_golden
   "$python" -m tests.oracle.make_assistant_golden
+  "$python" -m tests.oracle.make_eagle3_golden
   exec "$python" -m tests.oracle.make_tokenizer_golden
 fi
 exec "$python" -m pytest -m oracle tests/oracle --timeout 1800 "$@"
