@@ -155,6 +155,7 @@ def test_a_trial_finds_costs_and_gives_its_slots_back(opened):
         assert found.copy_s > 0 < found.launch_overhead_s
         assert 0 < found.copy_slowdown <= 1
         assert found.recorded is None  # nobody asked
+        trial.check(layer)
     slots = [one.device.allocate(LAYERS[0]) for _ in range(4)]
     assert len(set(slots)) == 4
 
@@ -197,8 +198,9 @@ def test_a_device_that_computes_something_else_is_found_out(opened, monkeypatch)
 
     monkeypatch.setattr(GpuDevice, "outputs", lambda _, *args, **kinds: wrong(*args, **kinds))
     trial = GpuTrial(one.device, experts, ReferenceKernels(), 1, one.lane)
-    with pytest.raises(DeviceFaultError, match="layer 0 come out differently"):
-        trial.times(LAYERS[0])
+    for look in (trial.times, trial.check):
+        with pytest.raises(DeviceFaultError, match="layer 0 come out differently"):
+            look(LAYERS[0])
 
 
 @pytest.mark.parametrize("kind", DEVICES)

@@ -60,13 +60,19 @@ class GpuTrial:
     records_steps: bool = False
     bulk: Callable[[LayerIndex], int] | None = None
 
+    def check(self, layer: LayerIndex) -> None:
+        """Raise DeviceFaultError where outputs differ from the CPU's, DeviceMemoryError; measures nothing."""
+        with ExitStack() as held:
+            slots = self._take_slots(held, layer)
+            self._copy(layer, slots, len(slots))
+            self._compare_all(layer, slots)
+
     def times(self, layer: LayerIndex) -> TrialTimes:
-        """See `Trial.times`. Raises DeviceFaultError where outputs differ from the CPU's, DeviceMemoryError."""
+        """See `Trial.times`. Raises what `check` does."""
         with ExitStack() as held:
             slots = self._take_slots(held, layer)
             copy_s = self._copy_seconds(layer, slots)
-            for rows in _COMPARED_ROWS:
-                self._compare(layer, slots, rows)
+            self._compare_all(layer, slots)
             one_s = self._seconds(layer, slots[:1], 1)
             count = min(TRIAL_ROWS[1], len(slots))
             single_s = self._seconds(layer, slots[:count], 1)
@@ -127,17 +133,17 @@ class GpuTrial:
 
     def _copy_seconds(self, layer: LayerIndex, slots: IntArray) -> float:
         """Return the seconds of an expert's copy, back to back with others, from memory."""
+        self._copy(layer, slots, _COPIES)  # from the disk
+        return max(_least(partial(self._copy, layer, slots, _COPIES)) / _COPIES, _LEAST_S)
 
-        def copy_all() -> None:
-            copies = [
-                self.device.begin_copy(ExpertKey.of(layer, n % len(slots)), slot)
-                for n, slot in enumerate(np.resize(slots, _COPIES).tolist())
-            ]
-            for copy in copies:
-                copy.result()
-
-        copy_all()  # from the disk
-        return max(_least(copy_all) / _COPIES, _LEAST_S)
+    def _copy(self, layer: LayerIndex, slots: IntArray, number: int) -> None:
+        """Copy the layer's first experts, each to its slot, so many copies back to back, and wait for them."""
+        copies = [
+            self.device.begin_copy(ExpertKey.of(layer, n % len(slots)), slot)
+            for n, slot in enumerate(np.resize(slots, number).tolist())
+        ]
+        for copy in copies:
+            copy.result()
 
     def _bulk_copy_seconds(self, layer: LayerIndex) -> float | None:
         if self.bulk is None:
@@ -169,6 +175,10 @@ class GpuTrial:
         sent = self.device.sent(x)
         prompt = bool(work.counts[0] > 1)
         return self.device.outputs(layer, work, slots, sent, prompt=prompt)
+
+    def _compare_all(self, layer: LayerIndex, slots: IntArray) -> None:
+        for rows in _COMPARED_ROWS:
+            self._compare(layer, slots, rows)
 
     def _compare(self, layer: LayerIndex, slots: IntArray, rows: int) -> None:
         stack = self.catalog.stack(layer)
