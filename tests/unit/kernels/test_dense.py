@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise, product
 
 import numpy as np
@@ -120,6 +121,19 @@ def filled_cache(rng, context: int, **sizes) -> tuple[LayerCache, np.ndarray]:
     k, v = (normal(rng, context, shape.kv_heads, dim) for dim in dims)
     write_cache(shape, cache.keys, cache.values, slots, k, v)
     return cache, table
+
+
+@lru_cache(maxsize=128)
+def attended(
+    seed: int, rows: int, heads: int, context: int, **sizes
+) -> tuple[LayerCache, np.ndarray, np.ndarray]:
+    """A filled cache, its block table and queries, only to be read: drawing them takes as long as attention."""
+    rng = np.random.default_rng(seed)
+    cache, table = filled_cache(rng, context, **sizes)
+    q = normal(rng, rows, heads, sizes["head_dim"])
+    for each in (cache.keys, cache.values, table, q):
+        each.flags.writeable = False
+    return cache, table, q
 
 
 @pytest.mark.parametrize(
@@ -349,17 +363,17 @@ def test_attention_is_causal_softmax_over_the_cache(attending, cache_type, sizes
     heads, kv_heads, head_dim, block_tokens, positions = sizes
     if cache_type is CacheType.Q8_0 and head_dim % 32:
         pytest.skip("Q8_0 needs a head_dim that 32 divides")
-    rng = np.random.default_rng(heads * head_dim)
     positions = np.array(positions, np.int32)
-    cache, table = filled_cache(
-        rng,
+    cache, table, q = attended(
+        heads * head_dim,
+        len(positions),
+        heads,
         int(positions[-1]) + 1,
         type=cache_type,
         block_tokens=block_tokens,
         kv_heads=kv_heads,
         head_dim=head_dim,
     )
-    q = normal(rng, len(positions), heads, head_dim)
     key = cache_type, heads, head_dim, rule.window, rule.softcap, rule.sinks is None, rule.chunked
     if rule.sinks is not None:
         rule = replace(rule, sinks=rule.sinks[:heads])
@@ -443,13 +457,11 @@ def naive_attention(q, positions, cache, table, rule) -> np.ndarray:
 @pytest.mark.parametrize("name", ATTENDING)
 def test_chunks_and_threads_change_no_bit(name, cache_type, rule, heads, kv_heads, block_tokens):
     """A token alone, in pieces of any size, or among all, on one, two or seven threads."""
-    native, rng = attending_on(name), np.random.default_rng(heads)
+    native = attending_on(name)
     context, first = 1100, 900
-    cache, table = filled_cache(
-        rng, context, type=cache_type, block_tokens=block_tokens, kv_heads=kv_heads, head_dim=64
-    )
     positions = np.arange(first, context, dtype=np.int32)
-    q = normal(rng, len(positions), heads, 64)
+    sizes = {"block_tokens": block_tokens, "kv_heads": kv_heads, "head_dim": 64}
+    cache, table, q = attended(heads, len(positions), heads, context, type=cache_type, **sizes)
 
     def attend(kernels: NativeDense, cuts: list[int]) -> np.ndarray:
         parts = [
