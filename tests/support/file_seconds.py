@@ -20,7 +20,7 @@ def processor_seconds() -> float:
 
 
 class FileSeconds:
-    """Adds to each report what its test took, and tells the sums by file where the run is reported."""
+    """Adds to each test's last report what the test took, and tells the sums by file where the run is reported."""
 
     def __init__(self, num_shown: int) -> None:
         self._num_shown = num_shown
@@ -32,8 +32,10 @@ class FileSeconds:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> object:
-        """Note what was taken since the last report; xdist sends a report's attributes along."""
+        """Note what was taken since the last test's end; xdist sends a report's attributes along."""
         report = yield
+        if report.when != "teardown":  # to ask the system takes up to a millisecond
+            return report
         now = processor_seconds()
         report.processor_seconds, self._last = now - self._last, now
         return report
