@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from tests.support import known_files
 from tests.support.file_seconds import FileSeconds
 from thermocline.experts import heat_file
 from thermocline.kernels import cpu_topology
@@ -51,6 +52,7 @@ _COUNT_THREADS = (
 )
 _OUR_THREADS = ("lane ", "thermocline ")
 _openings = itertools.count()
+_heat_places = heat_file.heat_places
 if find_spec("hypothesis"):  # not in environments of clients
     from hypothesis import HealthCheck, settings
 
@@ -88,21 +90,20 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    """Every test starts from the same random state."""
-    random.seed(0)
-    np.random.seed(0)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory):
-    """The user who runs the tests has an empty cache, no settings, and typed nothing before."""
+    """The user who runs the tests has an empty cache, no settings, and typed nothing before.
+
+    All processes of a run copy the toy models that one of them has written.
+    """
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("THERMOCLINE_CACHE", os.fspath(folder))
         patch.setenv("THERMOCLINE_CONFIG", "")
         patch.setenv("XDG_STATE_HOME", os.fspath(tmp_path_factory.mktemp("state")))
+        patch.setattr(known_files, "folder", run / "known")
         yield folder
 
 
@@ -126,27 +127,34 @@ def default_threads(monkeypatch):
         monkeypatch.setattr(f"{module}.default_threads", cpu_topology.default_threads)
 
 
-@pytest.fixture(autouse=True)
-def _no_heat(request, monkeypatch, _own_cache):
+@pytest.fixture(autouse=True, scope="session")
+def _no_heat(_own_cache):
     """No opening knows what experts others used, except in a test that asks for `kept_heat`."""
 
     def fresh_place(model: Path, identity: object) -> tuple[Path, None]:
         return _own_cache / f"heat-{next(_openings)}" / "heat.json", None
 
-    if "kept_heat" not in request.fixturenames:
-        monkeypatch.setattr(heat_file, "heat_places", fresh_place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heat_file, "heat_places", fresh_place)
+        yield
 
 
 @pytest.fixture
 def kept_heat(monkeypatch, tmp_path):
     """Heat is kept as it is for users; the folder in place of the user's cache is returned."""
+    monkeypatch.setattr(heat_file, "heat_places", _heat_places)
     monkeypatch.setenv("THERMOCLINE_CACHE", os.fspath(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_left():
-    """A lane or engine thread that outlives its test is a leak."""
+def _alone():
+    """Every test starts from the same random state, and leaves no thread: one of a lane or an engine is a leak.
+
+    One fixture, because each takes a tenth of a millisecond of every test.
+    """
+    random.seed(0)
+    np.random.seed(0)
     before = set(threading.enumerate())
     yield
     left = [

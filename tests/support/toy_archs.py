@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.support import toy_formulas, toy_recurrent, toy_routers
 from tests.support.gguf_files import write_gguf
+from tests.support.known_files import write_known
 from tests.support.toy_gemma import NO_EXPERTS, gemma4_keys, gemma4_layer, gemma4_top
 from tests.support.toy_latent import (
     bailingmoe3_keys,
@@ -178,12 +179,15 @@ def write_toy_arch(
     metadata: dict[str, Any] | None = None,
 ) -> Path:
     """Write a toy model; `weights` replaces the random ones, `metadata` adds to or replaces keys."""
+    if weights is None and metadata is None:
+        return write_known(path, toy, lambda place: _write(place, toy, toy_arch_weights(toy), {}))
+    return _write(path, toy, weights or toy_arch_weights(toy), metadata or {})
+
+
+def _write(path: Path, toy: ToyArch, weights: Weights, metadata: dict[str, Any]) -> Path:
     shape = toy.normal()
-    tensors = [
-        (name, tensor_format(shape, name), values)
-        for name, values in (weights or toy_arch_weights(toy)).items()
-    ]
-    all_metadata = toy_arch_metadata(toy) | (metadata or {})
+    tensors = [(name, tensor_format(shape, name), values) for name, values in weights.items()]
+    all_metadata = toy_arch_metadata(toy) | metadata
     kept = {key: value for key, value in all_metadata.items() if value is not None}
     return write_gguf(path, kept, tensors, arch=toy.arch)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.support.gguf_files import write_gguf
+from tests.support.known_files import write_known
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,8 +190,13 @@ def write_toy_model(
 ) -> Path:
     """Write a toy model; `weights` replaces the random ones, `metadata` adds to or replaces keys."""
     shape = shape or ToyShape()
-    tensors = [
-        (name, tensor_format(shape, name), values)
-        for name, values in (weights or toy_weights(shape)).items()
-    ]
-    return write_gguf(path, toy_metadata(shape) | (metadata or {}), tensors, arch="qwen3moe")
+    if weights is None and metadata is None:
+        return write_known(path, shape, lambda place: _write(place, shape, toy_weights(shape), {}))
+    return _write(path, shape, weights or toy_weights(shape), metadata or {})
+
+
+def _write(
+    path: Path, shape: ToyShape, weights: dict[str, np.ndarray], metadata: dict[str, Any]
+) -> Path:
+    tensors = [(name, tensor_format(shape, name), values) for name, values in weights.items()]
+    return write_gguf(path, toy_metadata(shape) | metadata, tensors, arch="qwen3moe")

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tests.support.known_files import write_known
 from tests.support.toy_archs import (
     Draw,
     ToyArch,
@@ -106,8 +107,12 @@ def next_block_metadata(toy: ToyArch) -> dict[str, Any]:
 
 def write_drafting_toy(path: Path, toy: ToyArch, *, own_ends: bool = False) -> Path:
     """Write a toy model with a block."""
-    weights = toy_arch_weights(toy) | next_block_weights(toy, own_ends=own_ends)
-    return write_toy_arch(path, toy, weights=weights, metadata=next_block_metadata(toy))
+
+    def write(place: Path) -> Path:
+        weights = toy_arch_weights(toy) | next_block_weights(toy, own_ends=own_ends)
+        return write_toy_arch(place, toy, weights=weights, metadata=next_block_metadata(toy))
+
+    return write_known(path, ("drafting", toy, own_ends), write)
 
 
 def _layer(toy: ToyArch, draw: Draw) -> Weights:
