@@ -45,7 +45,7 @@ from thermocline import (
 from thermocline.config import CpuConfig, MemoryConfig
 from thermocline.engine import drafter_builder
 from thermocline.models.device.non_expert import DeviceNonExpert
-from thermocline.speculation import next_token
+from thermocline.speculation import chains
 from thermocline.speculation.contract import DrafterFacts
 from thermocline.speculation.lookup import LookupDrafter
 
@@ -238,7 +238,7 @@ def test_steps_are_saved_by_each_job(tmp_path, monkeypatch, jobs, device, place,
 @pytest.mark.parametrize(("name", "place"), in_places(DRAFTING_TOYS))
 def test_a_file_s_own_block_drafts_on_the_cpu(tmp_path, monkeypatch, device, place, name):
     """It reads the last layer's rows, which are on the host: drafts are verified, and answers are the same."""
-    monkeypatch.setattr(next_token, "_MIN_CONFIDENCE", 0.0)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 0.0)
     path = write_drafting_toy(tmp_path / "m.gguf", DRAFTING_TOYS[name])
     chance = random.Random(name)
     requests = [random_request(chance) for _ in range(6)]

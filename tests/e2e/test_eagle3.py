@@ -17,7 +17,7 @@ from tests.support.toy_eagle3 import EAGLES, ToyEagle, write_eagle
 from thermocline import Engine, SamplingParams
 from thermocline.config import CpuConfig, MemoryConfig
 from thermocline.models.eagle3 import Eagle3Model
-from thermocline.speculation import eagle3
+from thermocline.speculation import chains
 from thermocline.speculation.eagle3 import Eagle3Drafter
 
 STEM = [(7 * n) % 90 + 40 for n in range(30)]
@@ -26,7 +26,7 @@ STEM = [(7 * n) % 90 + 40 for n in range(30)]
 @pytest.fixture(autouse=True)
 def _every_guess_counts(monkeypatch):
     """Random models are never sure."""
-    monkeypatch.setattr(eagle3, "_MIN_CONFIDENCE", 0.0)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 0.0)
 
 
 async def asked(path, config, prompts, params):
@@ -56,8 +56,8 @@ async def test_guesses_are_those_of_the_files_alone(tmp_path, monkeypatch, name,
     seen, lengthen, logits_of = [], Eagle3Drafter._lengthen, Eagle3Model.logits
 
     def noting(self, drafts):
-        chains = [(draft.wish, (draft.wish.last_token, *draft.tokens)) for draft in drafts]
-        seen.append((chains, []))
+        known = [(draft.wish, (draft.wish.last_token, *draft.tokens)) for draft in drafts]
+        seen.append((known, []))
         return lengthen(self, drafts)
 
     def noting_logits(self, states):
@@ -74,8 +74,8 @@ async def test_guesses_are_those_of_the_files_alone(tmp_path, monkeypatch, name,
     assert [[t for event in answer.events for t in event.token_ids] for answer in found] == plain
     assert all(answer.num_drafted > answer.num_accepted > 5 for answer in found)
     features, num_compared = {}, 0
-    for chains, (logits,) in seen[::2]:
-        for (wish, chain), row in zip(chains, logits, strict=True):
+    for known, (logits,) in seen[::2]:
+        for (wish, chain), row in zip(known, logits, strict=True):
             prompt = prompt_of[wish.request]
             if prompt not in features:
                 whole = [*prompt, *answers[prompt][0]]

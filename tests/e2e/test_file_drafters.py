@@ -31,7 +31,7 @@ from thermocline.config import CpuConfig, MemoryConfig, SchedulerConfig
 from thermocline.errors import ConfigError, RequestError, UnsupportedModelError
 from thermocline.messages import RequestOptions
 from thermocline.models.gemma4_assistant import AssistantModel
-from thermocline.speculation import assistant, dflash, eagle3, next_token
+from thermocline.speculation import chains, dflash
 from thermocline.speculation.assistant import AssistantDrafter
 from thermocline.speculation.dflash import DFlashDrafter
 from thermocline.speculation.eagle3 import Eagle3Drafter
@@ -55,8 +55,8 @@ DRAFTED = (
 @pytest.fixture(autouse=True)
 def _every_guess_counts(monkeypatch):
     """Random models are never sure."""
-    for module in (assistant, dflash, eagle3, next_token):
-        monkeypatch.setattr(module, "_MIN_CONFIDENCE", 0.0)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 0.0)
+    monkeypatch.setattr(dflash, "_MIN_CONFIDENCE", 0.0)
 
 
 def write_drafter(folder, name, target):

@@ -32,7 +32,7 @@ from thermocline.errors import ConfigError, RequestError, UnsupportedModelError
 from thermocline.messages import RequestOptions
 from thermocline.modelfile.reader import ModelFile
 from thermocline.models import next_token_block
-from thermocline.speculation import head_rows, next_token
+from thermocline.speculation import chains, head_rows
 from thermocline.traces.events import SpanEvent
 from thermocline.traces.lanes import Lane, Name
 
@@ -44,7 +44,7 @@ GREEDY = SamplingParams(max_tokens=60)
 @pytest.mark.parametrize("name", DRAFTING_TOYS)
 def test_no_draft_of_a_block_changes_an_answer(tmp_path, monkeypatch, name):
     """Of random blocks, whose every guess is verified: under random schedules, as one row a step answers."""
-    monkeypatch.setattr(next_token, "_MIN_CONFIDENCE", 0.0)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 0.0)
     path = write_drafting_toy(tmp_path / "m.gguf", DRAFTING_TOYS[name])
     chance = random.Random(name)
     requests = [random_request(chance) for _ in range(NUM_REQUESTS)]

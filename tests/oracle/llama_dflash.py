@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 import llama_cpp
 import numpy as np
 
+from tests.oracle.llama_drafts import load_drafter
 from tests.oracle.llama_model import LlamaModel
 
 if TYPE_CHECKING:
@@ -37,11 +38,7 @@ class LlamaBlockDrafter(LlamaModel):
         self._layers = tuple(layers)
         for layer in self._layers:
             _SET_INPUT(self._context, layer, True)
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = 0
-        params.use_extra_bufts = False
-        self._drafter = llama_cpp.llama_model_load_from_file(str(drafter).encode(), params)
-        assert self._drafter, f"llama.cpp could not load {drafter}"
+        self._drafter = load_drafter(drafter)
         context = self._context_params()
         context.ctx_other = self._context
         self._drafts = llama_cpp.llama_init_from_model(self._drafter, context)

@@ -5,7 +5,6 @@ Needs the package `llama_cpp`. Every call of `guesses` starts from an empty cach
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Self
 
 import llama_cpp
@@ -13,6 +12,7 @@ import numpy as np
 from llama_cpp import llama_cpp_ext
 
 from tests.oracle.llama_dflash import LlamaBlockDrafter
+from tests.oracle.llama_drafts import fill_batch, run_rows, states_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,45 +55,16 @@ class LlamaEagle3(LlamaBlockDrafter):
         return np.concatenate(logits), np.concatenate(following)
 
     def _encode(self, features: np.ndarray) -> np.ndarray:
-        count, width = features.shape
-        batch = llama_cpp.llama_batch_init(count, width, 1)
+        batch = llama_cpp.llama_batch_init(*features.shape, 1)
         try:
-            self._fill(batch, count, 0)
-            ctypes.memmove(batch.embd, features.ctypes.data, features.nbytes)
+            fill_batch(batch, features, 0)
             code = llama_cpp.llama_encode(self._drafts, batch)
             assert code == 0, f"llama_encode returned {code}"
         finally:
             llama_cpp.llama_batch_free(batch)
-        return self._states(count)
+        return states_of(self._drafts, len(features), self._own_width)
 
     def _run(
         self, tokens: Sequence[int], start: int, before: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        count, rows = len(tokens), np.ascontiguousarray(before, np.float32)
-        batch = llama_cpp.llama_batch_init(count, self._own_width, 1)
-        ids = (llama_cpp.llama_token * count)(*tokens)
-        try:
-            self._fill(batch, count, start)
-            batch.token = ctypes.cast(ids, ctypes.POINTER(llama_cpp.llama_token))
-            ctypes.memmove(batch.embd, rows.ctypes.data, rows.nbytes)
-            code = llama_cpp.llama_decode(self._drafts, batch)
-            assert code == 0, f"llama_decode returned {code}"
-        finally:
-            batch.token = None  # ours, not llama.cpp's to free
-            llama_cpp.llama_batch_free(batch)
-        logits = llama_cpp.llama_get_logits(self._drafts)
-        return (
-            np.ctypeslib.as_array(logits, (count, self._vocab_size)).copy(),
-            self._states(count),
-        )
-
-    def _states(self, count: int) -> np.ndarray:
-        flat = llama_cpp_ext.llama_get_embeddings_nextn(self._drafts)
-        return np.ctypeslib.as_array(flat, (count, self._own_width)).copy()
-
-    def _fill(self, batch: llama_cpp.llama_batch, count: int, start: int) -> None:
-        batch.n_tokens = count
-        for index in range(count):
-            batch.pos[index] = start + index
-            batch.n_seq_id[index] = batch.logits[index] = 1
-            batch.seq_id[index][0] = 0
+        return run_rows(self._drafts, tokens, before, start, self._vocab_size)

@@ -29,9 +29,9 @@ def compare(oracle: HfAssistant, target, drafter, num_tokens: int) -> None:
     ids = prompt_ids(num_tokens + 1)
     known, chain = ids[:num_tokens], ids[num_tokens:]
     with LlamaAssistant(target, drafter) as llama:
-        before = llama.states(known)[-1]
+        before = llama.states(known)[-1:]
         for _ in range(NUM_CHAINED):
-            logits, before = llama.guess(chain[-1], len(known), before)
+            logits, before = llama.draft(chain[-1:], before, len(known))
             chain.append(int(logits.argmax()))
         theirs = llama.guesses(known, chain)
     ours, exact = assistant_guesses(target, drafter, known, chain), oracle.guesses(known, chain)

@@ -17,10 +17,16 @@ from thermocline.kernels.dense_contract import Attending
 from thermocline.kernels.whole_layer import AttentionWeights
 from thermocline.messages import LayerIndex
 from thermocline.models.blocks import dense_layer, plain_rope, read_attention, read_head_norm
+from thermocline.models.drafter_parts import (
+    LoneRow,
+    not_for,
+    read_dense_drafter,
+    split_heads,
+    store_pairs,
+)
 from thermocline.models.layers import RotaryTable, route
 from thermocline.models.metadata import SpecReader
 from thermocline.models.registry import DFLASH_NAMES
-from thermocline.models.spec import NO_EXPERTS, ModelSpec
 from thermocline.models.weights import WeightMap
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.kernels.whole_layer import LayerParts
     from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.spec import ModelSpec
 
 _MASK: Final = "tokenizer.ggml.mask_token_id"
 MAX_BLOCK_TOKENS: Final = 64
@@ -83,7 +90,8 @@ def read_dflash_spec(file: ModelFile, target: ModelFile, spec: ModelSpec) -> DFl
     read.refuse(*_UNKNOWN)
     if read.flag("attention.causal", default=False):
         raise read.bad("attention.causal", "is true; drafters of this form see their whole block")
-    decoder = _decoder(read, spec)
+    num_layers = read.size("block_count")
+    decoder = read_dense_drafter(read, spec, DFLASH_NAMES[0], num_layers, epsilon=1e-6)
     if decoder.hidden_size != spec.hidden_size:
         raise _not_for(file, f"its width is {decoder.hidden_size}, not {spec.hidden_size}", target)
     prefix = "dflash." if is_older else ""
@@ -107,33 +115,6 @@ def read_dflash_spec(file: ModelFile, target: ModelFile, spec: ModelSpec) -> DFl
         spec.embedding_scale if is_older else read.positive_float("embedding_scale", 1.0, zero=1.0),
         tuple(window if flag else 0 for flag in flags) or (0,) * decoder.num_layers,
     )
-
-
-def _decoder(read: SpecReader, target: ModelSpec) -> ModelSpec:
-    hidden, heads = read.size("embedding_length"), read.size("attention.head_count")
-    num_layers = read.size("block_count")
-    head_dim = read.size("attention.key_length", default=hidden // heads)
-    read.require_equal("attention.value_length", head_dim)
-    spec = ModelSpec(
-        architecture=DFLASH_NAMES[0],
-        name=read.model_name(),
-        num_layers=num_layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=read.same_size("attention.head_count_kv", num_layers, heads),
-        head_dim=head_dim,
-        vocab_size=target.vocab_size,
-        context_length=target.context_length,
-        rope_base=read.positive_float("rope.freq_base"),
-        rms_epsilon=read.positive_float("attention.layer_norm_rms_epsilon", default=1e-6),
-        expert_intermediate_size=0,
-        router=NO_EXPERTS,
-        num_dense_layers=num_layers,
-        dense_intermediate_size=read.size("feed_forward_length"),
-        own_rotary_dims=read.rotary_dims(head_dim, default=head_dim),
-        rope_scaling=read.rope_scaling(),
-    )
-    return read.checked(spec)
 
 
 def _target_layers(
@@ -172,12 +153,7 @@ def _mask_token(file: ModelFile, target: ModelFile, spec: ModelSpec) -> int:
 
 
 def _not_for(file: ModelFile, what: str, target: ModelFile) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        file.path,
-        "this drafter was made for another model",
-        unsupported=(what,),
-        fix=f"choose a drafter that was trained for {target.paths[0].name}",
-    )
+    return not_for(file, what, target, "a drafter that was trained for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +227,7 @@ class DFlashModel:
         fused = dense.rms_norm(fused, self._fused_norm, epsilon)
         rope = self._rotary.at(positions)
         for parts, cache in zip(self._layers, caches, strict=True):
-            mixer = _attention_of(parts)
-            assert mixer.k is not None, "a drafter's layer has keys"
-            assert mixer.v is not None, "and values"
-            k, v = kernels.multiply_all((mixer.k, mixer.v), fused, prompt=prompt)
-            shape = len(features), cache.shape.kv_heads, cache.shape.head_dim
-            nobody = np.zeros(shape, np.float32)  # nobody asks yet
-            dense.prepare_heads(
-                nobody, k.reshape(shape), v.reshape(shape), mixer.head_norm, rope, cache, slots
-            )
+            store_pairs(kernels, _attention_of(parts), fused, rope, cache, slots, prompt=prompt)
 
     def logits(self, rows: BlockRows, caches: Sequence[LayerCache]) -> FloatArray:
         """Return float32 [T, V]: for each row what its own place should hold. Writes the rows' keys and values.
@@ -285,13 +253,8 @@ class DFlashModel:
         window: int,
     ) -> FloatArray:
         kernels, dense = self._kernels, self._kernels.dense
-        assert mixer.k is not None, "a drafter's layer has keys"
-        assert mixer.v is not None, "and values"
         normed = dense.rms_norm(x, mixer.norm, mixer.head_norm.epsilon)
-        q, k, v = (
-            each.reshape(len(x), -1, cache.shape.head_dim)
-            for each in kernels.multiply_all((mixer.q, mixer.k, mixer.v), normed, prompt=True)
-        )
+        q, k, v = split_heads(kernels, mixer, normed, cache.shape.head_dim, prompt=True)
         dense.prepare_heads(q, k, v, mixer.head_norm, rope, cache, rows.slots)
         attended = np.empty_like(q)
         # A causal row at the block's last position sees all of its block.
@@ -304,21 +267,11 @@ class DFlashModel:
                     ahead = int(rows.last[row] - rows.positions[row])
                     rule = Attending(mixer.scale, window=window + ahead)
                     here = slice(row, row + 1)
-                    alone = (_Row(run.block_table),)
+                    alone = (LoneRow(run.block_table),)
                     attended[here] = dense.attention(
                         np.ascontiguousarray(q[here]), rows.last[here], alone, cache, rule
                     )
         return kernels.matmul(mixer.output, attended.reshape(len(x), -1), add=x, prompt=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Row:
-    """A `TokenRun` of one row."""
-
-    block_table: IntArray
-    start: int = 0
-    length: int = 1
-    num_expanded: int = 0
 
 
 def _read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> LayerParts:

@@ -17,10 +17,16 @@ from thermocline.kernels.whole_layer import AttentionWeights
 from thermocline.messages import LayerIndex
 from thermocline.models.blocks import dense_layer, plain_rope, read_rope_factors
 from thermocline.models.draft_model import require_same_vocabulary
+from thermocline.models.drafter_parts import (
+    LoneRow,
+    not_for,
+    read_dense_drafter,
+    split_heads,
+    store_pairs,
+)
 from thermocline.models.layers import RotaryTable, route
 from thermocline.models.metadata import SpecReader
 from thermocline.models.registry import EAGLE3_NAME
-from thermocline.models.spec import NO_EXPERTS, ModelSpec
 from thermocline.models.weights import WeightMap
 
 if TYPE_CHECKING:
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import LayerCache
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.modelfile.reader import ModelFile
+    from thermocline.models.spec import ModelSpec
 
 _NUM_LAYERS_READ: Final = 3
 _TOKENS_OF_ROWS: Final = "d2t"
@@ -79,7 +86,7 @@ def read_eagle3_spec(file: ModelFile, target: ModelFile, spec: ModelSpec) -> Eag
         raise _not_for(file, what, target)
     require_same_vocabulary(file, target)
     return Eagle3Spec(
-        _decoder(read, spec),
+        read_dense_drafter(read, spec, EAGLE3_NAME, 1, rope_base=10_000.0),
         tuple(map(LayerIndex, layers)),
         width,
         norms_features=read.flag("norm_before_fc", default=False),
@@ -87,39 +94,8 @@ def read_eagle3_spec(file: ModelFile, target: ModelFile, spec: ModelSpec) -> Eag
     )
 
 
-def _decoder(read: SpecReader, target: ModelSpec) -> ModelSpec:
-    hidden, heads = read.size("embedding_length"), read.size("attention.head_count")
-    head_dim = read.size("attention.key_length", default=hidden // heads)
-    read.require_equal("attention.value_length", head_dim)
-    spec = ModelSpec(
-        architecture=EAGLE3_NAME,
-        name=read.model_name(),
-        num_layers=1,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=read.same_size("attention.head_count_kv", 1, heads),
-        head_dim=head_dim,
-        vocab_size=target.vocab_size,
-        context_length=target.context_length,
-        rope_base=read.positive_float("rope.freq_base", default=10_000.0),
-        rms_epsilon=read.positive_float("attention.layer_norm_rms_epsilon"),
-        expert_intermediate_size=0,
-        router=NO_EXPERTS,
-        num_dense_layers=1,
-        dense_intermediate_size=read.size("feed_forward_length"),
-        own_rotary_dims=read.rotary_dims(head_dim, default=head_dim),
-        rope_scaling=read.rope_scaling(),
-    )
-    return read.checked(spec)
-
-
 def _not_for(file: ModelFile, what: str, target: ModelFile) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        file.path,
-        "this drafter was made for another model",
-        unsupported=(what,),
-        fix=f"choose an EAGLE-3 drafter that was trained for {target.paths[0].name}",
-    )
+    return not_for(file, what, target, "an EAGLE-3 drafter that was trained for")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,16 +154,9 @@ class Eagle3Model:
 
     def store(self, rows: StatedTokens, cache: LayerCache, *, prompt: bool = False) -> None:
         """Put the keys and values of these rows into the cache: with one layer they need no other row."""
-        kernels, mixer = self._kernels, self._mixer
-        assert mixer.k is not None, "it is read with keys"
-        assert mixer.v is not None, "and values"
         joined, _ = self._joined(rows)
-        k, v = kernels.multiply_all((mixer.k, mixer.v), joined, prompt=prompt)
-        shape = len(joined), cache.shape.kv_heads, cache.shape.head_dim
-        nobody = np.zeros(shape, np.float32)  # nobody asks yet
         rope = self._rotary.at(rows.positions - np.int32(1))
-        k, v = k.reshape(shape), v.reshape(shape)
-        kernels.dense.prepare_heads(nobody, k, v, mixer.head_norm, rope, cache, rows.slots)
+        store_pairs(self._kernels, self._mixer, joined, rope, cache, rows.slots, prompt=prompt)
 
     def states(
         self, rows: StatedTokens, tables: Sequence[IntArray], cache: LayerCache
@@ -199,12 +168,7 @@ class Eagle3Model:
         """
         kernels, dense, mixer = self._kernels, self._kernels.dense, self._mixer
         joined, normed = self._joined(rows)
-        assert mixer.k is not None, "it is read with keys"
-        assert mixer.v is not None, "and values"
-        q, k, v = (
-            each.reshape(len(joined), -1, cache.shape.head_dim)
-            for each in kernels.multiply_all((mixer.q, mixer.k, mixer.v), joined)
-        )
+        q, k, v = split_heads(kernels, mixer, joined, cache.shape.head_dim, prompt=False)
         # It learnt to count from the first pair of token and state, whose token is the second.
         rope = self._rotary.at(rows.positions - np.int32(1))
         dense.prepare_heads(q, k, v, mixer.head_norm, rope, cache, rows.slots)
@@ -213,7 +177,7 @@ class Eagle3Model:
             here = slice(row, row + 1)
             # It sees all but the place of the first token, which has no pair.
             rule = Attending(mixer.scale, window=int(rows.positions[row]))
-            runs = (_Row(table),)
+            runs = (LoneRow(table),)
             attended[here] = dense.attention(
                 np.ascontiguousarray(q[here]), rows.positions[here], runs, cache, rule
             )
@@ -313,13 +277,3 @@ def _read_attention(weights: WeightMap, spec: ModelSpec) -> AttentionWeights:
         scale=spec.attention_scale,
         output_bias=None,
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Row:
-    """A `TokenRun` of one row."""
-
-    block_table: IntArray
-    start: int = 0
-    length: int = 1
-    num_expanded: int = 0

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.errors import UnsupportedModelError
 from thermocline.kernels.whole_layer import AttentionWeights, LayerInput
 from thermocline.messages import Chunk, ChunkId, LayerIndex, RequestId, Segment, SegmentKind
 from thermocline.models.architectures.gemma4 import read_own_spec, read_reader
 from thermocline.models.draft_model import require_same_vocabulary
+from thermocline.models.drafter_parts import not_for
 from thermocline.models.layers import RotaryTable, begin_attention, route
 from thermocline.models.metadata import SpecReader
 from thermocline.models.registry import ASSISTANT_NAME
@@ -24,6 +24,7 @@ from thermocline.models.weights import WeightMap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from thermocline.errors import UnsupportedModelError
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import LayerCache, RopeTable
     from thermocline.kernels.weight import FloatArray, IntArray
@@ -100,12 +101,7 @@ def _check_windows(
 
 
 def _not_for(file: ModelFile, what: str, target: ModelFile) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        file.path,
-        "this drafter was made for another model",
-        unsupported=(what,),
-        fix=f"choose the assistant that was published with {target.paths[0].name}",
-    )
+    return not_for(file, what, target, "the assistant that was published with")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ of a request it remembers where its blocks are, and what the last layer gave for
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thermocline.models.gemma4_assistant import AssistantRows
-from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, Draft, DrafterFacts
+from thermocline.speculation.chains import Chain, drafts_of, likeliest
+from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, DrafterFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,7 @@ if TYPE_CHECKING:
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk, LayerIndex, RequestId
     from thermocline.models.gemma4_assistant import AssistantModel
-    from thermocline.speculation.contract import DraftWish, Verified
-
-_MIN_CONFIDENCE: Final = 0.5
-"""A less likely guess ends a draft, as for the other drafters that guess one token after the other."""
+    from thermocline.speculation.contract import Draft, DraftWish, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +50,13 @@ class _Followed:
     step: _Step | None = None
 
 
-@dataclass(slots=True)
-class _Drafting:
+@dataclass(slots=True, kw_only=True)
+class _Drafting(Chain):
     """A draft on its way. token, before: what its next guess begins with."""
 
-    wish: DraftWish
     step: _Step
     token: int
     before: FloatArray
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
 
 
 class AssistantDrafter:
@@ -124,7 +119,9 @@ class AssistantDrafter:
             step = None if followed is None else followed.step
             # It may not have been told of this token's predecessors: a request that was taken up elsewhere.
             if step is not None and step.end == wish.num_known - 1:
-                drafts.append(_Drafting(wish, step, wish.last_token, step.x[-1]))
+                drafts.append(
+                    _Drafting(wish=wish, step=step, token=wish.last_token, before=step.x[-1])
+                )
         if not drafts:
             return []
         states = self._final_norm(np.stack([draft.before for draft in drafts]))
@@ -133,11 +130,7 @@ class AssistantDrafter:
         active = drafts
         while active:
             active = self._lengthen(active)
-        return [
-            Draft.chain(draft.wish, draft.tokens, draft.confidence)
-            for draft in drafts
-            if draft.tokens
-        ]
+        return drafts_of(drafts)
 
     def guess(self, wish: DraftWish, index: int, logits: FloatArray) -> tuple[int, float]:
         """Return the token at place `index` of a draft, and how likely it is right.
@@ -145,8 +138,7 @@ class AssistantDrafter:
         logits: float32, of all tokens that it can guess.
         """
         del wish, index
-        token = int(logits.argmax())
-        return token, float(1 / np.exp(logits - logits[token], dtype=np.float32).sum())
+        return likeliest(logits)
 
     def _lengthen(self, drafts: list[_Drafting]) -> list[_Drafting]:
         """Add a token to each draft that has a likely one, and return those that go on."""
@@ -162,11 +154,7 @@ class AssistantDrafter:
         active, kept = [], []
         for index, (draft, row) in enumerate(zip(drafts, logits, strict=True)):
             token, confidence = self.guess(draft.wish, len(draft.tokens), row)
-            if not confidence >= _MIN_CONFIDENCE:
-                continue
-            draft.tokens.append(token)
-            draft.confidence.append(confidence)
-            if len(draft.tokens) < min(draft.wish.max_tokens, MAX_DRAFT_TOKENS):
+            if draft.add(token, confidence):
                 draft.token = token
                 active.append(draft)
                 kept.append(index)

@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.kernels.cache_format import fitting_type
-from thermocline.kv.pool import KVPool
-from thermocline.messages import LayerIndex, RequestId, Segment, SegmentKind
+from thermocline.messages import RequestId, Segment, SegmentKind
 from thermocline.models.dflash import BlockRows
 from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, Draft, DrafterFacts
 from thermocline.speculation.followed import Followed, follow_moves
+from thermocline.speculation.own_cache import OwnCache
 from thermocline.speculation.tree import best_of_each, best_tree
-from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from thermocline.kernels.cache_format import CacheType
     from thermocline.kernels.weight import FloatArray, IntArray
-    from thermocline.messages import Chunk
+    from thermocline.messages import Chunk, LayerIndex
     from thermocline.models.dflash import DFlashModel
     from thermocline.speculation.contract import DraftWish, Verified
 
@@ -62,18 +60,16 @@ class DFlashDrafter:
         is_tree: drafts are trees, else the likeliest chain. Raises ConfigError where there is no room.
         """
         self._model, self._is_tree = model, is_tree
-        self._block_tokens, self._num_blocks = block_tokens, num_blocks
         spec = model.spec
-        self._own_blocks = ceil_div(spec.block_tokens, block_tokens) + 1
-        pool = KVPool(
+        self._own = OwnCache(
             spec.kv_shapes,
-            num_blocks + max_requests * self._own_blocks,
+            cache_type,
+            num_blocks,
             block_tokens,
-            fitting_type(cache_type, spec.kv_shapes),
+            max_requests=max_requests,
+            draft_tokens=spec.block_tokens,
         )
-        self._pool = pool
-        self._layers = tuple(map(LayerIndex, range(spec.decoder.num_layers)))
-        self._caches = [pool.layer(layer) for layer in self._layers]
+        self._caches = [self._own.pool.layer(layer) for layer in self._own.layers]
         self._followed: dict[RequestId, Followed] = {}
         self.facts = DrafterFacts(
             "ddtree" if is_tree else "dflash",
@@ -100,7 +96,7 @@ class DFlashDrafter:
         followed = self._followed.get(verified.request)
         if followed is not None:
             followed.take(verified)
-            follow_moves(followed, verified, self._pool, self._layers)
+            follow_moves(followed, verified, self._own.pool, self._own.layers)
 
     def hidden_computed(
         self, chunk: Chunk, x: FloatArray, inputs: Mapping[LayerIndex, FloatArray] = NO_INPUTS
@@ -135,7 +131,8 @@ class DFlashDrafter:
             if followed is None or followed.end != start or not len(followed.table):
                 continue
             self._store(followed, start, prompt=False)
-            blocks.append(_Block(wish, start, self._table_of(len(blocks), followed.table, start)))
+            table = self._own.table_for_draft(len(blocks), followed.table, start)
+            blocks.append(_Block(wish, start, table))
         if not blocks:
             return []
         size = self._model.spec.block_tokens
@@ -183,7 +180,7 @@ class DFlashDrafter:
         kept = followed.states[start - followed.first : max(end - followed.first, 0)]
         if kept:
             positions = np.arange(start, start + len(kept), dtype=np.int32)
-            slots = self._slots(followed.table, positions)
+            slots = self._own.slots(followed.table, positions)
             self._model.store(np.stack(kept), positions, slots, self._caches, prompt=prompt)
         followed.num_done = max(end, followed.num_done)
         followed.keep_from(end)
@@ -196,7 +193,7 @@ class DFlashDrafter:
             [np.arange(block.start, block.start + size, dtype=np.int32) for block in blocks]
         )
         slots = [
-            self._slots(block.table, row) for block, row in zip(blocks, positions, strict=True)
+            self._own.slots(block.table, row) for block, row in zip(blocks, positions, strict=True)
         ]
         return BlockRows(
             ids.reshape(-1),
@@ -208,17 +205,3 @@ class DFlashDrafter:
                 for n, block in enumerate(blocks)
             ),
         )
-
-    def _slots(self, table: IntArray, positions: IntArray) -> IntArray:
-        size = np.int32(self._block_tokens)
-        slots: IntArray = table[positions // size] * size + positions % size
-        return slots
-
-    def _table_of(self, number: int, table: IntArray, start: int) -> IntArray:
-        """Return the blocks of the positions before `start`, then the drafter's own for what follows.
-
-        Blocks that were taken for drafted tokens may be another's by now.
-        """
-        kept = table[: ceil_div(start, self._block_tokens)]
-        first = self._num_blocks + number * self._own_blocks
-        return np.concatenate((kept, np.arange(first, first + self._own_blocks, dtype=np.int32)))

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.kernels.cache_format import fitting_type
-from thermocline.kv.memory import reserve
-from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex, RequestId, SegmentKind
 from thermocline.models.eagle3 import StatedTokens
-from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, Draft, DrafterFacts
+from thermocline.speculation.chains import Chain, drafts_of, likeliest
+from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, DrafterFacts
 from thermocline.speculation.followed import Followed, follow_moves
-from thermocline.units import ceil_div
+from thermocline.speculation.own_cache import BlockEnds, OwnCache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,12 +25,10 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.messages import Chunk
     from thermocline.models.eagle3 import Eagle3Model
-    from thermocline.speculation.contract import DraftWish, Verified
+    from thermocline.speculation.contract import Draft, DraftWish, Verified
 
 _MAX_KEPT_ROWS: Final = 64
 """Of a request that nobody drafts for: 2.1 MiB of features at a width of 2880."""
-_MIN_CONFIDENCE: Final = 0.5
-"""A less likely guess ends a draft, as for the other drafters that guess one token after the other."""
 _LAYER: Final = LayerIndex(0)
 
 
@@ -48,16 +44,13 @@ class _Known:
     state_at: int = -1
 
 
-@dataclass(slots=True)
-class _Drafting:
+@dataclass(slots=True, kw_only=True)
+class _Drafting(Chain):
     """A draft on its way. token, before: what its next guess begins with. table: the request's blocks, then some of nobody's."""
 
-    wish: DraftWish
     table: IntArray
     token: int
     before: FloatArray
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
 
 
 class Eagle3Drafter:
@@ -77,21 +70,16 @@ class Eagle3Drafter:
         Raises ConfigError where there is no room.
         """
         self._model = model
-        self._block_tokens, self._num_blocks = block_tokens, num_blocks
-        self._own_blocks = ceil_div(MAX_DRAFT_TOKENS, block_tokens) + 1
-        shapes, width = model.spec.kv_shapes, model.spec.decoder.hidden_size
-        self._pool = KVPool(
-            shapes,
-            num_blocks + max_requests * self._own_blocks,
+        self._own = OwnCache(
+            model.spec.kv_shapes,
+            cache_type,
+            num_blocks,
             block_tokens,
-            fitting_type(cache_type, shapes),
+            max_requests=max_requests,
+            draft_tokens=MAX_DRAFT_TOKENS,
         )
-        self._cache = self._pool.layer(_LAYER)
-        memory = reserve(
-            num_blocks * width * 4, "states at the ends of cache blocks", "choose a smaller --ctx"
-        )
-        # [blocks, D]: the state of each block's last position, for requests that begin behind it.
-        self._ends = memory.view(np.float32).reshape(num_blocks, width)
+        self._cache = self._own.pool.layer(_LAYER)
+        self._ends = BlockEnds(num_blocks, block_tokens, model.spec.decoder.hidden_size)
         self._known: dict[RequestId, _Known] = {}
         self.facts = DrafterFacts(
             "eagle3", computes=True, reads_hidden=True, reads_layers=model.spec.target_layers
@@ -111,7 +99,7 @@ class Eagle3Drafter:
         known = self._known.get(verified.request)
         if known is not None:
             known.rows.take(verified)
-            follow_moves(known.rows, verified, self._pool, (_LAYER,))
+            follow_moves(known.rows, verified, self._own.pool, self._own.layers)
 
     def hidden_computed(
         self, chunk: Chunk, x: FloatArray, inputs: Mapping[LayerIndex, FloatArray] = NO_INPUTS
@@ -145,16 +133,14 @@ class Eagle3Drafter:
                 continue
             self._store(known, newest, prompt=False)
             if known.state is not None and known.state_at == newest - 1:
-                table = self._table_of(len(drafts), known.rows.table, newest)
-                drafts.append(_Drafting(wish, table, wish.last_token, known.state))
+                table = self._own.table_for_draft(len(drafts), known.rows.table, newest)
+                drafts.append(
+                    _Drafting(wish=wish, table=table, token=wish.last_token, before=known.state)
+                )
         active = drafts
         while active:
             active = self._lengthen(active)
-        return [
-            Draft.chain(draft.wish, draft.tokens, draft.confidence)
-            for draft in drafts
-            if draft.tokens
-        ]
+        return drafts_of(drafts)
 
     def guess(self, wish: DraftWish, index: int, logits: FloatArray) -> tuple[int, float]:
         """Return the token at place `index` of a draft, and how likely it is right.
@@ -162,8 +148,7 @@ class Eagle3Drafter:
         logits: float32, of all tokens that it can guess, in the order of its head.
         """
         del wish, index
-        row = int(logits.argmax())
-        confidence = float(1 / np.exp(logits - logits[row], dtype=np.float32).sum())
+        row, confidence = likeliest(logits)
         return self._model.token_of(row), confidence
 
     def _lengthen(self, drafts: list[_Drafting]) -> list[_Drafting]:
@@ -176,18 +161,17 @@ class Eagle3Drafter:
             np.stack([draft.before for draft in drafts]),
             positions,
             np.concatenate(
-                [self._slots(draft.table, positions[n : n + 1]) for n, draft in enumerate(drafts)]
+                [
+                    self._own.slots(draft.table, positions[n : n + 1])
+                    for n, draft in enumerate(drafts)
+                ]
             ),
         )
         states = self._model.states(rows, [draft.table for draft in drafts], self._cache)
         active = []
         for draft, state, row in zip(drafts, states, self._model.logits(states), strict=True):
             token, confidence = self.guess(draft.wish, len(draft.tokens), row)
-            if not confidence >= _MIN_CONFIDENCE:
-                continue
-            draft.tokens.append(token)
-            draft.confidence.append(confidence)
-            if len(draft.tokens) < min(draft.wish.max_tokens, MAX_DRAFT_TOKENS):
+            if draft.add(token, confidence):
                 draft.token, draft.before = token, state
                 active.append(draft)
         return active
@@ -202,12 +186,12 @@ class Eagle3Drafter:
             states = self._model.fuse(np.stack(rows.states[kept]), prompt=prompt)
             before = np.concatenate((self._state_before(known, start)[None], states[:-1]))
             positions = np.arange(start, start + len(tokens), dtype=np.int32)
-            slots = self._slots(rows.table, positions)
+            slots = self._own.slots(rows.table, positions)
             due = slice(int(start == 0), None)
             if len(tokens[due]):
                 stated = StatedTokens(tokens[due], before[due], positions[due], slots[due])
                 self._model.store(stated, self._cache, prompt=prompt)
-            self._note_ends(rows.table, start, states)
+            self._ends.note(rows.table, start, states)
             known.state, known.state_at = states[-1], start + len(tokens) - 1
         rows.num_done = max(end, rows.num_done)
         rows.keep_from(end)
@@ -216,26 +200,4 @@ class Eagle3Drafter:
         """Return the state of the position before `start`: the latest, or what was noted at the end of a found block."""
         if known.state is not None and known.state_at == start - 1:
             return known.state
-        if start and start % self._block_tokens == 0:
-            found: FloatArray = self._ends[known.rows.table[start // self._block_tokens - 1]]
-            return found
-        return np.zeros(self._ends.shape[1], np.float32)
-
-    def _note_ends(self, table: IntArray, start: int, states: FloatArray) -> None:
-        size = self._block_tokens
-        for row in range((-start - 1) % size, len(states), size):
-            self._ends[table[(start + row) // size]] = states[row]
-
-    def _slots(self, table: IntArray, positions: IntArray) -> IntArray:
-        size = np.int32(self._block_tokens)
-        slots: IntArray = table[positions // size] * size + positions % size
-        return slots
-
-    def _table_of(self, number: int, table: IntArray, newest: int) -> IntArray:
-        """Return the blocks of the positions before the newest token's, then the drafter's own for what follows.
-
-        Blocks that were taken for drafted tokens may be another's by now.
-        """
-        kept = table[: ceil_div(newest, self._block_tokens)]
-        first = self._num_blocks + number * self._own_blocks
-        return np.concatenate((kept, np.arange(first, first + self._own_blocks, dtype=np.int32)))
+        return self._ends.before(known.rows.table, start)

@@ -7,30 +7,27 @@ when the next draft is asked for, in one go with its first token. So where nobod
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from thermocline.kernels.cache_format import fitting_type
-from thermocline.kv.memory import reserve
-from thermocline.kv.pool import KVPool
-from thermocline.messages import Chunk, ChunkId, LayerIndex, Segment, SegmentKind
-from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, Draft, DrafterFacts
+from thermocline.messages import Chunk, ChunkId, Segment, SegmentKind
+from thermocline.speculation.chains import Chain, drafts_of, likeliest
+from thermocline.speculation.contract import MAX_DRAFT_TOKENS, NO_INPUTS, DrafterFacts
 from thermocline.speculation.followed import Followed, follow_moves
 from thermocline.speculation.head_rows import TokenShares
-from thermocline.units import ceil_div
+from thermocline.speculation.own_cache import BlockEnds, OwnCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from thermocline.kernels.cache_format import CacheType, HeadShape
     from thermocline.kernels.weight import FloatArray, IntArray
-    from thermocline.messages import RequestId
-    from thermocline.speculation.contract import DraftWish, Verified
+    from thermocline.kv.pool import KVPool
+    from thermocline.messages import LayerIndex, RequestId
+    from thermocline.speculation.contract import Draft, DraftWish, Verified
 
-_MIN_CONFIDENCE: Final = 0.5
-"""A less likely guess ends a draft. What llama.cpp's best published figures have."""
 _MAX_KEPT_ROWS: Final = 256
 """Of a request that nobody drafts for: 2 MiB of states at a width of 2048."""
 _NO_CHUNK: Final = ChunkId(-1)
@@ -69,14 +66,11 @@ class Guesser(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Drafting:
+@dataclass(slots=True, kw_only=True)
+class _Drafting(Chain):
     """A draft on its way. table: the request's blocks, then some of nobody's for positions behind them."""
 
-    wish: DraftWish
     table: IntArray
-    tokens: list[int] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +104,15 @@ class NextTokenDrafter:
         no room.
         """
         self._block, self._final_norm = block, final_norm
-        self._block_tokens, self._num_blocks = block_tokens, num_blocks
-        self._own_blocks = ceil_div(MAX_DRAFT_TOKENS, block_tokens) + 1
-        pool = KVPool(
+        self._cache = OwnCache(
             block.kv_shapes,
-            num_blocks + max_requests * self._own_blocks,
+            cache_type,
+            num_blocks,
             block_tokens,
-            fitting_type(cache_type, block.kv_shapes),
+            max_requests=max_requests,
+            draft_tokens=MAX_DRAFT_TOKENS,
         )
-        self._cache = pool
-        self._layers = tuple(map(LayerIndex, range(len(block.kv_shapes))))
-        hidden = block.state_width
-        memory = reserve(
-            num_blocks * hidden * 4, "states at the ends of cache blocks", "choose a smaller --ctx"
-        )
-        # [blocks, D]: the trunk's state at each block's last position, for requests that begin behind it.
-        self._ends = memory.view(np.float32).reshape(num_blocks, hidden)
+        self._ends = BlockEnds(num_blocks, block_tokens, block.state_width)  # of the trunk's states
         self._followed: dict[RequestId, Followed] = {}
         self._shares: dict[RequestId, TokenShares] = {}
         self.facts = DrafterFacts(name, computes=True, reads_hidden=True)
@@ -147,7 +134,7 @@ class NextTokenDrafter:
         if followed is not None:
             self._shares[verified.request].see(verified.tokens)
             followed.take(verified)
-            follow_moves(followed, verified, self._cache, self._layers)
+            follow_moves(followed, verified, self._cache.pool, self._cache.layers)
             if not verified.is_chain:
                 self._note_rows(followed, verified)
 
@@ -164,7 +151,7 @@ class NextTokenDrafter:
             states = self._states_of(x[rows])
             start = int(chunk.positions[segment.start])
             if not (segment.num_drafted and chunk.has_branches):
-                self._note_ends(segment.block_table, start, states)
+                self._ends.note(segment.block_table, start, states)
             followed.table = segment.block_table
             tokens = chunk.token_ids[rows].tolist()
             if segment.kind is SegmentKind.DECODE:
@@ -192,18 +179,16 @@ class NextTokenDrafter:
             # It may not have been told of this token's predecessors: a request that was taken up elsewhere.
             if followed is None or not followed.states or followed.end != wish.num_known - 1:
                 continue
-            draft = _Drafting(wish, self._table_of(len(drafts), followed.table, wish.num_known))
+            known = wish.num_known - 1
+            table = self._cache.table_for_draft(len(drafts), followed.table, known)
+            draft = _Drafting(wish=wish, table=table)
             drafts.append(draft)
             rows.append(_rows_due(followed, draft))
             self._has_computed(followed, wish.num_known)
         active = drafts
         while active:
             active, rows = self._lengthen(active, rows)
-        return [
-            Draft.chain(draft.wish, draft.tokens, draft.confidence)
-            for draft in drafts
-            if draft.tokens
-        ]
+        return drafts_of(drafts)
 
     def guess(self, wish: DraftWish, index: int, logits: FloatArray) -> tuple[int, float]:
         """Return the token at place `index` of a draft, and how likely it is right.
@@ -211,8 +196,7 @@ class NextTokenDrafter:
         logits: float32, of all tokens, or of those from which the request's drafts are taken.
         """
         del wish, index
-        token = int(logits.argmax())
-        return token, float(1 / np.exp(logits - logits[token], dtype=np.float32).sum())
+        return likeliest(logits)
 
     def _states_of(self, x: FloatArray) -> FloatArray:
         """Return the states that the block takes, of the trunk's last layer's output."""
@@ -234,11 +218,7 @@ class NextTokenDrafter:
         active, following = [], []
         for draft, state, row, before in zip(drafts, states, logits, rows, strict=True):
             token, confidence = self.guess(draft.wish, len(draft.tokens), row)
-            if not confidence >= _MIN_CONFIDENCE:
-                continue
-            draft.tokens.append(token)
-            draft.confidence.append(confidence)
-            if len(draft.tokens) < min(draft.wish.max_tokens, MAX_DRAFT_TOKENS):
+            if draft.add(token, confidence):
                 active.append(draft)
                 position = before.start + len(before.tokens)
                 request = draft.wish.request
@@ -259,8 +239,7 @@ class NextTokenDrafter:
             segment = Segment(each.request, start, length, kind, each.table, num_expanded=expanded)
             segments.append(segment)
             at = np.arange(each.start, each.start + length, dtype=np.int32)
-            size = np.int32(self._block_tokens)
-            slots.append(each.table[at // size] * size + at % size)
+            slots.append(self._cache.slots(each.table, at))
             positions.append(at)
             start += length
         chunk = Chunk(
@@ -272,40 +251,24 @@ class NextTokenDrafter:
             np.zeros(0, np.int32),
         )
         before = np.ascontiguousarray(np.concatenate([each.states for each in rows]))
-        return self._block.states(chunk, before, self._cache)
+        return self._block.states(chunk, before, self._cache.pool)
 
     def _states_before(self, followed: Followed, start: int, states: FloatArray) -> FloatArray:
         """Return the state of the position before each row of a prompt's chunk, which begins at `start`."""
         first = followed.state_at(start - 1)
         if first is None:
-            first = np.zeros_like(states[0])
-            if start and start % self._block_tokens == 0:
-                first = self._ends[followed.table[start // self._block_tokens - 1]]
+            first = self._ends.before(followed.table, start)
         return np.concatenate((first[None], states[:-1]))
-
-    def _note_ends(self, table: IntArray, start: int, states: FloatArray) -> None:
-        size = self._block_tokens
-        for row in range((-start - 1) % size, len(states), size):
-            self._ends[table[(start + row) // size]] = states[row]
 
     def _note_rows(self, followed: Followed, verified: Verified) -> None:
         """Note the states of a tree's rows, once it is known which of them stay."""
         at = verified.position - followed.first
         if at >= 0 and len(followed.states) > at:
-            self._note_ends(followed.table, verified.position, np.stack(followed.states[at:]))
-
-    def _table_of(self, number: int, table: IntArray, num_known: int) -> IntArray:
-        """Return the blocks of the positions that are computed, then the drafter's own for what follows.
-
-        Blocks that were taken for drafted tokens may be another's by now.
-        """
-        kept = table[: ceil_div(num_known - 1, self._block_tokens)]
-        first = self._num_blocks + number * self._own_blocks
-        return np.concatenate((kept, np.arange(first, first + self._own_blocks, dtype=np.int32)))
+            self._ends.note(followed.table, verified.position, np.stack(followed.states[at:]))
 
     def _has_computed(self, followed: Followed, num_known: int) -> None:
         """Note that the rows before a draft are computed: all known ones, but for one in a block of the drafter's own."""
-        is_own = (num_known - 1) % self._block_tokens == 0
+        is_own = (num_known - 1) % self._cache.block_tokens == 0
         followed.num_done = num_known - is_own
         followed.keep_from(num_known - 2)
 

@@ -9,7 +9,7 @@ from tests.support.assistant_runs import opened_assistant, placed_chunk
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_assistant import PAIRS, write_assistant
 from thermocline.messages import RequestId, SegmentKind
-from thermocline.speculation import assistant
+from thermocline.speculation import chains
 from thermocline.speculation.assistant import AssistantDrafter
 from thermocline.speculation.contract import DraftWish, Verified
 
@@ -39,7 +39,7 @@ def opened(files):
 @pytest.fixture(autouse=True)
 def _every_guess_counts(monkeypatch):
     """A random model is never sure."""
-    monkeypatch.setattr(assistant, "_MIN_CONFIDENCE", 0.0)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 0.0)
 
 
 class Run:
@@ -168,11 +168,11 @@ def test_an_unlikely_guess_ends_a_draft(opened, monkeypatch):
     run.begin(ONE, known)
     confidence = run.propose(ONE, known, 8).confidence
     least = sorted(confidence)[3]
-    monkeypatch.setattr(assistant, "_MIN_CONFIDENCE", least)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", least)
     kept = next(n for n, each in enumerate(confidence) if each < least)
     wish = DraftWish(ONE, len(known), known[-1], 8)
     assert [len(draft.tokens) for draft in run.drafter.propose([wish])] == [kept] * bool(kept)
-    monkeypatch.setattr(assistant, "_MIN_CONFIDENCE", 1.1)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 1.1)
     assert run.drafter.propose([wish]) == []
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.followed_trunk import BLOCK, FollowedTrunk, same
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_dflash import TARGET, TOYS, write_toy_drafter
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.messages import Chunk, ChunkId, LayerIndex, RequestId, Segment, SegmentKind
+from thermocline.messages import RequestId
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.dflash import DFlashModel
 from thermocline.models.registry import read_spec
 from thermocline.speculation import dflash
-from thermocline.speculation.contract import DraftWish, Verified
+from thermocline.speculation.contract import DraftWish
 from thermocline.speculation.dflash import DFlashDrafter
 
-BLOCK = 4
 NUM_BLOCKS = 64
 KERNELS = NativeKernels(threads=1)
 ONE, TWO = RequestId(1), RequestId(2)
@@ -41,42 +41,16 @@ def _every_guess_counts(monkeypatch):
     monkeypatch.setattr(dflash, "_MIN_CONFIDENCE", 0.0)
 
 
-class Trunk:
+class Trunk(FollowedTrunk):
     """A drafter with layers before it, whose inputs at a position are made of the last two tokens."""
 
     def __init__(self, files, *, is_tree=False) -> None:
         file, own = files
         model = DFlashModel(own, file, read_spec(file), KERNELS)
-        self.drafter = DFlashDrafter(
+        drafter = DFlashDrafter(
             model, CacheType.F32, NUM_BLOCKS, BLOCK, max_requests=2, is_tree=is_tree
         )
-
-    def compute(self, request, tokens, start, end, *, blocks, prompt=False, drafted=0):
-        """Let a chunk of tokens[start:end] go by."""
-        positions = np.arange(start, end, dtype=np.int32)
-        table = np.array(blocks, np.int32)[: -(-end // BLOCK)]
-        kind = SegmentKind.PROMPT if prompt else SegmentKind.DECODE
-        segment = Segment(request, 0, end - start, kind, table, num_drafted=drafted)
-        ids = np.array(tokens[start:end], np.int32)
-        slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
-        chunk = Chunk(ChunkId(0), (segment,), ids, positions, slots, np.zeros(0, np.int32))
-        before = np.array([tokens[max(position - 1, 0)] for position in range(start, end)])
-        inputs = {LayerIndex(n): STATES[n, ids] - 0.5 * STATES[n, before] for n in range(5)}
-        self.drafter.hidden_computed(chunk, np.zeros((len(ids), 64), np.float32), inputs)
-
-    def step(self, request, known, drafted, chosen, *, blocks):
-        """Let a decode step go by: the newest known token, and drafted ones, of which the first chosen ones are right."""
-        start = len(known) - 1
-        tokens = [*known, *drafted]
-        self.compute(request, tokens, start, len(tokens), blocks=blocks, drafted=len(drafted))
-        right = len(chosen) - 1
-        assert drafted[:right] == chosen[:right]
-        self.drafter.observe(Verified(request, start, tuple(chosen), len(drafted), right))
-
-    def propose(self, request, known, count=7):
-        """What it drafts after these tokens."""
-        (draft,) = self.drafter.propose([DraftWish(request, len(known), known[-1], count)])
-        return draft
+        super().__init__(drafter, STATES)
 
 
 def expected(files, known, count=7, *, is_tree=False):
@@ -85,13 +59,6 @@ def expected(files, known, count=7, *, is_tree=False):
     trunk.drafter.begin(ONE, known[:-1])
     trunk.compute(ONE, known, 0, len(known) - 1, blocks=range(NUM_BLOCKS), prompt=True)
     return trunk.propose(ONE, known, count)
-
-
-def same(found, draft):
-    """Whether two drafts have the same nodes. Features come from a prompt's products, or a step's."""
-    return (found.tokens, found.parents) == (draft.tokens, draft.parents) and np.allclose(
-        found.confidence, draft.confidence, rtol=1e-4
-    )
 
 
 @pytest.mark.parametrize("cuts", [[1], [4, 8], [3, 5, 6, 17], [16]])

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.followed_trunk import BLOCK, FollowedTrunk, made_inputs, same
 from tests.support.toy_archs import write_toy_arch
 from tests.support.toy_eagle3 import EAGLES, tokens_of_rows, write_eagle
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.messages import Chunk, ChunkId, LayerIndex, RequestId, Segment, SegmentKind
+from thermocline.messages import RequestId
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.eagle3 import Eagle3Model, StatedTokens
 from thermocline.models.registry import read_spec
-from thermocline.speculation import eagle3
+from thermocline.speculation import chains, eagle3
 from thermocline.speculation.contract import DraftWish, Verified
 from thermocline.speculation.eagle3 import Eagle3Drafter
 
-BLOCK = 4
 NUM_BLOCKS = 64
 KERNELS = NativeKernels(threads=1)
 ONE, TWO = RequestId(1), RequestId(2)
@@ -39,49 +39,17 @@ def files(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _every_guess_counts(monkeypatch):
     """A random model is never sure."""
-    monkeypatch.setattr(eagle3, "_MIN_CONFIDENCE", 0.0)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 0.0)
 
 
-def features(tokens, start, end):
-    """The inputs of the layers at some positions, made of the last two tokens there."""
-    ids = np.array(tokens[start:end])
-    before = np.array([tokens[max(position - 1, 0)] for position in range(start, end)])
-    return {LayerIndex(n): STATES[n, ids] - 0.5 * STATES[n, before] for n in range(3)}
-
-
-class Trunk:
+class Trunk(FollowedTrunk):
     """A drafter with layers before it."""
 
     def __init__(self, files) -> None:
         file, own = files
         model = Eagle3Model(own, file, read_spec(file), KERNELS)
-        self.drafter = Eagle3Drafter(model, CacheType.F32, NUM_BLOCKS, BLOCK, max_requests=2)
-
-    def compute(self, request, tokens, start, end, *, blocks, prompt=False, drafted=0, given=None):
-        """Let a chunk of tokens[start:end] go by. given: what the layers get; None for what these tokens make."""
-        positions = np.arange(start, end, dtype=np.int32)
-        table = np.array(blocks, np.int32)[: -(-end // BLOCK)]
-        kind = SegmentKind.PROMPT if prompt else SegmentKind.DECODE
-        segment = Segment(request, 0, end - start, kind, table, num_drafted=drafted)
-        ids = np.array(tokens[start:end], np.int32)
-        slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
-        chunk = Chunk(ChunkId(0), (segment,), ids, positions, slots, np.zeros(0, np.int32))
-        inputs = given or features(tokens, start, end)
-        self.drafter.hidden_computed(chunk, np.zeros((len(ids), 64), np.float32), inputs)
-
-    def step(self, request, known, drafted, chosen, *, blocks):
-        """Let a decode step go by: the newest known token, and drafted ones, of which the first chosen ones are right."""
-        start = len(known) - 1
-        tokens = [*known, *drafted]
-        self.compute(request, tokens, start, len(tokens), blocks=blocks, drafted=len(drafted))
-        right = len(chosen) - 1
-        assert drafted[:right] == chosen[:right]
-        self.drafter.observe(Verified(request, start, tuple(chosen), len(drafted), right))
-
-    def propose(self, request, known, count=7):
-        """What it drafts after these tokens."""
-        (draft,) = self.drafter.propose([DraftWish(request, len(known), known[-1], count)])
-        return draft
+        drafter = Eagle3Drafter(model, CacheType.F32, NUM_BLOCKS, BLOCK, max_requests=2)
+        super().__init__(drafter, STATES)
 
 
 def expected(files, known, count=7):
@@ -92,18 +60,11 @@ def expected(files, known, count=7):
     return trunk.propose(ONE, known, count)
 
 
-def same(found, draft):
-    """Whether two drafts are alike. States come from a prompt's products, or a step's."""
-    return found.tokens == draft.tokens and np.allclose(
-        found.confidence, draft.confidence, rtol=1e-4
-    )
-
-
 def test_a_draft_is_the_likeliest_token_one_after_the_other(files):
     """By the model itself, over all pairs of a token and the position before, of which the first token is none's."""
     known, trunk = SEQUENCE[:21], Trunk(files)
     model, tokens = trunk.drafter._model, list(known[1:])
-    given = features(known, 0, 20)
+    given = made_inputs(STATES, known, 0, 20)
     inputs = np.concatenate([given[layer] for layer in TOY.layers_read], axis=1)
     states = list(model.fuse(inputs, prompt=True))
     drafted, confidence = [], []
@@ -204,7 +165,7 @@ def test_blocks_of_a_branch_take_the_place_of_a_requests(files):
     trunk.drafter.begin(ONE, known[:-1])
     trunk.compute(ONE, known, 0, 9, blocks=range(10), prompt=True)
     # Behind position 9 a wrong token, then the right two in a branch, which begins in the block of position 8.
-    tokens, right = [*known, 200, *SEQUENCE[10:12]], features(SEQUENCE, 9, 12)
+    tokens, right = [*known, 200, *SEQUENCE[10:12]], made_inputs(STATES, SEQUENCE, 9, 12)
     given = {layer: rows[[0, 0, 1, 2]] for layer, rows in right.items()}
     trunk.compute(ONE, tokens, 9, 13, blocks=range(10), drafted=3, given=given)
     chosen, moved = tuple(SEQUENCE[10:13]), ((2, 50), (3, 51))
@@ -227,7 +188,7 @@ def test_a_guess_that_is_not_likely_ends_a_draft(files, monkeypatch):
     wishes = [DraftWish(ONE, 9, SEQUENCE[8], 4), DraftWish(TWO, 11, SEQUENCE[19], 4)]
     whole = trunk.drafter.propose(wishes)
     guess = Eagle3Drafter.guess
-    monkeypatch.setattr(eagle3, "_MIN_CONFIDENCE", 0.5)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 0.5)
 
     def doubting(self, wish, index, logits):
         token, _ = guess(self, wish, index, logits)

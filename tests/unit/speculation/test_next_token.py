@@ -12,7 +12,7 @@ from thermocline.messages import Chunk, ChunkId, RequestId, Segment, SegmentKind
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models import next_token_block
 from thermocline.models.registry import open_next_block
-from thermocline.speculation import next_token
+from thermocline.speculation import chains, next_token
 from thermocline.speculation.contract import Draft, DraftWish, Verified
 from thermocline.speculation.next_token import NextTokenDrafter
 
@@ -34,7 +34,7 @@ def file(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _every_guess_counts(monkeypatch):
     """A random model is never sure."""
-    monkeypatch.setattr(next_token, "_MIN_CONFIDENCE", 0.0)
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", 0.0)
 
 
 class Trunk:
@@ -224,7 +224,7 @@ def test_an_unlikely_guess_ends_a_draft(file, trunk, monkeypatch):
     assert len(confidence) == 8
     assert all(0 < value <= 1 for value in confidence)
     lowest = int(np.argmin(confidence))
-    monkeypatch.setattr(next_token, "_MIN_CONFIDENCE", np.nextafter(min(confidence), 2))
+    monkeypatch.setattr(chains, "MIN_CONFIDENCE", np.nextafter(min(confidence), 2))
     wish = DraftWish(ONE, len(known), known[-1], 8)
     drafts = trunk.drafter.propose([wish])
     assert [draft.confidence for draft in drafts] == [confidence[:lowest]] * (lowest > 0)
