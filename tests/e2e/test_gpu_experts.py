@@ -202,7 +202,8 @@ async def test_pages_in_memory_are_locked_first(path, monkeypatch, locks):
 async def test_every_architecture_runs_whole_on_a_device(tmp_path, device, case):
     """The whole model there: several answers at once, recurrent states, windows; then one expert gives way."""
     model = write_toy_arch(tmp_path / "toy.gguf", case.toy)
-    prompts = [PROMPT[:20], PROMPT[8:43], PROMPT[20:33]]
+    # A device rounds operands of prompts to bfloat16: in no case here are the two likeliest tokens that close.
+    prompts = [PROMPT[:22], PROMPT[8:43], PROMPT[20:33]]
 
     async def several(engine: Engine) -> list[list[int]]:
         return await asyncio.gather(*(greedy_tokens(engine, each, 6) for each in prompts))
