@@ -23,6 +23,17 @@ def made_inputs(states, tokens, start, end):
     return {LayerIndex(n): of[ids] - 0.5 * of[before] for n, of in enumerate(states)}
 
 
+def chunk_of(request, tokens, start, end, *, blocks, prompt=False, drafted=0):
+    """A chunk of tokens[start:end] of one request. blocks: those that hold it; drafted: how many last tokens were guessed."""
+    positions = np.arange(start, end, dtype=np.int32)
+    table = np.array(blocks, np.int32)[: -(-end // BLOCK)]
+    kind = SegmentKind.PROMPT if prompt else SegmentKind.DECODE
+    segment = Segment(request, 0, end - start, kind, table, num_drafted=drafted)
+    ids = np.array(tokens[start:end], np.int32)
+    slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
+    return Chunk(ChunkId(0), (segment,), ids, positions, slots, np.zeros(0, np.int32))
+
+
 class FollowedTrunk:
     """A drafter with layers before it."""
 
@@ -32,15 +43,9 @@ class FollowedTrunk:
 
     def compute(self, request, tokens, start, end, *, blocks, prompt=False, drafted=0, given=None):
         """Let a chunk of tokens[start:end] go by. given: what the layers get; None for what these tokens make."""
-        positions = np.arange(start, end, dtype=np.int32)
-        table = np.array(blocks, np.int32)[: -(-end // BLOCK)]
-        kind = SegmentKind.PROMPT if prompt else SegmentKind.DECODE
-        segment = Segment(request, 0, end - start, kind, table, num_drafted=drafted)
-        ids = np.array(tokens[start:end], np.int32)
-        slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
-        chunk = Chunk(ChunkId(0), (segment,), ids, positions, slots, np.zeros(0, np.int32))
+        chunk = chunk_of(request, tokens, start, end, blocks=blocks, prompt=prompt, drafted=drafted)
         inputs = given or made_inputs(self._states, tokens, start, end)
-        self.drafter.hidden_computed(chunk, np.zeros((len(ids), 64), np.float32), inputs)
+        self.drafter.hidden_computed(chunk, np.zeros((end - start, 64), np.float32), inputs)
 
     def step(self, request, known, drafted, chosen, *, blocks):
         """Let a decode step go by: the newest known token, and drafted ones, of which the first chosen ones are right."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.followed_trunk import BLOCK, chunk_of
 from tests.support.toy_next_block import DRAFTING_TOYS, write_drafting_toy
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import NativeKernels
-from thermocline.messages import Chunk, ChunkId, RequestId, Segment, SegmentKind
+from thermocline.messages import RequestId
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models import next_token_block
 from thermocline.models.registry import open_next_block
@@ -16,7 +17,6 @@ from thermocline.speculation import chains, next_token
 from thermocline.speculation.contract import Draft, DraftWish, Verified
 from thermocline.speculation.next_token import NextTokenDrafter
 
-BLOCK = 4
 NUM_BLOCKS = 64
 KERNELS = NativeKernels(threads=1)
 ONE, TWO = RequestId(1), RequestId(2)
@@ -54,13 +54,7 @@ class Trunk:
 
     def compute(self, request, tokens, start, end, *, blocks, prompt=False, drafted=0):
         """Let a chunk of tokens[start:end] go by."""
-        positions = np.arange(start, end, dtype=np.int32)
-        table = np.array(blocks, np.int32)[: -(-end // BLOCK)]
-        kind = SegmentKind.PROMPT if prompt else SegmentKind.DECODE
-        segment = Segment(request, 0, end - start, kind, table, num_drafted=drafted)
-        ids = np.array(tokens[start:end], np.int32)
-        slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
-        chunk = Chunk(ChunkId(0), (segment,), ids, positions, slots, np.zeros(0, np.int32))
+        chunk = chunk_of(request, tokens, start, end, blocks=blocks, prompt=prompt, drafted=drafted)
         x = np.stack([self.state(tokens, position) for position in range(start, end)])
         self.drafter.hidden_computed(chunk, x)
 
