@@ -102,7 +102,7 @@ class CachePlaces(NamedTuple):
     copies: IntArray | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Chunk:
     """Tokens that walk through the layers together, all of one kind.
 

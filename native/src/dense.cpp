@@ -112,6 +112,18 @@ void prepare_latent(const Dense& dense, const LatentJob& job) {
              [&](int64_t first, int64_t last) { dense.kernels.latent(job, first, last); });
 }
 
+void index_scores(const Dense& dense, const IndexJob& job) {
+    const int64_t numbers = kIndexTokens * job.tokens * job.heads * job.dim;
+    run_rows(dense.pool, ceil_div(job.count, kIndexTokens), numbers, [&](int64_t first, int64_t last) {
+        thread_local Scratch scratch;
+        float* const rows = scratch.get<float>(kIndexTokens * job.dim);
+        for (int64_t i = first; i < last; ++i) {
+            const int64_t start = i * kIndexTokens;
+            dense.kernels.index_scores(job, start, std::min(kIndexTokens, job.count - start), rows);
+        }
+    });
+}
+
 void route(const Dense& dense, RouteJob job) {
     thread_local Scratch scratch;
     if (const int64_t floats = route_scratch(job)) job.scratch = scratch.get<float>(job.tokens * floats);

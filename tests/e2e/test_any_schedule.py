@@ -18,6 +18,7 @@ from tests.support.arch_cases import (
     MORE_SCHEDULED_CASES,
     READERS_CASE,
     SCHEDULED_CASES,
+    SPARSE_CASE,
 )
 from tests.support.eager_device import FAST_LINK, SLOW_LINK, eager_device
 from tests.support.settled import settled
@@ -157,7 +158,7 @@ MORE = [case for case in MORE_SCHEDULED_CASES if case is not CHUNKED_CASE]
 _PLAIN = ("llama", "olmoe", "qwen2moe", "qwen3next", "granitehybrid")
 SOME = [case for case in SCHEDULED_CASES if TIMES > 1 or case.toy.arch not in _PLAIN]
 OTHERS = (
-    *(*SOME, DENSE_CASE, DENSE_HYBRID_CASE, READERS_CASE, CHUNKED_CASE),
+    *(*SOME, DENSE_CASE, DENSE_HYBRID_CASE, READERS_CASE, CHUNKED_CASE, SPARSE_CASE),
     *((*MORE, *DENSE_SIBLING_CASES) if TIMES > 1 else ()),
 )
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.arch_cases import SCHEDULED_CASES
+from tests.support.arch_cases import SCHEDULED_CASES, SPARSE_CASE
 from tests.support.engine_runs import greedy_tokens
 from tests.support.settled import settled
 from tests.support.toy_archs import ToyArch, write_toy_arch
@@ -27,6 +27,7 @@ TOYS = {
     "windowed": ToyArch("laguna", layers=5, rotary=8, window=24, context=2048, head_dim=32),
     "recurrent": CASES["qwen35moe"],
     "latent": CASES["deepseek2"],
+    "sparse": SPARSE_CASE.toy,
     "shared": CASES["gemma4"],
 }
 CONTEXT = 96

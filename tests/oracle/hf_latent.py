@@ -31,6 +31,10 @@ _NAMES = {
     "ffn_gate_inp.": "mlp.gate.",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
     **{f"ffn_{role}.": f"mlp.{role}_proj." for role in ("gate", "up", "down")},
+    "indexer.attn_q_b.": "self_attn.indexer.wq_b.",
+    "indexer.attn_k.": "self_attn.indexer.wk.",
+    "indexer.k_norm.": "self_attn.indexer.k_norm.",
+    "indexer.proj.": "self_attn.indexer.weights_proj.",
     **{f"ffn_{role}_shexp.": f"mlp.shared_experts.{role}_proj." for role in ("gate", "up", "down")},
 }
 
@@ -101,6 +105,24 @@ def _config(keys: Keys, common: dict[str, Any]):
     if keys("rope.scaling.type") == "yarn" or "expert_group_count" in keys:
         return transformers.DeepseekV3Config(**settings)
     return transformers.Glm4MoeLiteConfig(**settings)
+
+
+def _sparse(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    return _settings(keys, common) | {
+        "index_n_heads": keys("attention.indexer.head_count"),
+        "index_head_dim": keys("attention.indexer.key_length"),
+        "index_topk": keys("attention.indexer.top_k"),
+    }
+
+
+def _deepseek32_config(keys: Keys, common: dict[str, Any]):
+    return transformers.DeepseekV32Config(**_sparse(keys, common))
+
+
+def _glm_dsa_config(keys: Keys, common: dict[str, Any]):
+    chooses = keys("attention.indexer.types", [True] * keys.num_layers)
+    kinds = ["full" if flag else "shared" for flag in chooses]
+    return transformers.GlmMoeDsaConfig(**_sparse(keys, common), indexer_types=kinds)
 
 
 def _kimi_linear_config(keys: Keys, common: dict[str, Any]):
@@ -260,18 +282,24 @@ def _model(config: Any) -> torch.nn.Module:
 
 CLASSES: dict[str, Callable[[Any], torch.nn.Module]] = {
     "deepseek2": _model,
+    "deepseek32": _model,
+    "glm-dsa": _model,
     "mistral4": transformers.Mistral4ForCausalLM,
     "kimi-linear": transformers.KimiLinearForCausalLM,
     "bailingmoe3": _bailingmoe3,
 }
 CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "deepseek2": _config,
+    "deepseek32": _deepseek32_config,
+    "glm-dsa": _glm_dsa_config,
     "mistral4": _mistral4_config,
     "kimi-linear": _kimi_linear_config,
     "bailingmoe3": _bailingmoe3_config,
 }
 STATES: dict[str, Callable[[Keys, State], State]] = {
     "deepseek2": _state,
+    "deepseek32": _state,
+    "glm-dsa": _state,
     "mistral4": _state,
     "kimi-linear": _kimi_linear_state,
     "bailingmoe3": _bailingmoe3_state,

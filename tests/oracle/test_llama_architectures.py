@@ -16,6 +16,7 @@ from tests.support.arch_cases import (
     MORE_SCHEDULED_CASES,
     READERS_CASE,
     SCHEDULED_CASES,
+    SPARSE_CASE,
 )
 from tests.support.compare import assert_within
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
@@ -80,7 +81,7 @@ def _all_chosen(toy: ToyArch) -> dict[str, int]:
 # Where every expert is chosen, a rounded activation can not change the choice, which is a jump.
 ALL_CHOSEN = [
     replace(case, toy=replace(case.toy, context=128, extra={}, **_all_chosen(case.toy)))
-    for case in SCHEDULED_CASES + MORE_SCHEDULED_CASES
+    for case in (*SCHEDULED_CASES, *MORE_SCHEDULED_CASES, SPARSE_CASE)
 ]
 
 

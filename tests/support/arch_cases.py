@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from tests.support.latent_cases import (
     BAILINGMOE3_MIXED,
     BAILINGMOE3_OPTIONS,
+    DEEPSEEK32_OPTIONS,
+    GLM_DSA_OPTIONS,
     KIMI_LINEAR_MIXED,
     KIMI_LINEAR_OPTIONS,
     LATENT_MIXED,
     LATENT_OPTIONS,
     MISTRAL4_OPTIONS,
+    SPARSE_MIXED,
 )
 from tests.support.recurrent_cases import (
     GRANITE_MIXED,
@@ -266,6 +269,8 @@ ARCH_CASES = (
         "odd", "qwen35", **_ODD | _NO_EXPERTS, **_ODD_STATE, layers=5, rotary=6, tied=True, seed=92
     ),
     *(_case(name, "deepseek2", **options) for name, options in LATENT_OPTIONS.items()),
+    *(_case(name, "deepseek32", **options) for name, options in DEEPSEEK32_OPTIONS.items()),
+    *(_case(name, "glm-dsa", **options) for name, options in GLM_DSA_OPTIONS.items()),
     *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
     *(_case(name, "kimi-linear", **options) for name, options in KIMI_LINEAR_OPTIONS.items()),
     *(_case(name, "bailingmoe3", **options) for name, options in BAILINGMOE3_OPTIONS.items()),
@@ -379,6 +384,11 @@ PLACED_CASES = tuple(
 ) + tuple(case for case in ARCH_CASES if case.toy.narrow)
 """One small model of each architecture with experts, for places of experts; gpt-oss' are in MXFP4."""
 
+SPARSE_CASE = _case(
+    "mixed", "deepseek32", **_WIDE | SPARSE_MIXED, formats=_MIX | {"latent": "Q8_0"}
+)
+"""A quantised model whose tokens read 16 positions, which no device computes, and no whole layer."""
+
 READERS_CASE = _case(
     "small_mixed",
     "gemma4",
@@ -416,6 +426,7 @@ LLAMA_CASES = tuple(
         *("olmoe_shared_heads", "olmoe_tied_all_experts", "qwen2moe_tied_unbiased"),
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
+        *("deepseek32_odd", "glm-dsa_odd"),
         *("mellum_own_base", "granite_swa_dense_odd"),
         *("llama4_default", "llama4_odd", "smallthinker_near"),
         *("granitehybrid_lone_layer", "lfm2_all_attend", "kimi-linear_two_matrices"),
@@ -424,7 +435,7 @@ LLAMA_CASES = tuple(
 """The models that llama.cpp opens and computes as transformers does.
 
 There chunks are of 8192 tokens whatever the file says, olmoe and qwen2moe are neither tied nor have fewer key heads,
-bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
+an indexer's rows are multiples of 64 numbers, bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
 experts, YaRN's own factor is not read, granite_swa has windows, the last layers with keys of their own are one with a window and one without,
 a hybrid has a recurrent layer, and kimi-linear's queries are one matrix and its keys apart from its values.
 """

@@ -13,6 +13,7 @@ from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models.lone_sequence import lone_cache, lone_chunk
+from thermocline.models.next_token_block import add_experts
 from thermocline.models.registry import open_model, open_next_block
 
 if TYPE_CHECKING:
@@ -44,12 +45,18 @@ def chunk_of(
 def trunk_states(path: Path, token_ids: Sequence[int]) -> np.ndarray:
     """Return what is behind the model's last norm after each token: float32 [tokens, D]."""
     with open_model_file(path) as file:
-        model = open_model(file, NativeKernels(threads=1))
+        kernels = NativeKernels(threads=1)
+        model = open_model(file, kernels)
         cache = lone_cache(model.spec, _NUM_BLOCKS, _BLOCK_TOKENS, CacheType.F32)
         chunk = chunk_of(token_ids, 0, SegmentKind.PROMPT)
         x = model.embed(chunk.token_ids)
         for layer in range(model.spec.num_layers):
-            x, _ = model.layer(LayerIndex(layer), chunk, x, cache)
+            if model.has_whole_layers:
+                x, _ = model.layer(LayerIndex(layer), chunk, x, cache)
+                continue
+            x = model.attend(LayerIndex(layer), chunk, x, cache)
+            routed = model.route(LayerIndex(layer), x, prompt=True)
+            x = add_experts(kernels, model.non_expert.layers[layer], routed, prompt=True)
         return model.final_norm(x)
 
 

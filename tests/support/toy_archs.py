@@ -19,6 +19,8 @@ from tests.support.toy_latent import (
     bailingmoe3_layer,
     deepseek2_keys,
     deepseek2_layer,
+    deepseek32_keys,
+    deepseek32_layer,
     kimi_linear_keys,
     kimi_linear_layer,
 )
@@ -414,6 +416,8 @@ def _llama_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
 _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "bailingmoe3": bailingmoe3_keys,
     "deepseek2": deepseek2_keys,
+    "deepseek32": deepseek32_keys,
+    "glm-dsa": deepseek32_keys,
     "kimi-linear": kimi_linear_keys,
     "mistral4": deepseek2_keys,
     "gemma4": gemma4_keys,
@@ -439,6 +443,8 @@ _TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {"gemma4": gemma4_top}
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "bailingmoe3": bailingmoe3_layer,
     "deepseek2": deepseek2_layer,
+    "deepseek32": deepseek32_layer,
+    "glm-dsa": deepseek32_layer,
     "kimi-linear": kimi_linear_layer,
     "mistral4": deepseek2_layer,
     "gemma4": gemma4_layer,

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from tests.support.toy_archs import Draw, ToyArch
 
 SHARED_EXPERTS = 2
+INDEX_HEADS, INDEX_DIM = 16, 64
+"""llama.cpp turns rows of multiples of 64 numbers alone. Of few heads none may speak for some positions, and the oracles break
+ties otherwise.
+"""
 
 
 def deepseek2_keys(toy: ToyArch) -> dict[str, Any]:
@@ -40,6 +44,33 @@ def deepseek2_keys(toy: ToyArch) -> dict[str, Any]:
             "feed_forward_length": 2 * toy.shared,
         }
     )
+
+
+def deepseek32_keys(toy: ToyArch) -> dict[str, Any]:
+    """Return the architecture's own metadata. A token reads all positions, if a case does not say otherwise in `extra`."""
+    return deepseek2_keys(toy) | {
+        "expert_gating_func": 2,
+        "attention.indexer.top_k": toy.context,
+        "attention.indexer.head_count": INDEX_HEADS,
+        "attention.indexer.key_length": INDEX_DIM,
+    }
+
+
+def deepseek32_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
+    """Return one layer, with what chooses positions where the case does not say that it takes an earlier choice."""
+    own = deepseek2_layer(toy, draw, layer)
+    chooses = toy.extra.get("attention.indexer.types", [])
+    if layer < len(chooses) and not chooses[layer]:
+        return own
+    heads = toy.extra.get("attention.indexer.head_count", INDEX_HEADS)
+    dim = toy.extra.get("attention.indexer.key_length", INDEX_DIM)
+    return own | {
+        "indexer.attn_q_b.weight": draw.matrix(heads * dim, toy.query_rank),
+        "indexer.attn_k.weight": draw.matrix(dim, toy.hidden),
+        "indexer.k_norm.weight": draw.gain(dim),
+        "indexer.k_norm.bias": draw.vector(dim, spread=0.2),
+        "indexer.proj.weight": draw.matrix(heads, toy.hidden),
+    }
 
 
 def kimi_linear_keys(toy: ToyArch) -> dict[str, Any]:

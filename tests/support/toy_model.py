@@ -161,6 +161,7 @@ _ROLES = {
     "attn_q_a.": "attn",
     "attn_q_b.": "attn",
     "attn_kv_a_mqa.": "attn",
+    "indexer.attn_": "attn",
     "attn_k_b.": "latent",
     "attn_kv_b.": "latent",
     "attn_v_b.": "latent",

@@ -34,6 +34,20 @@ DRAFTING_TOYS = MappingProxyType(
             query_rank=24,
             extra={"expert_gating_func": 2, "expert_weights_norm": True},
         ),
+        **{
+            arch: ToyArch(
+                arch,
+                head_dim=24,
+                rotary=8,
+                query_rank=24,
+                extra={
+                    "attention.indexer.top_k": 4,
+                    "expert_gating_func": 2,
+                    "expert_weights_norm": True,
+                },
+            )
+            for arch in ("deepseek32", "glm-dsa")
+        },
         "bailingmoe3": ToyArch("bailingmoe3", layers=4, head_dim=24, rotary=8, query_rank=24),
         "bailingmoe3 limited": ToyArch(
             "bailingmoe3",

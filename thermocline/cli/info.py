@@ -291,7 +291,11 @@ def _attention(spec: ModelSpec) -> str:
     if len(set(spec.layer_heads)) > 1:
         heads = f"{min(spec.layer_heads)} to {spec.num_heads} heads"
     if spec.latent is not None:
-        return f"{heads} of {spec.latent.key_dim}, one row of {spec.head_dim} numbers per token for all"
+        row = f"one row of {spec.head_dim} numbers per token for all"
+        reads = (
+            "" if spec.indexer is None else f"; a token reads {spec.indexer.most_read} positions"
+        )
+        return f"{heads} of {spec.latent.key_dim}, {row}{reads}"
     kinds = dict(zip(spec.layer_kinds, spec.kv_shapes, strict=True))
     kinds = {kind: of for kind, of in kinds.items() if kind is not LayerKind.RECURRENT}
     rows = {

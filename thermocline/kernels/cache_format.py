@@ -6,8 +6,8 @@ Values lie row after row, one row per token. Keys lie in groups of sixteen token
 block may be narrower), dimension by dimension: number (d, token) of a group of w tokens is number
 d * w + token. In Q8_0 each 32 dimensions of a group are w halves, then 32 * w bytes.
 
-A latent cache has keys alone, row after row, and its array of values is empty: a token's value is the first
-numbers of its key. Knows no request and no pool.
+A latent cache has keys row after row, and a token's value is the first numbers of its key. Its array of values is empty,
+or has what an indexer compares queries with (`models.sparse_latent`). Knows no request and no pool.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class HeadShape:
     """See `CacheShape`."""
     own_value_dim: int = 0
     """See `CacheShape`."""
+    index: int = 0
+    """See `CacheShape`."""
 
     @property
     def value_dim(self) -> int:
@@ -72,7 +74,9 @@ class HeadShape:
     @property
     def stored_dims(self) -> tuple[int, ...]:
         """Numbers of each row that is kept of a head: of a key, and of a value unless it is part of the key."""
-        return (self.head_dim,) if self.latent else (self.head_dim, self.value_dim)
+        if self.latent:
+            return (self.head_dim, self.index) if self.index else (self.head_dim,)
+        return (self.head_dim, self.value_dim)
 
     def token_bytes(self, cache_type: CacheType) -> int:
         """Return the bytes of one token's keys and values."""
@@ -98,19 +102,21 @@ class CacheShape:
     """How many first numbers of a key are the value, in a latent cache; 0 in others."""
     own_value_dim: int = 0
     """Numbers of a value, where they are not as many as those of a key; 0 where they are."""
+    index: int = 0
+    """In a latent cache, numbers of a token's row in the array of values, for an indexer; 0 without one."""
 
     @classmethod
     def of(
         cls, cache_type: CacheType, num_blocks: int, block_tokens: int, heads: HeadShape
     ) -> CacheShape:
         """Return the shape of a cache of such heads."""
-        sizes = heads.kv_heads, heads.head_dim, heads.latent, heads.own_value_dim
+        sizes = heads.kv_heads, heads.head_dim, heads.latent, heads.own_value_dim, heads.index
         return cls(cache_type, num_blocks, block_tokens, *sizes)
 
     @property
     def heads(self) -> HeadShape:
         """What it keeps of a token."""
-        return HeadShape(self.kv_heads, self.head_dim, self.latent, self.own_value_dim)
+        return HeadShape(self.kv_heads, self.head_dim, self.latent, self.own_value_dim, self.index)
 
     @property
     def value_dim(self) -> int:
@@ -124,8 +130,8 @@ class CacheShape:
 
     @property
     def value_row_bytes(self) -> int:
-        """Bytes of one head's value of one token; 0 in a latent cache."""
-        return 0 if self.latent else self.type.row_bytes(self.value_dim)
+        """Bytes of one head's value of one token; in a latent cache those of the indexer's row."""
+        return self.type.row_bytes(self.index if self.latent else self.value_dim)
 
     @property
     def token_bytes(self) -> int:
@@ -178,12 +184,12 @@ def read_cache(
 def copy_cache(shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray) -> None:
     """Copy the keys and values of some tokens, bit for bit. slots: int32 [n, 2], from where to where."""
     (blocks, to_blocks), (places, to_places) = np.divmod(slots.T, shape.block_tokens)
+    rows = _value_rows(shape, values)
+    rows[to_blocks, :, to_places] = rows[blocks, :, places]
     if shape.latent:
         lines = _latent_rows(shape, keys)
         lines[to_blocks, to_places] = lines[blocks, places]
         return
-    rows = _value_rows(shape, values)
-    rows[to_blocks, :, to_places] = rows[blocks, :, places]
     if shape.type is CacheType.Q8_0:
         _copy_quantised(shape, keys, slots)
         return
@@ -217,11 +223,12 @@ def take_cached(
 ) -> ByteArray:
     """Return the keys and values in `slots`, bit for bit: uint8 [slots, shape.token_bytes], for `put_cached`."""
     blocks, places = np.divmod(slots, shape.block_tokens)
-    if shape.latent:
-        return _latent_rows(shape, keys)[blocks, places]
     taken = np.empty((len(slots), shape.token_bytes), np.uint8)
     own_keys, own_values = _parts_of(shape, taken)
     own_values[...] = _value_rows(shape, values)[blocks, :, places]
+    if shape.latent:
+        own_keys[:, 0] = _latent_rows(shape, keys)[blocks, places]
+        return taken
     for part, first, width in _groups(shape, keys):
         mine = ((places >= first) & (places < first + width)).nonzero()[0]
         if not len(mine):
@@ -239,11 +246,11 @@ def put_cached(
 ) -> None:
     """Store what `take_cached` of a cache of the same type and heads returned in `slots` [slots]."""
     blocks, places = np.divmod(slots, shape.block_tokens)
-    if shape.latent:
-        _latent_rows(shape, keys)[blocks, places] = taken
-        return
     own_keys, own_values = _parts_of(shape, taken)
     _value_rows(shape, values)[blocks, :, places] = own_values
+    if shape.latent:
+        _latent_rows(shape, keys)[blocks, places] = own_keys[:, 0]
+        return
     for part, first, width in _groups(shape, keys):
         mine = ((places >= first) & (places < first + width)).nonzero()[0]
         if not len(mine):
@@ -286,6 +293,27 @@ def read_latent(shape: CacheShape, keys: ByteArray, slots: IntArray) -> FloatArr
     """Return the rows in `slots`, float32 [slots, head_dim]."""
     places = np.divmod(slots, shape.block_tokens)
     return _unpack(shape.type, _latent_rows(shape, keys)[places])
+
+
+def write_index(shape: CacheShape, values: ByteArray, slots: IntArray, rows: FloatArray) -> None:
+    """Store an indexer's rows [tokens, shape.index] in `slots` [tokens] of a latent cache."""
+    blocks, places = np.divmod(slots, shape.block_tokens)
+    _value_rows(shape, values)[blocks, 0, places] = _pack(shape.type, rows)
+
+
+def read_index(shape: CacheShape, values: ByteArray, slots: IntArray) -> FloatArray:
+    """Return the indexer's rows in `slots`, float32 [slots, shape.index]."""
+    blocks, places = np.divmod(slots, shape.block_tokens)
+    return _unpack(shape.type, _value_rows(shape, values)[blocks, 0, places])
+
+
+def row_by_row(shape: CacheShape, keys: ByteArray) -> tuple[CacheShape, ByteArray]:
+    """Return a latent cache as one whose blocks are single tokens, so that a block's number is a slot."""
+    assert shape.latent, "not a latent cache"
+    slots = shape.num_blocks * shape.block_tokens
+    heads = HeadShape(shape.kv_heads, shape.head_dim, shape.latent)
+    single = CacheShape.of(shape.type, slots, 1, heads)
+    return single, keys.reshape(single.array_shape)
 
 
 def _latent_rows(shape: CacheShape, keys: ByteArray) -> ByteArray:

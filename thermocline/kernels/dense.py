@@ -147,6 +147,26 @@ class NativeDense:
             slots=slots,
         )
 
+    def index_scores(
+        self,
+        q: FloatArray,
+        weights: FloatArray,
+        block_table: IntArray,
+        num_positions: int,
+        cache: LayerCache,
+    ) -> FloatArray:
+        out = np.empty((len(q), num_positions), np.float32)
+        self._core.index_scores(
+            q=q,
+            weights=weights,
+            block_table=block_table,
+            cache_type=int(cache.shape.type),
+            block_tokens=cache.shape.block_tokens,
+            rows=cache.values,
+            out=out,
+        )
+        return out
+
     def attention(
         self,
         q: FloatArray,

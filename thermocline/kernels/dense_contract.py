@@ -244,6 +244,21 @@ class DenseKernels(Protocol):
         """
         ...
 
+    def index_scores(
+        self,
+        q: FloatArray,
+        weights: FloatArray,
+        block_table: IntArray,
+        num_positions: int,
+        cache: LayerCache,
+    ) -> FloatArray:
+        """Return float32 [tokens, num_positions]: what an indexer says of a sequence's positions, seen by its tokens or not.
+
+        q: [tokens, heads, index]; weights: [tokens, heads]. It is the sum over heads of weight * max(0, q . row), of the
+        rows that `cache_format.write_index` stored in the blocks of block_table, as for a `TokenRun`.
+        """
+        ...
+
     def attention(
         self,
         q: FloatArray,

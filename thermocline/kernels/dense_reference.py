@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thermocline.kernels.cache_format import read_cache, read_latent, write_cache, write_latent
+from thermocline.kernels.cache_format import (
+    read_cache,
+    read_index,
+    read_latent,
+    write_cache,
+    write_latent,
+)
 from thermocline.kernels.delta_reference import delta_rule
 from thermocline.kernels.dense_contract import Activation, RopeTable
 from thermocline.kernels.recurrent_contract import ShortConvRule
@@ -105,6 +111,22 @@ class ReferenceDense:
         rows = np.concatenate((normed, turned), axis=-1)
         write_latent(cache.shape, cache.keys, slots, rows)
         q[..., -turning:] = _rotate(q[..., -turning:], pairs)
+
+    def index_scores(
+        self,
+        q: FloatArray,
+        weights: FloatArray,
+        block_table: IntArray,
+        num_positions: int,
+        cache: LayerCache,
+    ) -> FloatArray:
+        positions = np.arange(num_positions)
+        blocks, places = np.divmod(positions, cache.shape.block_tokens)
+        slots = (block_table[blocks] * cache.shape.block_tokens + places).astype(np.int32)
+        rows = read_index(cache.shape, cache.values, slots).astype(np.float64)
+        said = np.maximum(q.astype(np.float64) @ rows.T, 0.0)
+        scores: FloatArray = np.einsum("th,thp->tp", weights, said).astype(np.float32)
+        return scores
 
     def attention(
         self,

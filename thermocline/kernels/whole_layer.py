@@ -120,12 +120,32 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Indexer:
+    """What chooses the positions that a token of sparse attention reads; its row of each token is cached.
+
+    q: [heads * index, rank of `LatentWeights.low`], whose heads' first numbers are turned, and those of rows: by halves, or in
+    `pairs`; k: [index, hidden], a row before its norm; gain, bias: float32 [index], of that norm, which takes the mean off
+    first, with `epsilon`. weights: [heads, hidden], how much a head says, times `scale`.
+    """
+
+    q: Weight
+    k: Weight
+    gain: FloatArray
+    bias: FloatArray
+    epsilon: float
+    weights: Weight
+    scale: float
+    pairs: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
     """One layer's multi-head latent attention. norm: float32 [hidden], with the epsilon of kv_norm.
 
     q: [heads * width, hidden, or the rank of `low`], whose heads' last numbers are turned; kv: [latent + turned
     numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale, temperature: see `Attending`.
-    gate: [heads, hidden], whose sigmoids multiply what heads give; None without.
+    gate: [heads, hidden], whose sigmoids multiply what heads give; None without. most_read: how many positions a token
+    reads, which the indexer chooses, or chose in the last layer that has one; 0 where it reads all.
     """
 
     norm: FloatArray
@@ -138,6 +158,8 @@ class LatentWeights:
     scale: float
     temperature: Temperature | None = None
     gate: Weight | None = None
+    most_read: int = 0
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

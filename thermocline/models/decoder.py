@@ -25,13 +25,13 @@ from thermocline.kernels.whole_layer import (
 )
 from thermocline.messages import Routing
 from thermocline.models.contract import NonExpertParts
+from thermocline.models.latent_attention import Choices, begin_latent_attention
 from thermocline.models.layer_embeddings import read_layer_embeddings
 from thermocline.models.layers import (
     RotaryTable,
     apply_delta_rule,
     apply_recurrent,
     begin_attention,
-    begin_latent_attention,
     begin_states,
     cut_runs,
     route,
@@ -116,6 +116,7 @@ class Decoder:
         self._rotaries = tuple(
             None if layer.rope is None else tables[layer.rope] for layer in layers
         )
+        self._choices = Choices()
         self._step: tuple[SequenceCache, PlacedLayers, WholeStep] | None = None
 
     def embed(self, token_ids: IntArray, *, may_be_missing: bool = False) -> FloatArray:
@@ -160,7 +161,9 @@ class Decoder:
             return lambda: x
         rope, mine = self._rope(layer, chunk), cache.kv.layer(layer)
         if isinstance(weights, LatentWeights):
-            return begin_latent_attention(self._kernels, weights, rope, chunk, x, mine)
+            return begin_latent_attention(
+                self._kernels, weights, rope, chunk, x, mine, self._choices
+            )
         assert isinstance(weights, AttentionWeights), "states have no keys and values"
         return begin_attention(self._kernels, weights, rope, chunk, x, mine, parts.handed_on)
 
@@ -177,7 +180,7 @@ class Decoder:
 
     @property
     def has_whole_layers(self) -> bool:
-        return self._kernels.whole_layer is not None
+        return self._kernels.whole_layer is not None and self.spec.indexer is None
 
     @property
     def has_whole_steps(self) -> bool:
@@ -193,6 +196,7 @@ class Decoder:
     ) -> tuple[FloatArray, Routing]:
         whole_layer = self._kernels.whole_layer
         assert whole_layer is not None, "has_whole_layers says whether this may be called"
+        assert self.has_whole_layers, "a whole layer reads all positions"
         assert not chunk.has_branches, "branches are computed part by part"
         parts = self._layers[layer]
         given: AnyLayerInput

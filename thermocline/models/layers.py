@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from thermocline.kernels.whole_layer import (
         AttentionWeights,
         DeltaWeights,
-        LatentWeights,
         LayerEmbedding,
         LayerParts,
         MoeWeights,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
         RecurrentWeights,
         SharedExpert,
     )
-    from thermocline.messages import CachePlaces, Chunk, Segment
+    from thermocline.messages import CachePlaces, Chunk
     from thermocline.models.rope import RopeRule
 
 
@@ -121,7 +120,7 @@ def begin_attention(
     k, v = (rest[0], rest[-1]) if rest else (None, None)
     places = chunk.places(window=weights.window > 0)
     dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, places.slots)
-    _copy_for_branches(cache, places)
+    copy_for_branches(cache, places)
 
     def finish() -> FloatArray:
         rule = Attending(
@@ -148,72 +147,10 @@ def begin_attention(
     return finish
 
 
-def begin_latent_attention(
-    kernels: Kernels,
-    weights: LatentWeights,
-    rope: RopeTable,
-    chunk: Chunk,
-    x: FloatArray,
-    cache: LayerCache,
-) -> Callable[[], FloatArray]:
-    """Append the chunk's rows to `cache`; return what gives x [T, D] plus latent attention over it."""
-    dense, prompt, epsilon = kernels.dense, chunk.is_prompt, weights.kv_norm.epsilon
-    normed = dense.rms_norm(x, weights.norm, epsilon)
-    low = weights.low
-    first = weights.q if low is None else low.weight
-    q, kv = kernels.multiply_all((first, weights.kv), normed, prompt=prompt)
-    if low is not None:
-        q = kernels.matmul(weights.q, dense.rms_norm(q, low.gain, epsilon), prompt=prompt)
-    q, up = q.reshape(len(x), len(weights.up.keys), -1), weights.up
-    gates = None
-    if weights.gate is not None:
-        gates = kernels.matmul(weights.gate, normed, prompt=prompt).reshape(-1, 1)
-    places = chunk.places(window=False)
-    rule = Attending(weights.scale, temperature=weights.temperature)
-    dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, places.slots)
-    _copy_for_branches(cache, places)
-
-    def finish() -> FloatArray:
-        values = np.empty((*q.shape[:2], up.values.raw.shape[1]), np.float32)
-        rows, runs = _rows_of_form(places.segments, expanded=True)
-        if runs:
-            positions = chunk.positions[rows]
-            values[rows] = kernels.expanded_attention(
-                up, q[rows], positions, runs, cache, rule, prompt=prompt
-            )
-        rows, runs = _rows_of_form(places.segments, expanded=False)
-        if runs:
-            plain, turned = np.split(q[rows], [up.keys.cols], axis=-1)
-            absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
-            queries = np.concatenate((absorbed, turned), axis=-1)
-            positions = chunk.positions[rows]
-            read = dense.attention(queries, positions, runs, cache, rule, prompt=prompt)
-            values[rows] = kernels.multiply_heads(up.values, read)
-        if gates is not None:
-            values = dense.gate(values.reshape(len(gates), -1), gates, Activation.SIGMOID)
-        return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
-
-    return finish
-
-
-def _copy_for_branches(cache: LayerCache, places: CachePlaces) -> None:
+def copy_for_branches(cache: LayerCache, places: CachePlaces) -> None:
+    """Copy what several branches see to where each looks for it, once the chunk's own keys and values are there."""
     if places.copies is not None:
         copy_cache(cache.shape, cache.keys, cache.values, places.copies)
-
-
-def _rows_of_form(
-    segments: tuple[Segment, ...], *, expanded: bool
-) -> tuple[IntArray, tuple[Segment, ...]]:
-    """Return a chunk's rows that take one form of latent attention, int32, and runs of just these."""
-    rows: list[int] = []
-    runs = []
-    for segment in segments:
-        first = 0 if expanded else segment.num_expanded
-        length = segment.num_expanded if expanded else segment.length - first
-        if length:
-            runs.append(segment._replace(start=len(rows), length=length))
-            rows += range(segment.start + first, segment.start + first + length)
-    return np.array(rows, np.int32), tuple(runs)
 
 
 def apply_delta_rule(

@@ -82,6 +82,8 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "smollm3",
             "step35",
             "kimi-linear",
+            "deepseek32",
+            "glm-dsa",
         )
     }
 )

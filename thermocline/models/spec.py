@@ -117,6 +117,21 @@ class LatentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """What chooses the positions that tokens read, in layers with latent attention."""
+
+    num_heads: int
+    dim: int
+    """Numbers of a head, and of a cached row."""
+    most_read: int
+    """How many positions a token reads."""
+    pairs: bool
+    """Whether neighbours turn together, or halves."""
+    layers: tuple[int, ...]
+    """Those that choose; the others take the choice of the last one before them."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model's dimensions. Sizes are element counts."""
 
@@ -162,7 +177,7 @@ class ModelSpec:
     layer_heads: tuple[int, ...] = ()
     """Heads by layer, where they differ; num_heads is the most."""
     own_kv_shapes: tuple[HeadShape, ...] = ()
-    """Heads of keys and values by layer, where they differ; alike in all layers of a kind."""
+    """Heads of keys and values by layer, where they differ; alike in all layers of a kind, but for an indexer's rows."""
     own_kv_sources: tuple[int, ...] = ()
     """By layer, whose keys and values it attends to: its own, or those of an earlier layer of its kind; none where every
     layer has its own."""
@@ -186,6 +201,8 @@ class ModelSpec:
     """The tensor of the last norm's gains."""
     latent: LatentSpec | None = None
     """How layers attend where heads share one cached row, of head_dim numbers."""
+    indexer: IndexerSpec | None = None
+    """What chooses the positions that such layers read; None where they read all."""
     own_attention_scale: float | None = None
     """What attention scores are multiplied with; None is the usual 1 / sqrt(head_dim)."""
     temperature: Temperature | None = None
@@ -233,10 +250,13 @@ class ModelSpec:
 
     @property
     def next_block_shape(self) -> HeadShape:
-        """Heads of keys and values of a block that predicts further tokens: those of layers that keep all tokens."""
+        """Heads of keys and values of a block that predicts further tokens: those of layers that keep all tokens.
+
+        Such a block reads all positions.
+        """
         return next(
             (
-                shape
+                replace(shape, index=0)
                 for kind, shape in zip(self.layer_kinds, self.kv_shapes, strict=True)
                 if kind is LayerKind.ATTENTION
             ),
@@ -305,6 +325,7 @@ class ModelSpec:
             (self.expert_hidden_size != self.hidden_size, "products around experts"),
             (self.layer_embedding_size > 0, "embeddings of each layer"),
             (bool(self.kv_sources), "attention to another layer's keys"),
+            (self.indexer is not None, "attention to chosen positions"),
         )
         return " and ".join(what for is_there, what in found if is_there)
 

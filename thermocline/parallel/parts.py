@@ -65,7 +65,7 @@ def mixed_row_bytes(spec: ModelSpec, cache_type: CacheType) -> int:
     return max(row_bytes.get(kind, cached)[n] for n, kind in enumerate(mixing_of(spec)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ChunkPart(Chunk):
     """The rows of a chunk that one rank computes: a chunk for every stage but those that need the others' rows.
 

@@ -77,6 +77,20 @@ struct LatentJob {
     const int32_t* slots;
 };
 
+// What an indexer says of one sequence's cached positions: the sum over its heads of weight * max(0, q . row).
+struct IndexJob {
+    const float* q;        // [tokens, heads, dim]
+    const float* weights;  // [tokens, heads]
+    int64_t tokens, heads, dim;
+    CacheType type;
+    int64_t block_tokens;
+    const uint8_t* rows;  // [blocks][block_tokens][bytes of a row]
+    const int32_t* block_table;
+    int64_t count;  // positions
+    float* out;     // [tokens, count]
+};
+constexpr int64_t kIndexTokens = 64;
+
 // What makes keys and values of heads out of the rows of a latent cache: a key is a product of the row's first `latent`
 // numbers, then its other numbers; a value is a product of the first ones, too.
 struct Expansion {
@@ -281,6 +295,8 @@ struct DenseKernels {
     void (*add_normed)(const PostNormJob& job, int64_t first_row, int64_t last_row, float* scratch);
     // out[i] = cap * tanh(x[i] / cap)
     void (*softcap)(const float* x, int64_t count, float cap, float* out);
+    // Of positions [first, first + count), at most kIndexTokens of them. scratch: kIndexTokens * dim floats
+    void (*index_scores)(const IndexJob& job, int64_t first, int64_t count, float* scratch);
 };
 
 using ExpertInnerFn = void (*)(const float* gate, const float* up, int64_t count, float* out);

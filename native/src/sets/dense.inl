@@ -3,6 +3,7 @@
 
 #include "attention.inl"
 #include "delta.inl"
+#include "index.inl"
 #include "recurrent.inl"
 #include "routing.inl"
 
@@ -13,6 +14,6 @@ const DenseKernels dense_kernels = {
     route,         gate,          combine,      silu_multiply,  clamped_silu_multiply, gelu_multiply, squared_relu,
     relu_multiply, limited_silu_multiply,
     delta_tokens,  delta_columns, delta_output, short_conv,     mamba_tokens,  mamba_columns, mamba_output,
-    add_normed,    softcap};
+    add_normed,    softcap,       index_scores};
 
 }  // namespace thermocline::THERMOCLINE_SET

@@ -39,6 +39,8 @@ _PRE_TOKENIZERS = {
 _OWN_VOCABULARIES = {
     "ernie4_5": ("ernie", "Ernie4_5Model"),
     "ernie4_5-moe": ("ernie", "Ernie4_5Model"),
+    "deepseek_v32": ("deepseek", "DeepseekV32Model"),
+    "glm_moe_dsa": ("glm", "GlmMoeDsaModel"),
     "glm4moe": ("glm", "Glm4MoeModel"),
     "glm4_moe_lite": ("glm", "Glm4MoeLiteModel"),
     "granitehybrid": ("granite", "GraniteHybridModel"),

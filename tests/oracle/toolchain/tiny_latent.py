@@ -93,6 +93,28 @@ def _flash(common: dict[str, Any], tiny: TinyModel) -> Any:
     return transformers.Glm4MoeLiteConfig(**_settings(common, tiny, **own))
 
 
+def _sparse(common: dict[str, Any], tiny: TinyModel, **own: Any) -> dict[str, Any]:
+    indexer = {"index_n_heads": 16, "index_head_dim": 64, "index_topk": 8}
+    settings = {
+        "q_lora_rank": 48 if tiny.hidden < 256 else 256,
+        "routed_scaling_factor": 2.5,
+        "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
+        "n_shared_experts": 1,
+        "num_nextn_predict_layers": 1 if tiny.extra_block else 0,
+    }
+    return _settings(common, tiny, **(settings | indexer | own))
+
+
+def _v32(common: dict[str, Any], tiny: TinyModel) -> Any:
+    own = {"rope_parameters": _yarn(1.0), "n_routed_experts": 8, "n_group": 4, "topk_group": 2}
+    return transformers.DeepseekV32Config(**_sparse(common, tiny, **own))
+
+
+def _glm_dsa(common: dict[str, Any], tiny: TinyModel) -> Any:
+    return transformers.GlmMoeDsaConfig(**_sparse(common, tiny))
+
+
 def _mistral4(common: dict[str, Any], tiny: TinyModel) -> Any:
     own = {
         "q_lora_rank": 48 if tiny.hidden < 256 else 256,
@@ -256,9 +278,31 @@ BAILINGMOE3_UNEVEN = {
 }
 BAILINGMOE3_WIDE = {"moe_intermediate_size": 256, "head_dim": 64}
 BAILINGMOE3_LIMITS = {LIMITS[0]: [None, 7.0, 10.0], LIMITS[1]: [16.0, None, 12.0, 12.0]}
+SPARSE = ("deepseek_v32", "glm_moe_dsa")
+"""Whose tokens read chosen positions."""
+# A rounded number changes which positions are chosen: of more of them that is less.
+_SPARSE_WIDE = {"moe_intermediate_size": 256, "index_topk": 24}
+_OWN_CHOICE = {"index_topk_pattern": "FFSSF"}
+OTHERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("small", "bailingmoe3", {"layers": 4}),
+    ("uneven", "bailingmoe3", {"layers": 5, "options": BAILINGMOE3_UNEVEN, "seed": 2}),
+    ("extra_block", "bailingmoe3", {"layers": 4, "extra_block": True, "seed": 3}),
+    ("limited", "bailingmoe3", {"layers": 4, "options": BAILINGMOE3_LIMITS, "seed": 4}),
+    *(("small", arch, {"layers": 3}) for arch in SPARSE),
+    *(("extra_block", arch, {"extra_block": True, "seed": 3}) for arch in SPARSE),
+    ("shared", "glm_moe_dsa", {"layers": 5, "options": _OWN_CHOICE, "seed": 2}),
+)
+"""More cases: their names, architectures, and how a model is otherwise."""
+MIXED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("wide", "bailingmoe3", {"layers": 4, "options": BAILINGMOE3_WIDE}),
+    *(("wide", arch, {"options": _SPARSE_WIDE}) for arch in SPARSE),
+)
+"""The same of models that are quantised."""
 CLASSES: dict[str, Any] = {
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "mistral4": "Mistral4ForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
@@ -267,6 +311,8 @@ CLASSES: dict[str, Any] = {
 CONFIGS = {
     "deepseek_v2": _lite,
     "deepseek_v3": _v3,
+    "deepseek_v32": _v32,
+    "glm_moe_dsa": _glm_dsa,
     "glm4_moe_lite": _flash,
     "mistral4": _mistral4,
     "kimi_linear": _kimi_linear,

@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING
 
 from tests.oracle.hf_archs import Keys, open_hf
 from tests.oracle.hf_model import HfModel, open_qwen3moe
-from tests.oracle.toolchain import tiny_formulas
+from tests.oracle.toolchain import tiny_formulas, tiny_latent
 from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
 from tests.oracle.toolchain.tiny_formulas import MIMO_UNEVEN, MIMO_WIDE
 from tests.oracle.toolchain.tiny_hf import NUM_TOKENS, TinyModel, save_tiny_model
-from tests.oracle.toolchain.tiny_latent import (
-    BAILINGMOE3_LIMITS,
-    BAILINGMOE3_UNEVEN,
-    BAILINGMOE3_WIDE,
-    LITE_LAYERS,
-)
+from tests.oracle.toolchain.tiny_latent import LITE_LAYERS
 from tests.oracle.toolchain.tiny_routers import CLASSES, wide_experts
 
 if TYPE_CHECKING:
@@ -285,10 +280,7 @@ OTHER_CASES = (
     _case("uneven", "kimi_linear", layers=5, options=_KIMI_UNEVEN, seed=2),
     _case("no_dense", "kimi_linear", options={"mlp_layer_types": ["sparse"] * 2}, seed=3),
     _case("fused_qkv", "kimi_linear", "--fuse-qkv", layers=3, seed=4),
-    _case("small", "bailingmoe3", layers=4),
-    _case("uneven", "bailingmoe3", layers=5, options=BAILINGMOE3_UNEVEN, seed=2),
-    _case("extra_block", "bailingmoe3", layers=4, extra_block=True, seed=3),
-    _case("limited", "bailingmoe3", layers=4, options=BAILINGMOE3_LIMITS, seed=4),
+    *(_case(name, arch, **options) for name, arch, options in tiny_latent.OTHERS),
     _case("small", "glm4_moe_lite"),
     _case("extra_block", "glm4_moe_lite", extra_block=True),
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),
@@ -342,7 +334,7 @@ BF16_CASES = tuple(
     _case("bf16", arch, "--outtype", "bf16", seed=11)
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
-        *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED),
+        *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED, *tiny_latent.SPARSE),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
@@ -356,14 +348,16 @@ MIXED_CASES = (
         if arch
         != "llama4"  # of which llama.cpp computes nothing without a layer that sees all tokens
     ),
-    *(_case(*names, hidden=256, seed=7, **options) for *names, options in tiny_formulas.MIXED),
+    *(
+        _case(*names, hidden=256, seed=7, **options)
+        for *names, options in (*tiny_formulas.MIXED, *tiny_latent.MIXED)
+    ),
     _case("rows_of_96", "gpt-oss", hidden=96, seed=7, options={"intermediate_size": 160}),
     *(
         _case("wide", arch, hidden=256, seed=7, options={"moe_intermediate_size": 256})
         for arch in ("deepseek_v3", "glm4_moe_lite", "mistral4")
     ),
     _case("wide", "kimi_linear", hidden=256, layers=4, seed=7, options=_KIMI_WIDE),
-    _case("wide", "bailingmoe3", hidden=256, layers=4, seed=7, options=BAILINGMOE3_WIDE),
     _case("wide", "mimo2", hidden=256, layers=3, seed=7, options=MIMO_WIDE),
     _case("wide", "llama4", hidden=256, layers=4, seed=7, options=_wide("llama4")),
     _case("wide_full", "afmoe", hidden=256, layers=4, seed=7, options=_wide("afmoe")),

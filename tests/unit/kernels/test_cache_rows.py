@@ -12,8 +12,10 @@ from thermocline.kernels.cache_format import (
     HeadShape,
     put_cached,
     read_cache,
+    read_index,
     read_latent,
     take_cached,
+    write_index,
     write_latent,
 )
 
@@ -42,18 +44,22 @@ def test_another_cache_gets_the_rows_and_nothing_else(cache_type, block_tokens, 
 
 
 @pytest.mark.parametrize("cache_type", CacheType)
-def test_latent_rows_too(cache_type):
-    """A latent cache has keys alone."""
-    shape = CacheShape(cache_type, 4, 3, 1, 96, latent=64)
+@pytest.mark.parametrize("index", [0, 32])
+def test_latent_rows_too(cache_type, index):
+    """A latent cache has keys alone, or an indexer's rows in place of values."""
+    shape = CacheShape(cache_type, 4, 3, 1, 96, latent=64, index=index)
     rng = np.random.default_rng(1)
     keys, to_keys = (np.zeros(shape.array_shape, np.uint8) for _ in range(2))
-    none = np.empty(shape.value_shape, np.uint8)
+    values, to_values = (np.zeros(shape.value_shape, np.uint8) for _ in range(2))
     every = np.arange(12, dtype=np.int32)
     write_latent(shape, keys, every, rng.standard_normal((12, 96)).astype(np.float32))
+    write_index(shape, values, every, rng.standard_normal((12, index)).astype(np.float32))
     sources, targets = np.array([4, 1, 11], np.int32), np.array([2, 0, 6], np.int32)
-    taken = take_cached(shape, keys, none, sources)
-    assert taken.shape == (3, HeadShape(1, 96, latent=64).token_bytes(cache_type))
-    put_cached(shape, to_keys, none, targets, taken)
-    expected = np.zeros((12, 96), np.float32)
-    expected[targets] = read_latent(shape, keys, every)[sources]
-    assert read_latent(shape, to_keys, every).tobytes() == expected.tobytes()
+    taken = take_cached(shape, keys, values, sources)
+    assert taken.shape == (3, shape.heads.token_bytes(cache_type))
+    put_cached(shape, to_keys, to_values, targets, taken)
+    for read, given, found in ((read_latent, keys, to_keys), (read_index, values, to_values)):
+        here, there = read(shape, given, every), read(shape, found, every)
+        expected = np.zeros_like(here)
+        expected[targets] = here[sources]
+        assert there.tobytes() == expected.tobytes()

@@ -27,6 +27,8 @@ TOYS = {
     "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
     "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
+    "deepseek32": ToyArch("deepseek32", head_dim=24, rotary=8, query_rank=48),
+    "glm-dsa": ToyArch("glm-dsa", head_dim=24, rotary=8, query_rank=48),
     "mistral4": ToyArch("mistral4", head_dim=24, rotary=8, query_rank=48, biased=False),
     "kimi-linear": ToyArch("kimi-linear", layers=4, head_dim=24, rotary=8),
     "bailingmoe3": ToyArch("bailingmoe3", layers=4, head_dim=24, rotary=8),

@@ -1,0 +1,94 @@
+"""Reads what chooses the positions that tokens of sparse latent attention read: its sizes by metadata, its weights by name.
+
+Knows no architecture. Blocks behind the last layer read all positions, so that the tensors of theirs are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from thermocline.kernels.whole_layer import Indexer
+from thermocline.models.latent import latent_rope, read_latent_attention, with_latent
+from thermocline.models.mixed_layers import mixed_layer, mixed_spec
+from thermocline.models.spec import IndexerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thermocline.kernels.dense_contract import Gating
+    from thermocline.kernels.whole_layer import LatentWeights
+    from thermocline.models.decoder import DecoderLayer
+    from thermocline.models.metadata import SpecReader
+    from thermocline.models.spec import ModelSpec
+    from thermocline.models.weights import WeightMap
+
+_EPSILON: Final = 1e-6
+"""Of the norm of its rows, which no file says."""
+_KEYS: Final = "attention.indexer."
+
+
+def sparse_spec(read: SpecReader, *, gating: Gating, pairs: bool) -> ModelSpec:
+    """Return the dimensions of a model of latent attention whose layers all have an indexer. Raises ModelError.
+
+    pairs: neighbours turn together in the indexer's heads, which in attention's they always do.
+    """
+    read.size("attention.key_length_mla")  # files of old converters know no indexer
+    spec = read.decoder(normalize_top_k=read.flag("expert_weights_norm", default=False))
+    shared = read.count("expert_shared_count") * spec.expert_intermediate_size
+    # The converter leaves out a factor that the model's configuration does not have.
+    is_scaled = read.has("expert_weights_scale")
+    spec = mixed_spec(read, spec, gating=gating, shared=shared, scaled=is_scaled)
+    spec = with_latent(read, spec)
+    # Chosen positions do not say how late the token is that reads them.
+    read.refuse("attention.temperature_scale")
+    read.size("attention.q_lora_rank")  # of what the indexer's queries are made
+    indexer = IndexerSpec(
+        num_heads=read.size(f"{_KEYS}head_count"),
+        dim=read.size(f"{_KEYS}key_length", least=spec.rotary_dims),
+        most_read=read.size(f"{_KEYS}top_k"),
+        pairs=pairs,
+        layers=(),
+    )
+    return with_choosing_layers(replace(spec, indexer=indexer), range(spec.num_layers))
+
+
+def with_choosing_layers(spec: ModelSpec, layers: Iterable[int]) -> ModelSpec:
+    """Return the dimensions with an indexer in these layers alone."""
+    indexer = spec.indexer
+    assert indexer is not None, "a model without an indexer"
+    chosen = tuple(layers)
+    shapes = tuple(
+        replace(shape, index=indexer.dim if layer in chosen else 0)
+        for layer, shape in enumerate(spec.kv_shapes)
+    )
+    return replace(spec, indexer=replace(indexer, layers=chosen), own_kv_shapes=shapes)
+
+
+def sparse_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
+    """Return a layer of latent attention to chosen positions, or a block behind the last layer, which reads all."""
+    attention = _read_sparse_attention(weights, spec, index)
+    return mixed_layer(weights, spec, index, attention, rope=latent_rope(spec))
+
+
+def _read_sparse_attention(weights: WeightMap, spec: ModelSpec, index: int) -> LatentWeights:
+    prefix, of = f"blk.{index}.", spec.indexer
+    assert of is not None, "a model without an indexer"
+    attention = read_latent_attention(weights, spec, prefix)
+    if index not in of.layers:
+        weights.leave_out(f"{prefix}indexer.")
+        most_read = of.most_read if index < spec.num_layers else 0
+        return replace(attention, most_read=most_read)
+    latent, hidden, own = spec.latent, spec.hidden_size, f"{prefix}indexer."
+    assert latent is not None, "an indexer is of latent attention"
+    indexer = Indexer(
+        q=weights.matrix(f"{own}attn_q_b.weight", of.num_heads * of.dim, latent.query_rank),
+        k=weights.matrix(f"{own}attn_k.weight", of.dim, hidden),
+        gain=weights.vector(f"{own}k_norm.weight", of.dim),
+        bias=weights.vector(f"{own}k_norm.bias", of.dim),
+        epsilon=_EPSILON,
+        weights=weights.matrix(f"{own}proj.weight", of.num_heads, hidden),
+        scale=(of.num_heads * of.dim) ** -0.5,
+        pairs=of.pairs,
+    )
+    return replace(attention, most_read=of.most_read, indexer=indexer)

@@ -1,0 +1,284 @@
+"""Latent attention made of kernels: over all positions, or over those that an indexer chooses for each token.
+
+Every token is treated by itself, so that results do not depend on the chunk. A token that sees no more positions than it may
+read takes the same way as without an indexer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from thermocline.kernels.cache_format import CacheShape, CacheType, row_by_row, write_index
+from thermocline.kernels.dense_contract import Activation, Attending, HeadNorm, LayerCache
+from thermocline.models.layers import copy_for_branches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.dense_contract import DenseKernels, RopeTable, TokenRun
+    from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.kernels.whole_layer import Indexer, LatentWeights
+    from thermocline.messages import Chunk, Segment
+
+_SCORED_TOGETHER: Final = 32
+"""Tokens whose scores are in memory at a time: 20 MiB in a context of 160,000."""
+
+
+class ChosenSlots(NamedTuple):
+    """Which slots of the cache some of a chunk's rows read. rows: int32 [n]; slots: int32 [n, most_read]."""
+
+    rows: IntArray
+    slots: IntArray
+
+
+class Choices:
+    """The last choice of each chunk in flight, for layers without an indexer of their own. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._last: WeakKeyDictionary[Chunk, ChosenSlots] = WeakKeyDictionary()
+
+    def note(self, chunk: Chunk, choice: ChosenSlots) -> None:
+        """Keep what a layer's indexer chose."""
+        self._last[chunk] = choice
+
+    def last(self, chunk: Chunk) -> ChosenSlots:
+        """Return what the last indexer before a layer chose."""
+        return self._last[chunk]
+
+
+class _Asked(NamedTuple):
+    """What a chunk's tokens ask an indexer. q: float32 [T, heads, index]; weights: float32 [T, heads]."""
+
+    q: FloatArray
+    weights: FloatArray
+
+
+def begin_latent_attention(
+    kernels: Kernels,
+    weights: LatentWeights,
+    rope: RopeTable,
+    chunk: Chunk,
+    x: FloatArray,
+    cache: LayerCache,
+    choices: Choices | None = None,
+) -> Callable[[], FloatArray]:
+    """Append the chunk's rows to `cache`; return what gives x [T, D] plus latent attention over it.
+
+    choices: of the model, where its layers read chosen positions.
+    """
+    dense, prompt, epsilon = kernels.dense, chunk.is_prompt, weights.kv_norm.epsilon
+    normed = dense.rms_norm(x, weights.norm, epsilon)
+    low, places = weights.low, chunk.places(window=False)
+    first = weights.q if low is None else low.weight
+    q, kv = kernels.multiply_all((first, weights.kv), normed, prompt=prompt)
+    asked = None
+    if low is not None:
+        ranked = dense.rms_norm(q, low.gain, epsilon)
+        q = kernels.matmul(weights.q, ranked, prompt=prompt)
+        if weights.indexer is not None:
+            asked = _ask(
+                kernels, weights.indexer, (normed, ranked), rope, cache, places.slots, prompt
+            )
+    q = q.reshape(len(x), len(weights.up.keys), -1)
+    gates = None
+    if weights.gate is not None:
+        gates = kernels.matmul(weights.gate, normed, prompt=prompt).reshape(-1, 1)
+    dense.prepare_latent(q, kv, weights.kv_norm, rope, cache, places.slots)
+    copy_for_branches(cache, places)
+
+    def finish() -> FloatArray:
+        near = _near(places.segments, chunk.positions, weights.most_read)
+        values = _read_all(kernels, weights, chunk, q, cache, near)
+        if weights.most_read:
+            assert choices is not None, (
+                "a model whose layers read chosen positions keeps the choices"
+            )
+            if asked is not None:
+                chosen = _choose(
+                    dense, asked, chunk, places.segments, near, cache, weights.most_read
+                )
+                choices.note(chunk, chosen)
+            _read_chosen(kernels, weights, choices.last(chunk), q, cache, values)
+        if gates is not None:
+            values = dense.gate(values.reshape(len(gates), -1), gates, Activation.SIGMOID)
+        return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
+
+    return finish
+
+
+def _near(segments: Sequence[Segment], positions: IntArray, most_read: int) -> list[int]:
+    """Return how many first tokens of each segment read all positions that they see."""
+    if not most_read:
+        return [segment.length for segment in segments]
+    firsts = (most_read - int(positions[segment.start]) for segment in segments)
+    return [min(max(0, n), each.length) for n, each in zip(firsts, segments, strict=True)]
+
+
+def _read_all(
+    kernels: Kernels,
+    weights: LatentWeights,
+    chunk: Chunk,
+    q: FloatArray,
+    cache: LayerCache,
+    near: Sequence[int],
+) -> FloatArray:
+    """Return float32 [T, heads, value_dim] of the near tokens; the other rows are not yet written."""
+    segments, prompt = chunk.places(window=False).segments, chunk.is_prompt
+    values = np.empty((*q.shape[:2], weights.up.values.raw.shape[1]), np.float32)
+    rule = Attending(weights.scale, temperature=weights.temperature)
+    pairs = zip(segments, near, strict=True)
+    expanded = [min(segment.num_expanded, end) for segment, end in pairs]
+    rows, runs = _cut(segments, [0] * len(segments), expanded)
+    if runs:
+        values[rows] = kernels.expanded_attention(
+            weights.up, q[rows], chunk.positions[rows], runs, cache, rule, prompt=prompt
+        )
+    rows, runs = _cut(segments, expanded, near)
+    if runs:
+        values[rows] = _absorbed(
+            kernels, weights, q[rows], chunk.positions[rows], runs, cache, prompt=prompt
+        )
+    return values
+
+
+def _absorbed(
+    kernels: Kernels,
+    weights: LatentWeights,
+    q: FloatArray,
+    positions: IntArray,
+    runs: Sequence[TokenRun],
+    cache: LayerCache,
+    *,
+    prompt: bool,
+) -> FloatArray:
+    """Return float32 [rows, heads, value_dim]: attention whose queries are in the terms of cached rows."""
+    up = weights.up
+    rule = Attending(weights.scale, temperature=weights.temperature)
+    plain, turned = np.split(q, [up.keys.cols], axis=-1)
+    absorbed = kernels.multiply_heads(up.keys, np.ascontiguousarray(plain))
+    queries = np.concatenate((absorbed, turned), axis=-1)
+    read = kernels.dense.attention(queries, positions, runs, cache, rule, prompt=prompt)
+    return kernels.multiply_heads(up.values, read)
+
+
+def _cut(
+    segments: Sequence[Segment], firsts: Sequence[int], ends: Sequence[int]
+) -> tuple[IntArray, tuple[Segment, ...]]:
+    """Return the rows of each segment's tokens [first, end), int32, and runs of just these."""
+    rows: list[int] = []
+    runs = []
+    for segment, first, end in zip(segments, firsts, ends, strict=True):
+        if end > first:
+            runs.append(segment._replace(start=len(rows), length=end - first))
+            rows += range(segment.start + first, segment.start + end)
+    return np.array(rows, np.int32), tuple(runs)
+
+
+def _ask(
+    kernels: Kernels,
+    indexer: Indexer,
+    inputs: tuple[FloatArray, FloatArray],
+    rope: RopeTable,
+    cache: LayerCache,
+    slots: IntArray,
+    prompt: bool,
+) -> _Asked:
+    """Store the indexer's rows of a chunk's tokens, and return what they ask it.
+
+    inputs: the layer's normed input [T, hidden], and what its queries are made of [T, rank].
+    """
+    dense, (normed, ranked) = kernels.dense, inputs
+    queries = kernels.matmul(indexer.q, ranked, prompt=prompt)
+    rows = dense.layer_norm(
+        kernels.matmul(indexer.k, normed, prompt=prompt), indexer.gain, indexer.epsilon
+    )
+    dim = rows.shape[1]
+    heads = np.concatenate((queries.reshape(len(rows), -1, dim), (rows + indexer.bias)[:, None]), 1)
+    _turn(dense, heads, replace(rope, pairs=indexer.pairs))
+    write_index(cache.shape, cache.values, slots, heads[:, -1])
+    said = kernels.matmul(indexer.weights, normed) * np.float32(indexer.scale)
+    return _Asked(np.ascontiguousarray(heads[:, :-1]), said)
+
+
+def _choose(
+    dense: DenseKernels,
+    asked: _Asked,
+    chunk: Chunk,
+    segments: Sequence[Segment],
+    near: Sequence[int],
+    cache: LayerCache,
+    most_read: int,
+) -> ChosenSlots:
+    """Return what the tokens behind the near ones read."""
+    rows: list[int] = []
+    slots: list[IntArray] = []
+    size = cache.shape.block_tokens
+    for segment, first in zip(segments, near, strict=True):
+        table, end = segment.block_table, segment.start + segment.length
+        for start in range(segment.start + first, end, _SCORED_TOGETHER):
+            stop = min(start + _SCORED_TOGETHER, end)
+            sees = chunk.positions[start:stop] + 1
+            scores = dense.index_scores(
+                asked.q[start:stop], asked.weights[start:stop], table, int(sees[-1]), cache
+            )
+            for count, said in zip(sees, scores, strict=True):
+                blocks, places = np.divmod(best_positions(said[:count], most_read), size)
+                slots.append(table[blocks] * np.int32(size) + places)
+            rows += range(start, stop)
+    found = np.stack(slots) if slots else np.empty((0, most_read), np.int32)
+    return ChosenSlots(np.array(rows, np.int32), found)
+
+
+def best_positions(scores: FloatArray, count: int) -> IntArray:
+    """Return the positions of the highest scores, ascending; of equal ones the first."""
+    ranked = np.fmax(scores, -np.inf)  # what is not a number is the least
+    least = np.partition(ranked, len(ranked) - count)[len(ranked) - count]
+    taken = ranked > least
+    ties = np.flatnonzero(ranked == least)
+    taken[ties[: count - np.count_nonzero(taken)]] = True
+    return np.flatnonzero(taken).astype(np.int32)
+
+
+def _read_chosen(
+    kernels: Kernels,
+    weights: LatentWeights,
+    choice: ChosenSlots,
+    q: FloatArray,
+    cache: LayerCache,
+    values: FloatArray,
+) -> None:
+    """Write to the rows of values [T, heads, value_dim] that have a choice what they read there.
+
+    Each token's slots are its blocks, of one token each. The arithmetic is that of decode steps.
+    """
+    rows = choice.rows
+    if not len(rows):
+        return
+    shape, keys = row_by_row(cache.shape, cache.keys)
+    single = LayerCache(shape, keys, np.empty(shape.value_shape, np.uint8))
+    runs = [_Run(n, 1, slots) for n, slots in enumerate(choice.slots)]
+    positions = np.full(len(rows), choice.slots.shape[1] - 1, np.int32)
+    values[rows] = _absorbed(kernels, weights, q[rows], positions, runs, single, prompt=False)
+
+
+class _Run(NamedTuple):
+    """One token of a chunk; see `TokenRun`."""
+
+    start: int
+    length: int
+    block_table: IntArray
+    num_expanded: int = 0
+
+
+def _turn(dense: DenseKernels, heads: FloatArray, rope: RopeTable) -> None:
+    """Turn the first numbers of heads [T, count, dim] in place."""
+    tokens, _, dim = heads.shape
+    shape = CacheShape(CacheType.F32, tokens, 1, 1, dim)  # nothing is written to it
+    keys, values = (np.empty(each, np.uint8) for each in (shape.array_shape, shape.value_shape))
+    nowhere, slots = LayerCache(shape, keys, values), np.arange(tokens, dtype=np.int32)
+    dense.prepare_heads(heads, None, None, HeadNorm(None, None, 0.0), rope, nowhere, slots)
