@@ -10,6 +10,7 @@ namespace {
 
 // Query numbers of an item over a latent cache, whose rows are converted once per item: more queries share that.
 constexpr int64_t kLatentNumbers = 1 << 16;
+constexpr int64_t kItemsPerThread = 4, kManyHeads = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -50,7 +51,7 @@ int64_t tokens_per_item(const AttentionKernels& kernels, const AttentionJob& job
     const int64_t numbers = job.cache.latent > 0 ? std::max(kLatentNumbers, kernels.most_numbers) : kernels.most_numbers;
     const int64_t most = numbers / (job.group() * job.cache.head_dim), least = kernels.least_rows / job.group();
     // Smaller ones where that gives the threads more to share.
-    const int64_t fair = ceil_div(job.tokens * job.cache.kv_heads * job.slices(), 4 * threads);
+    const int64_t fair = ceil_div(job.tokens * job.cache.kv_heads * job.slices(), kItemsPerThread * threads);
     return std::max<int64_t>(1, std::min(most, std::max(least, fair)));
 }
 
@@ -79,7 +80,7 @@ void each_item(const AttentionKernels& kernels, int threads, const AttentionJob*
 Plan make_plan(const AttentionKernels& kernels, int threads, const AttentionJob* jobs, int64_t count) {
     int64_t total = 0;
     each_item(kernels, threads, jobs, count, [&](const AttentionItem&, int64_t cost) { total += cost; });
-    const int64_t limit = threads == 1 ? total : total / (4 * threads);
+    const int64_t limit = threads == 1 ? total : total / (kItemsPerThread * threads);
     Plan plan;
     each_item(kernels, threads, jobs, count, [&](const AttentionItem& item, int64_t cost) {
         const AttentionJob& job = jobs[item.job];
@@ -114,6 +115,13 @@ const AttentionKernels& kernels_for(const Compute& compute, Form form, CacheType
 
 void attention(const Compute& compute, Form form, const AttentionJob* jobs, int64_t count) {
     if (count == 0) return;
+    // Where sequences alone keep the threads busy, an item has more heads: they share the conversion of a latent row.
+    std::vector<AttentionJob> wide;
+    if (jobs[0].cache.latent > 0 && count >= kItemsPerThread * compute.pool.threads()) {
+        wide.assign(jobs, jobs + count);
+        for (AttentionJob& job : wide) job.item_heads = kManyHeads;
+        jobs = wide.data();
+    }
     const AttentionKernels& kernels = kernels_for(compute, form, jobs[0].cache.type);
     const Plan plan = make_plan(kernels, compute.pool.threads(), jobs, count);
     thread_local Scratch partial_states;

@@ -129,6 +129,7 @@ struct AttentionJob {
     bool chunked = false;  // a token sees the positions from the last multiple of `window` on
     Temperature temperature = {0.0f, 1, 0};
     const Expansion* expansion = nullptr;  // of a latent cache: attention works on keys and values of heads
+    int64_t item_heads = 16;               // the most query heads of an item over a latent cache
 
     // The first position that a token at this one sees; it does not fall from one position to the next.
     int64_t first_seen(int64_t position) const {
@@ -144,11 +145,10 @@ struct AttentionJob {
 
     // Into how many items the query heads of one key head are cut: latent attention has one key head for all.
     int64_t slices() const {
-        constexpr int64_t kItemHeads = 16;
         if (expansion) return heads;
         int64_t count = 1;
         if (cache.latent > 0)
-            while (heads % count != 0 || heads / count > kItemHeads) ++count;
+            while (heads % count != 0 || heads / count > item_heads) ++count;
         return count;
     }
     // Query heads of an item.

@@ -111,9 +111,10 @@ void convert_rows(const uint8_t* rows, int64_t row_bytes, int64_t count, int64_t
     }
 }
 
-// Rows of a latent cache: up to four positions that follow each other, as keys and values of a block in scratch.
+// Rows of a latent cache, wherever they lie: up to four positions that follow each other, as keys and values of a block in
+// scratch.
 struct LatentRows {
-    const uint8_t* rows;
+    const uint8_t* rows[4];
     int64_t row_bytes, count;
     int64_t dim, value_dim;
     int panel;
@@ -131,7 +132,7 @@ void convert_latent(const LatentRows& from) {
     for (int64_t vec = 0; vec < vectors; ++vec) {
         float rows[4][kWidth];
         for (int64_t p = 0; p < from.count; ++p)
-            store(rows[p], row_vector<Type>(from.rows + p * from.row_bytes, from.row_bytes, from.dim, vec));
+            store(rows[p], row_vector<Type>(from.rows[p], from.row_bytes, from.dim, vec));
         const int64_t dims = min_of(kWidth, from.dim - vec * kWidth);
         float* const keys = from.keys + vec * kWidth * kWidth;
         if (from.count == 4) {
@@ -177,12 +178,13 @@ inline void convert_key(const AttentionJob& job, int64_t row_bytes, int64_t kv_h
 inline void latent_in_scratch(const AttentionJob& job, int64_t row_bytes, const Converters& convert, int panel,
                               int64_t base, int64_t first, int64_t last, float* keys, float* values) {
     const CacheShape& c = job.cache;
-    for (int64_t p = first; p < last;) {
-        const int64_t in_block = c.block_tokens - p % c.block_tokens;
-        const int64_t count = min_of(min_of(4, last - p), in_block);
-        convert.latent({job.keys + row_offset(job, row_bytes, 0, p), row_bytes, count, c.head_dim, c.latent, panel,
-                        p - base, keys + p % kWidth, values});
-        p += count;
+    LatentRows from{{}, row_bytes, 0, c.head_dim, c.latent, panel, 0, nullptr, values};
+    for (int64_t p = first; p < last; p += from.count) {
+        from.count = min_of(4, last - p);
+        for (int64_t i = 0; i < from.count; ++i) from.rows[i] = job.keys + row_offset(job, row_bytes, 0, p + i);
+        from.place = p - base;
+        from.keys = keys + p % kWidth;
+        convert.latent(from);
     }
 }
 

@@ -11,18 +11,18 @@ namespace {
 
 // Positions [first, first + count) as floats, [groups][dim][kWidth].
 inline void load_index_rows(const IndexJob& job, int64_t first, int64_t count, float* groups) {
-    constexpr int64_t kTogether = 4;
     const int64_t row_bytes = cache_row_bytes(job.type, job.dim);
     const auto convert = converters_of(job.type).latent;
     __builtin_memset(groups, 0, static_cast<size_t>(round_up(count, kWidth) * job.dim) * 4);
-    for (int64_t place = 0; place < count;) {
-        const int64_t in_block = (first + place) % job.block_tokens;
-        const int64_t slot = job.block_table[(first + place) / job.block_tokens] * job.block_tokens + in_block;
-        const int64_t in_group = kTogether - place % kTogether;
-        const int64_t rows = min_of(min_of(in_group, count - place), job.block_tokens - in_block);
-        float* const keys = groups + place / kWidth * job.dim * kWidth + place % kWidth;
-        convert({job.rows + slot * row_bytes, row_bytes, rows, job.dim, 0, 1, place, keys, nullptr});
-        place += rows;
+    LatentRows from{{}, row_bytes, 0, job.dim, 0, 1, 0, nullptr, nullptr};
+    for (int64_t place = 0; place < count; place += from.count) {
+        from.count = min_of(4, count - place);
+        for (int64_t i = 0; i < from.count; ++i) {
+            const int64_t position = first + place + i, block = job.block_table[position / job.block_tokens];
+            from.rows[i] = job.rows + (block * job.block_tokens + position % job.block_tokens) * row_bytes;
+        }
+        from.keys = groups + place / kWidth * job.dim * kWidth + place % kWidth;
+        convert(from);
     }
 }
 
