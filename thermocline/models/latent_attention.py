@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _SCORED_TOGETHER: Final = 32
 """Tokens whose scores are in memory at a time: 20 MiB in a context of 160,000."""
 
+_READ_TOGETHER: Final = 128
+"""Tokens whose queries are in the terms of cached rows at a time: 38 MB for 128 heads. Fewer leave threads idle."""
+
 
 class ChosenSlots(NamedTuple):
     """Which slots of the cache some of a chunk's rows read. rows: int32 [n]; slots: int32 [n, most_read]."""
@@ -41,6 +44,9 @@ class Choices:
 
     def __init__(self) -> None:
         self._last: WeakKeyDictionary[Chunk, ChosenSlots] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._last)
 
     def note(self, chunk: Chunk, choice: ChosenSlots) -> None:
         """Keep what a layer's indexer chose."""
@@ -256,14 +262,14 @@ def _read_chosen(
 
     Each token's slots are its blocks, of one token each. The arithmetic is that of decode steps.
     """
-    rows = choice.rows
-    if not len(rows):
-        return
     shape, keys = row_by_row(cache.shape, cache.keys)
     single = LayerCache(shape, keys, np.empty(shape.value_shape, np.uint8))
-    runs = [_Run(n, 1, slots) for n, slots in enumerate(choice.slots)]
-    positions = np.full(len(rows), choice.slots.shape[1] - 1, np.int32)
-    values[rows] = _absorbed(kernels, weights, q[rows], positions, runs, single, prompt=False)
+    for start in range(0, len(choice.rows), _READ_TOGETHER):
+        part = slice(start, start + _READ_TOGETHER)
+        rows, slots = choice.rows[part], choice.slots[part]
+        runs = [_Run(n, 1, each) for n, each in enumerate(slots)]
+        positions = np.full(len(rows), slots.shape[1] - 1, np.int32)
+        values[rows] = _absorbed(kernels, weights, q[rows], positions, runs, single, prompt=False)
 
 
 class _Run(NamedTuple):

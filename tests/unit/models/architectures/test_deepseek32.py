@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.support.block_runs import chunk_of, trunk_states
 from tests.support.latent_cases import DEEPSEEK32_OPTIONS, GLM_DSA_OPTIONS
 from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
 from thermocline.cli.info import info
@@ -13,8 +14,10 @@ from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.cache_format import CacheType, HeadShape
 from thermocline.kernels.reference import ReferenceKernels
 from thermocline.kv.pool import KVPool
+from thermocline.messages import SegmentKind
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.latent_attention import best_positions
+from thermocline.models import latent_attention
+from thermocline.models.latent_attention import Choices, ChosenSlots, best_positions
 from thermocline.models.registry import open_model, read_spec
 from thermocline.models.sizes import measure_sizes
 
@@ -121,3 +124,25 @@ def test_the_best_positions_are_read():
     broken = np.array([np.nan, 1, np.nan, -np.inf, 3], np.float32)
     np.testing.assert_array_equal(best_positions(broken, 2), [1, 4])
     np.testing.assert_array_equal(best_positions(broken, 3), [0, 1, 4])
+
+
+def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch):
+    """Of those that are scored, and of those that read."""
+    path, ids = write(tmp_path, SHARED), [(5 * n + n * n) % 250 for n in range(60)]
+    expected = trunk_states(path, ids)
+    monkeypatch.setattr(latent_attention, "_SCORED_TOGETHER", 5)
+    monkeypatch.setattr(latent_attention, "_READ_TOGETHER", 7)
+    np.testing.assert_array_equal(trunk_states(path, ids), expected)
+
+
+def test_a_choice_is_kept_as_long_as_its_chunk():
+    """Also where a failure ends it: nobody has to say that it is over. Equal chunks are not the same one."""
+    choices, none = Choices(), np.empty((0, 4), np.int32)
+    first, second = (chunk_of([1, 2], 0, SegmentKind.DECODE) for _ in range(2))
+    found = ChosenSlots(none[:, 0], none)
+    choices.note(first, found)
+    assert choices.last(first) is found
+    with pytest.raises(KeyError):
+        choices.last(second)
+    del first
+    assert len(choices) == 0
