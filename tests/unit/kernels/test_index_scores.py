@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.kernels.test_dense import dense  # noqa: F401 - a fixture
 from thermocline.kernels.cache_format import CacheShape, CacheType, read_index, write_index
+from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense_contract import LayerCache
 
 NUM_BLOCKS = 40
@@ -55,3 +56,25 @@ def test_rows_of_any_size(dense):  # noqa: F811
     (found,) = dense.index_scores(q, weights, table, 1, cache)
     np.testing.assert_allclose(found, [-2 * max(0.0, rows[0].sum())], rtol=1e-5, atol=1e-6)
     assert dense.index_scores(q[:0], weights[:0], table, 7, cache).shape == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"table": [0, NUM_BLOCKS]}, "a block lies beyond the cache"),
+        ({"table": [0, -1]}, "a block lies beyond the cache"),
+        ({"count": 11}, "a position lies beyond the block table"),
+        ({"heads": 3}, r"weights must be \[tokens, heads\]"),
+        ({"dim": 64}, "the cache must be"),
+    ],
+)
+def test_the_core_reads_nothing_beside_the_cache(change, says):
+    """Tables, counts and sizes that do not fit each other are refused."""
+    cache, _ = written(CacheType.F32, 5, 32)
+    given = {"table": [0, 1], "count": 10, "heads": 2, "dim": 32} | change
+    q = np.zeros((1, given["heads"], given["dim"]), np.float32)
+    table = np.array(given["table"], np.int32)
+    with pytest.raises(ValueError, match=says):
+        NativeKernels(threads=1).dense.index_scores(
+            q, np.zeros((1, 2), np.float32), table, given["count"], cache
+        )
