@@ -12,8 +12,7 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.lone_sequence import lone_cache, lone_chunk
-from thermocline.models.next_token_block import add_experts
+from thermocline.models.lone_sequence import compute_layer, lone_cache, lone_chunk
 from thermocline.models.registry import open_model, open_next_block
 
 if TYPE_CHECKING:
@@ -51,12 +50,7 @@ def trunk_states(path: Path, token_ids: Sequence[int]) -> np.ndarray:
         chunk = chunk_of(token_ids, 0, SegmentKind.PROMPT)
         x = model.embed(chunk.token_ids)
         for layer in range(model.spec.num_layers):
-            if model.has_whole_layers:
-                x, _ = model.layer(LayerIndex(layer), chunk, x, cache)
-                continue
-            x = model.attend(LayerIndex(layer), chunk, x, cache)
-            routed = model.route(LayerIndex(layer), x, prompt=True)
-            x = add_experts(kernels, model.non_expert.layers[layer], routed, prompt=True)
+            x = compute_layer(kernels, model, LayerIndex(layer), chunk, x, cache)
         return model.final_norm(x)
 
 

@@ -22,7 +22,7 @@ from thermocline.costmodel.machine_speeds import AttentionSpeeds, RowCosts
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import Attending
 from thermocline.messages import LayerIndex, SegmentKind
-from thermocline.models.lone_sequence import lone_cache, lone_chunk, lone_segment
+from thermocline.models.lone_sequence import compute_layer, lone_cache, lone_chunk, lone_segment
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:
@@ -210,7 +210,8 @@ class _Parts:
 
     def _whole_layer(self, layers: Sequence[LayerIndex], number: int) -> Callable[[], object]:
         layer, chunk = layers[number % len(layers)], self._chunk(1, SegmentKind.DECODE)
-        return partial(self._model.layer, layer, chunk, self._some_x(1), self._cache)
+        x = self._some_x(1)
+        return partial(compute_layer, self._kernels, self._model, layer, chunk, x, self._cache)
 
     def _trunk(self, layers: Sequence[LayerIndex], rows: int, number: int) -> Callable[[], object]:
         # Not the layer that was just read as a whole.

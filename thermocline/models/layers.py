@@ -418,3 +418,25 @@ def _add_shared(
         shared.stack, np.zeros(1, np.int32), counts, normed, rows, scale.reshape(num_tokens)
     )
     return kernels.expert_sum(work, rows[:, None], x, prompt=prompt)
+
+
+def add_experts(kernels: Kernels, parts: LayerParts, routed: Routed, *, prompt: bool) -> FloatArray:
+    """Return float32 [T, D] behind a layer, all of whose chosen experts are computed here at once."""
+    moe = parts.routed
+    if moe is None:
+        return routed.residual
+    ids = routed.routing.expert_ids
+    order = np.argsort(ids, axis=None, kind="stable").astype(np.int32)
+    experts, counts = np.unique(ids, return_counts=True)
+    work = ExpertWork(
+        moe.stack,
+        experts.astype(np.int32),
+        counts.astype(np.int32),
+        routed.x,
+        order // np.int32(ids.shape[1]),
+        routed.routing.weights.reshape(-1)[order],
+    )
+    pair_of = np.empty(ids.size, np.int32)
+    pair_of[order] = np.arange(ids.size, dtype=np.int32)
+    x = kernels.expert_sum(work, pair_of.reshape(ids.shape), routed.residual, prompt=prompt)
+    return x if routed.ending is None else routed.ending.finish(x)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import RopeTable
 from thermocline.kernels.whole_layer import AttentionWeights, LatentWeights, LayerInput
 from thermocline.messages import LayerIndex
 from thermocline.models.latent_attention import begin_latent_attention
-from thermocline.models.layers import RotaryTable, begin_attention, route
+from thermocline.models.layers import RotaryTable, add_experts, begin_attention, route
 from thermocline.models.weights import WeightMap
 
 if TYPE_CHECKING:
@@ -26,12 +25,10 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import LayerCache
     from thermocline.kernels.weight import FloatArray, IntArray
-    from thermocline.kernels.whole_layer import LayerParts
     from thermocline.kv.pool import KVPool
     from thermocline.messages import Chunk
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
-    from thermocline.models.routing import Routed
     from thermocline.models.spec import ModelSpec
 
 _LEAST_CUT_TOKENS: Final = 32_768
@@ -147,28 +144,6 @@ class NextTokenBlock:
             return self._rotary.at(positions)
         nothing = np.empty((len(positions), 0), np.float32)
         return RopeTable(nothing, nothing)
-
-
-def add_experts(kernels: Kernels, parts: LayerParts, routed: Routed, *, prompt: bool) -> FloatArray:
-    """Return float32 [T, D] behind a layer, all of whose chosen experts are computed here at once."""
-    moe = parts.routed
-    if moe is None:
-        return routed.residual
-    ids = routed.routing.expert_ids
-    order = np.argsort(ids, axis=None, kind="stable").astype(np.int32)
-    experts, counts = np.unique(ids, return_counts=True)
-    work = ExpertWork(
-        moe.stack,
-        experts.astype(np.int32),
-        counts.astype(np.int32),
-        routed.x,
-        order // np.int32(ids.shape[1]),
-        routed.routing.weights.reshape(-1)[order],
-    )
-    pair_of = np.empty(ids.size, np.int32)
-    pair_of[order] = np.arange(ids.size, dtype=np.int32)
-    x = kernels.expert_sum(work, pair_of.reshape(ids.shape), routed.residual, prompt=prompt)
-    return x if routed.ending is None else routed.ending.finish(x)
 
 
 def _first(weights: WeightMap, *names: str) -> str:

@@ -63,10 +63,11 @@ def test_the_first_round_does_not_count(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["olmoe", "qwen35moe", "laguna", "qwen2moe"])
+@pytest.mark.parametrize("arch", ["olmoe", "qwen35moe", "laguna", "qwen2moe", "deepseek32"])
 def test_every_architecture_can_be_measured_and_priced(tmp_path, arch):
     """Recurrent, dense and windowed layers included: nothing that an estimate asks for is missing."""
-    path = write_toy_arch(tmp_path / "toy.gguf", ToyArch(arch, layers=5))
+    latent = {"head_dim": 24, "rotary": 8, "query_rank": 48} if arch == "deepseek32" else {}
+    path = write_toy_arch(tmp_path / "toy.gguf", ToyArch(arch, layers=5, **latent))
     with opened(path) as (model, kernels, sizes):
         found = measure_kernels(model, kernels, sizes, CacheType.F16, rounds=1)
     parts = (found.experts, found.trunk, found.head, found.attention)
