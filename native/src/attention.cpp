@@ -10,6 +10,7 @@ namespace {
 
 // Query numbers of an item over a latent cache, whose rows are converted once per item: more queries share that.
 constexpr int64_t kLatentNumbers = 1 << 16;
+// Items that keep a thread busy to the end, and the most heads of an item where sequences alone are as many.
 constexpr int64_t kItemsPerThread = 4, kManyHeads = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -12,7 +12,8 @@ from thermocline.kernels.cpu import NativeKernels
 from thermocline.kv.pool import KVPool
 from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
-from thermocline.models.lone_sequence import compute_layer, lone_cache, lone_chunk
+from thermocline.models.layers import compute_layer
+from thermocline.models.lone_sequence import lone_cache, lone_chunk
 from thermocline.models.registry import open_model, open_next_block
 
 if TYPE_CHECKING:

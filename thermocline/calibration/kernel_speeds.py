@@ -22,7 +22,8 @@ from thermocline.costmodel.machine_speeds import AttentionSpeeds, RowCosts
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.dense_contract import Attending
 from thermocline.messages import LayerIndex, SegmentKind
-from thermocline.models.lone_sequence import compute_layer, lone_cache, lone_chunk, lone_segment
+from thermocline.models.layers import compute_layer
+from thermocline.models.lone_sequence import lone_cache, lone_chunk, lone_segment
 from thermocline.units import ceil_div
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ block may be narrower), dimension by dimension: number (d, token) of a group of 
 d * w + token. In Q8_0 each 32 dimensions of a group are w halves, then 32 * w bytes.
 
 A latent cache has keys row after row, and a token's value is the first numbers of its key. Its array of values is empty,
-or has what an indexer compares queries with (`models.sparse_latent`). Knows no request and no pool.
+or has what an indexer compares queries with (`write_index`). Knows no request and no pool.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -51,6 +51,10 @@ class CacheType(IntEnum):
         if self is CacheType.Q8_0:
             return head_dim
         return head_dim * (4 if self is CacheType.F32 else 2)
+
+
+MAX_HEAD_DIM: Final = 1024
+"""The most numbers of a row that kernels take."""
 
 
 @dataclass(frozen=True, slots=True)

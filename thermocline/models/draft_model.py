@@ -13,6 +13,7 @@ import numpy as np
 from thermocline.errors import UnsupportedModelError
 from thermocline.kv.cache import SequenceCache
 from thermocline.messages import LayerIndex
+from thermocline.models.layers import compute_layer
 from thermocline.models.registry import open_model, read_spec
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class DraftModel:
     def __init__(self, file: ModelFile, target: ModelFile, kernels: Kernels) -> None:
         """target: the larger model's file. Raises ModelError, also where the two have different vocabularies."""
         self._vocab_size = read_draft_spec(file, target).vocab_size
-        self._model = open_model(file, kernels)
+        self._kernels, self._model = kernels, open_model(file, kernels)
         self._held: SequenceCache | None = None
 
     def __repr__(self) -> str:
@@ -69,13 +70,7 @@ class DraftModel:
         if model.has_whole_steps and not (chunk.is_prompt or chunk.has_branches):
             return model.step(chunk, x, held).x
         for index in range(model.spec.num_layers):
-            layer = LayerIndex(index)
-            if model.has_whole_layers:
-                x, _ = model.layer(layer, chunk, x, held)
-                continue
-            x = model.attend(layer, chunk, x, held)
-            embedded = chunk.embedded_at(layer)
-            x = model.route(layer, x, prompt=chunk.is_prompt, embedded=embedded).residual
+            x = compute_layer(self._kernels, model, LayerIndex(index), chunk, x, held)
         return x
 
     def logits(self, states: FloatArray, num_tokens: int | None = None) -> FloatArray:

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
         RecurrentWeights,
         SharedExpert,
     )
-    from thermocline.messages import CachePlaces, Chunk
+    from thermocline.kv.cache import SequenceCache
+    from thermocline.messages import CachePlaces, Chunk, LayerIndex
+    from thermocline.models.contract import Model
     from thermocline.models.rope import RopeRule
 
 
@@ -440,3 +442,20 @@ def add_experts(kernels: Kernels, parts: LayerParts, routed: Routed, *, prompt: 
     pair_of[order] = np.arange(ids.size, dtype=np.int32)
     x = kernels.expert_sum(work, pair_of.reshape(ids.shape), routed.residual, prompt=prompt)
     return x if routed.ending is None else routed.ending.finish(x)
+
+
+def compute_layer(
+    kernels: Kernels,
+    model: Model,
+    layer: LayerIndex,
+    chunk: Chunk,
+    x: FloatArray,
+    cache: SequenceCache,
+) -> FloatArray:
+    """Return x [T, D] after a layer: in one job where the model has such, else part by part, with the same bits."""
+    if model.has_whole_layers:
+        return model.layer(layer, chunk, x, cache)[0]
+    attended = model.attend(layer, chunk, x, cache)
+    embedded = chunk.embedded_at(layer)
+    routed = model.route(layer, attended, prompt=chunk.is_prompt, embedded=embedded)
+    return add_experts(kernels, model.non_expert.layers[layer], routed, prompt=chunk.is_prompt)

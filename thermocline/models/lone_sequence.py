@@ -10,14 +10,11 @@ from thermocline.kv.cache import SequenceCache
 from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
 from thermocline.messages import Chunk, ChunkId, RequestId, Segment, StateUse
-from thermocline.models.layers import add_experts
 
 if TYPE_CHECKING:
     from thermocline.kernels.cache_format import CacheType
-    from thermocline.kernels.contract import Kernels
-    from thermocline.kernels.weight import FloatArray, IntArray
-    from thermocline.messages import LayerIndex, SegmentKind
-    from thermocline.models.contract import Model
+    from thermocline.kernels.weight import IntArray
+    from thermocline.messages import SegmentKind
     from thermocline.models.spec import ModelSpec
 
 
@@ -47,20 +44,3 @@ def lone_chunk(num_tokens: int, kind: SegmentKind, blocks: IntArray) -> Chunk:
     positions = np.arange(num_tokens, dtype=np.int32)
     segments = (lone_segment(num_tokens, kind, blocks),)
     return Chunk(ChunkId(-1), segments, positions, positions, positions, positions[-1:])
-
-
-def compute_layer(
-    kernels: Kernels,
-    model: Model,
-    layer: LayerIndex,
-    chunk: Chunk,
-    x: FloatArray,
-    cache: SequenceCache,
-) -> FloatArray:
-    """Return x [T, D] after a layer: in one job where the model has such, else part by part, with the same bits."""
-    if model.has_whole_layers:
-        return model.layer(layer, chunk, x, cache)[0]
-    attended = model.attend(layer, chunk, x, cache)
-    embedded = chunk.embedded_at(layer)
-    routed = model.route(layer, attended, prompt=chunk.is_prompt, embedded=embedded)
-    return add_experts(kernels, model.non_expert.layers[layer], routed, prompt=chunk.is_prompt)

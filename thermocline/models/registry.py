@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from thermocline.errors import UnsupportedModelError
+from thermocline.kernels.cache_format import MAX_HEAD_DIM
 from thermocline.models.decoder import Decoder
 from thermocline.models.next_token_block import NextTokenBlock
 
@@ -128,13 +129,13 @@ class DraftingArchitecture(Architecture, Protocol):
 
 def read_spec(file: ModelFile) -> ModelSpec:
     """Return the model's dimensions from its metadata. Raises ModelError."""
-    return _architecture(file).read_spec(file)
+    return _checked_spec(file, _architecture(file))
 
 
 def open_model(file: ModelFile, kernels: Kernels) -> Model:
     """Return the model over the mapped `file`. Raises ModelError."""
     architecture = _architecture(file)
-    return Decoder(file, kernels, architecture.read_spec(file), architecture.read_layer)
+    return Decoder(file, kernels, _checked_spec(file, architecture), architecture.read_layer)
 
 
 def can_draft(file: ModelFile, spec: ModelSpec) -> bool:
@@ -145,7 +146,7 @@ def can_draft(file: ModelFile, spec: ModelSpec) -> bool:
 def open_next_block(file: ModelFile, kernels: Kernels) -> NextTokenBlock:
     """Return the block of the mapped `file` that guesses further tokens. Raises ModelError, also where it has none."""
     architecture = _architecture(file)
-    spec = architecture.read_spec(file)
+    spec = _checked_spec(file, architecture)
     if not can_draft(file, spec):
         raise UnsupportedModelError(
             file.path,
@@ -155,6 +156,20 @@ def open_next_block(file: ModelFile, kernels: Kernels) -> NextTokenBlock:
         )
     drafting = cast("DraftingArchitecture", architecture)
     return NextTokenBlock(file, kernels, spec, drafting.read_next_block)
+
+
+def _checked_spec(file: ModelFile, architecture: Architecture) -> ModelSpec:
+    """Return the dimensions. Raises ModelError, also for rows of a cache that no kernel takes."""
+    spec = architecture.read_spec(file)
+    widest = max((dim for of in spec.kv_shapes for dim in of.stored_dims), default=0)
+    if widest > MAX_HEAD_DIM:
+        raise UnsupportedModelError(
+            file.path,
+            f"a head, or a row that heads share, has at most {MAX_HEAD_DIM} numbers here",
+            unsupported=(f"{widest} numbers for a token in a cache of {file.architecture}",),
+            fix="use another model, or convert this one again if it should have fewer",
+        )
+    return spec
 
 
 def _architecture(file: ModelFile) -> Architecture:

@@ -44,6 +44,7 @@ void prepare_latent(const Dense& dense, const LatentJob& job);
 // One job per sequence, all of one type of cache; they share the threads.
 void attention(const Compute& compute, Form form, const AttentionJob* jobs, int64_t count);
 
+// See IndexJob.
 void index_scores(const Dense& dense, const IndexJob& job);
 
 // The best experts of each token; see RouteJob, whose scratch is found here. chosen is at most experts.
