@@ -93,7 +93,8 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
                In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type,
                int64_t block_tokens, In<uint8_t, 3> keys, In<uint8_t, 3> values, float scale,
                float softcap, int64_t window, const std::optional<In<float, 1>>& sinks, bool chunked,
-               std::optional<tc::Temperature> temperature, bool prompt, Write<float, 3> out) {
+               std::optional<tc::Temperature> temperature, const std::optional<In<uint16_t, 2>>& chosen, bool prompt,
+               Write<float, 3> out) {
     const tc::CacheShape cache = cache_shape(cache_type, block_tokens, size(q, 2), keys, values);
     const int64_t heads = size(q, 1), row = heads * cache.head_dim, out_row = heads * cache.value_dim();
     const int64_t sequences = size(starts, 0) - 1;
@@ -105,6 +106,11 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
     require(!chunked || window > 0, "chunks have a size");
     require(!sinks || size(*sinks, 0) == heads, "sinks must have a number per head");
     require_sequences(cache, positions, starts, block_tables, table_starts);
+    require(!chosen || size(*chosen, 0) == size(q, 0), "chosen must have a row per token");
+    const int64_t words = chosen ? size(*chosen, 1) : 0;
+    if (chosen)
+        require_below(positions.data(), size(positions, 0), words * tc::kWordPositions,
+                      "chosen must have a bit for every position up to a token's own");
     std::vector<tc::AttentionJob> jobs;
     for (int64_t s = 0; s < sequences; ++s) {
         const int64_t first = starts.data()[s], tokens = starts.data()[s + 1] - first;
@@ -114,6 +120,9 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
                         keys.data(), values.data(), block_tables.data() + table, scale, softcap,
                         window, out.data() + first * out_row, sinks ? sinks->data() : nullptr, chunked,
                         temperature.value_or(tc::Temperature{0.0f, 1, 0})});
+        if (!chosen) continue;
+        jobs.back().chosen = chosen->data() + first * words;
+        jobs.back().chosen_words = words;
     }
     const WithoutGil unlocked;
     tc::attention(core.compute(), form_of(prompt), jobs.data(), static_cast<int64_t>(jobs.size()));
@@ -222,8 +231,8 @@ void bind_dense(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("table_starts").noconvert(), nb::arg("cache_type"), nb::arg("block_tokens"),
              nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("scale"),
              nb::arg("softcap"), nb::arg("window"), nb::arg("sinks").noconvert().none(), nb::arg("chunked"),
-             nb::arg("temperature").none(), nb::arg("prompt"), nb::arg("out").noconvert(),
-             "Causal attention of some sequences' tokens over their cached keys and values.")
+             nb::arg("temperature").none(), nb::arg("chosen").noconvert().none(), nb::arg("prompt"),
+             nb::arg("out").noconvert(), "Causal attention of some sequences' tokens over their cached keys and values.")
         .def("route", &route, nb::arg("logits").noconvert(), nb::arg("gating"),
              nb::arg("logit_bias").noconvert().none(), nb::arg("bias").noconvert().none(), nb::arg("groups"),
              nb::arg("groups_used"), nb::arg("group_best"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"), nb::arg("ids").noconvert(),

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "thermocline/codebooks.h"
+#include "thermocline/dense.h"
 #include "thermocline/matmul.h"
 #include "thermocline/unpack.h"
 
@@ -22,6 +23,7 @@ namespace {
 constexpr int kTypes[] = {kF32, kF16, kBF16, 2,  3,  6,  7,  8,  10, 11, 12, 13, 14,
                           16,   17,   18,    19, 20, 21, 22, 23, 29, 34, 35, 39, 40};
 constexpr double kProductTolerance = 1e-9;  // NMSE; sums are fused or not, and single ones may cancel
+constexpr double kAttentionTolerance = 1e-9;  // on tiles numbers have 16 bits
 constexpr double kExpertTolerance = 1e-6;    // a last bit may move an inner activation by one step
 
 std::mt19937 g_random(1);
@@ -231,6 +233,53 @@ double compare_experts(const Compute& ours, const Compute& portable, ExpertActiv
     return found;
 }
 
+// Attention with and without a choice of positions, whose bits are few enough that groups and whole spans are not read; of
+// the last tokens of a sequence, together and alone. Returns the largest NMSE.
+double compare_attention(const Compute& ours, const Compute& portable, Form form) {
+    constexpr int64_t kTokens = 9, kHeads = 6, kContext = 1100, kWords = kContext / kWordPositions + 1;
+    double worst = 0.0;
+    for (const int64_t block_tokens : {16, 5}) {
+        const CacheShape cache{CacheType::BF16, kContext / block_tokens + 1, block_tokens, 2, 48};
+        std::vector<uint16_t> keys(static_cast<size_t>(cache.num_blocks * 2 * block_tokens * 48));
+        for (auto& key : keys) {
+            const float drawn = normal(1)[0];
+            std::memcpy(&key, reinterpret_cast<const char*>(&drawn) + 2, 2);
+        }
+        std::vector<int32_t> table, positions;
+        for (int32_t b = 0; b < cache.num_blocks; ++b) table.push_back(b);
+        for (int64_t t = 0; t < kTokens; ++t) positions.push_back(static_cast<int32_t>(kContext - kTokens + t));
+        std::vector<uint16_t> chosen(kTokens * kWords);
+        for (size_t i = 0; i < chosen.size(); ++i) {
+            const bool is_last = i % kWords + 2 >= static_cast<size_t>(kWords);
+            chosen[i] = static_cast<uint16_t>(is_last ? 0xffff : g_random() % 16 == 0 ? g_random() : 0u);
+        }
+        const auto q = normal(kTokens * kHeads * 48);
+        const auto* const bytes = reinterpret_cast<const uint8_t*>(keys.data());
+        for (const uint16_t* const words : {static_cast<const uint16_t*>(nullptr), static_cast<const uint16_t*>(chosen.data())}) {
+            std::vector<float> a(q.size(), NAN), b = a, alone(kHeads * 48, NAN);
+            AttentionJob job{q.data(), positions.data(), kTokens, kHeads, cache, bytes, bytes, table.data(), 0.1f, 0.0f, 0, a.data()};
+            job.chosen = words;
+            job.chosen_words = words == nullptr ? 0 : kWords;
+            attention(ours, form, &job, 1);
+            job.out = b.data();
+            attention(portable, form, &job, 1);
+            const double found = nmse(a, b);
+            worst = std::max(worst, found);
+            expect(found <= kAttentionTolerance, ours.set.name, kBF16, "attention differs");
+            const int64_t last = (kTokens - 1) * kHeads * 48;
+            job.q += last;
+            job.positions += kTokens - 1;
+            job.chosen = job.chosen_of(kTokens - 1);
+            job.tokens = 1;
+            job.out = alone.data();
+            attention(ours, form, &job, 1);
+            expect(same_bits(alone.data(), &a[static_cast<size_t>(last)], kHeads * 48), ours.set.name, kBF16,
+                   "attention of a token feels its neighbours");
+        }
+    }
+    return worst;
+}
+
 // Several callers on one pool; what they compute is compared with a run alone.
 void check_callers(const Compute& compute) {
     const Matrix m = random_matrix(12, 130, 256);
@@ -279,8 +328,11 @@ int main() {
                                                   ExpertActivation::LimitedSilu, ExpertActivation::Relu})
             for (const bool has_biases : {false, true})
                 experts = std::max(experts, compare_experts(ours, theirs, activation, has_biases));
+        double attended = 0.0;
+        for (const Form form : {Form::Decode, Form::Prompt}) attended = std::max(attended, compare_attention(ours, theirs, form));
         check_callers(ours);
-        std::printf("%-9s products within %.1e, experts within %.1e of portable\n", sets[i].set.name, worst, experts);
+        std::printf("%-9s products within %.1e, experts within %.1e, attention within %.1e of portable\n", sets[i].set.name,
+                    worst, experts, attended);
     }
     for (size_t i = 0; i < count; ++i)
         for (const int type_id : kTypes)

@@ -180,6 +180,7 @@ class NativeDense:
         starts, block_tables, table_starts = self.run_tables(runs)
         out = np.empty((*q.shape[:2], cache.shape.value_dim), np.float32)
         if cache.shape.latent:
+            assert rule.chosen is None, "latent rows are all read"
             self._core.latent_attention(
                 q=q,
                 positions=positions,
@@ -214,6 +215,7 @@ class NativeDense:
             sinks=rule.sinks,
             chunked=rule.chunked,
             temperature=self.native_temperature(rule.temperature),
+            chosen=rule.chosen,
             prompt=prompt,
             out=out,
         )
@@ -231,6 +233,7 @@ class NativeDense:
         prompt: bool = False,
     ) -> FloatArray:
         """See `Kernels.expanded_attention`. up: the heads' matrices for keys and for values."""
+        assert rule.chosen is None, "latent rows are all read"
         out = np.empty((*q.shape[:2], up[1].rows), np.float32)
         starts, block_tables, table_starts = self.run_tables(runs)
         self._core.expanded_attention(

@@ -138,6 +138,7 @@ class ReferenceDense:
         *,
         prompt: bool = False,
     ) -> FloatArray:
+        assert not (cache.shape.latent and rule.chosen is not None), "latent rows are all read"
         return attend_in_double(
             q, positions, runs, cache.shape, rule, partial(_keys_and_values, cache)
         )
@@ -233,6 +234,8 @@ def attend_in_double(
             seen = context <= positions[row]
             if rule.window:
                 seen &= context >= _first_seen(int(positions[row]), rule)
+            if rule.chosen is not None:
+                seen &= _bits(rule.chosen[row], len(context))
             scores = np.einsum("phd,hd->ph", wide_keys[seen], q[row])
             scores *= rule.scale * _temperature(int(positions[row]), rule)
             out[row] = np.einsum("ph,phd->hd", _weights(scores, rule), wide_values[seen])
@@ -278,6 +281,11 @@ def _rotate(x: FloatArray, rope: RopeTable) -> FloatArray:
     else:
         turned = np.concatenate((first, second), axis=-1)
     return np.concatenate((turned, rest), axis=-1)
+
+
+def _bits(words: NDArray[np.uint16], count: int) -> NDArray[np.bool_]:
+    """Return the first bits of a row of `Attending.chosen`."""
+    return np.unpackbits(words.astype("<u2").view(np.uint8), count=count, bitorder="little") > 0
 
 
 def _weights(scores: NDArray[np.float64], rule: Attending) -> NDArray[np.float64]:

@@ -157,6 +157,8 @@ class ReferenceKernels:
         *,
         prompt: bool = False,
     ) -> FloatArray:
+        assert rule.chosen is None, "latent rows are all read"
+
         def read(slots: IntArray) -> tuple[FloatArray, FloatArray]:
             rows = read_latent(cache.shape, cache.keys, slots)
             latent, rest = np.split(rows, [cache.shape.latent], axis=1)

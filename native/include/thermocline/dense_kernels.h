@@ -105,6 +105,8 @@ struct Expansion {
 
 // Scores are added up and merged over spans of positions that are multiples of this.
 constexpr int64_t kSpanTokens = 512;
+// Positions of a word of AttentionJob::chosen: those of a group of keys, see cache.inl.
+constexpr int64_t kWordPositions = 16;
 
 // A factor on a token's scores: 1 + scale * ln(1 + (position + offset) / length), divided in whole numbers.
 struct Temperature {
@@ -130,6 +132,10 @@ struct AttentionJob {
     Temperature temperature = {0.0f, 1, 0};
     const Expansion* expansion = nullptr;  // of a latent cache: attention works on keys and values of heads
     int64_t item_heads = 16;               // the most query heads of an item over a latent cache
+    // Where a cache is not latent, what tokens read of what they see, [tokens][chosen_words]: bit b of word w is position
+    // 16 * w + b's, and a token's own is set. A row has words up to its token's position. Null: all.
+    const uint16_t* chosen = nullptr;
+    int64_t chosen_words = 0;
 
     // The first position that a token at this one sees; it does not fall from one position to the next.
     int64_t first_seen(int64_t position) const {
@@ -150,6 +156,10 @@ struct AttentionJob {
         if (cache.latent > 0)
             while (heads % count != 0 || heads / count > item_heads) ++count;
         return count;
+    }
+    // The words of one token, or null.
+    const uint16_t* chosen_of(int64_t token) const {
+        return chosen == nullptr ? nullptr : chosen + token * chosen_words;
     }
     // Query heads of an item.
     int64_t group() const { return heads / (cache.kv_heads * slices()); }

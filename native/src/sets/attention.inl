@@ -32,6 +32,7 @@ struct Item {
     float* q;  // [tiles][head_dim][rows per tile]
     int64_t* begin;
     int64_t* end;
+    const uint16_t** chosen;  // [rows], or null: all is read
     float* sums;    // [rows][16]
     float* scores;  // [rows][kKeyBlock]
     float* decay;   // [rows]
@@ -43,8 +44,8 @@ struct Item {
 int64_t scratch_floats(const AttentionJob& job, int64_t num_tokens) {
     const int64_t rows = padded_rows(rows_of(job, num_tokens)), dim = job.key_dim();
     const int64_t tile_floats = static_cast<int64_t>(sizeof(RowTile) / sizeof(float));
-    return rows * (dim + 5 + kWidth + kKeyBlock + tile_floats) + 2 * state_floats(job, num_tokens) +
-           block_floats(job) + 16 * kWidth + (job.expansion ? expanded_floats(job) : 0);
+    return rows * (dim + 7 + kWidth + kKeyBlock + tile_floats) + 2 * state_floats(job, num_tokens) +
+           block_floats(job) + 17 * kWidth + (job.expansion ? expanded_floats(job) : 0);
 }
 
 inline Item carve(const AttentionJob& job, const AttentionItem& work, float* scratch) {
@@ -63,6 +64,8 @@ inline Item carve(const AttentionJob& job, const AttentionItem& work, float* scr
     item.q = take(item.padded * job.key_dim());
     item.begin = reinterpret_cast<int64_t*>(take(2 * item.padded));
     item.end = reinterpret_cast<int64_t*>(take(2 * item.padded));
+    const uint16_t** const chosen = reinterpret_cast<const uint16_t**>(take(2 * item.padded));
+    item.chosen = job.chosen == nullptr ? nullptr : chosen;
     item.sums = take(item.padded * kWidth);
     item.scores = take(item.padded * kKeyBlock);
     item.decay = take(item.padded);
@@ -98,6 +101,8 @@ inline void load_rows(const AttentionJob& job, const AttentionItem& work, const 
                   0,
                   0,
                   INT64_MAX,
+                  item.chosen == nullptr ? nullptr : item.chosen + start,
+                  0,
                   nullptr,
                   item.sums + start * kWidth,
                   nullptr,
@@ -110,6 +115,7 @@ inline void load_rows(const AttentionJob& job, const AttentionItem& work, const 
             factors[r] = factor * temperature_at(job.temperature, end - 1);
             item.begin[start + r] = begin;
             item.end[start + r] = end;
+            if (item.chosen != nullptr) item.chosen[start + r] = job.chosen_of(token);
             t.first = min_of(t.first, begin);
             t.last = max_of(t.last, end);
             t.common_first = max_of(t.common_first, begin);
@@ -118,6 +124,27 @@ inline void load_rows(const AttentionJob& job, const AttentionItem& work, const 
         load_queries(rows, factors, item.tile, dim, item.q + start * dim);
         item.tiles[i] = t;
     }
+}
+
+// Groups of the span at `start` that any of a tile's rows reads.
+inline uint32_t groups_read(const RowTile& t, int rows, int64_t start) {
+    if (t.chosen == nullptr) return ~0u;
+    uint32_t groups = 0;
+    for (int r = 0; r < rows; ++r) {
+        if (r > 0 && t.chosen[r] == t.chosen[r - 1]) continue;  // another head of the token
+        const int64_t last = min_of(t.end[r], start + kSpanTokens);
+        for (int64_t p = max_of(t.begin[r] / kWidth * kWidth, start); p < last; p += kWidth)
+            groups |= static_cast<uint32_t>(t.chosen[r][p / kWidth] != 0) << span_group(p);
+    }
+    return groups;
+}
+
+// The same of all tiles, which learn theirs.
+inline uint32_t find_groups(const Item& item, int64_t start) {
+    uint32_t groups = 0;
+    for (int64_t i = 0; i < item.num_tiles; ++i)
+        groups |= item.tiles[i].groups = groups_read(item.tiles[i], item.tile, start);
+    return groups;
 }
 
 // Points the tiles at the state of a span, and empties it.
@@ -151,12 +178,14 @@ inline void attend_span(const AttentionJob& job, const AttentionItem& work, cons
     const AttendBlock attend =
         direct ? in_cache_function(c.type, item.tile) : block_function<InScratch>(item.tile);
     const TileShape shape{job.key_dim(), item.stride, job.softcap > 0.0f ? job.softcap * kLog2E : 0.0f};
-    for (int64_t base = reach.first / kKeyBlock * kKeyBlock; base < reach.last; base += kKeyBlock)
+    for (int64_t base = reach.first / kKeyBlock * kKeyBlock; base < reach.last; base += kKeyBlock) {
+        if (!reads_block(reach, base)) continue;
         attend(item.tiles, item.num_tiles,
                job.expansion ? block_expanded(job, row_bytes, base, reach, item.head, item.block)
                : direct      ? block_in_cache(job, row_bytes, kv_head, base, reach)
                              : block_in_scratch(job, row_bytes, kv_head, base, reach, item.block),
                shape);
+    }
 }
 
 void attention(const AttentionJob& job, const AttentionItem& work, float* scratch) {
@@ -165,7 +194,9 @@ void attention(const AttentionJob& job, const AttentionItem& work, float* scratc
     const Reach reach = reach_of(item);
     for (int64_t s = 0; s < work.num_spans; ++s) {
         const int64_t start = (work.first_span + s) * kSpanTokens;
-        const Reach part{max_of(reach.first, start), min_of(reach.last, start + kSpanTokens)};
+        const Reach part{max_of(reach.first, start), min_of(reach.last, start + kSpanTokens), find_groups(item, start)};
+        // Merging the state of nothing would change none.
+        if (part.groups == 0 && work.partial == nullptr && s > 0) continue;
         const State state = work.partial != nullptr
                                 ? state_at(job, work.num_tokens,
                                            work.partial + s * state_floats(job, work.num_tokens))

@@ -48,25 +48,41 @@ inline KeyBlock empty_block(int64_t base, const Reach& reach) {
     return b;
 }
 
+// Whether an item's rows read anything of group g of the block at `base`, and of the whole block.
+inline bool reads_group(const Reach& reach, int64_t base, int g) {
+    return (reach.groups >> (span_group(base) + g) & 1u) != 0;
+}
+inline bool reads_block(const Reach& reach, int64_t base) {
+    return (reach.groups >> span_group(base) & ((1u << kGroups) - 1)) != 0;
+}
+
+// A position of the group that is read as many groups behind `place` as a block has, or of the last that is read.
+inline int64_t further_on(const Reach& reach, int64_t place) {
+    const int behind = span_group(place) + 1;
+    uint32_t groups = behind < kSpanWords ? reach.groups >> behind : 0;
+    for (int i = 1; i < kGroups; ++i) groups &= groups - 1;
+    const int to = groups == 0 ? kSpanWords - 1 - __builtin_clz(reach.groups) : behind + __builtin_ctz(groups);
+    return min_of(place / kSpanTokens * kSpanTokens + to * kWidth, reach.last - 1) / kWidth * kWidth;
+}
+
 // Whether keys and values can be read by vectors as they lie in the cache.
 inline bool lies_in_vectors(const CacheShape& c) {
     return c.latent == 0 && c.block_tokens % kWidth == 0 && c.head_dim % kWidth == 0 && c.value_dim() % kWidth == 0;
 }
 
-// Groups that hold positions of `reach`, as they lie in the cache.
+// Groups with positions of `reach` that are read, as they lie in the cache.
 inline KeyBlock block_in_cache(const AttentionJob& job, int64_t row_bytes, int64_t kv_head, int64_t base,
                                const Reach& reach) {
     KeyBlock b = empty_block(base, reach);
     b.value_bytes = cache_row_bytes(job.cache.type, job.cache.value_dim());
     for (int g = b.first_group; g < b.last_group; ++g) {
+        if (!reads_group(reach, base, g)) continue;
         const int64_t place = base + g * kWidth;
         b.keys[g] = job.keys + row_offset(job, row_bytes, kv_head, place);
         b.values[g] = job.values + row_offset(job, b.value_bytes, kv_head, place);
     }
-    for (int g = 0; g < kGroups; ++g) {
-        const int64_t next = min_of(base + kKeyBlock + g * kWidth, reach.last - 1) / kWidth * kWidth;
-        b.next_keys[g] = job.keys + row_offset(job, row_bytes, kv_head, next);
-    }
+    for (int g = 0; g < kGroups; ++g)
+        b.next_keys[g] = job.keys + row_offset(job, row_bytes, kv_head, further_on(reach, base + g * kWidth));
     return b;
 }
 
@@ -225,7 +241,7 @@ inline KeyBlock block_expanded(const AttentionJob& job, int64_t row_bytes, int64
     return b;
 }
 
-// The block's keys and values as floats in scratch.
+// The block's keys and values as floats in scratch, those of groups that are read.
 inline KeyBlock block_in_scratch(const AttentionJob& job, int64_t row_bytes, int64_t kv_head, int64_t base,
                                  const Reach& reach, const BlockMemory& memory) {
     const int64_t dim = job.cache.head_dim, value_dim = job.cache.value_dim();
@@ -239,6 +255,7 @@ inline KeyBlock block_in_scratch(const AttentionJob& job, int64_t row_bytes, int
     const bool whole_groups = job.cache.block_tokens % kWidth == 0;
     KeyBlock b = empty_block(base, reach);
     for (int g = b.first_group; g < b.last_group; ++g) {
+        if (!reads_group(reach, base, g)) continue;
         const int64_t place = base + g * kWidth;
         const int64_t first = max_of(reach.first, place), last = min_of(reach.last, place + kWidth);
         float* const keys = memory.keys + g * kWidth * dim;

@@ -44,9 +44,27 @@ inline float score_factor(const AttentionJob& job) {
     return job.softcap > 0.0f ? job.scale / job.softcap : job.scale * kLog2E;
 }
 
+static_assert(kWordPositions == kWidth);
+constexpr int kSpanWords = kSpanTokens / kWidth;
+static_assert(kSpanWords == 32, "a span's groups have a bit each of a word");
+
+// Positions of a span that are seen, and the groups of sixteen with one that is read.
 struct Reach {
     int64_t first, last;
+    uint32_t groups = ~0u;  // bit g: of the span's positions from 16 * g on
 };
+
+// The bit of a position's group in its span.
+inline int span_group(int64_t position) { return static_cast<int>(position % kSpanTokens / kWidth); }
+
+// Which of the sixteen positions from `place` on are in [begin, end), and chosen where there is a choice. Words of positions
+// from `end` on may be missing.
+inline uint32_t read_bits(int64_t place, int64_t begin, int64_t end, const uint16_t* chosen) {
+    const int64_t low = min_of(kWidth, max_of(0, begin - place)), high = min_of(kWidth, max_of(0, end - place));
+    if (low >= high) return 0;
+    const uint32_t bits = (1u << high) - (1u << low);
+    return chosen == nullptr ? bits : bits & chosen[place / kWidth];
+}
 
 // total = total merged with `next`, the span behind it.
 inline void merge(const State& total, const State& next, int64_t rows, int64_t stride) {

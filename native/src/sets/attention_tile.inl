@@ -29,10 +29,10 @@ constexpr int vectors_for(int rows) {
 // Where one block's keys and values lie: sixteen positions at a time.
 struct KeyBlock {
     int64_t base;  // its first position
-    int first_group, last_group;  // groups that an item's rows see
+    int first_group, last_group;  // groups that an item's rows see; what they do not read of them has no place
     const uint8_t* keys[kGroups];
     const uint8_t* values[kGroups];
-    const uint8_t* next_keys[kGroups];  // of the block behind this one, to be fetched ahead
+    const uint8_t* next_keys[kGroups];  // of as many groups further on, to be fetched ahead
     int64_t value_bytes;                // from one position's values to the next
 };
 
@@ -43,6 +43,8 @@ struct RowTile {
     const int64_t* end;    // [R] one behind the last
     int64_t first, last;   // smallest begin, largest end
     int64_t common_first, common_last;  // positions that all rows see
+    const uint16_t* const* chosen;      // [R] what the rows' tokens read, see AttentionJob; or null
+    uint32_t groups;                    // the span's groups that any row reads, see Reach
     float* max;     // [R]
     float* sums;    // [R][16]
     float* acc;     // [R][acc_stride]
@@ -50,16 +52,24 @@ struct RowTile {
     float* decay;   // [R]
 };
 
-// Places of a block that a tile sees, and the groups that hold them.
+// Places of a block that a tile sees, the groups that hold them, and which of these any row reads.
 struct Places {
     int64_t first, last;
     int first_group, last_group;
+    uint32_t groups;
+
+    bool reads(int64_t group) const { return (groups >> group & 1u) != 0; }
+    // Whether all of the groups [group, group + count) are read.
+    bool reads_all(int group, int count) const { return (~(groups >> group) & ((1u << count) - 1)) == 0; }
 };
 
 inline Places places_of(const RowTile& t, const KeyBlock& b) {
     const int64_t first = max_of(0, t.first - b.base), last = min_of(kKeyBlock, t.last - b.base);
-    if (first >= last) return {0, 0, 0, 0};
-    return {first, last, static_cast<int>(first / kWidth), static_cast<int>((last + kWidth - 1) / kWidth)};
+    if (first >= last) return {0, 0, 0, 0, 0};
+    const int first_group = static_cast<int>(first / kWidth), last_group = static_cast<int>((last + kWidth - 1) / kWidth);
+    const uint32_t groups = t.groups >> span_group(b.base) & ((1u << last_group) - (1u << first_group));
+    if (groups == 0) return {0, 0, 0, 0, 0};
+    return {first, last, first_group, last_group, groups};
 }
 
 // Asks for `bytes` from `p` on. A tile computes for so long on each line that the processor, left to
@@ -152,26 +162,24 @@ inline __attribute__((always_inline)) void score_groups(const RowTile& t, const 
         for (int n = 0; n < N; ++n) store(scores + r * kKeyBlock + n * kWidth, acc[r][n]);
 }
 
-// Scores become exp2(score - max), where positions that a row does not see get 0; max and sums move on.
-// decay is what the row's earlier sums are worth now.
-template <int R>
+// Scores become exp2(score - max), where positions that a row does not read get 0; max and sums move on.
+// decay is what the row's earlier sums are worth now. Groups that no row reads are left out: they would add zeros.
+template <int R, bool Chosen>
 inline void soften_tile(const RowTile& t, int64_t base, const Places& seen, float cap) {
     const int first = seen.first_group, last = seen.last_group;
     const int64_t begin = base + first * kWidth, end = base + last * kWidth;
-    const bool masked = begin < t.common_first || t.common_last < end;
+    const bool masked = begin < t.common_first || t.common_last < end || Chosen;
     float tops[kWidth] = {}, shifts[kWidth];
     for (int r = 0; r < R; ++r) {
+        const uint16_t* const chosen = Chosen ? t.chosen[r] : nullptr;
         Vec top = broadcast(kMinusInfinity);
         for (int g = first; g < last; ++g) {
+            if (Chosen && !seen.reads(g)) continue;
             float* at = t.scores + r * kKeyBlock + g * kWidth;
             Vec score = load(at);
             if (cap > 0.0f) score = mul(tanh(score), broadcast(cap));
-            if (masked) {
-                const int64_t place = base + g * kWidth;
-                const int64_t low = min_of(kWidth, max_of(0, t.begin[r] - place));
-                const int64_t high = min_of(kWidth, max_of(0, t.end[r] - place));
-                score = keep_lanes(score, low, high, kMinusInfinity);
-            }
+            if (masked)
+                score = keep_bits(score, read_bits(base + g * kWidth, t.begin[r], t.end[r], chosen), kMinusInfinity);
             if (masked || cap > 0.0f) store(at, score);
             top = max(top, score);
         }
@@ -188,6 +196,7 @@ inline void soften_tile(const RowTile& t, int64_t base, const Places& seen, floa
         const Vec down = broadcast(shifts[r]);
         Vec sum = mul(load(t.sums + r * kWidth), broadcast(t.decay[r]));
         for (int g = first; g < last; ++g) {
+            if (Chosen && !seen.reads(g)) continue;
             float* at = t.scores + r * kKeyBlock + g * kWidth;
             const Vec weight = exp2(sub(load(at), down));
             store(at, weight);
@@ -211,8 +220,8 @@ inline __attribute__((always_inline)) void add_place(const float* weights, const
     }
 }
 
-// acc = acc * decay + sum over the seen places of weight * value, for vectors [vec, vec + N). The next
-// block's keys are fetched meanwhile.
+// acc = acc * decay + sum over the seen places of weight * value, for vectors [vec, vec + N). Keys further
+// on are fetched meanwhile.
 template <class Source, int R, int N>
 inline __attribute__((always_inline)) void add_values(const RowTile& t, const KeyBlock& b,
                                                       const Places& seen, int64_t vec, int64_t stride) {
@@ -225,21 +234,27 @@ inline __attribute__((always_inline)) void add_values(const RowTile& t, const Ke
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n)
             acc[r][n] = mul(load(out + r * stride + n * kWidth), broadcast(t.decay[r]));
-    for (int64_t p = seen.first; p < seen.last;) {
-        const int64_t count = min_of(seen.last, Source::run_end(p)) - p;
-        const uint8_t* row = Source::values(b, p, vec, N);
-        const float* const weights = t.scores + p;
-        // Of the next keys, the share of this group and these vectors: a block's runs ask for all.
-        const uint8_t* const ahead = b.next_keys[p / kWidth] + vec * kWidth * Source::kVectorBytes;
-        int64_t i = 0;
-        for (; i + kUnroll <= count; i += kUnroll) {
-            if constexpr (Source::kFetchAhead) fetch_ahead<kUnroll * kAhead>(ahead + i * kAhead);
+    for (uint32_t groups = seen.groups; groups != 0;) {
+        // Groups that follow each other, and what is seen of them.
+        const int64_t group = __builtin_ctz(groups), behind = group + __builtin_ctz(~(groups >> group));
+        groups &= ~0u << behind;
+        const int64_t end = min_of(seen.last, behind * kWidth);
+        for (int64_t p = max_of(seen.first, group * kWidth); p < end;) {
+            const int64_t count = min_of(end, Source::run_end(p)) - p;
+            const uint8_t* row = Source::values(b, p, vec, N);
+            const float* const weights = t.scores + p;
+            // Of the next keys, the share of this group and these vectors: a block's runs ask for all.
+            const uint8_t* const ahead = b.next_keys[p / kWidth] + vec * kWidth * Source::kVectorBytes;
+            int64_t i = 0;
+            for (; i + kUnroll <= count; i += kUnroll) {
+                if constexpr (Source::kFetchAhead) fetch_ahead<kUnroll * kAhead>(ahead + i * kAhead);
 #pragma GCC unroll 4
-            for (int64_t j = 0; j < kUnroll; ++j, row += row_bytes)
-                add_place<Source, R, N>(weights + i + j, row, vec, acc);
+                for (int64_t j = 0; j < kUnroll; ++j, row += row_bytes)
+                    add_place<Source, R, N>(weights + i + j, row, vec, acc);
+            }
+            for (; i < count; ++i, row += row_bytes) add_place<Source, R, N>(weights + i, row, vec, acc);
+            p += count;
         }
-        for (; i < count; ++i, row += row_bytes) add_place<Source, R, N>(weights + i, row, vec, acc);
-        p += count;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -264,16 +279,18 @@ void attend_block(const RowTile* tiles, int64_t num_tiles, const KeyBlock& b, co
             const Places seen = places_of(t, b);
             const int first = g < seen.first_group ? seen.first_group : g;
             const int last = g + step < seen.last_group ? g + step : seen.last_group;
-            if (last - first == N) score_groups<Source, R, N>(t, b, g, shape.head_dim);
+            if (last - first == N && seen.reads_all(g, N)) score_groups<Source, R, N>(t, b, g, shape.head_dim);
             else
                 for (int one = first; one < last; ++one)
-                    score_groups<Source, R, 1>(t, b, one, shape.head_dim);
+                    if (seen.reads(one)) score_groups<Source, R, 1>(t, b, one, shape.head_dim);
         }
         g += step;
     }
     for (int64_t i = 0; i < num_tiles; ++i) {
         const Places seen = places_of(tiles[i], b);
-        if (seen.first < seen.last) soften_tile<R>(tiles[i], b.base, seen, shape.cap);
+        if (seen.first >= seen.last) continue;
+        if (tiles[i].chosen == nullptr) soften_tile<R, false>(tiles[i], b.base, seen, shape.cap);
+        else soften_tile<R, true>(tiles[i], b.base, seen, shape.cap);
     }
     const int64_t vectors = shape.acc_stride / kWidth;
     for (int64_t vec = 0; vec < vectors;) {

@@ -15,6 +15,7 @@
 //   where_less(a, b, yes, no)        per lane a < b ? yes : no
 //   copy_sign(magnitude, sign)       for magnitudes that are not negative
 //   keep_lanes(x, begin, end, other) lanes outside of [begin, end) become `other`
+//   keep_bits(x, bits, other)        lanes whose bit of `bits` is not set become `other`
 //   reduce_add reduce_max            lanes are folded 8, 4, 2, 1
 //   load_f16 store_f16 load_bf16 store_bf16 load_i8
 //   scalar_f16 broadcast_f16         one half as a float, in one lane or in all

@@ -81,6 +81,16 @@ inline Vec keep_lanes(Vec x, int64_t begin, int64_t end, float other) {
     return {_mm256_blendv_ps(rest, x.low, _mm256_castsi256_ps(low)),
             _mm256_blendv_ps(rest, x.high, _mm256_castsi256_ps(high))};
 }
+// All bits set in each of eight lanes first..first + 7 whose bit is set.
+inline __m256i lanes_of_bits(uint32_t bits, int first) {
+    const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits >> first)), lane), lane);
+}
+inline Vec keep_bits(Vec x, uint32_t bits, float other) {
+    const __m256 rest = _mm256_set1_ps(other);
+    return {_mm256_blendv_ps(rest, x.low, _mm256_castsi256_ps(lanes_of_bits(bits, 0))),
+            _mm256_blendv_ps(rest, x.high, _mm256_castsi256_ps(lanes_of_bits(bits, 8)))};
+}
 
 inline float reduce_add(Vec x) {
     const __m256 a = _mm256_add_ps(x.low, x.high);

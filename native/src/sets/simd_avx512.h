@@ -49,6 +49,9 @@ inline Vec keep_lanes(Vec x, int64_t begin, int64_t end, float other) {
     const auto kept = static_cast<__mmask16>(lanes_below(end) & ~lanes_below(begin));
     return _mm512_mask_blend_ps(kept, _mm512_set1_ps(other), x);
 }
+inline Vec keep_bits(Vec x, uint32_t bits, float other) {
+    return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), _mm512_set1_ps(other), x);
+}
 
 inline float reduce_add(Vec x) {
     const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));

@@ -97,6 +97,13 @@ inline Vec keep_lanes(Vec x, int64_t begin, int64_t end, float other) {
         return vbslq_f32(kept, x.part[i], vdupq_n_f32(other));
     });
 }
+inline Vec keep_bits(Vec x, uint32_t bits, float other) {
+    const uint32_t first[4] = {1, 2, 4, 8};
+    return each_quad([&](int i) {
+        const uint32x4_t kept = vtstq_u32(vdupq_n_u32(bits >> (4 * i)), vld1q_u32(first));
+        return vbslq_f32(kept, x.part[i], vdupq_n_f32(other));
+    });
+}
 
 inline float reduce_add(Vec x) {
     const float32x4_t a =

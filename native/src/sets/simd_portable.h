@@ -102,6 +102,13 @@ inline Vec keep_lanes(Vec x, int64_t begin, int64_t end, float other) {
         return select((lane >= low) & (lane < high), x.part[i], Quad{other, other, other, other});
     });
 }
+inline Vec keep_bits(Vec x, uint32_t bits, float other) {
+    return each_quad([&](int i) {
+        const auto quad = static_cast<int32_t>(bits >> (4 * i));
+        const IntQuad kept = (IntQuad{quad, quad, quad, quad} & IntQuad{1, 2, 4, 8}) != 0;
+        return select(kept, x.part[i], Quad{other, other, other, other});
+    });
+}
 
 inline float reduce_add(Vec x) {
     const Quad a = (x.part[0] + x.part[2]) + (x.part[1] + x.part[3]);

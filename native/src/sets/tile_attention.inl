@@ -2,7 +2,7 @@
 //
 // Queries, keys, values and the softmax's weights are each the sum of two bfloat16 numbers; of the four products the one
 // of both smaller numbers is left out. A row's softmax takes its largest score of the span, and states of spans are
-// merged in order. Positions that a row does not see weigh zero, which changes no sum: so its bits depend on nothing that
+// merged in order. Positions that a row does not read weigh zero, which changes no sum: so its bits depend on nothing that
 // is computed beside it.
 
 constexpr int64_t kStepRows = kRowTiles * kTileTokens;
@@ -27,6 +27,7 @@ struct TileItem {
     LeftTile* queries;     // [row tiles][kAttentionParts][depth]
     int64_t* begin;        // [rows] first position that a row sees
     int64_t* end;          // [rows] one behind the last
+    const uint16_t** chosen;  // [rows] what a row's token reads, see AttentionJob; or null
     RightTile* keys;       // [kSpanGroups][kAttentionParts][depth]
     RightTile* values;     // [value tiles][kSpanSteps][kAttentionParts]
     SumTile* scores[2];    // [kRowTiles][kSpanGroups], of two steps by turns
@@ -37,11 +38,12 @@ struct TileItem {
 };
 
 inline TileItem carve_tiles(const AttentionJob& job, int64_t num_tokens, Carver& carver) {
-    TileItem item{TileSizes(job, num_tokens), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+    TileItem item{TileSizes(job, num_tokens), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
     const TileSizes& sizes = item.sizes;
     item.queries = carver.take<LeftTile>(sizes.rows / kTileTokens * kAttentionParts * sizes.depth);
     item.begin = carver.take<int64_t>(sizes.rows);
     item.end = carver.take<int64_t>(sizes.rows);
+    item.chosen = job.chosen == nullptr ? nullptr : carver.take<const uint16_t*>(sizes.rows);
     item.keys = carver.take<RightTile>(kSpanGroups * kAttentionParts * sizes.depth);
     item.values = carver.take<RightTile>(kSpanSteps * kAttentionParts * sizes.value_tiles());
     for (int turn = 0; turn < 2; ++turn) {
@@ -75,6 +77,7 @@ inline void load_row_tiles(const AttentionJob& job, const AttentionItem& work, c
     for (int64_t r = 0; r < item.sizes.rows; ++r) {
         __m512i* const to = words + r / kTileTokens * kAttentionParts * depth * kTileTokens + r % kTileTokens;
         item.begin[r] = item.end[r] = 0;
+        if (item.chosen != nullptr) item.chosen[r] = r < rows ? job.chosen_of(work.first_token + r / group) : nullptr;
         const float* q = job.q;
         int64_t count = 0;
         __m512 scale = _mm512_setzero_ps();
@@ -182,7 +185,8 @@ class Softening {
           step_(step),
           base_(base),
           cap_(cap),
-          masked_(base + step.first * kTileTokens < step.common_first || step.common_last < base + step.last * kTileTokens),
+          masked_(base + step.first * kTileTokens < step.common_first || step.common_last < base + step.last * kTileTokens ||
+                  item.chosen != nullptr),
           pieces_((step.count() + kPieceGroups - 1) / kPieceGroups) {}
 
     int64_t slices() const { return pieces_ == 0 ? 0 : kStepRows * (1 + pieces_); }
@@ -220,17 +224,16 @@ class Softening {
         return max(top[0], top[1]);
     }
 
-    // Scores under the cap, those of positions that the row does not see minus infinity; returns the largest.
+    // Scores under the cap, those of positions that the row does not read minus infinity; returns the largest.
     Vec prepare_scores() const {
         const int64_t begin = item_.begin[step_.row + row_], end = item_.end[step_.row + row_];
+        const uint16_t* const chosen = item_.chosen == nullptr ? nullptr : item_.chosen[step_.row + row_];
         Vec top = broadcast(kMinusInfinity);
         for (int64_t g = step_.first; g < step_.last; ++g) {
             float* const at = scores_[g].v[lane_];
-            const int64_t place = base_ + g * kTileTokens;
             Vec score = load(at);
             if (cap_ > 0.0f) score = mul(tanh(score), broadcast(cap_));
-            score = keep_lanes(score, min_of(kWidth, max_of(0, begin - place)), min_of(kWidth, max_of(0, end - place)),
-                               kMinusInfinity);
+            score = keep_bits(score, read_bits(base_ + g * kTileTokens, begin, end, chosen), kMinusInfinity);
             store(at, score);
             top = max(top, score);
         }
