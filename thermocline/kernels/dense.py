@@ -154,8 +154,10 @@ class NativeDense:
         block_table: IntArray,
         num_positions: int,
         cache: LayerCache,
+        *,
+        step: int = 1,
     ) -> FloatArray:
-        out = np.empty((len(q), num_positions), np.float32)
+        out = np.empty((len(q), num_positions // step), np.float32)
         self._core.index_scores(
             q=q,
             weights=weights,
@@ -163,6 +165,7 @@ class NativeDense:
             cache_type=int(cache.shape.type),
             block_tokens=cache.shape.block_tokens,
             rows=cache.values,
+            step=step,
             out=out,
         )
         return out

@@ -119,8 +119,12 @@ class ReferenceDense:
         block_table: IntArray,
         num_positions: int,
         cache: LayerCache,
+        *,
+        step: int = 1,
     ) -> FloatArray:
-        positions = np.arange(num_positions)
+        positions = np.arange(step - 1, num_positions, step)
+        if positions.size == 0:
+            return np.empty((len(q), 0), np.float32)
         blocks, places = np.divmod(positions, cache.shape.block_tokens)
         slots = (block_table[blocks] * cache.shape.block_tokens + places).astype(np.int32)
         rows = read_index(cache.shape, cache.values, slots).astype(np.float64)

@@ -86,8 +86,9 @@ struct IndexJob {
     int64_t block_tokens;
     const uint8_t* rows;  // [blocks][block_tokens][bytes of a row]
     const int32_t* block_table;
-    int64_t count;  // positions
+    int64_t count;  // entries: number n is of position n * step + step - 1
     float* out;     // [tokens, count]
+    int64_t step = 1;
 };
 constexpr int64_t kIndexTokens = 64;
 
@@ -305,7 +306,7 @@ struct DenseKernels {
     void (*add_normed)(const PostNormJob& job, int64_t first_row, int64_t last_row, float* scratch);
     // out[i] = cap * tanh(x[i] / cap)
     void (*softcap)(const float* x, int64_t count, float cap, float* out);
-    // Of positions [first, first + count), at most kIndexTokens of them. scratch: kIndexTokens * dim floats
+    // Of entries [first, first + count), at most kIndexTokens of them. scratch: kIndexTokens * dim floats
     void (*index_scores)(const IndexJob& job, int64_t first, int64_t count, float* scratch);
 };
 

@@ -9,7 +9,7 @@
 namespace thermocline::THERMOCLINE_SET {
 namespace {
 
-// Positions [first, first + count) as floats, [groups][dim][kWidth].
+// The rows of entries [first, first + count) as floats, [groups][dim][kWidth].
 inline void load_index_rows(const IndexJob& job, int64_t first, int64_t count, float* groups) {
     const int64_t row_bytes = cache_row_bytes(job.type, job.dim);
     const auto convert = converters_of(job.type).latent;
@@ -18,7 +18,7 @@ inline void load_index_rows(const IndexJob& job, int64_t first, int64_t count, f
     for (int64_t place = 0; place < count; place += from.count) {
         from.count = min_of(4, count - place);
         for (int64_t i = 0; i < from.count; ++i) {
-            const int64_t position = first + place + i, block = job.block_table[position / job.block_tokens];
+            const int64_t position = (first + place + i + 1) * job.step - 1, block = job.block_table[position / job.block_tokens];
             from.rows[i] = job.rows + (block * job.block_tokens + position % job.block_tokens) * row_bytes;
         }
         from.keys = groups + place / kWidth * job.dim * kWidth + place % kWidth;

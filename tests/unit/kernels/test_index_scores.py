@@ -9,6 +9,7 @@ from tests.unit.kernels.test_dense import dense  # noqa: F401 - a fixture
 from thermocline.kernels.cache_format import CacheShape, CacheType, read_index, write_index
 from thermocline.kernels.cpu import NativeKernels
 from thermocline.kernels.dense_contract import LayerCache
+from thermocline.kernels.dense_reference import ReferenceDense
 
 NUM_BLOCKS = 40
 
@@ -48,6 +49,29 @@ def test_scores_are_weighted_sums_of_what_heads_find(dense, cache_type, block_to
     np.testing.assert_array_equal(fewer[0], found[3, : count // 2 + 1])
 
 
+@pytest.mark.parametrize("cache_type", CacheType)
+@pytest.mark.parametrize("block_tokens", [5, 16])
+@pytest.mark.parametrize("step", [2, 4, 7, 300])
+def test_steps_score_the_last_position_of_each_run(dense, cache_type, block_tokens, step):  # noqa: F811
+    """To the bit what all positions' scores have there; a run that is not whole has none."""
+    cache, _ = written(cache_type, block_tokens, 64)
+    rng = np.random.default_rng(step)
+    table = rng.permutation(NUM_BLOCKS).astype(np.int32)
+    q = rng.standard_normal((3, 5, 64)).astype(np.float32)
+    weights = rng.standard_normal((3, 5)).astype(np.float32)
+    for count in (NUM_BLOCKS * block_tokens, NUM_BLOCKS * block_tokens - 1, step, step - 1):
+        if count > NUM_BLOCKS * block_tokens:
+            continue
+        every = dense.index_scores(q, weights, table, count, cache)
+        found = dense.index_scores(q, weights, table, count, cache, step=step)
+        assert found.shape == (3, count // step)
+        if isinstance(dense, ReferenceDense):
+            # BLAS adds in another order for other numbers of rows.
+            np.testing.assert_allclose(found, every[:, step - 1 :: step], rtol=1e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(found, every[:, step - 1 :: step])
+
+
 def test_rows_of_any_size(dense):  # noqa: F811
     """Rows that fill no vector, one position, and no token."""
     cache, rows = written(CacheType.F16, 3, 18)
@@ -64,6 +88,8 @@ def test_rows_of_any_size(dense):  # noqa: F811
         ({"table": [0, NUM_BLOCKS]}, "a block lies beyond the cache"),
         ({"table": [0, -1]}, "a block lies beyond the cache"),
         ({"count": 11}, "a position lies beyond the block table"),
+        ({"count": 12, "step": 3}, "a position lies beyond the block table"),
+        ({"step": -1, "count": 0}, "a step has positions"),
         ({"heads": 3}, r"weights must be \[tokens, heads\]"),
         ({"dim": 64}, "the cache must be"),
     ],
@@ -71,10 +97,10 @@ def test_rows_of_any_size(dense):  # noqa: F811
 def test_the_core_reads_nothing_beside_the_cache(change, says):
     """Tables, counts and sizes that do not fit each other are refused."""
     cache, _ = written(CacheType.F32, 5, 32)
-    given = {"table": [0, 1], "count": 10, "heads": 2, "dim": 32} | change
+    given = {"table": [0, 1], "count": 10, "heads": 2, "dim": 32, "step": 1} | change
     q = np.zeros((1, given["heads"], given["dim"]), np.float32)
     table = np.array(given["table"], np.int32)
     with pytest.raises(ValueError, match=says):
         NativeKernels(threads=1).dense.index_scores(
-            q, np.zeros((1, 2), np.float32), table, given["count"], cache
+            q, np.zeros((1, 2), np.float32), table, given["count"], cache, step=given["step"]
         )
