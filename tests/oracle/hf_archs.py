@@ -12,7 +12,14 @@ import numpy as np
 import torch
 import transformers
 
-from tests.oracle import hf_formulas, hf_granite, hf_latent, hf_recurrent, hf_routers
+from tests.oracle import (
+    hf_formulas,
+    hf_granite,
+    hf_latent,
+    hf_recurrent,
+    hf_routers,
+    hf_streams,
+)
 from tests.oracle.decoded import decoded_weights
 from tests.oracle.hf_gemma import LAYER_EMBEDDINGS, gemma4_config, gemma4_state
 from tests.oracle.hf_model import HfModel
@@ -114,7 +121,9 @@ def open_hf(path: Path) -> HfModel:
         turned = getattr(model.model.rotary_emb, _SLOWED.get(keys.arch, "inv_freq"))
         turned /= torch.from_numpy(weights["rope_freqs.weight"][: len(turned)])
     top = hf_recurrent.TOP.get(keys.arch, {"token_embd": "embed_tokens", "output_norm": "norm"})
-    if keys("embedding_length_per_layer_input"):
+    if keys.arch == "qwen4exp":
+        top = hf_streams.top_names(keys)
+    elif keys("embedding_length_per_layer_input"):
         top = top | LAYER_EMBEDDINGS
     # The hybrids store the norm's gains around zero, and so does Step.
     zero = 1 if "full_attention_interval" in keys or keys.arch == "step35" else 0
@@ -271,6 +280,14 @@ def _qwen35moe_state(keys: Keys, own: State) -> State:
     }
 
 
+def _qwen4exp_config(keys: Keys, common: dict[str, Any]):
+    return hf_streams.qwen4exp_config(keys, common, _hybrid_settings(keys))
+
+
+def _qwen4exp_state(keys: Keys, own: State) -> State:
+    return hf_streams.qwen4exp_state(keys, own, _qwen35moe_state)
+
+
 def _qwen3next_state(keys: Keys, own: State) -> State:
     state = _hybrid_state(keys, own)
     if "ssm_a" not in own:
@@ -411,6 +428,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen35": "Qwen3_5ForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "qwen4exp": hf_streams.qwen4exp_model,
     "qwen3next": "Qwen3NextForCausalLM",
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -430,6 +448,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "qwen2moe": _qwen2moe_config,
     "qwen35": _qwen35_config,
     "qwen35moe": _qwen35moe_config,
+    "qwen4exp": _qwen4exp_config,
     "qwen3next": _qwen3next_config,
     "llama": _llama_config,
     "qwen2": _qwen2_config,
@@ -449,6 +468,7 @@ _STATES: dict[str, Callable[[Keys, State], State]] = {
     "qwen2moe": _qwen2moe_state,
     "qwen35": _qwen35moe_state,
     "qwen35moe": _qwen35moe_state,
+    "qwen4exp": _qwen4exp_state,
     "qwen3next": _qwen3next_state,
     "llama": _llama_state,
     "qwen2": _qwen2_state,

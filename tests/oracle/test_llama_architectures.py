@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from tests.support.arch_cases import (
     READERS_CASE,
     SCHEDULED_CASES,
     SPARSE_CASE,
+    STREAMS_CASE,
+    WHOLE_TAIL_CASES,
 )
 from tests.support.compare import assert_within
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
@@ -47,6 +50,23 @@ async def test_logits_agree_in_float32(tmp_path, case):
                 assert_within(ours, llama.logits(ids), limit)
 
 
+@pytest.mark.parametrize("case", WHOLE_TAIL_CASES, ids=str)
+async def test_logits_agree_where_the_last_block_lacks_one_position(tmp_path, case):
+    """There llama.cpp reads no more than whole blocks and the positions behind them.
+
+    It fills up to the budget and a block but one position, with positions of the block that is next best.
+    """
+    path = write_toy_arch(tmp_path / "model.gguf", case.toy)
+    ids = prompt_ids(130)
+    ratio = max(case.toy.extra["attention.compress_ratios"])
+    async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
+        ours = await prompt_logits(engine, ids)
+    with LlamaModel(path) as llama:
+        assert_within(
+            ours[ratio - 2 :: ratio], llama.logits(ids)[ratio - 2 :: ratio], "llama.cpp/F32"
+        )
+
+
 WRITTEN_OTHERWISE = {
     "olmoe": ToyArch("olmoe", kv_heads=4, layers=2),
     "qwen2moe": ToyArch("qwen2moe", layers=2),
@@ -71,8 +91,13 @@ async def test_fused_biased_and_stretched_files_agree(tmp_path, toy, keys):
         assert_within(ours, llama.logits(ids), "llama.cpp/F32")
 
 
-def _all_chosen(toy: ToyArch) -> dict[str, int]:
-    """Llama 4 chooses one, and llama.cpp knows one size of its chunks, and of SmallThinker's windows."""
+def _all_chosen(toy: ToyArch) -> dict[str, Any]:
+    """Llama 4 chooses one, and llama.cpp knows one size of its chunks, and of SmallThinker's windows.
+
+    What positions are read of qwen4exp is chosen, too, and llama.cpp reads more.
+    """
+    if toy.arch == "qwen4exp":
+        return {"experts": 4, "used": 4, "extra": toy.extra | {"attention.indexer.top_k": 512}}
     if toy.arch == "llama4":
         return {"experts": 1, "window": 0}
     return {"experts": 4, "used": 4} | ({"window": 4096} if toy.arch == "smallthinker" else {})
@@ -80,8 +105,8 @@ def _all_chosen(toy: ToyArch) -> dict[str, int]:
 
 # Where every expert is chosen, a rounded activation can not change the choice, which is a jump.
 ALL_CHOSEN = [
-    replace(case, toy=replace(case.toy, context=128, extra={}, **_all_chosen(case.toy)))
-    for case in (*SCHEDULED_CASES, *MORE_SCHEDULED_CASES, SPARSE_CASE)
+    replace(case, toy=replace(case.toy, **{"context": 128, "extra": {}} | _all_chosen(case.toy)))
+    for case in (*SCHEDULED_CASES, *MORE_SCHEDULED_CASES, SPARSE_CASE, STREAMS_CASE)
 ]
 
 

@@ -28,6 +28,7 @@ from tests.support.recurrent_cases import (
     NEMOTRON_MIXED,
     NEMOTRON_OPTIONS,
 )
+from tests.support.streams_cases import STREAMS_MIXED, STREAMS_OPTIONS
 from tests.support.toy_archs import ToyArch
 
 if TYPE_CHECKING:
@@ -268,6 +269,7 @@ ARCH_CASES = (
     _case(
         "odd", "qwen35", **_ODD | _NO_EXPERTS, **_ODD_STATE, layers=5, rotary=6, tied=True, seed=92
     ),
+    *(_case(name, "qwen4exp", **options) for name, options in STREAMS_OPTIONS.items()),
     *(_case(name, "deepseek2", **options) for name, options in LATENT_OPTIONS.items()),
     *(_case(name, "deepseek32", **options) for name, options in DEEPSEEK32_OPTIONS.items()),
     *(_case(name, "glm-dsa", **options) for name, options in GLM_DSA_OPTIONS.items()),
@@ -389,6 +391,14 @@ SPARSE_CASE = _case(
 )
 """A quantised model whose tokens read 16 positions, which no device computes, and no whole layer."""
 
+STREAMS_CASE = _case(
+    "mixed",
+    "qwen4exp",
+    **_WIDE | STREAMS_MIXED,
+    formats=_MIX | {"layer_embed": "Q8_0", "streams": "Q8_0"},
+)
+"""A quantised model with several residual streams, whose tokens read 24 positions in blocks."""
+
 READERS_CASE = _case(
     "small_mixed",
     "gemma4",
@@ -427,6 +437,7 @@ LLAMA_CASES = tuple(
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
         *("deepseek32_odd", "glm-dsa_odd"),
+        *(f"qwen4exp_{name}" for name in ("default", "no_ngrams", "odd", "two_choices")),
         *("mellum_own_base", "granite_swa_dense_odd"),
         *("llama4_default", "llama4_odd", "smallthinker_near"),
         *("granitehybrid_lone_layer", "lfm2_all_attend", "kimi-linear_two_matrices"),
@@ -435,7 +446,12 @@ LLAMA_CASES = tuple(
 """The models that llama.cpp opens and computes as transformers does.
 
 There chunks are of 8192 tokens whatever the file says, olmoe and qwen2moe are neither tied nor have fewer key heads,
-an indexer's rows are multiples of 64 numbers, bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
+an indexer's rows are multiples of 64 numbers, qwen4exp reads positions of one more block where the last is incomplete, bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
 experts, YaRN's own factor is not read, granite_swa has windows, the last layers with keys of their own are one with a window and one without,
 a hybrid has a recurrent layer, and kimi-linear's queries are one matrix and its keys apart from its values.
 """
+
+WHOLE_TAIL_CASES = tuple(
+    case for case in ARCH_CASES if case.name in ("qwen4exp_default", "qwen4exp_no_ngrams")
+)
+"""Those whose last layer alone attends, to whole blocks of four positions and what is behind them."""

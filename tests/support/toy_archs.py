@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support import toy_formulas, toy_recurrent, toy_routers
+from tests.support import toy_formulas, toy_recurrent, toy_routers, toy_streams
 from tests.support.gguf_files import write_gguf
 from tests.support.known_files import write_known
 from tests.support.toy_gemma import NO_EXPERTS, gemma4_keys, gemma4_layer, gemma4_top
@@ -304,6 +304,14 @@ def _hybrid_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
     }
 
 
+def _qwen4exp_keys(toy: ToyArch) -> dict[str, Any]:
+    return _qwen35moe_keys(toy) | toy_streams.streams_keys(toy)
+
+
+def _qwen4exp_layer(toy: ToyArch, draw: Draw, layer: int) -> Weights:
+    return toy_streams.streams_layer(toy, draw, layer, _hybrid_layer(toy, draw, layer))
+
+
 def _delta(toy: ToyArch, draw: Draw) -> Weights:
     value_state = toy.value_state or toy.state
     keys, values = toy.key_heads * toy.state, toy.value_heads * value_state
@@ -426,6 +434,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "qwen2moe": _qwen2moe_keys,
     "qwen35": _qwen35_keys,
     "qwen35moe": _qwen35moe_keys,
+    "qwen4exp": _qwen4exp_keys,
     "qwen3next": _hybrid_keys,
     "ernie4_5": _dense_keys,
     "hunyuan-dense": _dense_keys,
@@ -439,7 +448,10 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     **toy_formulas.KEYS,
     **toy_recurrent.KEYS,
 }
-_TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {"gemma4": gemma4_top}
+_TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {
+    "gemma4": gemma4_top,
+    "qwen4exp": toy_streams.streams_top,
+}
 _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "bailingmoe3": bailingmoe3_layer,
     "deepseek2": deepseek2_layer,
@@ -453,6 +465,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "qwen2moe": _qwen2moe_layer,
     "qwen35": _hybrid_layer,
     "qwen35moe": _hybrid_layer,
+    "qwen4exp": _qwen4exp_layer,
     "qwen3next": _hybrid_layer,
     "ernie4_5": _llama_layer,
     "hunyuan-dense": _qwen3_layer,
@@ -467,6 +480,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     **toy_recurrent.LAYERS,
 }
 _OUTPUT_NORMS = dict.fromkeys(("lfm2", "lfm2moe"), "token_embd_norm.weight")
+_OUTPUT_NORMS["qwen4exp"] = "output_hc_norm.weight"
 _ENDS = (
     "attn_output.weight",
     "ffn_down_exps.weight",

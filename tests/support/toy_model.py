@@ -132,6 +132,9 @@ def toy_metadata(shape: ToyShape) -> dict[str, Any]:
 
 
 _ROLES = {
+    "hc_": "streams",
+    "ple_key.": "attn",
+    "ple_value.": "attn",
     "per_layer_token_embd": "layer_embed",
     "per_layer_model_proj": "layer_end",
     ".inp_gate.": "layer_end",

@@ -233,6 +233,10 @@ def _size_rows(footprint: Footprint) -> list[tuple[str, str]]:
     if footprint.shared_bytes:
         shared = f"{format_bytes(footprint.shared_bytes)}, part of the trunk"
         rows.insert(3, ("- shared experts", shared))
+    if footprint.ngram_bytes:
+        rows.append(
+            ("- n-grams", f"{format_bytes(footprint.ngram_bytes)}, a token takes a few rows")
+        )
     if footprint.token_bytes is not None:
         rows.append(("one token reads", f"{format_bytes(footprint.token_bytes)} at least"))
     return rows
@@ -251,7 +255,7 @@ def _shape_rows(spec: ModelSpec) -> list[tuple[str, str]]:
     if spec.shared_intermediate_size:
         experts += f"; one of width {spec.shared_intermediate_size} used by all"
     return [
-        ("layers", f"{spec.num_layers} of width {spec.hidden_size}"),
+        ("layers", f"{spec.num_layers} of width {spec.hidden_size}{_streams(spec)}"),
         *_layer_rows(spec),
         ("experts", experts),
         ("attention", _attention(spec)),
@@ -259,6 +263,10 @@ def _shape_rows(spec: ModelSpec) -> list[tuple[str, str]]:
         ("context", f"{spec.context_length} tokens"),
         ("embeddings", _embedding_row(spec)),
     ]
+
+
+def _streams(spec: ModelSpec) -> str:
+    return "" if spec.streams is None else f", {spec.streams.count} residual streams"
 
 
 def _range(by_layer: tuple[int, ...], everyone: int) -> str:
@@ -290,11 +298,9 @@ def _attention(spec: ModelSpec) -> str:
     heads = f"{spec.num_heads} heads"
     if len(set(spec.layer_heads)) > 1:
         heads = f"{min(spec.layer_heads)} to {spec.num_heads} heads"
+    reads = "" if spec.indexer is None else f"; a token reads {spec.indexer.most_read} positions"
     if spec.latent is not None:
         row = f"one row of {spec.head_dim} numbers per token for all"
-        reads = (
-            "" if spec.indexer is None else f"; a token reads {spec.indexer.most_read} positions"
-        )
         return f"{heads} of {spec.latent.key_dim}, {row}{reads}"
     kinds = dict(zip(spec.layer_kinds, spec.kv_shapes, strict=True))
     kinds = {kind: of for kind, of in kinds.items() if kind is not LayerKind.RECURRENT}
@@ -303,7 +309,7 @@ def _attention(spec: ModelSpec) -> str:
         for kind, of in kinds.items()
     }
     if len(set(rows.values())) < 2:
-        return next(iter(rows.values()), "none")
+        return next(iter(rows.values()), "none") + reads
     return "; ".join(f"{row} ({kind})" for kind, row in rows.items())
 
 

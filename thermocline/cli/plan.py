@@ -286,6 +286,7 @@ def plan(  # noqa: PLR0913 - one per flag
     from thermocline.modelfile.reader import open_model_file
     from thermocline.models.cache_size import cache_spec
     from thermocline.models.registry import read_spec
+    from thermocline.models.sizes import lasting_bytes
 
     path, ram_bytes = model_path(model), _host_memory(ram)
     config = EngineConfig(
@@ -318,7 +319,9 @@ def plan(  # noqa: PLR0913 - one per flag
     with open_model_file(path) as file:
         spec = read_spec(file)
         device = planned_device(config.placement, vram)
-        limits = _limits(config, spec, file.total_tensor_bytes, ram_bytes, device)
+        limits = _limits(
+            config, spec, lasting_bytes(file.tensors.values(), spec), ram_bytes, device
+        )
         cache = cache_spec(config, spec, limits)
         needs = device_needs(
             *(file.tensors.values(), spec, cache, limits),

@@ -120,6 +120,18 @@ def plan_table(name: str, sizes: ModelSizes, plan: Plan) -> Table:
             f"{plan.trunk_layers_on_gpu} of {plan.trunk_layers} layers{' and the head' * plan.head_on_device}",
         ),
         ("embedding table", 0, sizes.embedding, ""),
+        *(
+            [
+                (
+                    "table of n-grams",
+                    0,
+                    sizes.ngrams,
+                    "a few rows per token",
+                )
+            ]
+            if sizes.ngrams
+            else []
+        ),
         (
             "keys, values, states"
             if any(layer.state for layer in sizes.layers)

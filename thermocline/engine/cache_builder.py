@@ -13,6 +13,7 @@ from thermocline.kv.pool import KVPool
 from thermocline.kv.recurrent import StatePool
 from thermocline.models.cache_size import cache_spec
 from thermocline.models.prompt_limits import prompt_limits
+from thermocline.models.sizes import lasting_bytes
 from thermocline.prefetch.memory import page_cache_room_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def choose_limits(config: EngineConfig, spec: ModelSpec, file: ModelFile) -> Pro
     """Return the config's limits, or the defaults for this file. Raises ConfigError for too long a context, and NativeModuleError."""
     room_bytes = page_cache_room_bytes()
     return prompt_limits(
-        *(config, spec, file.total_tensor_bytes, room_bytes),
+        *(config, spec, lasting_bytes(file.tensors.values(), spec), room_bytes),
         on_device=uses_device(config),
         on_tiles=multiplies_on_tiles(config),
     )
@@ -73,4 +74,5 @@ def cpu_cache(
     )
     if spec.state is None:
         return SequenceCache(pool)
-    return SequenceCache(pool, StatePool(recurrent, cache.num_state_slots, spec.state))
+    further = {n: shape for n, shape in spec.further_states.items() if n not in elsewhere}
+    return SequenceCache(pool, StatePool(recurrent, cache.num_state_slots, spec.state, further))

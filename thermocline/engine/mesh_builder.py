@@ -20,6 +20,7 @@ from thermocline.experts.dispatch.offload_selector import OffloadSelector
 from thermocline.kernels.cache_format import CacheType
 from thermocline.kernels.cpu import checked_threads
 from thermocline.machine import machine_facts
+from thermocline.models.sizes import lasting_bytes
 from thermocline.parallel.exchange import RankParts
 from thermocline.parallel.group import connector
 from thermocline.parallel.links import interface_of, own_address
@@ -219,7 +220,8 @@ def _join_ranks(context: BuildContext, member: RankMember) -> None:
         "map of experts": f"{crc32(map_text(member.experts).encode()):x}",
         "size of the cache": f"{cache.num_blocks} blocks, {cache.num_states} states",
     }
-    holds_file = file.total_tensor_bytes <= page_cache_room_bytes()
+    needed = lasting_bytes(file.tensors.values(), model.spec)
+    holds_file = needed <= page_cache_room_bytes()
     member.join(facts, config.parallel.open_timeout_s, holds_file=holds_file)
 
 

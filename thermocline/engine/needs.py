@@ -11,6 +11,7 @@ from thermocline.kernels.guarded_model import open_guarded_model
 from thermocline.messages import LayerIndex
 from thermocline.models.cache_size import cache_spec
 from thermocline.models.registry import read_spec
+from thermocline.models.sizes import lasting_bytes
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class ModelNeeds:
     """Memory of one model, in bytes, at most.
 
-    host_bytes: all tensors, which are mapped, and the cache and its second tier when every block of them is in use. uses_device: whether a GPU
+    host_bytes: all tensors that memory should hold, which are mapped, and the cache and its second tier when every block of them is in use. uses_device: whether a GPU
     computes a part of it; device_bytes: what it may take there, None for all that is free.
     """
 
@@ -38,9 +39,8 @@ def model_needs(path: str | os.PathLike[str], config: EngineConfig) -> ModelNeed
     with open_guarded_model(path) as file:
         spec = read_spec(file)
         cache = cache_spec(config, spec, choose_limits(config, spec, file))
-        host_bytes = (
-            file.total_tensor_bytes + cache_bytes(spec, cache) + (config.memory.spill_bytes or 0)
-        )
+        weights = lasting_bytes(file.tensors.values(), spec)
+        host_bytes = weights + cache_bytes(spec, cache) + (config.memory.spill_bytes or 0)
     return ModelNeeds(host_bytes, uses_gpu(config), config.placement.device_memory_bytes)
 
 
@@ -56,6 +56,5 @@ def cache_bytes(spec: ModelSpec, cache: KVCacheSpec) -> int:
     )
     if spec.state is None:
         return keys_and_values
-    return keys_and_values + cache.num_state_slots * spec.state.num_bytes * len(
-        spec.recurrent_layers
-    )
+    of_slot = sum(spec.state_bytes(layer) for layer in spec.recurrent_layers)
+    return keys_and_values + cache.num_state_slots * of_slot

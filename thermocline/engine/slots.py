@@ -187,11 +187,9 @@ def _form_of(parts: EngineParts) -> CacheForm:
         _, heads, key_bytes = shape.array_shape
         value_bytes = shape.value_shape[2]
         has_window = layer in windows
-        layers.append(LayerForm(layer, heads * key_bytes, heads * value_bytes, has_window))
-    numbers = (0, 0)
-    if spec.state is not None:
-        (tokens, channels), (heads, rows, columns) = spec.state.conv, spec.state.heads
-        numbers = tokens * channels, heads * rows * columns
+        key_bytes, value_bytes = heads * key_bytes, heads * value_bytes
+        index_bytes = shape.index_shape[1]
+        layers.append(LayerForm(layer, key_bytes, value_bytes, has_window, index_bytes))
     return CacheForm(
         __version__,
         model_digest(parts.kept.file, tuple(parts.kept.file.tensors.values())).hex(),
@@ -200,7 +198,8 @@ def _form_of(parts: EngineParts) -> CacheForm:
         kv.block_tokens,
         tuple(layers),
         () if states is None else tuple(map(LayerIndex, spec.recurrent_layers)),
-        numbers,
+        (0, 0) if spec.state is None else spec.state.numbers,
         parts.kernels.prompts_differ,
         0 if spec.latent is None else spec.latent.expanded_tokens,
+        () if states is None else tuple(shape.numbers for shape in spec.further_states.values()),
     )

@@ -6,8 +6,9 @@ Values lie row after row, one row per token. Keys lie in groups of sixteen token
 block may be narrower), dimension by dimension: number (d, token) of a group of w tokens is number
 d * w + token. In Q8_0 each 32 dimensions of a group are w halves, then 32 * w bytes.
 
-A latent cache has keys row after row, and a token's value is the first numbers of its key. Its array of values is empty,
-or has what an indexer compares queries with (`write_index`). Knows no request and no pool.
+A latent cache has keys row after row, and a token's value is the first numbers of its key: its array of values is empty.
+A layer with an indexer has a third array, uint8 [blocks, bytes of a block], of what that compares queries with, row after
+row (`write_index`). Knows no request and no pool.
 """
 
 from __future__ import annotations
@@ -77,14 +78,18 @@ class HeadShape:
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """Numbers of each row that is kept of a head: of a key, and of a value unless it is part of the key."""
-        if self.latent:
-            return (self.head_dim, self.index) if self.index else (self.head_dim,)
-        return (self.head_dim, self.value_dim)
+        """Numbers of each row that is kept: of a head's key, of its value unless that is part of the key, of an indexer."""
+        index = (self.index,) if self.index else ()
+        return (*self._head_dims, *index)
 
     def token_bytes(self, cache_type: CacheType) -> int:
-        """Return the bytes of one token's keys and values."""
-        return self.kv_heads * sum(map(cache_type.row_bytes, self.stored_dims))
+        """Return the bytes of one token's keys and values, and of its row for an indexer."""
+        of_heads = self.kv_heads * sum(map(cache_type.row_bytes, self._head_dims))
+        return of_heads + (cache_type.row_bytes(self.index) if self.index else 0)
+
+    @property
+    def _head_dims(self) -> tuple[int, ...]:
+        return (self.head_dim,) if self.latent else (self.head_dim, self.value_dim)
 
 
 def fitting_type(cache_type: CacheType, shapes: Iterable[HeadShape]) -> CacheType:
@@ -107,7 +112,7 @@ class CacheShape:
     own_value_dim: int = 0
     """Numbers of a value, where they are not as many as those of a key; 0 where they are."""
     index: int = 0
-    """In a latent cache, numbers of a token's row in the array of values, for an indexer; 0 without one."""
+    """Numbers of a token's row for an indexer; 0 without one."""
 
     @classmethod
     def of(
@@ -134,12 +139,17 @@ class CacheShape:
 
     @property
     def value_row_bytes(self) -> int:
-        """Bytes of one head's value of one token; in a latent cache those of the indexer's row."""
-        return self.type.row_bytes(self.index if self.latent else self.value_dim)
+        """Bytes of one head's value of one token, 0 in a latent cache."""
+        return 0 if self.latent else self.type.row_bytes(self.value_dim)
+
+    @property
+    def index_row_bytes(self) -> int:
+        """Bytes of one token's row for an indexer."""
+        return self.type.row_bytes(self.index) if self.index else 0
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
+        """Bytes of one token's keys and values, and of its row for an indexer."""
         return self.heads.token_bytes(self.type)
 
     @property
@@ -151,6 +161,11 @@ class CacheShape:
     def value_shape(self) -> tuple[int, int, int]:
         """Shape of its values."""
         return (*self.array_shape[:2], self.block_tokens * self.value_row_bytes)
+
+    @property
+    def index_shape(self) -> tuple[int, int]:
+        """Shape of its rows for an indexer."""
+        return (self.num_blocks, self.block_tokens * self.index_row_bytes)
 
 
 def write_cache(
@@ -185,9 +200,18 @@ def read_cache(
     return _unpack(shape.type, packed), _unpack(shape.type, rows[blocks, :, places])
 
 
-def copy_cache(shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray) -> None:
-    """Copy the keys and values of some tokens, bit for bit. slots: int32 [n, 2], from where to where."""
+def copy_cache(
+    shape: CacheShape,
+    keys: ByteArray,
+    values: ByteArray,
+    slots: IntArray,
+    index: ByteArray | None = None,
+) -> None:
+    """Copy what is kept of some tokens, bit for bit. slots: int32 [n, 2], from where to where."""
     (blocks, to_blocks), (places, to_places) = np.divmod(slots.T, shape.block_tokens)
+    if index is not None:
+        of_index = _index_rows(shape, index)
+        of_index[to_blocks, to_places] = of_index[blocks, places]
     rows = _value_rows(shape, values)
     rows[to_blocks, :, to_places] = rows[blocks, :, places]
     if shape.latent:
@@ -223,12 +247,18 @@ def _copy_quantised(shape: CacheShape, keys: ByteArray, slots: IntArray) -> None
 
 
 def take_cached(
-    shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray
+    shape: CacheShape,
+    keys: ByteArray,
+    values: ByteArray,
+    slots: IntArray,
+    index: ByteArray | None = None,
 ) -> ByteArray:
-    """Return the keys and values in `slots`, bit for bit: uint8 [slots, shape.token_bytes], for `put_cached`."""
+    """Return what is kept in `slots`, bit for bit: uint8 [slots, shape.token_bytes], for `put_cached`."""
     blocks, places = np.divmod(slots, shape.block_tokens)
     taken = np.empty((len(slots), shape.token_bytes), np.uint8)
-    own_keys, own_values = _parts_of(shape, taken)
+    own_keys, own_values, own_index = _parts_of(shape, taken)
+    if index is not None:
+        own_index[...] = _index_rows(shape, index)[blocks, places]
     own_values[...] = _value_rows(shape, values)[blocks, :, places]
     if shape.latent:
         own_keys[:, 0] = _latent_rows(shape, keys)[blocks, places]
@@ -246,11 +276,18 @@ def take_cached(
 
 
 def put_cached(
-    shape: CacheShape, keys: ByteArray, values: ByteArray, slots: IntArray, taken: ByteArray
+    shape: CacheShape,
+    keys: ByteArray,
+    values: ByteArray,
+    slots: IntArray,
+    taken: ByteArray,
+    index: ByteArray | None = None,
 ) -> None:
     """Store what `take_cached` of a cache of the same type and heads returned in `slots` [slots]."""
     blocks, places = np.divmod(slots, shape.block_tokens)
-    own_keys, own_values = _parts_of(shape, taken)
+    own_keys, own_values, own_index = _parts_of(shape, taken)
+    if index is not None:
+        _index_rows(shape, index)[blocks, places] = own_index
     _value_rows(shape, values)[blocks, :, places] = own_values
     if shape.latent:
         _latent_rows(shape, keys)[blocks, places] = own_keys[:, 0]
@@ -273,10 +310,15 @@ def _value_rows(shape: CacheShape, values: ByteArray) -> ByteArray:
     return values.reshape(*shape.array_shape[:2], shape.block_tokens, shape.value_row_bytes)
 
 
-def _parts_of(shape: CacheShape, taken: ByteArray) -> tuple[ByteArray, ByteArray]:
-    """Return views of tokens' bytes [tokens, token_bytes]: their keys and values, each [tokens, kv_heads, bytes of a row]."""
+def _parts_of(shape: CacheShape, taken: ByteArray) -> tuple[ByteArray, ByteArray, ByteArray]:
+    """Return views of tokens' bytes [tokens, token_bytes].
+
+    Their keys and values, each [tokens, kv_heads, bytes of a row], and rows for an indexer, [tokens, bytes of a row].
+    """
     size, lead = shape.kv_heads * shape.row_bytes, (len(taken), shape.kv_heads)
-    return taken[:, :size].reshape(*lead, -1), taken[:, size:].reshape(*lead, -1)
+    end = size + shape.kv_heads * shape.value_row_bytes
+    values = taken[:, size:end].reshape(*lead, shape.value_row_bytes)
+    return taken[:, :size].reshape(*lead, shape.row_bytes), values, taken[:, end:]
 
 
 def _lanes(shape: CacheShape, group: ByteArray, width: int) -> NDArray[Any]:
@@ -299,16 +341,21 @@ def read_latent(shape: CacheShape, keys: ByteArray, slots: IntArray) -> FloatArr
     return _unpack(shape.type, _latent_rows(shape, keys)[places])
 
 
-def write_index(shape: CacheShape, values: ByteArray, slots: IntArray, rows: FloatArray) -> None:
-    """Store an indexer's rows [tokens, shape.index] in `slots` [tokens] of a latent cache."""
-    blocks, places = np.divmod(slots, shape.block_tokens)
-    _value_rows(shape, values)[blocks, 0, places] = _pack(shape.type, rows)
+def write_index(shape: CacheShape, index: ByteArray, slots: IntArray, rows: FloatArray) -> None:
+    """Store an indexer's rows [tokens, shape.index] in `slots` [tokens]."""
+    places = np.divmod(slots, shape.block_tokens)
+    _index_rows(shape, index)[places] = _pack(shape.type, rows)
 
 
-def read_index(shape: CacheShape, values: ByteArray, slots: IntArray) -> FloatArray:
+def read_index(shape: CacheShape, index: ByteArray, slots: IntArray) -> FloatArray:
     """Return the indexer's rows in `slots`, float32 [slots, shape.index]."""
-    blocks, places = np.divmod(slots, shape.block_tokens)
-    return _unpack(shape.type, _value_rows(shape, values)[blocks, 0, places])
+    places = np.divmod(slots, shape.block_tokens)
+    return _unpack(shape.type, _index_rows(shape, index)[places])
+
+
+def _index_rows(shape: CacheShape, index: ByteArray) -> ByteArray:
+    assert shape.index, "a cache without rows for an indexer"
+    return index.reshape(shape.num_blocks, shape.block_tokens, shape.index_row_bytes)
 
 
 def row_by_row(shape: CacheShape, keys: ByteArray) -> tuple[CacheShape, ByteArray]:

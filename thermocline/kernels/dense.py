@@ -157,6 +157,7 @@ class NativeDense:
         *,
         step: int = 1,
     ) -> FloatArray:
+        assert cache.index is not None, "a cache without rows for an indexer"
         out = np.empty((len(q), num_positions // step), np.float32)
         self._core.index_scores(
             q=q,
@@ -164,7 +165,7 @@ class NativeDense:
             block_table=block_table,
             cache_type=int(cache.shape.type),
             block_tokens=cache.shape.block_tokens,
-            rows=cache.values,
+            rows=cache.index[:, None],
             step=step,
             out=out,
         )

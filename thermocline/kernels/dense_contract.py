@@ -28,12 +28,20 @@ if TYPE_CHECKING:
 class LayerCache:
     """One layer's cached keys and values; see cache_format for where numbers lie.
 
-    keys: uint8, of shape.array_shape; values: of shape.value_shape. Valid while the pool lives.
+    keys: uint8, of shape.array_shape; values: of shape.value_shape; index: of shape.index_shape, None without an indexer.
+    Valid while the pool lives.
     """
 
     shape: CacheShape
     keys: ByteArray
     values: ByteArray
+    index: ByteArray | None = None
+
+    @property
+    def arrays(self) -> tuple[ByteArray, ...]:
+        """All of them: [blocks, ...] each."""
+        both = self.keys, self.values
+        return both if self.index is None else (*both, self.index)
 
 
 class TokenRun(Protocol):

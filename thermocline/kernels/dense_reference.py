@@ -122,12 +122,13 @@ class ReferenceDense:
         *,
         step: int = 1,
     ) -> FloatArray:
+        assert cache.index is not None, "a cache without rows for an indexer"
         positions = np.arange(step - 1, num_positions, step)
         if positions.size == 0:
             return np.empty((len(q), 0), np.float32)
         blocks, places = np.divmod(positions, cache.shape.block_tokens)
         slots = (block_table[blocks] * cache.shape.block_tokens + places).astype(np.int32)
-        rows = read_index(cache.shape, cache.values, slots).astype(np.float64)
+        rows = read_index(cache.shape, cache.index, slots).astype(np.float64)
         said = np.maximum(q.astype(np.float64) @ rows.T, 0.0)
         scores: FloatArray = np.einsum("th,thp->tp", weights, said).astype(np.float32)
         return scores

@@ -6,6 +6,7 @@ token decays it, adds its values under the token's B, and reads it with the toke
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,14 @@ class StateShape:
     heads: tuple[int, int, int] = (0, 0, 0)
 
     @property
+    def numbers(self) -> tuple[int, int]:
+        """How many numbers `conv` and `heads` have."""
+        return math.prod(self.conv), math.prod(self.heads)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of one sequence's state in one layer."""
-        tokens, channels = self.conv
-        heads, rows, columns = self.heads
-        return 4 * (tokens * channels + heads * rows * columns)
+        return 4 * sum(self.numbers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,16 +48,83 @@ class OutputGate:
     weight: Weight | None
 
 
+NO_NORM: Final = np.empty(0, np.float32)
+"""In place of gains: what a mixer takes is normed already, and it returns what is added to the residual stream alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockIndexer:
+    """What chooses the blocks of `block` positions that a token of grouped-query attention reads.
+
+    q: [heads * index, hidden]; k: [index, hidden]. gains: float32 [index], of RMS norms with `epsilon` of each head of q, and
+    of the mean of a block's k; behind them first numbers turn, the mean's as at the block's first position. A block's score
+    is the sum over heads of what of q . k is above zero. A token reads the blocks with the highest, of most_read positions
+    together, and those of its own block.
+    """
+
+    q: Weight
+    k: Weight
+    gains: tuple[FloatArray, FloatArray]
+    epsilon: float
+    block: int
+    most_read: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamMixer:
+    """What a part of a layer takes of several residual streams, and how much each stream takes of what it gives.
+
+    gain: float32 [streams, hidden], of an RMS norm of each stream, with `epsilon`. down: [rank, streams * hidden]; up:
+    [streams * hidden, rank]: sigmoid(up @ silu(down @ normed)) weighs the normed streams, whose mean is taken. shares:
+    [streams, streams * hidden]: stream s is added to what the part gives, times 2 * sigmoid(shares @ normed)[s]. None at the
+    end of a model.
+    """
+
+    gain: FloatArray
+    epsilon: float
+    down: Weight
+    up: Weight
+    shares: Weight | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NGramWeights:
+    """Embeddings of n-grams, added to several residual streams before a layer; see `models.ngrams`.
+
+    table: [rows, width]; keys: [streams * hidden, heads * width]; value: [hidden, heads * width]; conv: float32 [conv_width,
+    streams * hidden], the oldest token's first. Gains: float32 [streams, hidden], of RMS norms with `epsilon`.
+    """
+
+    table: Weight
+    keys: Weight
+    value: Weight
+    key_gain: FloatArray
+    query_gain: FloatArray
+    conv_gain: FloatArray
+    conv: FloatArray
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerStreams:
+    """What a layer has where there are several residual streams. ngrams: added before all else, where it has them."""
+
+    mixer: StreamMixer
+    feed_forward: StreamMixer
+    ngrams: NGramWeights | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeights:
-    """One layer's grouped-query attention. norm: float32 [hidden], with head_norm's epsilon.
+    """One layer's grouped-query attention. norm: float32 [hidden], with head_norm's epsilon; or `NO_NORM`.
 
     wide_norm: gains of queries and keys over all heads together, float32 [heads * head_dim] and [kv_heads *
     head_dim]; head_norm then has no gains. scale, window, chunked, temperature, sinks: see `Attending`. biases: added to
     q, k and v, float32. output_bias: float32 [hidden], added to what attention gives. v: k itself where values are the
     keys before their norm; then there are neither biases nor a wide norm. k, v: None where the cache is another layer's,
     which has stored both; then there are no gains and biases of them either. post_norm: of the output, before it is
-    added; of one part. centers: the norm takes the mean off first.
+    added; of one part. centers: the norm takes the mean off first. indexer: what chooses the positions that a token reads;
+    None where it reads all.
     """
 
     norm: FloatArray
@@ -75,11 +144,12 @@ class AttentionWeights:
     chunked: bool = False
     temperature: Temperature | None = None
     centers: bool = False
+    indexer: BlockIndexer | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeltaWeights:
-    """One layer's gated delta rule. norm: float32 [hidden], with the rule's epsilon.
+    """One layer's gated delta rule. norm: float32 [hidden], with the rule's epsilon; or `NO_NORM`.
 
     mixed: one to three matrices whose rows follow each other, together [channels, hidden]; z: [value_width, hidden];
     alpha: [steps, hidden]; beta: [value_heads, hidden]; output: [hidden, value_width]. z_low, alpha_low: [rank, hidden],
@@ -242,7 +312,8 @@ class LayerParts:
     embedding: just in a layer that attends and has an end. handed_on: `NORMED` where the feed-forward takes what attention
     takes, the layer's normed input, of which `norm` has the gains; `INPUT` where its router alone takes the layer's
     input. Either for grouped-query attention without a post_norm, and without an end, own norms of the router, and
-    products around experts.
+    products around experts. streams: where the residual stream is several; then the mixer has `NO_NORM`, and so has the
+    layer, and nothing of the above but the mixer, routed experts and a shared one.
     """
 
     mixer: AttentionWeights | LatentWeights | DeltaWeights | RecurrentWeights | None
@@ -253,6 +324,7 @@ class LayerParts:
     end: PostNorm | None = None
     embedding: LayerEmbedding | None = None
     handed_on: HandedOn = HandedOn.NOTHING
+    streams: LayerStreams | None = None
 
 
 @dataclass(frozen=True, slots=True)

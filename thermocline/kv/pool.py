@@ -62,7 +62,7 @@ class KVPool:
     @property
     def reserved_bytes(self) -> int:
         """Address space of the whole pool. Its resident part grows with use."""
-        return sum(cache.keys.nbytes + cache.values.nbytes for cache in self._layers.values())
+        return sum(array.nbytes for cache in self._layers.values() for array in cache.arrays)
 
     @property
     def layers(self) -> tuple[LayerIndex, ...]:
@@ -75,10 +75,11 @@ class KVPool:
 
 
 def _layer_cache(shape: CacheShape) -> LayerCache:
-    return LayerCache(shape, _reserve(shape.array_shape), _reserve(shape.value_shape))
+    index = _reserve(shape.index_shape) if shape.index else None
+    return LayerCache(shape, _reserve(shape.array_shape), _reserve(shape.value_shape), index)
 
 
-def _reserve(shape: tuple[int, int, int]) -> ByteArray:
+def _reserve(shape: tuple[int, ...]) -> ByteArray:
     num_bytes = math.prod(shape)
     if not num_bytes:
         return np.empty(shape, np.uint8)

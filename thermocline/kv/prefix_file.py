@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import ByteArray
     from thermocline.kv.cache import SequenceCache
     from thermocline.kv.kept_prefix import HeldPrefix
+    from thermocline.kv.recurrent import StatePool
 
 _MAGIC: Final = b"TCPROMPT"
 _VERSION: Final = 1
@@ -48,19 +49,27 @@ _PRIVATE: Final = 0o600
 
 
 class LayerForm(msgspec.Struct, frozen=True):
-    """What a layer keeps of each block: bytes of keys, and of values. has_window: only of some blocks."""
+    """What a layer keeps of each block: bytes of keys, of values, and of an indexer's rows. has_window: only of some blocks."""
 
     layer: int
     key_bytes: int
     value_bytes: int
     has_window: bool
+    index_bytes: int = 0
+
+    @property
+    def array_bytes(self) -> tuple[int, ...]:
+        """The bytes of each array of the layer's cache, in order."""
+        index = (self.index_bytes,) if self.index_bytes else ()
+        return (self.key_bytes, self.value_bytes, *index)
 
 
 class CacheForm(msgspec.Struct, frozen=True):
     """What a saved prefix must share with the cache that it is restored to.
 
     model: a digest of the model's weights. arithmetic: of which kernels. state_numbers: float32 numbers of each recurrent
-    layer's convolution and states. kinds_differ, expanded_tokens: what besides decides about the keys of blocks.
+    layer's convolution and states; further_states: the same of what layers keep besides. kinds_differ, expanded_tokens:
+    what besides decides about the keys of blocks.
     """
 
     program: str
@@ -73,15 +82,20 @@ class CacheForm(msgspec.Struct, frozen=True):
     state_numbers: tuple[int, int] = (0, 0)
     kinds_differ: bool = True
     expanded_tokens: int = 0
+    further_states: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def states(self) -> tuple[tuple[int, int], ...]:
+        """The numbers of each array of a slot of states, in the order of `StatePool.all_layers`."""
+        return (self.state_numbers,) * len(self.recurrent_layers) + self.further_states
 
     def data_bytes(self, parts: PrefixParts) -> int:
         """Return the bytes of these parts."""
         blocks = sum(
-            (layer.key_bytes + layer.value_bytes)
-            * (len(parts.windows) if layer.has_window else parts.num_blocks)
+            sum(layer.array_bytes) * (len(parts.windows) if layer.has_window else parts.num_blocks)
             for layer in self.layers
         )
-        state_bytes = 4 * sum(self.state_numbers) * len(self.recurrent_layers)
+        state_bytes = 4 * sum(map(sum, self.states))
         return blocks + state_bytes * len(parts.states)
 
 
@@ -243,22 +257,27 @@ def _arrays(
         for index in windows if layer.has_window else range(len(held.blocks)):
             if saved is None or index in new:
                 block = places[index]
-                yield _view(arrays.keys[block])
-                yield _view(arrays.values[block])
+                for array in arrays.arrays:
+                    yield _view(array[block])
             else:
-                yield _view(np.empty(layer.key_bytes, np.uint8))
-                yield _view(np.empty(layer.value_bytes, np.uint8))
+                for num_bytes in layer.array_bytes:
+                    yield _view(np.empty(num_bytes, np.uint8))
     for index in states:
-        for recurrent in form.recurrent_layers:
-            if cache.states is None:
-                raise SavedPromptError("the saved prompt has states, and this model has none")
-            pool = cache.states.layer(LayerIndex(recurrent))
-            is_kept = saved is None or index in held.new_states
-            for numbers, count in zip((pool.conv, pool.recurrent), form.state_numbers, strict=True):
-                if is_kept:
-                    yield _view(numbers[held.states[index]].reshape(-1).view(np.uint8))
-                else:
-                    yield _view(np.empty(4 * count, np.uint8))
+        if cache.states is None:
+            raise SavedPromptError("the saved prompt has states, and this model has none")
+        is_kept = saved is None or index in held.new_states
+        slot = held.states[index] if is_kept else None
+        yield from _state_arrays(form, cache.states, slot)
+
+
+def _state_arrays(form: CacheForm, states: StatePool, slot: int | None) -> Iterator[memoryview]:
+    """Yield the bytes of each array of a slot; arrays that nobody reads for None."""
+    for layer, counts in zip(states.all_layers, form.states, strict=True):
+        for numbers, count in zip((layer.conv, layer.recurrent), counts, strict=True):
+            if slot is None:
+                yield _view(np.empty(4 * count, np.uint8))
+            else:
+                yield _view(numbers[slot].reshape(-1).view(np.uint8))
 
 
 def _view(array: ByteArray) -> memoryview:

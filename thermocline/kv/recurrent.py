@@ -13,7 +13,7 @@ from thermocline.kernels.recurrent_contract import RecurrentStates
 from thermocline.kv.memory import reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from thermocline.kernels.recurrent_contract import StateShape
     from thermocline.kernels.weight import FloatArray
@@ -21,15 +21,22 @@ if TYPE_CHECKING:
 
 
 class StatePool:
-    """The recurrent states of all recurrent layers, by slot."""
+    """The recurrent states of all recurrent layers, by slot, and what else layers keep of a sequence in such slots."""
 
-    def __init__(self, layers: Iterable[LayerIndex], num_slots: int, shape: StateShape) -> None:
-        conv, recurrent = (num_slots, *shape.conv), (num_slots, *shape.heads)
-        self._layers = {
-            layer: RecurrentStates(_reserve(conv), _reserve(recurrent)) for layer in layers
-        }
+    def __init__(
+        self,
+        layers: Iterable[LayerIndex],
+        num_slots: int,
+        shape: StateShape,
+        further: Mapping[LayerIndex, StateShape] | None = None,
+    ) -> None:
+        """further: of layers that keep something besides."""
+        self._layers = {layer: _states(num_slots, shape) for layer in layers}
+        more = further or {}
+        self._further = {layer: _states(num_slots, own) for layer, own in more.items()}
         self.num_slots = num_slots
-        self.slot_bytes = shape.num_bytes * len(self._layers)
+        of_further = sum(own.num_bytes for own in more.values())
+        self.slot_bytes = shape.num_bytes * len(self._layers) + of_further
         """Bytes of one sequence's state in all layers."""
 
     def __repr__(self) -> str:
@@ -37,12 +44,16 @@ class StatePool:
 
     @property
     def all_layers(self) -> tuple[RecurrentStates, ...]:
-        """The states of each layer, in order."""
-        return tuple(self._layers.values())
+        """The states of each layer, in order, then what layers keep besides."""
+        return (*self._layers.values(), *self._further.values())
 
     def layer(self, layer: LayerIndex) -> RecurrentStates:
         """Return one layer's states; they are valid as long as they are referenced."""
         return self._layers[layer]
+
+    def further(self, layer: LayerIndex) -> RecurrentStates:
+        """Return what the layer keeps besides; as for `layer`."""
+        return self._further[layer]
 
 
 def clear_state(states: RecurrentStates, slot: int) -> None:
@@ -55,6 +66,10 @@ def copy_state(states: RecurrentStates, source: int, target: int) -> None:
     """Copy the state of slot `source` to slot `target`."""
     states.conv[target] = states.conv[source]
     states.recurrent[target] = states.recurrent[source]
+
+
+def _states(num_slots: int, shape: StateShape) -> RecurrentStates:
+    return RecurrentStates(_reserve((num_slots, *shape.conv)), _reserve((num_slots, *shape.heads)))
 
 
 def _reserve(shape: tuple[int, ...]) -> FloatArray:

@@ -54,9 +54,7 @@ class PartBytes:
             ]
         else:
             caches = map(self._cache.kv.layer, self._layers[kind])
-            found = [
-                array[number].reshape(-1) for each in caches for array in (each.keys, each.values)
-            ]
+            found = [array[number].reshape(-1) for each in caches for array in each.arrays]
         contents: list[Any] = [array for array in found if array.nbytes]
         return [memoryview(content) for content in contents]
 

@@ -13,6 +13,7 @@ import numpy as np
 from thermocline.kernels.dense_contract import HeadNorm
 from thermocline.kernels.weight import ExpertActivation
 from thermocline.kernels.whole_layer import (
+    NO_NORM,
     AttentionWeights,
     LayerParts,
     MoeWeights,
@@ -33,6 +34,13 @@ _QKV: Final = ("q", "k", "v")
 def plain_rope(spec: ModelSpec) -> RopeRule:
     """Return the rotary rule of all heads."""
     return RopeRule(spec.rotary_dims, spec.rope_base, spec.rope_scaling)
+
+
+def read_mixer_norm(weights: WeightMap, spec: ModelSpec, prefix: str) -> FloatArray:
+    """Return the gains of the norm before a mixer; `NO_NORM` of a model with several residual streams."""
+    if spec.streams is not None:
+        return NO_NORM
+    return weights.vector(prefix + "attn_norm.weight", spec.hidden_size)
 
 
 def read_rope_factors(weights: WeightMap, num_dims: int) -> tuple[float, ...]:
@@ -66,7 +74,7 @@ def read_attention(
     if name in weights and not gated:
         output_bias = weights.vector(name, hidden)
     return AttentionWeights(
-        norm=weights.vector(prefix + "attn_norm.weight", hidden),
+        norm=read_mixer_norm(weights, spec, prefix),
         q=q,
         k=k,
         v=v,

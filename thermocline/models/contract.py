@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class NonExpertParts:
     """The non-expert weights, as they lie in the file; layers carry their routed experts along.
 
-    ropes: by layer, None for layers without rotary embedding. output_norm: float32 [D]; output: [V, D].
+    ropes: by layer, None for layers without rotary embedding. output_norm: float32 [D], `NO_NORM` behind several residual
+    streams; output: [V, D].
     """
 
     layers: tuple[LayerParts, ...]
@@ -86,7 +87,10 @@ class Head(Protocol):
 
 
 class Model(Head, Protocol):
-    """One opened model. Every method blocks and computes each token independently."""
+    """One opened model. Every method blocks and computes each token independently.
+
+    D is the width of the residual stream: of all of them, where there are several.
+    """
 
     @property
     def non_expert(self) -> NonExpertParts:

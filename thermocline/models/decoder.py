@@ -12,6 +12,7 @@ import numpy as np
 
 from thermocline.kernels.dense_contract import RopeTable
 from thermocline.kernels.whole_layer import (
+    NO_NORM,
     AnyLayerInput,
     AttentionWeights,
     DeltaWeights,
@@ -19,6 +20,7 @@ from thermocline.kernels.whole_layer import (
     LatentWeights,
     LayerInput,
     LayerParts,
+    LayerStreams,
     PlainLayerInput,
     RecurrentLayerInput,
     RecurrentWeights,
@@ -37,9 +39,11 @@ from thermocline.models.layers import (
     route,
 )
 from thermocline.models.metadata import RERANKING_HEAD
+from thermocline.models.ngrams import add_ngrams
 from thermocline.models.placed_layers import PlacedLayers
 from thermocline.models.routing import RouterWeights
 from thermocline.models.spec import LayerKind
+from thermocline.models.streams import narrow, read_stream_mixer, widen
 from thermocline.models.weights import StackedExperts, WeightMap
 
 if TYPE_CHECKING:
@@ -94,7 +98,11 @@ class Decoder:
             "a cache without a window"
         )
         self.expert_layers = tuple(layer.experts for layer in layers)
-        self._output_norm = weights.vector(spec.output_norm, spec.hidden_size)
+        self._output_norm, self._end_mixer = NO_NORM, None
+        if spec.streams is None:
+            self._output_norm = weights.vector(spec.output_norm, spec.hidden_size)
+        else:
+            self._end_mixer = read_stream_mixer(weights, spec, "output_hc", ends=True)
         output = embedding  # tied, unless the file has a head of its own
         if "output.weight" in weights:
             output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
@@ -120,8 +128,9 @@ class Decoder:
         self._step: tuple[SequenceCache, PlacedLayers, WholeStep] | None = None
 
     def embed(self, token_ids: IntArray, *, may_be_missing: bool = False) -> FloatArray:
-        table = self._embedding
-        return self._kernels.decode_rows(table, token_ids, may_be_missing=may_be_missing)
+        table, streams = self._embedding, self.spec.streams
+        x = self._kernels.decode_rows(table, token_ids, may_be_missing=may_be_missing)
+        return x if streams is None else np.tile(x, streams.count)
 
     def embed_layers(
         self,
@@ -141,9 +150,11 @@ class Decoder:
     def attend(
         self, layer: LayerIndex, chunk: Chunk, x: FloatArray, cache: SequenceCache
     ) -> FloatArray:
-        weights = self._layers[layer].mixer
+        weights, streams = self._layers[layer].mixer, self._layers[layer].streams
         match weights:
             case DeltaWeights():
+                if streams is not None:
+                    return self._recur_in_streams(layer, weights, streams, chunk, x, cache)
                 states = _states(cache, layer)
                 return apply_delta_rule(self._kernels, weights, chunk, x, states)
             case RecurrentWeights():
@@ -164,8 +175,32 @@ class Decoder:
             return begin_latent_attention(
                 self._kernels, weights, rope, chunk, x, mine, self._choices
             )
-        assert isinstance(weights, AttentionWeights), "states have no keys and values"
-        return begin_attention(self._kernels, weights, rope, chunk, x, mine, parts.handed_on)
+        if parts.streams is None:
+            return begin_attention(self._kernels, parts, rope, chunk, x, mine)
+        given, shares = narrow(self._kernels, parts.streams.mixer, x, prompt=chunk.is_prompt)
+        rotary = self._rotaries[layer]
+        turns_at = None if rotary is None else rotary.look_up
+        finish = begin_attention(self._kernels, parts, rope, chunk, given, mine, turns_at)
+        return lambda: _widened(x, finish(), shares)
+
+    def _recur_in_streams(
+        self,
+        layer: LayerIndex,
+        weights: DeltaWeights,
+        streams: LayerStreams,
+        chunk: Chunk,
+        x: FloatArray,
+        cache: SequenceCache,
+    ) -> FloatArray:
+        """Return the streams [T, streams * D] after a layer's embeddings of n-grams, if it has them, and its rule."""
+        if streams.ngrams is not None:
+            assert self.spec.ngrams is not None, "a model with n-grams"
+            assert cache.states is not None, "a model with recurrent layers needs a pool of states"
+            further = cache.states.further(layer)
+            x = add_ngrams(self._kernels, streams.ngrams, self.spec.ngrams, chunk, x, further)
+        given, shares = narrow(self._kernels, streams.mixer, x, prompt=chunk.is_prompt)
+        out = apply_delta_rule(self._kernels, weights, chunk, given, _states(cache, layer))
+        return _widened(x, out, shares)
 
     def route(
         self,
@@ -180,7 +215,8 @@ class Decoder:
 
     @property
     def has_whole_layers(self) -> bool:
-        return self._kernels.whole_layer is not None and self.spec.indexer is None
+        is_plain = self.spec.indexer is None and self.spec.streams is None
+        return self._kernels.whole_layer is not None and is_plain
 
     @property
     def has_whole_steps(self) -> bool:
@@ -239,6 +275,9 @@ class Decoder:
         assert parts.routed is not None, "a dense layer has no router"
         assert parts.norm is not None, "experts have a norm"
         router, rule = parts.routed.router, parts.routed.rule
+        if parts.streams is not None:
+            mixer = parts.streams.feed_forward
+            return RouterWeights(None, router, parts.epsilon, rule, mixer=mixer)
         own, handed_on = parts.routed.own, parts.handed_on
         gain = None if handed_on is HandedOn.INPUT else parts.norm if own is None else own.router
         centers = handed_on is HandedOn.NORMED and self.spec.norms_center
@@ -246,6 +285,8 @@ class Decoder:
 
     def final_norm(self, x: FloatArray) -> FloatArray:
         dense, spec = self._kernels.dense, self.spec
+        if self._end_mixer is not None:
+            return narrow(self._kernels, self._end_mixer, x, prompt=False)[0]
         norm_rows = dense.layer_norm if spec.norms_center else dense.rms_norm
         return norm_rows(x, self._output_norm, spec.rms_epsilon)
 
@@ -260,6 +301,11 @@ class Decoder:
             nothing = np.empty((len(chunk.positions), 0), np.float32)
             return RopeTable(nothing, nothing)
         return rotary.at(chunk.positions)
+
+
+def _widened(x: FloatArray, out: FloatArray, shares: FloatArray | None) -> FloatArray:
+    assert shares is not None, "a layer's mixer has shares"
+    return widen(x, out, shares)
 
 
 def _states(cache: SequenceCache, layer: LayerIndex) -> RecurrentStates:

@@ -92,8 +92,8 @@ def read_dflash_spec(file: ModelFile, target: ModelFile, spec: ModelSpec) -> DFl
         raise read.bad("attention.causal", "is true; drafters of this form see their whole block")
     num_layers = read.size("block_count")
     decoder = read_dense_drafter(read, spec, DFLASH_NAMES[0], num_layers, epsilon=1e-6)
-    if decoder.hidden_size != spec.hidden_size:
-        raise _not_for(file, f"its width is {decoder.hidden_size}, not {spec.hidden_size}", target)
+    if decoder.hidden_size != spec.stream_size:
+        raise _not_for(file, f"its width is {decoder.hidden_size}, not {spec.stream_size}", target)
     prefix = "dflash." if is_older else ""
     # Without a key, converters of this layout meant sixteen.
     block_tokens = read.size(f"{prefix}block_size", default=16, least=2)

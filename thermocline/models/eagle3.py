@@ -75,8 +75,8 @@ def read_eagle3_spec(file: ModelFile, target: ModelFile, spec: ModelSpec) -> Eag
     read = SpecReader(file)
     read.require_equal("block_count", 1)
     width = read.size("target_hidden_size")
-    if width != spec.hidden_size:
-        what = f"it reads layers of a width of {width}, not {spec.hidden_size}"
+    if width != spec.stream_size:
+        what = f"it reads layers of a width of {width}, not {spec.stream_size}"
         raise _not_for(file, what, target)
     layers = file.metadata.get_ints(f"{file.architecture}.target_layers")
     if len(layers) != _NUM_LAYERS_READ:

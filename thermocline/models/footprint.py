@@ -24,6 +24,7 @@ _ROUTED: Final = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down|gate_up)_exps\.(we
 _EMBEDDING: Final = "token_embd.weight"
 _LAYER_EMBEDDINGS: Final = "per_layer_token_embd.weight"
 _OUTPUT: Final = "output.weight"
+_OF_NGRAMS: Final = ".ple_key."
 
 
 class Role(StrEnum):
@@ -32,6 +33,8 @@ class Role(StrEnum):
     EMBEDDING = "embedding"
     ATTENTION = "attention"
     STATE = "recurrent state"
+    STREAMS = "residual streams"
+    NGRAMS = "n-grams"
     ROUTER = "router"
     SHARED = "shared experts"
     DENSE = "dense feed-forward"
@@ -56,7 +59,7 @@ class Footprint:
     """Sizes of one model.
 
     total_bytes       all tensors
-    trunk_bytes       all but the routed experts: read for every token
+    trunk_bytes       all but the routed experts and a table of n-grams: read for every token
     experts_bytes     the routed experts of all layers
     expert_bytes      one expert of each layer, by layer index; layers without experts count 0
     token_bytes       what one decoded token reads at least; None where the router is not known
@@ -64,6 +67,7 @@ class Footprint:
     num_active_parameters  weights that one token uses; None where the router is not known
     num_output_parameters  weights of the output matrix (the embedding's, where it is tied)
     shared_bytes      experts that every token takes; part of trunk_bytes
+    ngram_bytes       a table of n-grams, of which a token takes a few rows
     formats           what is stored how, in the order of `Role`, the largest format first
     """
 
@@ -77,6 +81,7 @@ class Footprint:
     num_output_parameters: int
     formats: tuple[FormatShare, ...]
     shared_bytes: int = 0
+    ngram_bytes: int = 0
 
 
 def decoder_tensors(tensors: Iterable[TensorInfo], num_layers: int) -> tuple[TensorInfo, ...]:
@@ -95,7 +100,11 @@ def measure_footprint(tensors: Iterable[TensorInfo], router: RouterRule | None) 
     table = tuple(tensors)
     routed = [tensor for tensor in table if _routed_layer(tensor) is not None]
     rest = [tensor for tensor in table if _routed_layer(tensor) is None]
-    trunk_bytes = sum(tensor.nbytes for tensor in rest)
+    has_ngrams = any(_OF_NGRAMS in tensor.name for tensor in table)
+    ngram_bytes = sum(
+        tensor.nbytes for tensor in rest if has_ngrams and tensor.name == _LAYER_EMBEDDINGS
+    )
+    trunk_bytes = sum(tensor.nbytes for tensor in rest) - ngram_bytes
     experts_bytes = sum(tensor.nbytes for tensor in routed)
     num_rest, num_routed = _num_weights(rest), _num_weights(routed)
     token_bytes = num_active = None
@@ -110,10 +119,10 @@ def measure_footprint(tensors: Iterable[TensorInfo], router: RouterRule | None) 
         ]
         used_bytes = sum(router.used_of(tensor.nbytes, layer) for tensor, layer in pairs)
         num_used = sum(router.used_of(_num_weights([tensor]), layer) for tensor, layer in pairs)
-        token_bytes = trunk_bytes - unread_bytes + used_bytes
+        token_bytes = trunk_bytes + ngram_bytes - unread_bytes + used_bytes
         num_active = num_rest - unused + num_used
     return Footprint(
-        total_bytes=trunk_bytes + experts_bytes,
+        total_bytes=trunk_bytes + experts_bytes + ngram_bytes,
         trunk_bytes=trunk_bytes,
         experts_bytes=experts_bytes,
         shared_bytes=sum(
@@ -121,6 +130,7 @@ def measure_footprint(tensors: Iterable[TensorInfo], router: RouterRule | None) 
         ),
         expert_bytes=_expert_bytes(table),
         token_bytes=token_bytes,
+        ngram_bytes=ngram_bytes,
         num_parameters=num_rest + num_routed,
         num_active_parameters=num_active,
         num_output_parameters=_num_output_weights(table),
@@ -143,7 +153,9 @@ def _role_in(names: frozenset[str], name: str) -> Role:
     """
     prefix, found, part = name.partition("attn_")
     role = tensor_role(name)
-    if not found or role is Role.NORM:
+    if name == _LAYER_EMBEDDINGS and any(_OF_NGRAMS in other for other in names):
+        return Role.NGRAMS
+    if not found or role in (Role.NORM, Role.STREAMS):
         return role
     if f"{prefix}ssm_conv1d_q.weight" in names:
         return Role.STATE
@@ -155,6 +167,8 @@ def _role_in(names: frozenset[str], name: str) -> Role:
 _ROLE_BY_PART: Final = (
     ("token_embd.", Role.EMBEDDING),
     ("norm", Role.NORM),
+    ("hc_", Role.STREAMS),
+    (".ple_", Role.NGRAMS),
     ("ssm_", Role.STATE),
     ("shortconv.", Role.STATE),
     ("attn_qkv.", Role.STATE),

@@ -23,6 +23,7 @@ from thermocline.models.blocks import (
     plain_rope,
     read_attention,
     read_head_norm,
+    read_mixer_norm,
     read_routed,
     read_shared,
 )
@@ -86,16 +87,15 @@ def hybrid_layer(
     prefix, hidden = f"blk.{index}.", spec.hidden_size
     mixer: AttentionWeights | DeltaWeights
     if alpha_beta is None:
-        mixer, rope = _attention(weights, spec, prefix), plain_rope(spec)
+        mixer, rope = read_gated_attention(weights, spec, prefix), plain_rope(spec)
     else:
-        mixer, rope = _delta(weights, spec, prefix, *alpha_beta), None
+        mixer, rope = read_delta(weights, spec, prefix, *alpha_beta), None
     norm = weights.vector(prefix + "post_attention_norm.weight", hidden)
     if not spec.has_experts:
         dense = SharedExpert(weights.expert(prefix, "", spec.dense_intermediate_size, hidden), None)
         return DecoderLayer(LayerParts(mixer, norm, spec.rms_epsilon, None, dense), rope, None)
     routed, experts = read_routed(weights, spec, prefix)
-    gate = weights.row(prefix + "ffn_gate_inp_shexp.weight", hidden)
-    shared: SharedExpert = replace(read_shared(weights, spec, prefix), gate=gate)
+    shared = read_gated_shared(weights, spec, prefix)
     return DecoderLayer(LayerParts(mixer, norm, spec.rms_epsilon, routed, shared), rope, experts)
 
 
@@ -103,16 +103,28 @@ def tiled_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer
     """Return one layer of a hybrid whose alphas and betas are a matrix each."""
     if spec.layer_kinds[index] is not LayerKind.RECURRENT:
         return hybrid_layer(weights, spec, index, None)
+    return hybrid_layer(weights, spec, index, read_alpha_beta(weights, spec, index))
+
+
+def read_alpha_beta(weights: WeightMap, spec: ModelSpec, index: int) -> tuple[Weight, Weight]:
+    """Return the matrices of alphas and of betas, where they are one each."""
     alpha, beta = (
         weights.matrix(
             f"blk.{index}.ssm_{part}.weight", delta_shape(spec).value_heads, spec.hidden_size
         )
         for part in ("alpha", "beta")
     )
-    return hybrid_layer(weights, spec, index, (alpha, beta))
+    return alpha, beta
 
 
-def _attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> AttentionWeights:
+def read_gated_shared(weights: WeightMap, spec: ModelSpec, prefix: str) -> SharedExpert:
+    """Return the shared expert with its gate."""
+    gate = weights.row(prefix + "ffn_gate_inp_shexp.weight", spec.hidden_size)
+    return replace(read_shared(weights, spec, prefix), gate=gate)
+
+
+def read_gated_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> AttentionWeights:
+    """Return attention with norms of its heads, and gates beside its queries."""
     return replace(
         read_attention(weights, spec, prefix, gated=True),
         head_norm=read_head_norm(weights, spec, prefix),
@@ -120,9 +132,16 @@ def _attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> AttentionWei
     )
 
 
-def _delta(
-    weights: WeightMap, spec: ModelSpec, prefix: str, alpha: Weight, beta: Weight
+def read_delta(
+    weights: WeightMap,
+    spec: ModelSpec,
+    prefix: str,
+    alpha: Weight,
+    beta: Weight,
+    *,
+    sigmoid_gate: bool = False,
 ) -> DeltaWeights:
+    """Return a layer's rule. alpha, beta: as its architecture stores them; sigmoid_gate: see `DeltaRule`."""
     shape, hidden = delta_shape(spec), spec.hidden_size
     conv = weights.array(prefix + "ssm_conv1d.weight", (shape.channels, shape.conv_width))
     rule = DeltaRule(
@@ -132,9 +151,10 @@ def _delta(
         decay=weights.vector(prefix + "ssm_a", shape.value_heads),
         gain=weights.vector(prefix + "ssm_norm.weight", shape.value_dim),
         epsilon=spec.rms_epsilon,
+        sigmoid_gate=sigmoid_gate,
     )
     return DeltaWeights(
-        norm=weights.vector(prefix + "attn_norm.weight", hidden),
+        norm=read_mixer_norm(weights, spec, prefix),
         mixed=(weights.matrix(prefix + "attn_qkv.weight", shape.channels, hidden),),
         z=weights.matrix(prefix + "attn_gate.weight", shape.value_width, hidden),
         alpha=alpha,

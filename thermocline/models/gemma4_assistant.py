@@ -192,7 +192,7 @@ class AssistantModel:
             )
             return kernels.whole_layer(parts, given)[0]
         assert isinstance(parts.mixer, AttentionWeights), "it attends"
-        x = begin_attention(kernels, parts.mixer, rope, chunk, x, cache)()
+        x = begin_attention(kernels, parts, rope, chunk, x, cache)()
         return route(kernels, parts, x, prompt=False).residual
 
 

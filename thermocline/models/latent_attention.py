@@ -12,8 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from thermocline.kernels.cache_format import CacheShape, CacheType, row_by_row, write_index
-from thermocline.kernels.dense_contract import Activation, Attending, HeadNorm, LayerCache
+from thermocline.kernels.cache_format import row_by_row, write_index
+from thermocline.kernels.dense_contract import Activation, Attending, LayerCache
+from thermocline.models.choosing import SCORED_TOGETHER, best, turn_heads
 from thermocline.models.layers import copy_for_branches
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.kernels.whole_layer import Indexer, LatentWeights
     from thermocline.messages import Chunk, Segment
-
-_SCORED_TOGETHER: Final = 32
-"""Tokens whose scores are in memory at a time: 20 MiB in a context of 160,000."""
 
 _READ_TOGETHER: Final = 128
 """Tokens whose queries are in the terms of cached rows at a time: 38 MB for 128 heads. Fewer leave threads idle."""
@@ -205,8 +203,9 @@ def _ask(
     )
     dim = rows.shape[1]
     heads = np.concatenate((queries.reshape(len(rows), -1, dim), (rows + indexer.bias)[:, None]), 1)
-    _turn(dense, heads, replace(rope, pairs=indexer.pairs))
-    write_index(cache.shape, cache.values, slots, heads[:, -1])
+    turn_heads(dense, heads, replace(rope, pairs=indexer.pairs))
+    assert cache.index is not None, "a cache without rows for an indexer"
+    write_index(cache.shape, cache.index, slots, heads[:, -1])
     said = kernels.matmul(indexer.weights, normed) * np.float32(indexer.scale)
     return _Asked(np.ascontiguousarray(heads[:, :-1]), said)
 
@@ -226,28 +225,18 @@ def _choose(
     size = cache.shape.block_tokens
     for segment, first in zip(segments, near, strict=True):
         table, end = segment.block_table, segment.start + segment.length
-        for start in range(segment.start + first, end, _SCORED_TOGETHER):
-            stop = min(start + _SCORED_TOGETHER, end)
+        for start in range(segment.start + first, end, SCORED_TOGETHER):
+            stop = min(start + SCORED_TOGETHER, end)
             sees = chunk.positions[start:stop] + 1
             scores = dense.index_scores(
                 asked.q[start:stop], asked.weights[start:stop], table, int(sees[-1]), cache
             )
             for count, said in zip(sees, scores, strict=True):
-                blocks, places = np.divmod(best_positions(said[:count], most_read), size)
+                blocks, places = np.divmod(best(said[:count], most_read), size)
                 slots.append(table[blocks] * np.int32(size) + places)
             rows += range(start, stop)
     found = np.stack(slots) if slots else np.empty((0, most_read), np.int32)
     return ChosenSlots(np.array(rows, np.int32), found)
-
-
-def best_positions(scores: FloatArray, count: int) -> IntArray:
-    """Return the positions of the highest scores, ascending; of equal ones the first."""
-    ranked = np.fmax(scores, -np.inf)  # what is not a number is the least
-    least = np.partition(ranked, len(ranked) - count)[len(ranked) - count]
-    taken = ranked > least
-    ties = np.flatnonzero(ranked == least)
-    taken[ties[: count - np.count_nonzero(taken)]] = True
-    return np.flatnonzero(taken).astype(np.int32)
 
 
 def _read_chosen(
@@ -279,12 +268,3 @@ class _Run(NamedTuple):
     length: int
     block_table: IntArray
     num_expanded: int = 0
-
-
-def _turn(dense: DenseKernels, heads: FloatArray, rope: RopeTable) -> None:
-    """Turn the first numbers of heads [T, count, dim] in place."""
-    tokens, _, dim = heads.shape
-    shape = CacheShape(CacheType.F32, tokens, 1, 1, dim)  # nothing is written to it
-    keys, values = (np.empty(each, np.uint8) for each in (shape.array_shape, shape.value_shape))
-    nowhere, slots = LayerCache(shape, keys, values), np.arange(tokens, dtype=np.int32)
-    dense.prepare_heads(heads, None, None, HeadNorm(None, None, 0.0), rope, nowhere, slots)

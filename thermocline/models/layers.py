@@ -15,10 +15,12 @@ from thermocline.kernels.cache_format import copy_cache
 from thermocline.kernels.contract import ExpertWork
 from thermocline.kernels.delta_contract import DeltaInput
 from thermocline.kernels.dense_contract import Activation, Attending, RopeTable
-from thermocline.kernels.whole_layer import HandedOn
+from thermocline.kernels.whole_layer import AttentionWeights, HandedOn
 from thermocline.kv.recurrent import clear_state, copy_state
 from thermocline.messages import LayerEnding, Routing
+from thermocline.models.block_attention import ask_blocks
 from thermocline.models.routing import Routed
+from thermocline.models.streams import narrow, widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from thermocline.kernels.recurrent_contract import RecurrentStates
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import (
-        AttentionWeights,
         DeltaWeights,
         LayerEmbedding,
         LayerParts,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         OutputGate,
         RecurrentWeights,
         SharedExpert,
+        StreamMixer,
     )
     from thermocline.kv.cache import SequenceCache
     from thermocline.messages import CachePlaces, Chunk, LayerIndex
@@ -67,7 +69,7 @@ class RotaryTable:
         Every layer of a chunk asks with the same array, which must not change in between.
         """
         if self._last is None or self._last[0] is not positions:
-            self._last = positions, self._look_up(positions)
+            self._last = positions, self.look_up(positions)
         return self._last[1]
 
     def up_to(self, num_positions: int) -> RopeTable:
@@ -75,7 +77,8 @@ class RotaryTable:
         self._grow(num_positions)
         return self._rows
 
-    def _look_up(self, positions: IntArray) -> RopeTable:
+    def look_up(self, positions: IntArray) -> RopeTable:
+        """Return the same rows of positions that nobody asks for again."""
         self._grow(int(positions.max(initial=-1)) + 1)
         rows = self._rows
         return RopeTable(rows.cosines[positions], rows.sines[positions], self._pairs)
@@ -99,21 +102,25 @@ class RotaryTable:
 
 def begin_attention(
     kernels: Kernels,
-    weights: AttentionWeights,
+    parts: LayerParts,
     rope: RopeTable,
     chunk: Chunk,
     x: FloatArray,
     cache: LayerCache,
-    handed_on: HandedOn = HandedOn.NOTHING,
+    turns_at: Callable[[IntArray], RopeTable] | None = None,
 ) -> Callable[[], FloatArray]:
-    """Append the chunk's keys and values to `cache`; return what gives x [T, D] plus attention over it.
+    """Append the chunk's keys and values to `cache`; return what gives x [T, D] plus a layer's attention over it.
 
-    In between, others may write what this chunk's tokens see. handed_on: if something, it gives float32 [T, 2 D], that behind
-    each row; for `route`.
+    In between, others may write what this chunk's tokens see. Where the layer hands something on, it gives float32 [T, 2 D],
+    that behind each row; for `route`. Of weights with `NO_NORM` it gives attention alone. turns_at: rotary embedding at other
+    positions, for an indexer.
     """
-    dense, prompt = kernels.dense, chunk.is_prompt
-    norm_rows = dense.layer_norm if weights.centers else dense.rms_norm
-    normed = norm_rows(x, weights.norm, weights.head_norm.epsilon)
+    weights, handed_on = parts.mixer, parts.handed_on
+    assert isinstance(weights, AttentionWeights), "states have no keys and values"
+    dense, prompt, normed = kernels.dense, chunk.is_prompt, x
+    if len(weights.norm):
+        norm_rows = dense.layer_norm if weights.centers else dense.rms_norm
+        normed = norm_rows(x, weights.norm, weights.head_norm.epsilon)
     q, *rest = kernels.multiply_all(_distinct(weights), normed, prompt=prompt)
     gates = None
     if weights.gate is not None:
@@ -123,6 +130,10 @@ def begin_attention(
     places = chunk.places(window=weights.window > 0)
     dense.prepare_heads(q, k, v, weights.head_norm, rope, cache, places.slots)
     copy_for_branches(cache, places)
+    asked = None
+    if weights.indexer is not None:
+        assert turns_at is not None, "an indexer turns at other positions"
+        asked = ask_blocks(kernels, weights.indexer, normed, (rope, turns_at), chunk, cache)
 
     def finish() -> FloatArray:
         rule = Attending(
@@ -131,13 +142,14 @@ def begin_attention(
             sinks=weights.sinks,
             chunked=weights.chunked,
             temperature=weights.temperature,
+            chosen=None if asked is None else asked.chosen(dense, chunk, cache),
         )
         attended = dense.attention(q, chunk.positions, places.segments, cache, rule, prompt=prompt)
         if weights.gate is not None and gates is not None:
             rows = attended.reshape(-1, attended.shape[-1])
             attended = dense.gate(rows, gates, weights.gate.activation)
         attended = attended.reshape(len(x), -1)
-        add = x if weights.post_norm is None else None
+        add = x if weights.post_norm is None and len(weights.norm) else None
         out = kernels.matmul(weights.output, attended, add=add, prompt=prompt)
         if weights.output_bias is not None:
             out += weights.output_bias
@@ -152,15 +164,19 @@ def begin_attention(
 def copy_for_branches(cache: LayerCache, places: CachePlaces) -> None:
     """Copy what several branches see to where each looks for it, once the chunk's own keys and values are there."""
     if places.copies is not None:
-        copy_cache(cache.shape, cache.keys, cache.values, places.copies)
+        copy_cache(cache.shape, cache.keys, cache.values, places.copies, cache.index)
 
 
 def apply_delta_rule(
     kernels: Kernels, weights: DeltaWeights, chunk: Chunk, x: FloatArray, states: RecurrentStates
 ) -> FloatArray:
-    """Return x [T, D] plus the gated delta rule over it; updates the states of the chunk's sequences."""
+    """Return x [T, D] plus the gated delta rule over it; updates the states of the chunk's sequences.
+
+    Of weights with `NO_NORM` it is the rule's output alone.
+    """
     dense, prompt = kernels.dense, chunk.is_prompt
-    normed = dense.rms_norm(x, weights.norm, weights.rule.epsilon)
+    has_norm = len(weights.norm) > 0
+    normed = dense.rms_norm(x, weights.norm, weights.rule.epsilon) if has_norm else x
     firsts = weights.z_low or weights.z, weights.alpha_low or weights.alpha
     products = (*weights.mixed, *firsts, weights.beta)
     *mixed, z, alpha, beta = kernels.multiply_all(products, normed, prompt=prompt)
@@ -171,9 +187,9 @@ def apply_delta_rule(
     channels = mixed[0] if len(mixed) == 1 else np.concatenate(mixed, axis=1)
     given = DeltaInput(channels, z, alpha, beta)
     out = np.empty_like(given.z)
-    for runs in _rounds(chunk, states):
+    for runs in run_rounds(chunk, states):
         dense.delta_rule(given, weights.rule, runs, states, out)
-    return kernels.matmul(weights.output, out, add=x, prompt=prompt)
+    return kernels.matmul(weights.output, out, add=x if has_norm else None, prompt=prompt)
 
 
 def apply_recurrent(
@@ -188,7 +204,7 @@ def apply_recurrent(
     normed = dense.rms_norm(x, weights.norm, weights.epsilon)
     rows = kernels.matmul(weights.input, normed, prompt=prompt)
     out = np.empty((len(x), weights.rule.shape.width), np.float32)
-    for runs in _rounds(chunk, states):
+    for runs in run_rounds(chunk, states):
         dense.recur(rows, weights.rule, runs, states, out)
     return kernels.matmul(weights.output, out, add=x, prompt=prompt)
 
@@ -225,7 +241,7 @@ def cut_runs(chunk: Chunk, level: int = 0) -> IntArray:
     return np.array(runs, np.int32).reshape(-1, 4)
 
 
-def _rounds(chunk: Chunk, states: RecurrentStates) -> Iterator[IntArray]:
+def run_rounds(chunk: Chunk, states: RecurrentStates) -> Iterator[IntArray]:
     """Begin the states, and yield the runs in rounds, a slot once in each; copy states after each round.
 
     Branches of a tree begin with copies of what those before them left.
@@ -305,13 +321,15 @@ def route(
     prompt: bool,
     embedded: FloatArray | None = None,
 ) -> Routed:
-    """Return the routing of the residual stream x [T, D], and x with the shared expert added.
+    """Return the routing of the residual stream x [T, D], or of several, and x with the shared expert added.
 
     The shared expert is added first: the order of additions is the same wherever routed experts are computed.
     embedded: float32 [T, width] of a layer with embeddings of tokens. x where attention hands on more: see `begin_attention`.
     """
     if parts.norm is None:
         return Routed(x, x, _no_routing(len(x)))
+    if parts.streams is not None:
+        return _route_streams(kernels, parts, parts.streams.feed_forward, x, prompt)
     if parts.end is not None:
         routed = _route_branches(kernels, parts, parts.end, x, prompt)
         return routed if embedded is None else _embedded(kernels, parts, routed, embedded, prompt)
@@ -337,6 +355,22 @@ def route(
     narrow = kernels.matmul(around.down, normed, prompt=prompt)
     finish = partial(kernels.matmul, around.up, add=residual, prompt=prompt)
     return Routed(np.zeros_like(narrow), narrow, routing, LayerEnding(residual, finish))
+
+
+def _route_streams(
+    kernels: Kernels, parts: LayerParts, mixer: StreamMixer, x: FloatArray, prompt: bool
+) -> Routed:
+    """Return the routing of several residual streams x [T, streams * D], which take shares of the experts' sum."""
+    taken, shares = narrow(kernels, mixer, x, prompt=prompt)
+    assert shares is not None, "a layer's mixer has shares"
+    added = np.zeros_like(taken)
+    if parts.shared is not None:
+        added = _add_shared(kernels, parts.shared, taken, added, prompt)
+    if parts.routed is None:
+        return Routed(widen(x, added, shares), taken, _no_routing(len(x)))
+    logits = kernels.matmul(parts.routed.router, taken)
+    routing = Routing(*kernels.dense.route(logits, parts.routed.rule))
+    return Routed(added, taken, routing, LayerEnding(x, partial(widen, x, shares=shares)))
 
 
 def _route_branches(

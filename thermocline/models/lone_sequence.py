@@ -30,7 +30,9 @@ def lone_cache(
         own_blocks=dict.fromkeys(spec.keyless_layers, 0),
         sources=spec.kv_sources,
     )
-    states = None if spec.state is None else StatePool(spec.recurrent_layers, 1, spec.state)
+    states = None
+    if spec.state is not None:
+        states = StatePool(spec.recurrent_layers, 1, spec.state, spec.further_states)
     return SequenceCache(pool, states)
 
 

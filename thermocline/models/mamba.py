@@ -10,8 +10,21 @@ from thermocline.kernels.recurrent_contract import MambaRule, MambaShape
 from thermocline.kernels.whole_layer import RecurrentWeights
 
 if TYPE_CHECKING:
+    from thermocline.models.metadata import SpecReader
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
+
+
+def mamba_shape(read: SpecReader) -> MambaShape:
+    """Return the sizes of Mamba2, checked. Raises ModelFileError."""
+    heads, width = read.size("ssm.time_step_rank"), read.size("ssm.inner_size")
+    groups = read.size("ssm.group_count")
+    if width % heads:
+        raise read.bad("ssm.inner_size", f"is {width}, no multiple of time_step_rank {heads}")
+    if heads % groups:
+        raise read.bad("ssm.time_step_rank", f"is {heads}, no multiple of group_count {groups}")
+    state, conv = read.size("ssm.state_size"), read.size("ssm.conv_kernel", least=2)
+    return MambaShape(heads, width // heads, groups, state, conv)
 
 
 def read_mamba(weights: WeightMap, spec: ModelSpec, prefix: str) -> RecurrentWeights:

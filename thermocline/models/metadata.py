@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.dense_contract import Gating
-from thermocline.kernels.recurrent_contract import MambaShape
 from thermocline.messages import Pooling
 from thermocline.modelfile.cursor import quoted
 from thermocline.modelfile.layout import without_padding
@@ -65,6 +64,13 @@ class SpecReader:
             raise self._bad(
                 f"{name} must be a number of {least}..{_MAX_SIZE}, or one for each layer"
             )
+        return values
+
+    def integers(self, key: str, length: int, *, least: int = 0) -> tuple[int, ...]:
+        """Return the first so many whole numbers of an array, which may be of any size."""
+        values = self._metadata.get_ints(self._prefix + key)[:length]
+        if len(values) < length or min(values, default=0) < least:
+            raise self.bad(key, f"must have {length} entries, each at least {least}")
         return values
 
     def same_size(self, key: str, num_layers: int, default: int) -> int:
@@ -217,17 +223,6 @@ class SpecReader:
         """Return the norms' epsilon; a file without its key has it under the other norm's."""
         key, other = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         return self.positive_float(key if self._prefix + key in self._metadata else other)
-
-    def mamba(self) -> MambaShape:
-        """Return the sizes of Mamba2, checked."""
-        heads, width = self.size("ssm.time_step_rank"), self.size("ssm.inner_size")
-        groups = self.size("ssm.group_count")
-        if width % heads:
-            raise self.bad("ssm.inner_size", f"is {width}, no multiple of time_step_rank {heads}")
-        if heads % groups:
-            raise self.bad("ssm.time_step_rank", f"is {heads}, no multiple of group_count {groups}")
-        state, conv = self.size("ssm.state_size"), self.size("ssm.conv_kernel", least=2)
-        return MambaShape(heads, width // heads, groups, state, conv)
 
     def check_delta(self, shape: DeltaShape) -> None:
         """Refuse inconsistent sizes of a gated delta rule."""

@@ -136,7 +136,7 @@ class NextTokenBlock:
             x = begin_latent_attention(kernels, parts.mixer, rope, chunk, x, cache)()
         else:
             assert isinstance(parts.mixer, AttentionWeights), "checked when it was opened"
-            x = begin_attention(kernels, parts.mixer, rope, chunk, x, cache, parts.handed_on)()
+            x = begin_attention(kernels, parts, rope, chunk, x, cache)()
         return add_experts(kernels, parts, route(kernels, parts, x, prompt=prompt), prompt=prompt)
 
     def _rope(self, positions: IntArray) -> RopeTable:

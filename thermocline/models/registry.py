@@ -67,6 +67,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "minimax-m2",
             "qwen3vl",
             "qwen3vlmoe",
+            "qwen4exp",
             "gpt-oss",
             "lfm2",
             "lfm2moe",

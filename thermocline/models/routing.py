@@ -9,6 +9,7 @@ from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, Weight
+    from thermocline.kernels.whole_layer import StreamMixer
     from thermocline.messages import LayerEnding, Routing
     from thermocline.models.spec import RouterRule
 
@@ -20,7 +21,7 @@ _MIN_WEIGHT_SUM = 6.103515625e-5
 class RouterWeights:
     """What one layer's router decides by. gain: float32 [D], of the norm before it, None without one; matrix: [E, D].
 
-    centers: that norm takes the mean off first.
+    centers: that norm takes the mean off first. mixer: what makes its input of several residual streams.
     """
 
     gain: FloatArray | None
@@ -28,6 +29,7 @@ class RouterWeights:
     epsilon: float
     rule: RoutingRule
     centers: bool = False
+    mixer: StreamMixer | None = None
 
 
 class Routed(NamedTuple):

@@ -73,7 +73,8 @@ class ModelSizes:
     """Bytes of one model, and how many experts a token uses of each layer.
 
     output: the head's matrix and norm; a tied head's matrix is the embedding table, which then counts here.
-    embedding: the table, where it is not the head's matrix too, and that of the layers' own embeddings.
+    embedding: the table, where it is not the head's matrix too, and that of the layers' own embeddings. ngrams: the table of
+    n-grams, of which a token takes a few rows: memory need not hold it.
     """
 
     layers: tuple[LayerSizes, ...]
@@ -83,6 +84,7 @@ class ModelSizes:
     num_used: int
     """Rounded, where layers differ."""
     hidden_size: int
+    ngrams: int = 0
 
     @property
     def non_expert(self) -> int:
@@ -111,7 +113,7 @@ class ModelSizes:
 
     @property
     def total(self) -> int:
-        """Every tensor."""
+        """Every tensor but the table of n-grams."""
         return self.non_expert + self.embedding + self.routed
 
     def kv(self, num_tokens: int) -> int:
@@ -176,6 +178,7 @@ def measure_sizes(
                 non_expert[int(match[1])] += tensor.nbytes
     if all(tensor.name != _OUTPUTS[0] for tensor in table):
         embedding, output = 0, output + embedding
+    ngrams, of_layers = (of_layers, 0) if spec.ngrams is not None else (0, of_layers)
     embedding += of_layers
     expert_bytes = measure_footprint(table, spec.router).expert_bytes
     recurrent, windows = set(spec.recurrent_layers), set(spec.window_layers)
@@ -189,7 +192,7 @@ def measure_sizes(
             read_per_token=kv_bytes[n] if n in sources else 0,
             expert=expert_bytes[n] if n < len(expert_bytes) else 0,
             layout=_layout(formats[n], spec, n),
-            state=spec.state.num_bytes if spec.state is not None and n in recurrent else 0,
+            state=spec.state_bytes(n) if n in recurrent else 0,
             max_kv_tokens=max_kv_tokens if n in windows else None,
             window=spec.window.num_tokens if spec.window is not None and n in windows else None,
         )
@@ -203,7 +206,14 @@ def measure_sizes(
         router.num_experts,
         router.typical_used,
         spec.hidden_size,
+        ngrams,
     )
+
+
+def lasting_bytes(tensors: Iterable[TensorInfo], spec: ModelSpec) -> int:
+    """Return the bytes of a file that memory should hold: of all tensors but a table of n-grams."""
+    skipped = TABLE if spec.ngrams is not None else None
+    return sum(tensor.nbytes for tensor in tensors if tensor.name != skipped)
 
 
 def _layout(formats: Sequence[str], spec: ModelSpec, layer: int) -> str:

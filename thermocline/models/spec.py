@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.cache_format import HeadShape
 from thermocline.kernels.dense_contract import Gating
+from thermocline.kernels.recurrent_contract import StateShape
 from thermocline.kernels.weight import ExpertActivation, SiluLimits
 from thermocline.messages import LayerIndex, Pooling
 
 if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaShape
     from thermocline.kernels.dense_contract import Temperature
-    from thermocline.kernels.recurrent_contract import MambaShape, ShortConvShape, StateShape
+    from thermocline.kernels.recurrent_contract import MambaShape, ShortConvShape
     from thermocline.models.rope import RopeRule, RopeScaling
 
 
@@ -118,7 +119,7 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True)
 class IndexerSpec:
-    """What chooses the positions that tokens read, in layers with latent attention."""
+    """What chooses the positions that tokens read."""
 
     num_heads: int
     dim: int
@@ -128,7 +129,52 @@ class IndexerSpec:
     pairs: bool
     """Whether neighbours turn together, or halves."""
     layers: tuple[int, ...]
-    """Those that choose; the others take the choice of the last one before them."""
+    """Those that choose; others of latent attention take the choice of the last one before them."""
+    block: int = 1
+    """So many positions are chosen together."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsSpec:
+    """Residual streams side by side, of which each part of a layer takes a mixture."""
+
+    count: int
+    rank: int
+    """Numbers between the two matrices that decide about the mixture."""
+
+
+@dataclass(frozen=True, slots=True)
+class NGramSpec:
+    """Embeddings of a token with those before it, looked up by hashes and added before one layer."""
+
+    layer: LayerIndex
+    """A recurrent one."""
+    most_tokens: int
+    """Of the longest n-gram, at least two."""
+    heads: int
+    """Rows of each length."""
+    width: int
+    """Numbers of a row."""
+    conv_width: int
+    """Tokens that the convolution sees, each `most_tokens` behind the next."""
+    end_token: int
+    """Tokens before one with this id are not looked at; it stands for those that there are not."""
+    factors: tuple[int, ...]
+    """What the hash multiplies tokens with, the latest first."""
+    rows: tuple[int, ...]
+    """How many rows each head has."""
+    firsts: tuple[int, ...]
+    """The first row of each head in their table."""
+
+    @property
+    def num_heads(self) -> int:
+        """Rows that a token takes."""
+        return (self.most_tokens - 1) * self.heads
+
+    def state(self, stream_size: int) -> StateShape:
+        """The last tokens' numbers before the convolution, and the ids of those that an n-gram may begin with."""
+        earlier = (self.conv_width - 1) * self.most_tokens
+        return StateShape((earlier, stream_size), (1, 1, self.most_tokens - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +249,10 @@ class ModelSpec:
     """How layers attend where heads share one cached row, of head_dim numbers."""
     indexer: IndexerSpec | None = None
     """What chooses the positions that such layers read; None where they read all."""
+    streams: StreamsSpec | None = None
+    """How the residual stream is several; None where it is one."""
+    ngrams: NGramSpec | None = None
+    """Embeddings of n-grams; None without."""
     own_attention_scale: float | None = None
     """What attention scores are multiplied with; None is the usual 1 / sqrt(head_dim)."""
     temperature: Temperature | None = None
@@ -240,6 +290,23 @@ class ModelSpec:
     def state(self) -> StateShape | None:
         """What a recurrent layer keeps of a sequence; None without such layers."""
         return None if self.recurrent is None else self.recurrent.state
+
+    @property
+    def further_states(self) -> dict[LayerIndex, StateShape]:
+        """What a recurrent layer keeps of a sequence besides `state`, where it does."""
+        ngrams = self.ngrams
+        return {} if ngrams is None else {ngrams.layer: ngrams.state(self.stream_size)}
+
+    def state_bytes(self, layer: int) -> int:
+        """Return the bytes of what a recurrent layer keeps of a sequence."""
+        further = self.further_states.get(LayerIndex(layer))
+        shapes = (self.state, further)
+        return sum(shape.num_bytes for shape in shapes if shape is not None)
+
+    @property
+    def stream_size(self) -> int:
+        """Width of the whole residual stream."""
+        return self.hidden_size * (1 if self.streams is None else self.streams.count)
 
     @property
     def kv_shapes(self) -> tuple[HeadShape, ...]:
@@ -326,6 +393,7 @@ class ModelSpec:
             (self.layer_embedding_size > 0, "embeddings of each layer"),
             (bool(self.kv_sources), "attention to another layer's keys"),
             (self.indexer is not None, "attention to chosen positions"),
+            (self.streams is not None, "several residual streams"),
         )
         return " and ".join(what for is_there, what in found if is_there)
 

@@ -38,13 +38,17 @@ class Mixing(Enum):
     WINDOW_CACHE = "window cache"
     """The same, in a layer with a sliding window, whose cache has places of its own."""
     HIDDEN = "hidden"
-    """The residual stream of their rows: each computes all of them, as a state moves on with every token."""
+    """The residual stream of their rows: each computes all of them, as a state moves on with every token.
+
+    So do layers that choose positions in blocks: what is compared with of a block is made when all its tokens are there.
+    """
 
 
 def mixing_of(spec: ModelSpec) -> tuple[Mixing, ...]:
     """Return by layer what ranks of one replica give each other."""
+    has_blocks = spec.indexer is not None and spec.indexer.block > 1
     found = {
-        LayerKind.ATTENTION: Mixing.CACHE,
+        LayerKind.ATTENTION: Mixing.HIDDEN if has_blocks else Mixing.CACHE,
         LayerKind.WINDOW: Mixing.WINDOW_CACHE,
         LayerKind.RECURRENT: Mixing.HIDDEN,
         LayerKind.NONE: Mixing.NOTHING,
@@ -59,7 +63,7 @@ def mixed_row_bytes(spec: ModelSpec, cache_type: CacheType) -> int:
     """Return the most bytes of a row that a rank gives another one of its replica in a layer."""
     row_bytes = {
         Mixing.NOTHING: [0] * spec.num_layers,
-        Mixing.HIDDEN: [_FLOAT_BYTES * spec.hidden_size] * spec.num_layers,
+        Mixing.HIDDEN: [_FLOAT_BYTES * spec.stream_size] * spec.num_layers,
     }
     cached = [shape.token_bytes(cache_type) for shape in spec.kv_shapes]
     return max(row_bytes.get(kind, cached)[n] for n, kind in enumerate(mixing_of(spec)))

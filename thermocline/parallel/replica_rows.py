@@ -59,11 +59,11 @@ class ReplicaRows:
         """
         slots = partial(part.slots_of, window=window)
         shape = cache.shape
-        mine = take_cached(shape, cache.keys, cache.values, slots(part.index))
+        mine = take_cached(shape, cache.keys, cache.values, slots(part.index), cache.index)
 
         def store(index: int, rows: Bytes) -> None:
             # On the thread of the exchange: a later chunk of the request finds them, whoever goes on first.
-            put_cached(shape, cache.keys, cache.values, slots(index), rows)
+            put_cached(shape, cache.keys, cache.values, slots(index), rows, cache.index)
 
         await self._gather(turn, part, layer, mine, store, is_only=is_only)
 

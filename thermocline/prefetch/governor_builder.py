@@ -10,6 +10,7 @@ import numpy as np
 
 from thermocline.experts.catalog import ByteSpan
 from thermocline.messages import LayerIndex
+from thermocline.models.sizes import lasting_bytes
 from thermocline.prefetch.advice import PageAdvisor
 from thermocline.prefetch.cache_model import CacheModel
 from thermocline.prefetch.governor import PrefetchGovernor
@@ -63,7 +64,7 @@ def build_governor(
     kernels: of one thread, the planner's own. elsewhere: bool [layers, experts], experts that are not computed from the
     file. probes: check whether experts are in memory already, and read nothing ahead while they are.
     """
-    non_expert_bytes = file.total_tensor_bytes - catalog.total_bytes
+    non_expert_bytes = lasting_bytes(file.tensors.values(), model.spec) - catalog.total_bytes
 
     def room_bytes() -> int:
         room = page_cache_room_bytes()

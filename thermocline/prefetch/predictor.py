@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thermocline.models.streams import narrow
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -135,7 +137,10 @@ def likely_experts(router: RouterWeights, kernels: Kernels, residual: FloatArray
     """Return the experts, ascending int32, that `router` chooses for any row of residual [T, D]."""
     dense = kernels.dense
     norm_rows = dense.layer_norm if router.centers else dense.rms_norm
-    x = residual if router.gain is None else norm_rows(residual, router.gain, router.epsilon)
+    if router.mixer is not None:
+        x, _ = narrow(kernels, router.mixer, residual, prompt=False)
+    else:
+        x = residual if router.gain is None else norm_rows(residual, router.gain, router.epsilon)
     ids, _ = dense.route(kernels.matmul(router.matrix, x), router.rule)
     experts: IntArray = np.unique(ids)
     return experts

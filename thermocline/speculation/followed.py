@@ -81,7 +81,7 @@ def follow_moves(
     for layer in layers:
         cache = pool.layer(layer)
         for old, new in verified.moved:
-            cache.keys[new] = cache.keys[old]
-            cache.values[new] = cache.values[old]
+            for array in cache.arrays:
+                array[new] = array[old]
     table = [replaced.get(block, block) for block in followed.table.tolist()]
     followed.table = np.array(table, np.int32)

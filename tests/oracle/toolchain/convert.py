@@ -22,6 +22,7 @@ _PRE_TOKENIZERS = {
     "olmoe": "olmo",
     "qwen35": "qwen35",
     "qwen35moe": "qwen35",
+    "qwen4exp": "qwen35",
     "laguna": "laguna",
     "gpt-oss": "gpt-4o",
     "afmoe": "afmoe",
@@ -59,7 +60,8 @@ _OWN_VOCABULARIES = {
 
 # transformers' own classes add settings of experts that the converter takes for those of nemotron_h_moe, and name those
 # of the others otherwise than the published configuration, for which the converter is made: bailingmoe3's head size is
-# not that of its states there. It has none for maple and smallthinker, and names step35's otherwise.
+# not that of its states there, and qwen4exp's layers that attend are of another kind, for which the converter writes that
+# they read all positions. It has none for maple and smallthinker, and names step35's otherwise.
 _AS_WRITTEN = (
     "nemotron_h",
     "kimi_linear",
@@ -68,6 +70,7 @@ _AS_WRITTEN = (
     "smallthinker",
     "step35",
     "mimo2",
+    "qwen4exp",
 )
 
 

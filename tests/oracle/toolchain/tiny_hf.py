@@ -13,7 +13,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.oracle.toolchain import tiny_formulas, tiny_latent, tiny_recurrent, tiny_routers
+from tests.oracle.toolchain import (
+    tiny_formulas,
+    tiny_latent,
+    tiny_recurrent,
+    tiny_routers,
+    tiny_streams,
+)
 from tests.oracle.toolchain.tiny_gemma import gemma4_config, gemma4_tokenizer
 from thermocline.demo import DEMO_HELD_TEXT_PATH
 
@@ -72,7 +78,7 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
     if tiny.packed:
         tiny_formulas.pack_experts(folder, model)
     published = tiny_routers.PUBLISHED | tiny_formulas.PUBLISHED
-    published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED
+    published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED | tiny_streams.PUBLISHED
     if tiny.arch in published:
         published[tiny.arch](folder, config)
     save_tokenizer(folder, tiny.arch)
@@ -100,10 +106,11 @@ def _draw(name: str, values: torch.Tensor) -> None:
     """Fill a parameter with numbers of a trained model's spread: each product keeps its input's power."""
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         values.normal_(0, 0.5)
-    elif name.endswith(("embed_tokens.weight", "embeddings.weight")):
+    elif name.endswith(("embed_tokens.weight", "embeddings.weight", "ngram_embedding.weight")):
         values.normal_(0, 1)
     elif values.ndim >= 2:
         gain = 3.0 if name == "lm_head.weight" else 2.0 if name.endswith(_ROUTERS) else 1.0
+        gain = 6.0 if name.endswith(tiny_streams.DIVIDED) else gain
         values.normal_(0, gain * values.shape[-1] ** -0.5)
     elif name.endswith(("norm.weight", "_1.weight", "_2.weight", "router.scale", "expert_scale")):
         values.normal_(float(values.mean()), 0.1)  # around one, or around zero where one is added
@@ -371,6 +378,7 @@ _CLASSES = {
     **tiny_formulas.CLASSES,
     **tiny_latent.CLASSES,
     **tiny_recurrent.CLASSES,
+    **tiny_streams.CLASSES,
 }
 _CONFIGS = {
     "gemma4": gemma4_config,
@@ -397,4 +405,5 @@ _CONFIGS = {
     **tiny_formulas.CONFIGS,
     **tiny_latent.CONFIGS,
     **tiny_recurrent.CONFIGS,
+    **tiny_streams.CONFIGS,
 }

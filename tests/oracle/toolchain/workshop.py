@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.oracle.hf_archs import Keys, open_hf
 from tests.oracle.hf_model import HfModel, open_qwen3moe
-from tests.oracle.toolchain import tiny_formulas, tiny_latent
+from tests.oracle.toolchain import tiny_formulas, tiny_latent, tiny_streams
 from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
@@ -192,6 +192,7 @@ FORMULA_ARCHS = tuple(tiny_formulas.CLASSES)
 SMALL_CASES = tuple(_case("small", arch) for arch in ARCHS + ROUTER_ARCHS + FORMULA_ARCHS)
 """In float32; no row is a multiple of 256."""
 
+_MORE = (*tiny_formulas.OTHERS, *tiny_latent.OTHERS, *tiny_streams.OTHERS)
 OTHER_CASES = (
     _case("fused", "qwen3next", "--fuse-gate-up-exps", seed=2),
     _case("fused", "qwen35moe", "--fuse-gate-up-exps", seed=2),
@@ -280,7 +281,6 @@ OTHER_CASES = (
     _case("uneven", "kimi_linear", layers=5, options=_KIMI_UNEVEN, seed=2),
     _case("no_dense", "kimi_linear", options={"mlp_layer_types": ["sparse"] * 2}, seed=3),
     _case("fused_qkv", "kimi_linear", "--fuse-qkv", layers=3, seed=4),
-    *(_case(name, arch, **options) for name, arch, options in tiny_latent.OTHERS),
     _case("small", "glm4_moe_lite"),
     _case("extra_block", "glm4_moe_lite", extra_block=True),
     _case("uneven", "deepseek_v3", seed=7, options=_UNEVEN),
@@ -326,7 +326,7 @@ OTHER_CASES = (
     _case("own_yarn", "deepseek_v3", options={"rope_parameters": _LATENT_YARN}, seed=11),
     _case("in_turns", "deepseek_v3", layers=4, options={"mlp_layer_types": _IN_TURNS}, seed=12),
     _case("in_turns", "laguna", layers=4, options={"mlp_layer_types": _IN_TURNS}, seed=12),
-    *(_case(name, arch, **options) for name, arch, options in tiny_formulas.OTHERS),
+    *(_case(name, arch, **options) for name, arch, options in _MORE),
 )
 """What the converter writes otherwise for some."""
 
@@ -334,7 +334,8 @@ BF16_CASES = tuple(
     _case("bf16", arch, "--outtype", "bf16", seed=11)
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
-        *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED, *tiny_latent.SPARSE),
+        *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED),
+        *("qwen4exp", *tiny_latent.SPARSE),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
@@ -350,7 +351,7 @@ MIXED_CASES = (
     ),
     *(
         _case(*names, hidden=256, seed=7, **options)
-        for *names, options in (*tiny_formulas.MIXED, *tiny_latent.MIXED)
+        for *names, options in (*tiny_formulas.MIXED, *tiny_latent.MIXED, *tiny_streams.MIXED)
     ),
     _case("rows_of_96", "gpt-oss", hidden=96, seed=7, options={"intermediate_size": 160}),
     *(

@@ -19,6 +19,8 @@ from thermocline.kernels.cache_format import (
     write_latent,
 )
 
+SOURCES, TARGETS = np.array([4, 1, 11], np.int32), np.array([2, 0, 6], np.int32)
+
 
 @pytest.mark.parametrize("cache_type", CacheType)
 @pytest.mark.parametrize(("block_tokens", "value_dim"), [(1, 0), (5, 0), (16, 0), (40, 0), (5, 96)])
@@ -44,22 +46,42 @@ def test_another_cache_gets_the_rows_and_nothing_else(cache_type, block_tokens, 
 
 
 @pytest.mark.parametrize("cache_type", CacheType)
-@pytest.mark.parametrize("index", [0, 32])
-def test_latent_rows_too(cache_type, index):
-    """A latent cache has keys alone, or an indexer's rows in place of values."""
-    shape = CacheShape(cache_type, 4, 3, 1, 96, latent=64, index=index)
+def test_latent_rows_too(cache_type):
+    """A latent cache has keys alone."""
+    shape = CacheShape(cache_type, 4, 3, 1, 96, latent=64)
     rng = np.random.default_rng(1)
     keys, to_keys = (np.zeros(shape.array_shape, np.uint8) for _ in range(2))
-    values, to_values = (np.zeros(shape.value_shape, np.uint8) for _ in range(2))
+    values = np.empty(shape.value_shape, np.uint8)
     every = np.arange(12, dtype=np.int32)
     write_latent(shape, keys, every, rng.standard_normal((12, 96)).astype(np.float32))
-    write_index(shape, values, every, rng.standard_normal((12, index)).astype(np.float32))
-    sources, targets = np.array([4, 1, 11], np.int32), np.array([2, 0, 6], np.int32)
-    taken = take_cached(shape, keys, values, sources)
+    taken = take_cached(shape, keys, values, SOURCES)
     assert taken.shape == (3, shape.heads.token_bytes(cache_type))
-    put_cached(shape, to_keys, to_values, targets, taken)
-    for read, given, found in ((read_latent, keys, to_keys), (read_index, values, to_values)):
-        here, there = read(shape, given, every), read(shape, found, every)
-        expected = np.zeros_like(here)
-        expected[targets] = here[sources]
-        assert there.tobytes() == expected.tobytes()
+    put_cached(shape, to_keys, values, TARGETS, taken)
+    assert_moved(read_latent(shape, keys, every), read_latent(shape, to_keys, every))
+
+
+@pytest.mark.parametrize("cache_type", CacheType)
+@pytest.mark.parametrize("latent", [0, 64])
+def test_rows_of_an_indexer_too(cache_type, latent):
+    """They lie beside keys and values, and beside keys alone."""
+    shape = CacheShape(cache_type, 4, 3, 1, 96, latent=latent, index=32)
+    rng = np.random.default_rng(2)
+    arrays, others = (
+        [rng.integers(0, 100, each, np.uint8) for each in (shape.array_shape, shape.value_shape)]
+        for _ in range(2)
+    )
+    index, to_index = (np.zeros(shape.index_shape, np.uint8) for _ in range(2))
+    every = np.arange(12, dtype=np.int32)
+    write_index(shape, index, every, rng.standard_normal((12, 32)).astype(np.float32))
+    taken = take_cached(shape, *arrays, SOURCES, index)
+    assert taken.shape == (3, shape.heads.token_bytes(cache_type))
+    put_cached(shape, *others, TARGETS, taken, to_index)
+    assert_moved(read_index(shape, index, every), read_index(shape, to_index, every))
+    assert take_cached(shape, *others, TARGETS, to_index).tobytes() == taken.tobytes()
+
+
+def assert_moved(here, there):
+    """What was at the sources is at the targets, and nothing else anywhere."""
+    expected = np.zeros_like(here)
+    expected[TARGETS] = here[SOURCES]
+    assert there.tobytes() == expected.tobytes()

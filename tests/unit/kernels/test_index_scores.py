@@ -17,12 +17,12 @@ NUM_BLOCKS = 40
 def written(cache_type: CacheType, block_tokens: int, dim: int, seed: int = 0):
     """Return a cache, and its rows by slot as they are read."""
     shape = CacheShape(cache_type, NUM_BLOCKS, block_tokens, 1, 96, latent=64, index=dim)
-    values = np.zeros(shape.value_shape, np.uint8)
+    index = np.zeros(shape.index_shape, np.uint8)
     slots = np.arange(NUM_BLOCKS * block_tokens, dtype=np.int32)
     rng = np.random.default_rng(seed)
-    write_index(shape, values, slots, rng.standard_normal((len(slots), dim)).astype(np.float32))
-    keys = np.empty(shape.array_shape, np.uint8)
-    return LayerCache(shape, keys, values), read_index(shape, values, slots)
+    write_index(shape, index, slots, rng.standard_normal((len(slots), dim)).astype(np.float32))
+    keys, values = (np.empty(each, np.uint8) for each in (shape.array_shape, shape.value_shape))
+    return LayerCache(shape, keys, values, index), read_index(shape, index, slots)
 
 
 @pytest.mark.parametrize("cache_type", CacheType)

@@ -25,6 +25,7 @@ TOYS = {
     "qwen2moe": ToyArch("qwen2moe"),
     "qwen35moe": ToyArch("qwen35moe", layers=4, rotary=8),
     "qwen3next": ToyArch("qwen3next", layers=4, rotary=8),
+    "qwen4exp": ToyArch("qwen4exp", layers=4, rotary=8),
     "laguna": ToyArch("laguna", layers=5, rotary=8, window=16),
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
     "deepseek32": ToyArch("deepseek32", head_dim=24, rotary=8, query_rank=48),
@@ -127,6 +128,7 @@ OWN_OPTIONAL = {
     "mistral4": {"attention.q_lora_rank", "attention.key_length_mla"},
     "qwen2moe": {"expert_shared_feed_forward_length"},  # its tensor says it
     "qwen3vl": {"n_deepstack_layers"},
+    "qwen4exp": {"attention.compress_ratios", "attention.recurrent_layers", "ple.layers"},
     "step35": {
         *["expert_weights_scale", "expert_shared_feed_forward_length", "leading_dense_block_count"],
         *["swiglu_clamp_exp", "swiglu_clamp_shexp"],

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thermocline.kernels.dense_contract import Gating
-from thermocline.models.mamba import read_mamba
+from thermocline.models.mamba import mamba_shape, read_mamba
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, paired_layer, with_factors
 from thermocline.models.spec import LayerKind, ModelSpec
@@ -28,7 +28,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
     kinds = tuple(LayerKind.ATTENTION if heads else LayerKind.RECURRENT for heads in kv_heads)
     spec = replace(spec, own_layer_kinds=kinds, own_rotary_dims=_rotary_dims(read, spec))
     if LayerKind.RECURRENT in kinds:
-        spec = replace(spec, recurrent=read.mamba())
+        spec = replace(spec, recurrent=mamba_shape(read))
     return with_factors(read, spec, logit_scale=1.0)
 
 

@@ -9,6 +9,7 @@ from thermocline.kernels.weight import ExpertActivation
 from thermocline.kernels.whole_layer import LayerParts, SharedExpert
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.lone_blocks import block_kinds, read_mixer_block
+from thermocline.models.mamba import mamba_shape
 from thermocline.models.metadata import SpecReader
 from thermocline.models.spec import LayerKind, ModelSpec
 
@@ -32,7 +33,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
         own_layer_kinds=block_kinds(kv_heads, widths),
         own_feed_forward_sizes=widths if len(set(widths) - {0}) > 1 else (),
         own_rotary_dims=0,
-        recurrent=read.mamba(),
+        recurrent=mamba_shape(read),
     )
 
 

@@ -11,6 +11,7 @@ from thermocline.kernels.whole_layer import AroundExperts, LayerParts
 from thermocline.models.blocks import read_attention, read_routed, read_shared
 from thermocline.models.decoder import DecoderLayer
 from thermocline.models.lone_blocks import block_kinds, read_mixer_block
+from thermocline.models.mamba import mamba_shape
 from thermocline.models.metadata import SpecReader
 from thermocline.models.spec import LayerKind, ModelSpec
 
@@ -63,7 +64,7 @@ def read_spec(file: ModelFile) -> ModelSpec:
         expert_activation=_ACTIVATION,
         own_expert_hidden_size=read.count("moe_latent_size", default=0),
         shared_intermediate_size=read.size("expert_shared_feed_forward_length"),
-        recurrent=read.mamba(),
+        recurrent=mamba_shape(read),
     )
 
 

@@ -17,7 +17,8 @@ from thermocline.kv.pool import KVPool
 from thermocline.messages import SegmentKind
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models import latent_attention
-from thermocline.models.latent_attention import Choices, ChosenSlots, best_positions
+from thermocline.models.choosing import best
+from thermocline.models.latent_attention import Choices, ChosenSlots
 from thermocline.models.registry import open_model, read_spec
 from thermocline.models.sizes import measure_sizes
 
@@ -119,19 +120,19 @@ def test_the_best_positions_are_read():
     for count, kept in ((1, 1), (5, 5), (9, 1), (200, 31)):
         scores = rng.standard_normal(count).astype(np.float32)
         expected = np.sort(np.argsort(-scores, kind="stable")[:kept])
-        np.testing.assert_array_equal(best_positions(scores, kept), expected)
+        np.testing.assert_array_equal(best(scores, kept), expected)
     ties = np.array([0, 2, 0, 0, 1, 0], np.float32)
-    np.testing.assert_array_equal(best_positions(ties, 4), [0, 1, 2, 4])
+    np.testing.assert_array_equal(best(ties, 4), [0, 1, 2, 4])
     broken = np.array([np.nan, 1, np.nan, -np.inf, 3], np.float32)
-    np.testing.assert_array_equal(best_positions(broken, 2), [1, 4])
-    np.testing.assert_array_equal(best_positions(broken, 3), [0, 1, 4])
+    np.testing.assert_array_equal(best(broken, 2), [1, 4])
+    np.testing.assert_array_equal(best(broken, 3), [0, 1, 4])
 
 
 def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch):
     """Of those that are scored, and of those that read."""
     path, ids = write(tmp_path, SHARED), [(5 * n + n * n) % 250 for n in range(60)]
     expected = trunk_states(path, ids)
-    monkeypatch.setattr(latent_attention, "_SCORED_TOGETHER", 5)
+    monkeypatch.setattr(latent_attention, "SCORED_TOGETHER", 5)
     monkeypatch.setattr(latent_attention, "_READ_TOGETHER", 7)
     np.testing.assert_array_equal(trunk_states(path, ids), expected)
 

@@ -1,0 +1,185 @@
+"""Grouped-query attention to chosen blocks of positions: read from the file, and made of kernels.
+
+A token's row for the indexer is its own key, until its block is whole; then the row of the last token is the block's: the
+mean of its keys, normed and turned. Every token is treated by itself, so that results do not depend on the chunk: a block's
+keys are taken from the cache, whoever stored them. A token that sees no more blocks than it may read reads all positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from thermocline.kernels.cache_format import copy_cache, read_index, write_index
+from thermocline.kernels.whole_layer import BlockIndexer
+from thermocline.models.choosing import SCORED_TOGETHER, best, turn_heads
+from thermocline.models.spec import IndexerSpec, LayerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from thermocline.kernels.contract import Kernels
+    from thermocline.kernels.dense_contract import DenseKernels, LayerCache, RopeTable
+    from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.messages import CachePlaces, Chunk, Segment
+    from thermocline.models.metadata import SpecReader
+    from thermocline.models.spec import ModelSpec
+    from thermocline.models.weights import WeightMap
+
+_WORD: Final = 16
+"""Positions of a word of a choice."""
+_ALL: Final = 0xFFFF
+_KEYS: Final = "attention.indexer."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedBlocks:
+    """What a chunk's tokens ask an indexer. q: float32 [T, heads, index]."""
+
+    indexer: BlockIndexer
+    q: FloatArray
+
+    def chosen(
+        self, dense: DenseKernels, chunk: Chunk, cache: LayerCache
+    ) -> NDArray[np.uint16] | None:
+        """Return which positions each token reads, as `Attending` takes it; None where all read all that they see."""
+        block = self.indexer.block
+        most, seen = self.indexer.most_read // block, chunk.positions + 1
+        num_seen = int(seen.max())
+        if num_seen // block <= most:
+            return None
+        words = np.full((len(seen), -(-num_seen // _WORD)), _ALL, np.uint16)
+        ones = np.ones(self.q.shape[:2], np.float32)
+        for segment in chunk.places(window=False).segments:
+            end, table = segment.start + segment.length, segment.block_table
+            whole = seen[segment.start : end] // block
+            # Positions ascend: those that see too many blocks are the last ones.
+            for start in range(end - np.count_nonzero(whole > most), end, SCORED_TOGETHER):
+                rows = range(start, min(start + SCORED_TOGETHER, end))
+                part = slice(rows.start, rows.stop)
+                counts = seen[part] // block
+                num_positions = int(counts[-1]) * block
+                scores = dense.index_scores(
+                    self.q[part], ones[part], table, num_positions, cache, step=block
+                )
+                for row, count, said in zip(rows, counts.tolist(), scores, strict=True):
+                    words[row] = _words(best(said[:count], most), count, block, words.shape[1])
+        return words
+
+
+def ask_blocks(
+    kernels: Kernels,
+    indexer: BlockIndexer,
+    normed: FloatArray,
+    turns: tuple[RopeTable, Callable[[IntArray], RopeTable]],
+    chunk: Chunk,
+    cache: LayerCache,
+) -> AskedBlocks:
+    """Store the indexer's rows of a chunk's tokens [T, hidden], and return what they ask it.
+
+    turns: rotary embedding at the chunk's positions, and at any others.
+    """
+    dense, (rope, turns_at) = kernels.dense, turns
+    places, q_gain = chunk.places(window=False), indexer.gains[0]
+    q, keys = kernels.multiply_all((indexer.q, indexer.k), normed, prompt=chunk.is_prompt)
+    heads = q.reshape(len(q), -1, keys.shape[1])
+    turn_heads(dense, heads, rope, q_gain, indexer.epsilon)
+    _store(cache, places, places.slots, keys)
+    slots, firsts = _whole_blocks(places.segments, chunk.positions, indexer.block, cache)
+    if len(slots):
+        means = _means(cache, slots)[:, None]
+        turn_heads(dense, means, turns_at(firsts), indexer.gains[1], indexer.epsilon)
+        _store(cache, places, np.ascontiguousarray(slots[:, -1]), means[:, 0])
+    return AskedBlocks(indexer, heads)
+
+
+def _store(cache: LayerCache, places: CachePlaces, slots: IntArray, rows: FloatArray) -> None:
+    """Store an indexer's rows in `slots`, and where else branches look for them."""
+    shape, index = cache.shape, cache.index
+    assert index is not None, "a cache without rows for an indexer"
+    write_index(shape, index, slots, rows)
+    if places.copies is not None:
+        copy_cache(shape, cache.keys, cache.values, places.copies, index)
+
+
+def _whole_blocks(
+    segments: Sequence[Segment], positions: IntArray, block: int, cache: LayerCache
+) -> tuple[IntArray, IntArray]:
+    """Return the slots of each block that a chunk completes, int32 [n, block], and the first position of each."""
+    size, slots, firsts = cache.shape.block_tokens, [], []
+    for segment in segments:
+        own = positions[segment.start : segment.start + segment.length]
+        first = own[(own + 1) % block == 0] + np.int32(1 - block)
+        blocks, places = np.divmod(first[:, None] + np.arange(block, dtype=np.int32), size)
+        slots.append(segment.block_table[blocks] * np.int32(size) + places)
+        firsts.append(first)
+    return np.concatenate(slots).astype(np.int32), np.concatenate(firsts)
+
+
+def _means(cache: LayerCache, slots: IntArray) -> FloatArray:
+    """Return the mean of the rows in `slots` [n, block], added in order: float32 [n, index]."""
+    assert cache.index is not None, "a cache without rows for an indexer"
+    rows = read_index(cache.shape, cache.index, slots.reshape(-1)).reshape(*slots.shape, -1)
+    total: FloatArray = rows[:, 0].copy()
+    for member in range(1, slots.shape[1]):
+        total += rows[:, member]
+    total /= np.float32(slots.shape[1])
+    return total
+
+
+def _words(chosen: IntArray, count: int, block: int, num_words: int) -> NDArray[np.uint16]:
+    """Return a token's words, uint16 [num_words]: of the chosen ones of `count` blocks, and of all behind these."""
+    bits = np.zeros(count, bool)
+    bits[chosen] = True
+    positions = np.ones(num_words * _WORD, bool)
+    positions[: count * block] = np.repeat(bits, block)
+    return np.packbits(positions, bitorder="little").view("<u2")
+
+
+def with_block_indexer(read: SpecReader, spec: ModelSpec) -> ModelSpec:
+    """Return the dimensions with the indexer of layers whose tokens read chosen blocks. Raises ModelError."""
+    key = "attention.compress_ratios"
+    ratios = read.integers(key, spec.num_layers) if read.has(key) else (0,) * spec.num_layers
+    kinds = zip(ratios, spec.layer_kinds, strict=True)
+    layers = [n for n, (ratio, kind) in enumerate(kinds) if ratio and kind is LayerKind.ATTENTION]
+    if not layers:
+        return spec
+    block, most_read = ratios[layers[0]], read.size(f"{_KEYS}top_k")
+    if any(ratios[layer] != block for layer in layers):
+        raise read.bad(key, "differs between layers that attend")
+    if most_read % block:
+        raise read.bad(f"{_KEYS}top_k", f"is {most_read}, no multiple of the {block} of {key}")
+    indexer = IndexerSpec(
+        num_heads=read.size(f"{_KEYS}head_count"),
+        dim=read.size(f"{_KEYS}key_length", least=spec.rotary_dims),
+        most_read=most_read,
+        pairs=False,
+        layers=tuple(layers),
+        block=block,
+    )
+    shapes = tuple(
+        replace(shape, index=indexer.dim if layer in layers else 0)
+        for layer, shape in enumerate(spec.kv_shapes)
+    )
+    return replace(spec, indexer=indexer, own_kv_shapes=shapes)
+
+
+def read_block_indexer(weights: WeightMap, spec: ModelSpec, index: int) -> BlockIndexer | None:
+    """Return the indexer of a layer that attends; None where it reads all positions. Raises ModelFileError."""
+    prefix, of, hidden = f"blk.{index}.indexer.", spec.indexer, spec.hidden_size
+    if of is None or index not in of.layers:
+        weights.leave_out(prefix)
+        return None
+    q_gain, k_gain = (weights.vector(f"{prefix}{part}_norm.weight", of.dim) for part in "qk")
+    return BlockIndexer(
+        q=weights.matrix(f"{prefix}q_proj.weight", of.num_heads * of.dim, hidden),
+        k=weights.matrix(f"{prefix}k_proj.weight", of.dim, hidden),
+        gains=(q_gain, k_gain),
+        epsilon=spec.rms_epsilon,
+        block=of.block,
+        most_read=of.most_read,
+    )
