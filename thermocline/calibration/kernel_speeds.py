@@ -121,7 +121,7 @@ class _Parts:
         self._cache = lone_cache(spec, num_blocks, _BLOCK_TOKENS, cache_type)
         self._blocks = np.arange(num_blocks, dtype=np.int32)
         self._rng = np.random.default_rng(1)
-        shape = (_CACHED_TOKENS, spec.hidden_size)
+        shape = (_CACHED_TOKENS, spec.stream_size)
         self._x = self._rng.standard_normal(shape).astype(np.float32)
         # Layers that are alike take turns.
         timed = timed_layers(sizes)
@@ -132,7 +132,8 @@ class _Parts:
         for layer in self._with_cache:
             # Memory that was never written is one page of zeros, which any cache holds.
             kept = self._cache.kv.layer(layer)
-            kept.keys[:] = kept.values[:] = _CACHE_BYTE
+            for array in kept.arrays:
+                array[:] = _CACHE_BYTE
 
     def probes(self) -> dict[_Key, _Probe]:
         """Return all that is timed, in the order in which a round times it."""
@@ -239,7 +240,8 @@ class _Parts:
         experts = np.sort(self._rng.choice(self._sizes.num_experts, count, replace=False))
         pair_of = np.empty(len(order), np.int32)
         pair_of[order] = np.arange(len(order), dtype=np.int32)
-        x = self._some_x(num_tokens)
+        # Experts may be narrower than the residual stream.
+        x = np.ascontiguousarray(self._some_x(num_tokens)[:, : stacked.stack.hidden_size])
         work = ExpertWork(
             stacked.stack,
             experts.astype(np.int32),

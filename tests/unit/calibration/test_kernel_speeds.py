@@ -63,11 +63,18 @@ def test_the_first_round_does_not_count(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["olmoe", "qwen35moe", "laguna", "qwen2moe", "deepseek32"])
-def test_every_architecture_can_be_measured_and_priced(tmp_path, arch):
-    """Recurrent, dense and windowed layers included: nothing that an estimate asks for is missing."""
-    latent = {"head_dim": 24, "rotary": 8, "query_rank": 48} if arch == "deepseek32" else {}
-    path = write_toy_arch(tmp_path / "toy.gguf", ToyArch(arch, layers=5, **latent))
+@pytest.mark.parametrize(
+    ("arch", "own"),
+    [
+        *((arch, {}) for arch in ("olmoe", "qwen35moe", "laguna", "qwen2moe")),
+        ("deepseek32", {"head_dim": 24, "rotary": 8, "query_rank": 48}),
+        ("qwen4exp", {"rotary": 8}),
+        ("nemotron_h_moe", {"narrow": 32}),
+    ],
+)
+def test_every_architecture_can_be_measured_and_priced(tmp_path, arch, own):
+    """Recurrent, dense and windowed layers included, and experts narrower than the stream: nothing is missing."""
+    path = write_toy_arch(tmp_path / "toy.gguf", ToyArch(arch, layers=5, **own))
     with opened(path) as (model, kernels, sizes):
         found = measure_kernels(model, kernels, sizes, CacheType.F16, rounds=1)
     parts = (found.experts, found.trunk, found.head, found.attention)
