@@ -157,7 +157,7 @@ class Model(Head, Protocol):
 
     @property
     def has_whole_layers(self) -> bool:
-        """Whether `layer` can be called: the kernels compute a layer as one job."""
+        """Whether `layer` can be called: kernels that compute a layer as one job, or its parts one after another in one."""
         ...
 
     @property

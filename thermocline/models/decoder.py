@@ -31,16 +31,19 @@ from thermocline.models.latent_attention import Choices, begin_latent_attention
 from thermocline.models.layer_embeddings import read_layer_embeddings
 from thermocline.models.layers import (
     RotaryTable,
-    apply_delta_rule,
-    apply_recurrent,
     begin_attention,
-    begin_states,
-    cut_runs,
+    layer_by_parts,
     route,
 )
 from thermocline.models.metadata import RERANKING_HEAD
 from thermocline.models.ngrams import add_ngrams
 from thermocline.models.placed_layers import PlacedLayers
+from thermocline.models.recurrent_layers import (
+    apply_delta_rule,
+    apply_recurrent,
+    begin_states,
+    cut_runs,
+)
 from thermocline.models.routing import RouterWeights
 from thermocline.models.spec import LayerKind
 from thermocline.models.streams import narrow, read_stream_mixer, widen
@@ -215,12 +218,15 @@ class Decoder:
 
     @property
     def has_whole_layers(self) -> bool:
-        is_plain = self.spec.indexer is None and self.spec.streams is None
-        return self._kernels.whole_layer is not None and is_plain
+        return self._kernels.whole_layer is not None
 
     @property
     def has_whole_steps(self) -> bool:
-        return self.has_whole_layers and not self.spec.router.own_used
+        return self.has_whole_layers and self._has_native_layers and not self.spec.router.own_used
+
+    @property
+    def _has_native_layers(self) -> bool:
+        return self.spec.indexer is None and self.spec.streams is None
 
     def layer(
         self,
@@ -232,9 +238,10 @@ class Decoder:
     ) -> tuple[FloatArray, Routing]:
         whole_layer = self._kernels.whole_layer
         assert whole_layer is not None, "has_whole_layers says whether this may be called"
-        assert self.has_whole_layers, "a whole layer reads all positions"
         assert not chunk.has_branches, "branches are computed part by part"
         parts = self._layers[layer]
+        if not self._has_native_layers:
+            return layer_by_parts(self._kernels, self, layer, chunk, x, cache, on_routed)
         given: AnyLayerInput
         match parts.mixer:
             case None:

@@ -13,30 +13,26 @@ import numpy as np
 
 from thermocline.kernels.cache_format import copy_cache
 from thermocline.kernels.contract import ExpertWork
-from thermocline.kernels.delta_contract import DeltaInput
 from thermocline.kernels.dense_contract import Activation, Attending, RopeTable
 from thermocline.kernels.whole_layer import AttentionWeights, HandedOn
-from thermocline.kv.recurrent import clear_state, copy_state
 from thermocline.messages import LayerEnding, Routing
 from thermocline.models.block_attention import ask_blocks
 from thermocline.models.routing import Routed
 from thermocline.models.streams import narrow, widen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from thermocline.kernels.cache_format import CacheShape
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache, PostNorm
-    from thermocline.kernels.recurrent_contract import RecurrentStates
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import (
-        DeltaWeights,
         LayerEmbedding,
         LayerParts,
         MoeWeights,
+        OnRouted,
         OutputGate,
-        RecurrentWeights,
         SharedExpert,
         StreamMixer,
     )
@@ -165,99 +161,6 @@ def copy_for_branches(cache: LayerCache, places: CachePlaces) -> None:
     """Copy what several branches see to where each looks for it, once the chunk's own keys and values are there."""
     if places.copies is not None:
         copy_cache(cache.shape, cache.keys, cache.values, places.copies, cache.index)
-
-
-def apply_delta_rule(
-    kernels: Kernels, weights: DeltaWeights, chunk: Chunk, x: FloatArray, states: RecurrentStates
-) -> FloatArray:
-    """Return x [T, D] plus the gated delta rule over it; updates the states of the chunk's sequences.
-
-    Of weights with `NO_NORM` it is the rule's output alone.
-    """
-    dense, prompt = kernels.dense, chunk.is_prompt
-    has_norm = len(weights.norm) > 0
-    normed = dense.rms_norm(x, weights.norm, weights.rule.epsilon) if has_norm else x
-    firsts = weights.z_low or weights.z, weights.alpha_low or weights.alpha
-    products = (*weights.mixed, *firsts, weights.beta)
-    *mixed, z, alpha, beta = kernels.multiply_all(products, normed, prompt=prompt)
-    if weights.z_low is not None:
-        z = kernels.matmul(weights.z, z, prompt=prompt)
-    if weights.alpha_low is not None:
-        alpha = kernels.matmul(weights.alpha, alpha, prompt=prompt)
-    channels = mixed[0] if len(mixed) == 1 else np.concatenate(mixed, axis=1)
-    given = DeltaInput(channels, z, alpha, beta)
-    out = np.empty_like(given.z)
-    for runs in run_rounds(chunk, states):
-        dense.delta_rule(given, weights.rule, runs, states, out)
-    return kernels.matmul(weights.output, out, add=x if has_norm else None, prompt=prompt)
-
-
-def apply_recurrent(
-    kernels: Kernels,
-    weights: RecurrentWeights,
-    chunk: Chunk,
-    x: FloatArray,
-    states: RecurrentStates,
-) -> FloatArray:
-    """Return x [T, D] plus the mixer's output over it; updates the states of the chunk's sequences."""
-    dense, prompt = kernels.dense, chunk.is_prompt
-    normed = dense.rms_norm(x, weights.norm, weights.epsilon)
-    rows = kernels.matmul(weights.input, normed, prompt=prompt)
-    out = np.empty((len(x), weights.rule.shape.width), np.float32)
-    for runs in run_rounds(chunk, states):
-        dense.recur(rows, weights.rule, runs, states, out)
-    return kernels.matmul(weights.output, out, add=x, prompt=prompt)
-
-
-def begin_states(chunk: Chunk, states: RecurrentStates, level: int = 0) -> None:
-    """Initialise each sequence's state slot for this chunk. level: of the branches that begin now."""
-    for segment in chunk.places(window=False).segments:
-        if segment.level != level:
-            continue
-        assert segment.state is not None, "a recurrent layer needs a state"
-        if segment.state.load is not None:
-            copy_state(states, segment.state.load, segment.state.slot)
-        elif chunk.positions[segment.start] == 0:
-            clear_state(states, segment.state.slot)
-
-
-def cut_runs(chunk: Chunk, level: int = 0) -> IntArray:
-    """Return the runs of a chunk, cut where snapshots are taken: int32 [n, 4], as for `RecurrentLayerInput`.
-
-    level: of the branches that are meant.
-    """
-    runs = []
-    for segment in chunk.places(window=False).segments:
-        if segment.level != level:
-            continue
-        assert segment.state is not None, "a recurrent layer needs a state"
-        cuts = [*segment.state.saves]
-        if not cuts or cuts[-1][0] < segment.length:
-            cuts.append((segment.length, -1))
-        start = 0
-        for end, target in cuts:
-            runs.append((segment.start + start, end - start, segment.state.slot, target))
-            start = end
-    return np.array(runs, np.int32).reshape(-1, 4)
-
-
-def run_rounds(chunk: Chunk, states: RecurrentStates) -> Iterator[IntArray]:
-    """Begin the states, and yield the runs in rounds, a slot once in each; copy states after each round.
-
-    Branches of a tree begin with copies of what those before them left.
-    """
-    num_levels = 1 + max(each.level for each in chunk.places(window=False).segments)
-    for level in range(num_levels):
-        begin_states(chunk, states, level)
-        runs = cut_runs(chunk, level)
-        slots = runs[:, 2]
-        turns = np.array([np.count_nonzero(slots[:n] == slot) for n, slot in enumerate(slots)])
-        for turn in range(int(turns.max(initial=-1)) + 1):
-            mine = runs[turns == turn]
-            yield np.ascontiguousarray(mine[:, :3])
-            for source, target in mine[:, 2:].tolist():
-                if target >= 0:
-                    copy_state(states, source, target)
 
 
 def _distinct(weights: AttentionWeights) -> tuple[Weight, ...]:
@@ -456,8 +359,18 @@ def _add_shared(
     return kernels.expert_sum(work, rows[:, None], x, prompt=prompt)
 
 
-def add_experts(kernels: Kernels, parts: LayerParts, routed: Routed, *, prompt: bool) -> FloatArray:
-    """Return float32 [T, D] behind a layer, all of whose chosen experts are computed here at once."""
+def add_experts(
+    kernels: Kernels,
+    parts: LayerParts,
+    routed: Routed,
+    *,
+    prompt: bool,
+    may_be_missing: bool = False,
+) -> FloatArray:
+    """Return float32 [T, D] behind a layer, all of whose chosen experts are computed here at once.
+
+    may_be_missing: as in `ExpertWork`.
+    """
     moe = parts.routed
     if moe is None:
         return routed.residual
@@ -471,6 +384,7 @@ def add_experts(kernels: Kernels, parts: LayerParts, routed: Routed, *, prompt: 
         routed.x,
         order // np.int32(ids.shape[1]),
         routed.routing.weights.reshape(-1)[order],
+        may_be_missing=may_be_missing,
     )
     pair_of = np.empty(ids.size, np.int32)
     pair_of[order] = np.arange(ids.size, dtype=np.int32)
@@ -489,7 +403,25 @@ def compute_layer(
     """Return x [T, D] after a layer: in one job where the model has such, else part by part, with the same bits."""
     if model.has_whole_layers:
         return model.layer(layer, chunk, x, cache)[0]
-    attended = model.attend(layer, chunk, x, cache)
+    return layer_by_parts(kernels, model, layer, chunk, x, cache)[0]
+
+
+def layer_by_parts(
+    kernels: Kernels,
+    model: Model,
+    layer: LayerIndex,
+    chunk: Chunk,
+    x: FloatArray,
+    cache: SequenceCache,
+    on_routed: OnRouted | None = None,
+) -> tuple[FloatArray, Routing]:
+    """Return what `Model.layer` does, by parts that are computed one after another."""
+    attended, prompt = model.attend(layer, chunk, x, cache), chunk.is_prompt
     embedded = chunk.embedded_at(layer)
-    routed = model.route(layer, attended, prompt=chunk.is_prompt, embedded=embedded)
-    return add_experts(kernels, model.non_expert.layers[layer], routed, prompt=chunk.is_prompt)
+    routed = model.route(layer, attended, prompt=prompt, embedded=embedded)
+    may_be_missing, parts = on_routed is not None, model.non_expert.layers[layer]
+    if on_routed is not None and parts.routed is not None:
+        stream = routed.residual if routed.ending is None else routed.ending.stream
+        on_routed(routed.routing.expert_ids, stream)
+    out = add_experts(kernels, parts, routed, prompt=prompt, may_be_missing=may_be_missing)
+    return out, routed.routing

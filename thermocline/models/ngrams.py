@@ -16,7 +16,7 @@ from thermocline.kernels.dense_contract import Activation
 from thermocline.kernels.whole_layer import NGramWeights
 from thermocline.messages import LayerIndex
 from thermocline.models.layer_embeddings import TABLE
-from thermocline.models.layers import run_rounds
+from thermocline.models.recurrent_layers import run_rounds
 from thermocline.models.spec import LayerKind, NGramSpec
 from thermocline.models.streams import normed_streams
 

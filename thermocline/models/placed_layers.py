@@ -15,7 +15,7 @@ from thermocline.kernels.whole_layer import (
 )
 from thermocline.kernels.whole_step import PlacedParts, StepInput, StepPlaces
 from thermocline.messages import LayerIndex
-from thermocline.models.layers import begin_states, cut_runs
+from thermocline.models.recurrent_layers import begin_states, cut_runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -79,7 +79,7 @@ def cache_of(spec, cache_type):
         own_blocks=dict.fromkeys(spec.keyless_layers, 0),
         sources=spec.kv_sources,
     )
-    states = spec.state and StatePool(spec.recurrent_layers, 4, spec.state)
+    states = spec.state and StatePool(spec.recurrent_layers, 4, spec.state, spec.further_states)
     for layer in spec.recurrent_layers:
         left = states.layer(layer)
         draw = np.random.default_rng(layer)
@@ -92,11 +92,15 @@ def arrays_of(cache, layer):
     """Return what a layer has left behind."""
     if cache.states is not None and layer in cache.states._layers:
         left = cache.states.layer(layer)
-        return left.conv, left.recurrent
+        further = cache.states._further.get(layer)
+        return (
+            left.conv,
+            left.recurrent,
+            *(() if further is None else (further.conv, further.recurrent)),
+        )
     if layer not in cache.kv._layers:  # a feed-forward alone
         return ()
-    left = cache.kv.layer(layer)
-    return left.keys, left.values
+    return cache.kv.layer(layer).arrays
 
 
 def by_parts(kernels, model, catalog, layer, chunk, x, cache):
@@ -131,10 +135,6 @@ def test_a_whole_layer_has_the_bits_of_its_parts(tmp_path, cache_type, formats, 
     check_layers(path, [chunk_of(lengths, starts, SegmentKind.DECODE)], cache_type)
 
 
-WHOLE = [case for case in ARCH_CASES if "attention.indexer.top_k" not in case.toy.extra]
-"""Without those whose tokens read chosen positions: their layers are computed part by part."""
-
-
 def check_layers(path, chunks, cache_type, isa="auto"):
     """Compare every layer of a model in one job with its parts one after another, for each chunk."""
     with open_model_file(path) as file:
@@ -154,7 +154,7 @@ def check_chunk(kernels, model, catalog, chunk, cache_type):
     def note(ids, stream):
         told.append((ids.copy(), stream))
 
-    x = np.random.default_rng(3).standard_normal((chunk.num_tokens, spec.hidden_size))
+    x = np.random.default_rng(3).standard_normal((chunk.num_tokens, spec.stream_size))
     ours = theirs = x.astype(np.float32)
     own = model.embed_layers(chunk.token_ids, ours, prompt=chunk.is_prompt)
     chunk = replace(chunk, embedded=own)
@@ -204,7 +204,7 @@ def check_step(model, chunk, x, cache_type, expected_cache, expected):
     assert (step.spans[1:, 0] >= step.spans[:-1, 1]).all()
 
 
-@pytest.mark.parametrize("case", [*SCHEDULED_CASES, *WHOLE], ids=str)
+@pytest.mark.parametrize("case", [*SCHEDULED_CASES, *ARCH_CASES], ids=str)
 def test_every_architecture_has_whole_layers(tmp_path, case):
     """Biases, gates, windows, dense layers and shared experts: the bits of the parts."""
     path = write_toy_arch(tmp_path / "toy.gguf", case.toy)

@@ -21,7 +21,7 @@ from thermocline.models.device.rows import (
     row_states,
     state_rounds,
 )
-from thermocline.models.layers import cut_runs
+from thermocline.models.recurrent_layers import cut_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
