@@ -14,6 +14,7 @@ import transformers
 
 from tests.oracle import (
     hf_formulas,
+    hf_glm5,
     hf_granite,
     hf_latent,
     hf_recurrent,
@@ -423,6 +424,7 @@ def _qwen3_state(keys: Keys, own: State) -> State:
 
 _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     "gemma4": "Gemma4ForCausalLM",
+    "glm5-next": hf_glm5.glm5_model,
     "laguna": "LagunaForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
@@ -443,6 +445,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
 }
 _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     "gemma4": gemma4_config,
+    "glm5-next": hf_glm5.glm5_config,
     "laguna": _laguna_config,
     "olmoe": _olmoe_config,
     "qwen2moe": _qwen2moe_config,
@@ -463,6 +466,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
 }
 _STATES: dict[str, Callable[[Keys, State], State]] = {
     "gemma4": gemma4_state,
+    "glm5-next": hf_glm5.glm5_state,
     "laguna": _laguna_state,
     "olmoe": _olmoe_state,
     "qwen2moe": _qwen2moe_state,

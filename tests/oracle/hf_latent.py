@@ -107,7 +107,8 @@ def _config(keys: Keys, common: dict[str, Any]):
     return transformers.Glm4MoeLiteConfig(**settings)
 
 
-def _sparse(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+def sparse_settings(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of models whose tokens read chosen positions."""
     return _settings(keys, common) | {
         "index_n_heads": keys("attention.indexer.head_count"),
         "index_head_dim": keys("attention.indexer.key_length"),
@@ -116,13 +117,13 @@ def _sparse(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deepseek32_config(keys: Keys, common: dict[str, Any]):
-    return transformers.DeepseekV32Config(**_sparse(keys, common))
+    return transformers.DeepseekV32Config(**sparse_settings(keys, common))
 
 
 def _glm_dsa_config(keys: Keys, common: dict[str, Any]):
     chooses = keys("attention.indexer.types", [True] * keys.num_layers)
     kinds = ["full" if flag else "shared" for flag in chooses]
-    return transformers.GlmMoeDsaConfig(**_sparse(keys, common), indexer_types=kinds)
+    return transformers.GlmMoeDsaConfig(**sparse_settings(keys, common), indexer_types=kinds)
 
 
 def _kimi_linear_config(keys: Keys, common: dict[str, Any]):
@@ -152,7 +153,8 @@ _KIMI_LINEAR = {
 }
 
 
-def _kimi_linear_state(keys: Keys, own: State) -> State:
+def kimi_linear_state(keys: Keys, own: State) -> State:
+    """Return one layer's weights."""
     if "ssm_a" not in own:
         return _state(keys, own)
     return (
@@ -181,11 +183,11 @@ def _bailingmoe3_config(keys: Keys, common: dict[str, Any]):
         "num_mtp_layers": 0,
     }
     config = transformers.BailingHybridConfig(**(settings | own))
-    config.limits = [_limits_of(keys, f"swiglu_clamp_{part}") for part in ("exp", "shexp")]
+    config.limits = [limits_of(keys, f"swiglu_clamp_{part}") for part in ("exp", "shexp")]
     return config
 
 
-def _limits_of(keys: Keys, name: str) -> list[float]:
+def limits_of(keys: Keys, name: str) -> list[float]:
     """Return what the file says by layer, or of all layers; zeros are none."""
     found = keys(name, 0.0)
     values = found if isinstance(found, list) else [found] * keys.num_layers
@@ -301,6 +303,6 @@ STATES: dict[str, Callable[[Keys, State], State]] = {
     "deepseek32": _state,
     "glm-dsa": _state,
     "mistral4": _state,
-    "kimi-linear": _kimi_linear_state,
+    "kimi-linear": kimi_linear_state,
     "bailingmoe3": _bailingmoe3_state,
 }

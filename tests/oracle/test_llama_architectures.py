@@ -13,6 +13,7 @@ from tests.oracle.llama_model import LlamaModel, llama_perplexity
 from tests.support.arch_cases import (
     DENSE_HYBRID_CASE,
     DENSE_SIBLING_CASES,
+    GLM5_CASE,
     LLAMA_CASES,
     MORE_SCHEDULED_CASES,
     READERS_CASE,
@@ -106,7 +107,7 @@ def _all_chosen(toy: ToyArch) -> dict[str, Any]:
 # Where every expert is chosen, a rounded activation can not change the choice, which is a jump.
 ALL_CHOSEN = [
     replace(case, toy=replace(case.toy, **{"context": 128, "extra": {}} | _all_chosen(case.toy)))
-    for case in (*SCHEDULED_CASES, *MORE_SCHEDULED_CASES, SPARSE_CASE, STREAMS_CASE)
+    for case in (*SCHEDULED_CASES, *MORE_SCHEDULED_CASES, SPARSE_CASE, STREAMS_CASE, GLM5_CASE)
 ]
 
 

@@ -14,6 +14,7 @@ from tests.support import toy_formulas, toy_recurrent, toy_routers, toy_streams
 from tests.support.gguf_files import write_gguf
 from tests.support.known_files import write_known
 from tests.support.toy_gemma import NO_EXPERTS, gemma4_keys, gemma4_layer, gemma4_top
+from tests.support.toy_glm5 import glm5_keys, glm5_layer
 from tests.support.toy_latent import (
     bailingmoe3_keys,
     bailingmoe3_layer,
@@ -426,6 +427,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "deepseek2": deepseek2_keys,
     "deepseek32": deepseek32_keys,
     "glm-dsa": deepseek32_keys,
+    "glm5-next": glm5_keys,
     "kimi-linear": kimi_linear_keys,
     "mistral4": deepseek2_keys,
     "gemma4": gemma4_keys,
@@ -457,6 +459,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "deepseek2": deepseek2_layer,
     "deepseek32": deepseek32_layer,
     "glm-dsa": deepseek32_layer,
+    "glm5-next": glm5_layer,
     "kimi-linear": kimi_linear_layer,
     "mistral4": deepseek2_layer,
     "gemma4": gemma4_layer,

@@ -59,12 +59,22 @@ def deepseek32_keys(toy: ToyArch) -> dict[str, Any]:
 def deepseek32_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
     """Return one layer, with what chooses positions where the case does not say that it takes an earlier choice."""
     own = deepseek2_layer(toy, draw, layer)
-    chooses = toy.extra.get("attention.indexer.types", [])
-    if layer < len(chooses) and not chooses[layer]:
+    if not chooses(toy, layer):
         return own
     heads = toy.extra.get("attention.indexer.head_count", INDEX_HEADS)
     dim = toy.extra.get("attention.indexer.key_length", INDEX_DIM)
-    return own | {
+    return own | deepseek32_indexer(toy, draw, heads, dim)
+
+
+def chooses(toy: ToyArch, layer: int) -> bool:
+    """Whether an attending layer chooses positions itself, where others take an earlier layer's choice."""
+    kinds = toy.extra.get("attention.indexer.types", [])
+    return layer >= len(kinds) or bool(kinds[layer])
+
+
+def deepseek32_indexer(toy: ToyArch, draw: Draw, heads: int, dim: int) -> dict[str, np.ndarray]:
+    """Return what chooses positions: heads of queries, and one of keys."""
+    return {
         "indexer.attn_q_b.weight": draw.matrix(heads * dim, toy.query_rank),
         "indexer.attn_k.weight": draw.matrix(dim, toy.hidden),
         "indexer.k_norm.weight": draw.gain(dim),
@@ -130,7 +140,8 @@ def _attends_in_bailing(toy: ToyArch, layer: int) -> bool:
 
 
 def _attends(toy: ToyArch, layer: int) -> bool:
-    return (layer + 1) % toy.interval == 0
+    given = toy.extra.get("attention.head_count_kv")
+    return bool(given[layer]) if given else (layer + 1) % toy.interval == 0
 
 
 def _channel_delta(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:

@@ -44,6 +44,7 @@ _OWN_VOCABULARIES = {
     "glm_moe_dsa": ("glm", "GlmMoeDsaModel"),
     "glm4moe": ("glm", "Glm4MoeModel"),
     "glm4_moe_lite": ("glm", "Glm4MoeLiteModel"),
+    "glm5_next": ("glm", "Glm5NextModel"),
     "granitehybrid": ("granite", "GraniteHybridModel"),
     "granite": ("granite", "GraniteModel"),
     "granite_swa": ("granite", "GraniteSWAModel"),

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.oracle.toolchain import (
     tiny_formulas,
+    tiny_glm5,
     tiny_latent,
     tiny_recurrent,
     tiny_routers,
@@ -36,6 +37,15 @@ _ROUTERS = (
     "mlp.router.gate.weight",
     "feed_forward.router.weight",
 )
+_AROUND = (
+    "norm.weight",
+    "_1.weight",
+    "_2.weight",
+    "router.scale",
+    "expert_scale",
+    "hc.scale",
+)
+"""What is drawn around its first value."""
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -79,6 +89,7 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
         tiny_formulas.pack_experts(folder, model)
     published = tiny_routers.PUBLISHED | tiny_formulas.PUBLISHED
     published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED | tiny_streams.PUBLISHED
+    published |= tiny_glm5.PUBLISHED
     if tiny.arch in published:
         published[tiny.arch](folder, config)
     save_tokenizer(folder, tiny.arch)
@@ -110,9 +121,9 @@ def _draw(name: str, values: torch.Tensor) -> None:
         values.normal_(0, 1)
     elif values.ndim >= 2:
         gain = 3.0 if name == "lm_head.weight" else 2.0 if name.endswith(_ROUTERS) else 1.0
-        gain = 6.0 if name.endswith(tiny_streams.DIVIDED) else gain
+        gain = 6.0 if name.endswith((*tiny_streams.DIVIDED, *tiny_glm5.FAINT)) else gain
         values.normal_(0, gain * values.shape[-1] ** -0.5)
-    elif name.endswith(("norm.weight", "_1.weight", "_2.weight", "router.scale", "expert_scale")):
+    elif name.endswith(_AROUND):
         values.normal_(float(values.mean()), 0.1)  # around one, or around zero where one is added
     elif name.endswith("dt_bias"):
         values.normal_(-1, 0.5)
@@ -344,6 +355,7 @@ def _qwen3(common: dict[str, Any], tiny: TinyModel) -> Any:
 
 _BLOCKS = {
     "bailingmoe3": tiny_routers.add_glm_block,
+    "glm5_next": tiny_glm5.add_glm5_block,
     "glm4moe": tiny_routers.add_glm_block,
     "glm4_moe_lite": tiny_routers.add_glm_block,
     "deepseek_v32": tiny_routers.add_glm_block,
@@ -376,6 +388,7 @@ _CLASSES = {
     "solar_open": "SolarOpenForCausalLM",
     **tiny_routers.CLASSES,
     **tiny_formulas.CLASSES,
+    **tiny_glm5.CLASSES,
     **tiny_latent.CLASSES,
     **tiny_recurrent.CLASSES,
     **tiny_streams.CLASSES,
@@ -403,6 +416,7 @@ _CONFIGS = {
     "solar_open": tiny_routers.solar_open,
     **tiny_routers.CONFIGS,
     **tiny_formulas.CONFIGS,
+    **tiny_glm5.CONFIGS,
     **tiny_latent.CONFIGS,
     **tiny_recurrent.CONFIGS,
     **tiny_streams.CONFIGS,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.oracle.hf_archs import Keys, open_hf
 from tests.oracle.hf_model import HfModel, open_qwen3moe
-from tests.oracle.toolchain import tiny_formulas, tiny_latent, tiny_streams
+from tests.oracle.toolchain import tiny_formulas, tiny_glm5, tiny_latent, tiny_streams
 from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
@@ -192,7 +192,8 @@ FORMULA_ARCHS = tuple(tiny_formulas.CLASSES)
 SMALL_CASES = tuple(_case("small", arch) for arch in ARCHS + ROUTER_ARCHS + FORMULA_ARCHS)
 """In float32; no row is a multiple of 256."""
 
-_MORE = (*tiny_formulas.OTHERS, *tiny_latent.OTHERS, *tiny_streams.OTHERS)
+_MORE = (*tiny_formulas.OTHERS, *tiny_latent.OTHERS, *tiny_streams.OTHERS, *tiny_glm5.OTHERS)
+_WIDER = (*tiny_formulas.MIXED, *tiny_latent.MIXED, *tiny_streams.MIXED, *tiny_glm5.MIXED)
 OTHER_CASES = (
     _case("fused", "qwen3next", "--fuse-gate-up-exps", seed=2),
     _case("fused", "qwen35moe", "--fuse-gate-up-exps", seed=2),
@@ -335,7 +336,7 @@ BF16_CASES = tuple(
     for arch in (
         *(*ARCHS, *ROUTER_ARCHS, "deepseek_v3", "glm4_moe_lite", "mistral4", "granitehybrid"),
         *("kimi_linear", "bailingmoe3", "mimo2", *tiny_formulas.LIMITED),
-        *("qwen4exp", *tiny_latent.SPARSE),
+        *("glm5_next", "qwen4exp", *tiny_latent.SPARSE),
     )
 )
 """Rounded to bfloat16 by the converter, but for what it always keeps in float32."""
@@ -349,10 +350,7 @@ MIXED_CASES = (
         if arch
         != "llama4"  # of which llama.cpp computes nothing without a layer that sees all tokens
     ),
-    *(
-        _case(*names, hidden=256, seed=7, **options)
-        for *names, options in (*tiny_formulas.MIXED, *tiny_latent.MIXED, *tiny_streams.MIXED)
-    ),
+    *(_case(*names, hidden=256, seed=7, **options) for *names, options in _WIDER),
     _case("rows_of_96", "gpt-oss", hidden=96, seed=7, options={"intermediate_size": 160}),
     *(
         _case("wide", arch, hidden=256, seed=7, options={"moe_intermediate_size": 256})
