@@ -23,7 +23,7 @@ template <typename Array>
 CacheShape latent_shape(int type, int64_t block_tokens, int64_t head_dim, int64_t latent, const Array& keys) {
     CacheShape cache = cache_shape(type, block_tokens, head_dim, keys, keys);
     require(cache.kv_heads == 1, "a latent cache has one head");
-    require(latent > 0 && latent < head_dim, "a latent row has numbers behind its value");
+    require(latent > 0 && latent <= head_dim, "a latent row begins with its value");
     cache.latent = latent;
     return cache;
 }

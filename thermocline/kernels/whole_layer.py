@@ -88,6 +88,25 @@ class StreamMixer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class BalancedMixer:
+    """The same of streams that are weighed and mixed as wholes: manifold-constrained hyper-connections.
+
+    project: [(2 + streams) * streams, streams * hidden], of all streams normed together, gives logits times scales, float32
+    [3], plus base: of what a part takes of each stream, of each stream's share of what it gives, and of the matrix that mixes
+    the streams meanwhile, which `rounds` divisions by sums of its columns and rows balance. floor: added to weights and sums.
+    gain: float32 [hidden], of the norm of what a part takes; with `epsilon`, as the one before.
+    """
+
+    project: Weight
+    base: FloatArray
+    scales: FloatArray
+    gain: FloatArray
+    epsilon: float
+    floor: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class NGramWeights:
     """Embeddings of n-grams, added to several residual streams before a layer; see `models.ngrams`.
 
@@ -109,8 +128,8 @@ class NGramWeights:
 class LayerStreams:
     """What a layer has where there are several residual streams. ngrams: added before all else, where it has them."""
 
-    mixer: StreamMixer
-    feed_forward: StreamMixer
+    mixer: StreamMixer | BalancedMixer
+    feed_forward: StreamMixer | BalancedMixer
     ngrams: NGramWeights | None = None
 
 
@@ -195,7 +214,8 @@ class Indexer:
 
     q: [heads * index, rank of `LatentWeights.low`], whose heads' first numbers are turned, and those of rows: by halves, or in
     `pairs`; k: [index, hidden], a row before its norm; gain, bias: float32 [index], of that norm, which takes the mean off
-    first, with `epsilon`. weights: [heads, hidden], how much a head says, times `scale`.
+    first, with `epsilon`. weights: [heads, hidden], how much a head says, times `scale`. pool: where positions are chosen in
+    blocks; None where one by one.
     """
 
     q: Weight
@@ -206,16 +226,34 @@ class Indexer:
     weights: Weight
     scale: float
     pairs: bool
+    pool: KeyPool | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyPool:
+    """How an indexer's rows become one for `block` positions, which are chosen together: a mean, weighted by number.
+
+    gate: [index, hidden], a token's weights before their softmax over the block; places: float32 [block, index], added to them.
+    """
+
+    gate: Weight
+    places: FloatArray
+
+    @property
+    def block(self) -> int:
+        """How many positions."""
+        return len(self.places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentWeights:
-    """One layer's multi-head latent attention. norm: float32 [hidden], with the epsilon of kv_norm.
+    """One layer's multi-head latent attention. norm: float32 [hidden], with the epsilon of kv_norm; or `NO_NORM`.
 
     q: [heads * width, hidden, or the rank of `low`], whose heads' last numbers are turned; kv: [latent + turned
     numbers, hidden], the row that is cached; output: [hidden, heads * value_dim]. scale, temperature: see `Attending`.
     gate: [heads, hidden], whose sigmoids multiply what heads give; None without. most_read: how many positions a token
-    reads, which the indexer chooses, or chose in the last layer that has one; 0 where it reads all.
+    reads, which the indexer chooses, or chose in the last layer that has one; 0 where it reads all. block: how many positions
+    are chosen together.
     """
 
     norm: FloatArray
@@ -230,6 +268,7 @@ class LatentWeights:
     gate: Weight | None = None
     most_read: int = 0
     indexer: Indexer | None = None
+    block: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,20 +12,26 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.kernels.cache_format import copy_cache, read_index, write_index
 from thermocline.kernels.whole_layer import BlockIndexer
-from thermocline.models.choosing import SCORED_TOGETHER, best, turn_heads
+from thermocline.models.choosing import (
+    SCORED_TOGETHER,
+    best,
+    rows_of_blocks,
+    store_rows,
+    turn_heads,
+    whole_blocks,
+)
 from thermocline.models.spec import IndexerSpec, LayerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache, RopeTable
     from thermocline.kernels.weight import FloatArray, IntArray
-    from thermocline.messages import CachePlaces, Chunk, Segment
+    from thermocline.messages import Chunk
     from thermocline.models.metadata import SpecReader
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
@@ -88,42 +94,18 @@ def ask_blocks(
     q, keys = kernels.multiply_all((indexer.q, indexer.k), normed, prompt=chunk.is_prompt)
     heads = q.reshape(len(q), -1, keys.shape[1])
     turn_heads(dense, heads, rope, q_gain, indexer.epsilon)
-    _store(cache, places, places.slots, keys)
-    slots, firsts = _whole_blocks(places.segments, chunk.positions, indexer.block, cache)
+    store_rows(cache, places, places.slots, keys)
+    slots, firsts = whole_blocks(places.segments, chunk.positions, indexer.block, cache)
     if len(slots):
         means = _means(cache, slots)[:, None]
         turn_heads(dense, means, turns_at(firsts), indexer.gains[1], indexer.epsilon)
-        _store(cache, places, np.ascontiguousarray(slots[:, -1]), means[:, 0])
+        store_rows(cache, places, np.ascontiguousarray(slots[:, -1]), means[:, 0])
     return AskedBlocks(indexer, heads)
-
-
-def _store(cache: LayerCache, places: CachePlaces, slots: IntArray, rows: FloatArray) -> None:
-    """Store an indexer's rows in `slots`, and where else branches look for them."""
-    shape, index = cache.shape, cache.index
-    assert index is not None, "a cache without rows for an indexer"
-    write_index(shape, index, slots, rows)
-    if places.copies is not None:
-        copy_cache(shape, cache.keys, cache.values, places.copies, index)
-
-
-def _whole_blocks(
-    segments: Sequence[Segment], positions: IntArray, block: int, cache: LayerCache
-) -> tuple[IntArray, IntArray]:
-    """Return the slots of each block that a chunk completes, int32 [n, block], and the first position of each."""
-    size, slots, firsts = cache.shape.block_tokens, [], []
-    for segment in segments:
-        own = positions[segment.start : segment.start + segment.length]
-        first = own[(own + 1) % block == 0] + np.int32(1 - block)
-        blocks, places = np.divmod(first[:, None] + np.arange(block, dtype=np.int32), size)
-        slots.append(segment.block_table[blocks] * np.int32(size) + places)
-        firsts.append(first)
-    return np.concatenate(slots).astype(np.int32), np.concatenate(firsts)
 
 
 def _means(cache: LayerCache, slots: IntArray) -> FloatArray:
     """Return the mean of the rows in `slots` [n, block], added in order: float32 [n, index]."""
-    assert cache.index is not None, "a cache without rows for an indexer"
-    rows = read_index(cache.shape, cache.index, slots.reshape(-1)).reshape(*slots.shape, -1)
+    rows = rows_of_blocks(cache, slots)
     total: FloatArray = rows[:, 0].copy()
     for member in range(1, slots.shape[1]):
         total += rows[:, member]

@@ -1,4 +1,7 @@
-"""What attention to chosen positions shares, whatever it is of: the best of some scores, and turned heads of an indexer."""
+"""What attention to chosen positions shares, whatever it is of: an indexer's rows and turned heads, and the best of some scores.
+
+Where positions are chosen in blocks, a token's row is its own until its block is whole; then the last token's is the block's.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,21 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from thermocline.kernels.cache_format import CacheShape, CacheType
+from thermocline.kernels.cache_format import (
+    CacheShape,
+    CacheType,
+    copy_cache,
+    read_index,
+    write_index,
+)
 from thermocline.kernels.dense_contract import HeadNorm, LayerCache
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thermocline.kernels.dense_contract import DenseKernels, RopeTable
     from thermocline.kernels.weight import FloatArray, IntArray
+    from thermocline.messages import CachePlaces, Segment
 
 SCORED_TOGETHER: Final = 32
 """Tokens whose scores are in memory at a time: 20 MiB in a context of 160,000."""
@@ -40,3 +52,33 @@ def turn_heads(
     keys, values = (np.empty(each, np.uint8) for each in (shape.array_shape, shape.value_shape))
     nowhere, slots = LayerCache(shape, keys, values), np.arange(tokens, dtype=np.int32)
     dense.prepare_heads(heads, None, None, HeadNorm(gain, None, epsilon), rope, nowhere, slots)
+
+
+def store_rows(cache: LayerCache, places: CachePlaces, slots: IntArray, rows: FloatArray) -> None:
+    """Store an indexer's rows in `slots`, and where else branches look for them."""
+    shape, index = cache.shape, cache.index
+    assert index is not None, "a cache without rows for an indexer"
+    write_index(shape, index, slots, rows)
+    if places.copies is not None:
+        copy_cache(shape, cache.keys, cache.values, places.copies, index)
+
+
+def whole_blocks(
+    segments: Sequence[Segment], positions: IntArray, block: int, cache: LayerCache
+) -> tuple[IntArray, IntArray]:
+    """Return the slots of each block that a chunk completes, int32 [n, block], and the first position of each."""
+    size, slots, firsts = cache.shape.block_tokens, [], []
+    for segment in segments:
+        own = positions[segment.start : segment.start + segment.length]
+        first = own[(own + 1) % block == 0] + np.int32(1 - block)
+        blocks, places = np.divmod(first[:, None] + np.arange(block, dtype=np.int32), size)
+        slots.append(segment.block_table[blocks] * np.int32(size) + places)
+        firsts.append(first)
+    return np.concatenate(slots).astype(np.int32), np.concatenate(firsts)
+
+
+def rows_of_blocks(cache: LayerCache, slots: IntArray) -> FloatArray:
+    """Return the indexer's rows in `slots` [n, block]: float32 [n, block, index]."""
+    assert cache.index is not None, "a cache without rows for an indexer"
+    found = read_index(cache.shape, cache.index, slots.reshape(-1))
+    return found.reshape(*slots.shape, -1)

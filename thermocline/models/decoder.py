@@ -46,7 +46,7 @@ from thermocline.models.recurrent_layers import (
 )
 from thermocline.models.routing import RouterWeights
 from thermocline.models.spec import LayerKind
-from thermocline.models.streams import narrow, read_stream_mixer, widen
+from thermocline.models.streams import end_streams, narrow, read_stream_mixer, widen
 from thermocline.models.weights import StackedExperts, WeightMap
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ class Decoder:
         )
         self.expert_layers = tuple(layer.experts for layer in layers)
         self._output_norm, self._end_mixer = NO_NORM, None
-        if spec.streams is None:
-            self._output_norm = weights.vector(spec.output_norm, spec.hidden_size)
-        else:
+        if spec.streams is not None and spec.streams.rank:
             self._end_mixer = read_stream_mixer(weights, spec, "output_hc", ends=True)
+        else:
+            self._output_norm = weights.vector(spec.output_norm, spec.hidden_size)
         output = embedding  # tied, unless the file has a head of its own
         if "output.weight" in weights:
             output = weights.matrix("output.weight", spec.vocab_size, spec.hidden_size)
@@ -174,17 +174,21 @@ class Decoder:
         if weights is None:
             return lambda: x
         rope, mine = self._rope(layer, chunk), cache.kv.layer(layer)
+        taken = None
+        if parts.streams is not None:
+            taken = narrow(self._kernels, parts.streams.mixer, x, prompt=chunk.is_prompt)
+            x = taken.x
         if isinstance(weights, LatentWeights):
-            return begin_latent_attention(
+            finish = begin_latent_attention(
                 self._kernels, weights, rope, chunk, x, mine, self._choices
             )
-        if parts.streams is None:
-            return begin_attention(self._kernels, parts, rope, chunk, x, mine)
-        given, shares = narrow(self._kernels, parts.streams.mixer, x, prompt=chunk.is_prompt)
-        rotary = self._rotaries[layer]
-        turns_at = None if rotary is None else rotary.look_up
-        finish = begin_attention(self._kernels, parts, rope, chunk, given, mine, turns_at)
-        return lambda: _widened(x, finish(), shares)
+        else:
+            rotary = self._rotaries[layer]
+            turns_at = None if rotary is None else rotary.look_up
+            finish = begin_attention(self._kernels, parts, rope, chunk, x, mine, turns_at)
+        if taken is None:
+            return finish
+        return lambda: widen(taken.rest, finish(), taken.shares)
 
     def _recur_in_streams(
         self,
@@ -201,9 +205,9 @@ class Decoder:
             assert cache.states is not None, "a model with recurrent layers needs a pool of states"
             further = cache.states.further(layer)
             x = add_ngrams(self._kernels, streams.ngrams, self.spec.ngrams, chunk, x, further)
-        given, shares = narrow(self._kernels, streams.mixer, x, prompt=chunk.is_prompt)
-        out = apply_delta_rule(self._kernels, weights, chunk, given, _states(cache, layer))
-        return _widened(x, out, shares)
+        taken = narrow(self._kernels, streams.mixer, x, prompt=chunk.is_prompt)
+        out = apply_delta_rule(self._kernels, weights, chunk, taken.x, _states(cache, layer))
+        return widen(taken.rest, out, taken.shares)
 
     def route(
         self,
@@ -292,8 +296,10 @@ class Decoder:
 
     def final_norm(self, x: FloatArray) -> FloatArray:
         dense, spec = self._kernels.dense, self.spec
+        if spec.streams is not None:
+            x = end_streams(self._kernels, self._end_mixer, x, spec.streams.count)
         if self._end_mixer is not None:
-            return narrow(self._kernels, self._end_mixer, x, prompt=False)[0]
+            return x
         norm_rows = dense.layer_norm if spec.norms_center else dense.rms_norm
         return norm_rows(x, self._output_norm, spec.rms_epsilon)
 
@@ -308,11 +314,6 @@ class Decoder:
             nothing = np.empty((len(chunk.positions), 0), np.float32)
             return RopeTable(nothing, nothing)
         return rotary.at(chunk.positions)
-
-
-def _widened(x: FloatArray, out: FloatArray, shares: FloatArray | None) -> FloatArray:
-    assert shares is not None, "a layer's mixer has shares"
-    return widen(x, out, shares)
 
 
 def _states(cache: SequenceCache, layer: LayerIndex) -> RecurrentStates:

@@ -183,23 +183,63 @@ def kinds_by_heads(kv_heads: Sequence[int]) -> tuple[LayerKind, ...]:
     return tuple(LayerKind.ATTENTION if count else LayerKind.RECURRENT for count in kv_heads)
 
 
-def channel_delta(
-    weights: WeightMap, spec: ModelSpec, prefix: str, *, z: Weight, alpha: Weight
+def lower_bound(read: SpecReader, file: ModelFile) -> float:
+    """Return the bound of a decay's logarithm. Raises ModelFileError for one that bounds nothing."""
+    bound = file.metadata.get_float(f"{file.architecture}.kda.gate_lower_bound")
+    if bound >= 0:
+        raise read.bad("kda.gate_lower_bound", f"is {bound}; it must be a negative number")
+    return bound
+
+
+def low_rank_delta(
+    weights: WeightMap, spec: ModelSpec, prefix: str, decay: FloatArray | None = None
 ) -> DeltaWeights:
-    """Return a layer's rule with a decay for each row of a state. z, alpha: as its architecture stores them."""
+    """Return the same, whose decays and gate are products of two matrices each, without a norm between them."""
+    shape, hidden = delta_shape(spec), spec.hidden_size
+    rank, width = shape.key_dim, shape.value_width
+    delta = channel_delta(
+        weights,
+        spec,
+        prefix,
+        z=weights.matrix(prefix + "ssm_g_b.weight", width, rank),
+        alpha=weights.matrix(prefix + "ssm_f_b.weight", width, rank),
+        decay=decay,
+    )
+    return replace(
+        delta,
+        z_low=weights.matrix(prefix + "ssm_g_a.weight", rank, hidden),
+        alpha_low=weights.matrix(prefix + "ssm_f_a.weight", rank, hidden),
+    )
+
+
+def channel_delta(
+    weights: WeightMap,
+    spec: ModelSpec,
+    prefix: str,
+    *,
+    z: Weight,
+    alpha: Weight,
+    decay: FloatArray | None = None,
+) -> DeltaWeights:
+    """Return a layer's rule with a decay for each row of a state. z, alpha: as its architecture stores them.
+
+    decay: float32 [heads], where the file has it otherwise.
+    """
     shape, hidden = delta_shape(spec), spec.hidden_size
     heads, width = shape.value_heads, shape.value_width
+    if decay is None:
+        decay = weights.array(prefix + "ssm_a", (heads, 1)).reshape(heads)
     rule = DeltaRule(
         shape,
         conv=_convolution(weights, shape, prefix),
         step_bias=weights.vector(prefix + "ssm_dt.bias", width),
-        decay=weights.array(prefix + "ssm_a", (heads, 1)).reshape(heads),
+        decay=decay,
         gain=weights.vector(prefix + "ssm_norm.weight", shape.value_dim),
         epsilon=spec.rms_epsilon,
         sigmoid_gate=True,
     )
     return DeltaWeights(
-        norm=weights.vector(prefix + "attn_norm.weight", hidden),
+        norm=read_mixer_norm(weights, spec, prefix),
         mixed=_mixed(weights, prefix, width, hidden),
         z=z,
         alpha=alpha,

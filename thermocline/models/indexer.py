@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from thermocline.kernels.whole_layer import Indexer
+from thermocline.kernels.whole_layer import Indexer, KeyPool
 from thermocline.models.latent import latent_rope, read_latent_attention, with_latent
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
-from thermocline.models.spec import IndexerSpec
+from thermocline.models.spec import IndexerSpec, LayerKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
 
-_EPSILON: Final = 1e-6
-"""Of the norm of its rows, which no file says."""
 _KEYS: Final = "attention.indexer."
+_POOL: Final = "{}indexer_compressor_"
 
 
 def sparse_spec(read: SpecReader, *, gating: Gating, pairs: bool) -> ModelSpec:
@@ -53,13 +52,43 @@ def sparse_spec(read: SpecReader, *, gating: Gating, pairs: bool) -> ModelSpec:
     return with_choosing_layers(replace(spec, indexer=indexer), range(spec.num_layers))
 
 
+def with_pooled_indexer(read: SpecReader, spec: ModelSpec) -> ModelSpec:
+    """Return the dimensions with an indexer that chooses blocks, in layers of latent attention. Raises ModelError.
+
+    The file may say which of these choose; by itself each does.
+    """
+    key = f"{_KEYS}kpool_select_tail"
+    if not read.flag(key, default=True):
+        raise read.unsupported(f"{key} = false, by which a token may not read itself")
+    read.size("attention.q_lora_rank")  # of what the indexer's queries are made
+    block, most_read = read.size(f"{_KEYS}kpool", least=2), read.size(f"{_KEYS}top_k")
+    if most_read % block:
+        raise read.bad(f"{_KEYS}top_k", f"is {most_read}, no multiple of {_KEYS}kpool {block}")
+    indexer = IndexerSpec(
+        num_heads=read.size(f"{_KEYS}head_count"),
+        dim=read.size(f"{_KEYS}key_length"),
+        most_read=most_read,
+        pairs=False,
+        layers=(),
+        block=block,
+        weighs_keys=True,
+        epsilon=read.positive_float("attention.layer_norm_epsilon", default=1e-6),
+    )
+    attending = [n for n, kind in enumerate(spec.layer_kinds) if kind is LayerKind.ATTENTION]
+    flags = read.layer_flags(f"{_KEYS}types", spec.num_layers) or (True,) * spec.num_layers
+    if attending and not flags[attending[0]]:
+        what = "the first layer that attends has no earlier one whose choice it could take"
+        raise read.bad(f"{_KEYS}types", what)
+    return with_choosing_layers(replace(spec, indexer=indexer), (n for n in attending if flags[n]))
+
+
 def with_choosing_layers(spec: ModelSpec, layers: Iterable[int]) -> ModelSpec:
     """Return the dimensions with an indexer in these layers alone."""
     indexer = spec.indexer
     assert indexer is not None, "a model without an indexer"
     chosen = tuple(layers)
     shapes = tuple(
-        replace(shape, index=indexer.dim if layer in chosen else 0)
+        replace(shape, index=indexer.row if layer in chosen else 0)
         for layer, shape in enumerate(spec.kv_shapes)
     )
     return replace(spec, indexer=replace(indexer, layers=chosen), own_kv_shapes=shapes)
@@ -67,18 +96,20 @@ def with_choosing_layers(spec: ModelSpec, layers: Iterable[int]) -> ModelSpec:
 
 def sparse_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """Return a layer of latent attention to chosen positions, or a block behind the last layer, which reads all."""
-    attention = _read_sparse_attention(weights, spec, index)
+    attention = read_sparse_attention(weights, spec, index)
     return mixed_layer(weights, spec, index, attention, rope=latent_rope(spec))
 
 
-def _read_sparse_attention(weights: WeightMap, spec: ModelSpec, index: int) -> LatentWeights:
+def read_sparse_attention(weights: WeightMap, spec: ModelSpec, index: int) -> LatentWeights:
+    """Return latent attention to chosen positions, or to all behind the last layer. Raises ModelFileError."""
     prefix, of = f"blk.{index}.", spec.indexer
     assert of is not None, "a model without an indexer"
     attention = read_latent_attention(weights, spec, prefix)
     if index not in of.layers:
         weights.leave_out(f"{prefix}indexer.")
+        weights.leave_out(_POOL.format(prefix))
         most_read = of.most_read if index < spec.num_layers else 0
-        return replace(attention, most_read=most_read)
+        return replace(attention, most_read=most_read, block=of.block)
     latent, hidden, own = spec.latent, spec.hidden_size, f"{prefix}indexer."
     assert latent is not None, "an indexer is of latent attention"
     indexer = Indexer(
@@ -86,9 +117,15 @@ def _read_sparse_attention(weights: WeightMap, spec: ModelSpec, index: int) -> L
         k=weights.matrix(f"{own}attn_k.weight", of.dim, hidden),
         gain=weights.vector(f"{own}k_norm.weight", of.dim),
         bias=weights.vector(f"{own}k_norm.bias", of.dim),
-        epsilon=_EPSILON,
+        epsilon=of.epsilon,
         weights=weights.matrix(f"{own}proj.weight", of.num_heads, hidden),
         scale=(of.num_heads * of.dim) ** -0.5,
         pairs=of.pairs,
+        pool=_read_pool(weights, of, _POOL.format(prefix), hidden) if of.weighs_keys else None,
     )
-    return replace(attention, most_read=of.most_read, indexer=indexer)
+    return replace(attention, most_read=of.most_read, indexer=indexer, block=of.block)
+
+
+def _read_pool(weights: WeightMap, of: IndexerSpec, prefix: str, hidden: int) -> KeyPool:
+    gate = weights.matrix(f"{prefix}gate.weight", of.dim, hidden)
+    return KeyPool(gate, weights.array(f"{prefix}ape.weight", (of.block, of.dim)))

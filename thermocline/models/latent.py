@@ -17,6 +17,7 @@ from thermocline.kernels.reference import decode_blocks
 from thermocline.kernels.weight import HeadMatrices, WeightStack
 from thermocline.kernels.whole_layer import LatentWeights, LowRank
 from thermocline.modelfile.formats import FORMATS_BY_NAME
+from thermocline.models.blocks import read_mixer_norm
 from thermocline.models.rope import RopeRule, Yarn
 from thermocline.models.spec import LatentSpec
 
@@ -51,19 +52,25 @@ def with_latent(read: SpecReader, spec: ModelSpec) -> ModelSpec:
     return replace(spec, rope_scaling=scaling, own_attention_scale=scale)
 
 
-def with_latent_layers(read: SpecReader, spec: ModelSpec) -> ModelSpec:
+def with_latent_layers(
+    read: SpecReader, spec: ModelSpec, *, may_be_still: bool = False
+) -> ModelSpec:
     """Return the dimensions with those of latent attention in some layers, whose turn is not scaled. Raises ModelError.
 
     What a cached row and a layer's heads of keys are called besides has no meaning there, and converters differ in it.
+    may_be_still: no number may turn.
     """
     read.refuse_rope_scaling()
-    return _with_rows(read, spec, "_mla")
+    return _with_rows(read, spec, "_mla", may_be_still=may_be_still)
 
 
-def _with_rows(read: SpecReader, spec: ModelSpec, suffix: str) -> ModelSpec:
+def _with_rows(
+    read: SpecReader, spec: ModelSpec, suffix: str, *, may_be_still: bool = False
+) -> ModelSpec:
     """Return the dimensions of cached rows and of heads, whose keys end with `suffix`."""
     rank, key_dim = read.size("attention.kv_lora_rank"), read.size(f"attention.key_length{suffix}")
-    turned = read.rotary_dims(key_dim - 1)
+    is_still = may_be_still and read.count("rope.dimension_count") == 0
+    turned = 0 if is_still else read.rotary_dims(key_dim - 1)
     latent = LatentSpec(
         rank=rank,
         query_rank=read.count("attention.q_lora_rank", default=0),
@@ -130,7 +137,7 @@ def read_latent_attention(weights: WeightMap, spec: ModelSpec, prefix: str) -> L
     rank = latent.rank
     gain = weights.vector(f"{prefix}attn_kv_a_norm.weight", rank)
     return LatentWeights(
-        norm=weights.vector(f"{prefix}attn_norm.weight", hidden),
+        norm=read_mixer_norm(weights, spec, prefix),
         low=low,
         q=weights.matrix(f"{prefix}{name}.weight", heads * latent.key_dim, columns),
         kv=weights.matrix(f"{prefix}attn_kv_a_mqa.weight", rank + spec.rotary_dims, hidden),

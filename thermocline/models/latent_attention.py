@@ -12,10 +12,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from thermocline.kernels.cache_format import row_by_row, write_index
+from thermocline.kernels.cache_format import row_by_row
 from thermocline.kernels.dense_contract import Activation, Attending, LayerCache
-from thermocline.models.choosing import SCORED_TOGETHER, best, turn_heads
+from thermocline.models.choosing import (
+    SCORED_TOGETHER,
+    best,
+    rows_of_blocks,
+    store_rows,
+    turn_heads,
+    whole_blocks,
+)
 from thermocline.models.layers import copy_for_branches
+from thermocline.models.streams import softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,18 +31,18 @@ if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
     from thermocline.kernels.dense_contract import DenseKernels, RopeTable, TokenRun
     from thermocline.kernels.weight import FloatArray, IntArray
-    from thermocline.kernels.whole_layer import Indexer, LatentWeights
-    from thermocline.messages import Chunk, Segment
+    from thermocline.kernels.whole_layer import Indexer, KeyPool, LatentWeights
+    from thermocline.messages import CachePlaces, Chunk, Segment
 
 _READ_TOGETHER: Final = 128
 """Tokens whose queries are in the terms of cached rows at a time: 38 MB for 128 heads. Fewer leave threads idle."""
 
 
 class ChosenSlots(NamedTuple):
-    """Which slots of the cache some of a chunk's rows read. rows: int32 [n]; slots: int32 [n, most_read]."""
+    """Which slots of the cache some of a chunk's rows read. rows: int32 [n]; slots: n arrays of int32."""
 
     rows: IntArray
-    slots: IntArray
+    slots: Sequence[IntArray]
 
 
 class Choices:
@@ -73,10 +81,11 @@ def begin_latent_attention(
 ) -> Callable[[], FloatArray]:
     """Append the chunk's rows to `cache`; return what gives x [T, D] plus latent attention over it.
 
-    choices: of the model, where its layers read chosen positions.
+    choices: of the model, where its layers read chosen positions. Of weights with `NO_NORM` it gives attention alone.
     """
     dense, prompt, epsilon = kernels.dense, chunk.is_prompt, weights.kv_norm.epsilon
-    normed = dense.rms_norm(x, weights.norm, epsilon)
+    has_norm = len(weights.norm) > 0
+    normed = dense.rms_norm(x, weights.norm, epsilon) if has_norm else x
     low, places = weights.low, chunk.places(window=False)
     first = weights.q if low is None else low.weight
     q, kv = kernels.multiply_all((first, weights.kv), normed, prompt=prompt)
@@ -85,9 +94,7 @@ def begin_latent_attention(
         ranked = dense.rms_norm(q, low.gain, epsilon)
         q = kernels.matmul(weights.q, ranked, prompt=prompt)
         if weights.indexer is not None:
-            asked = _ask(
-                kernels, weights.indexer, (normed, ranked), rope, cache, places.slots, prompt
-            )
+            asked = _ask(kernels, weights.indexer, (normed, ranked), rope, chunk, cache)
     q = q.reshape(len(x), len(weights.up.keys), -1)
     gates = None
     if weights.gate is not None:
@@ -96,30 +103,31 @@ def begin_latent_attention(
     copy_for_branches(cache, places)
 
     def finish() -> FloatArray:
-        near = _near(places.segments, chunk.positions, weights.most_read)
+        near = _near(places.segments, chunk.positions, weights)
         values = _read_all(kernels, weights, chunk, q, cache, near)
         if weights.most_read:
             assert choices is not None, (
                 "a model whose layers read chosen positions keeps the choices"
             )
             if asked is not None:
-                chosen = _choose(
-                    dense, asked, chunk, places.segments, near, cache, weights.most_read
-                )
+                chosen = _choose(dense, asked, chunk, near, cache, weights)
                 choices.note(chunk, chosen)
             _read_chosen(kernels, weights, choices.last(chunk), q, cache, values)
         if gates is not None:
             values = dense.gate(values.reshape(len(gates), -1), gates, Activation.SIGMOID)
-        return kernels.matmul(weights.output, values.reshape(len(x), -1), add=x, prompt=prompt)
+        add = x if has_norm else None
+        return kernels.matmul(weights.output, values.reshape(len(x), -1), add=add, prompt=prompt)
 
     return finish
 
 
-def _near(segments: Sequence[Segment], positions: IntArray, most_read: int) -> list[int]:
+def _near(segments: Sequence[Segment], positions: IntArray, weights: LatentWeights) -> list[int]:
     """Return how many first tokens of each segment read all positions that they see."""
-    if not most_read:
+    if not weights.most_read:
         return [segment.length for segment in segments]
-    firsts = (most_read - int(positions[segment.start]) for segment in segments)
+    # Of an incomplete block all is read.
+    most_seen = weights.most_read + weights.block - 1
+    firsts = (most_seen - int(positions[segment.start]) for segment in segments)
     return [min(max(0, n), each.length) for n, each in zip(firsts, segments, strict=True)]
 
 
@@ -188,15 +196,14 @@ def _ask(
     indexer: Indexer,
     inputs: tuple[FloatArray, FloatArray],
     rope: RopeTable,
+    chunk: Chunk,
     cache: LayerCache,
-    slots: IntArray,
-    prompt: bool,
 ) -> _Asked:
     """Store the indexer's rows of a chunk's tokens, and return what they ask it.
 
     inputs: the layer's normed input [T, hidden], and what its queries are made of [T, rank].
     """
-    dense, (normed, ranked) = kernels.dense, inputs
+    dense, prompt, (normed, ranked) = kernels.dense, chunk.is_prompt, inputs
     queries = kernels.matmul(indexer.q, ranked, prompt=prompt)
     rows = dense.layer_norm(
         kernels.matmul(indexer.k, normed, prompt=prompt), indexer.gain, indexer.epsilon
@@ -204,39 +211,67 @@ def _ask(
     dim = rows.shape[1]
     heads = np.concatenate((queries.reshape(len(rows), -1, dim), (rows + indexer.bias)[:, None]), 1)
     turn_heads(dense, heads, replace(rope, pairs=indexer.pairs))
-    assert cache.index is not None, "a cache without rows for an indexer"
-    write_index(cache.shape, cache.index, slots, heads[:, -1])
+    keys, places = heads[:, -1], chunk.places(window=False)
     said = kernels.matmul(indexer.weights, normed) * np.float32(indexer.scale)
-    return _Asked(np.ascontiguousarray(heads[:, :-1]), said)
+    if indexer.pool is None:
+        store_rows(cache, places, places.slots, keys)
+        return _Asked(np.ascontiguousarray(heads[:, :-1]), said)
+    weighed = kernels.matmul(indexer.pool.gate, normed, prompt=prompt)
+    store_rows(cache, places, places.slots, np.concatenate((keys, weighed), axis=1))
+    _pool_keys(dense, indexer.pool, chunk, places, cache)
+    # Behind a block's key lies nothing that a query asks for.
+    padded = np.concatenate((heads[:, :-1], np.zeros_like(heads[:, :-1])), axis=2)
+    return _Asked(padded, said)
+
+
+def _pool_keys(
+    dense: DenseKernels, pool: KeyPool, chunk: Chunk, places: CachePlaces, cache: LayerCache
+) -> None:
+    """Store the keys of the blocks that a chunk completes, each in the row of its last token."""
+    slots, _ = whole_blocks(places.segments, chunk.positions, pool.block, cache)
+    if not len(slots):
+        return
+    keys, weights = np.split(rows_of_blocks(cache, slots), 2, axis=2)
+    weighed = softmax(dense, weights + pool.places, axis=1)
+    weighed *= keys
+    total = weighed[:, 0].copy()
+    for member in range(1, pool.block):
+        total += weighed[:, member]
+    rows = np.concatenate((total, np.zeros_like(total)), axis=1)
+    store_rows(cache, places, np.ascontiguousarray(slots[:, -1]), rows)
 
 
 def _choose(
     dense: DenseKernels,
     asked: _Asked,
     chunk: Chunk,
-    segments: Sequence[Segment],
     near: Sequence[int],
     cache: LayerCache,
-    most_read: int,
+    weights: LatentWeights,
 ) -> ChosenSlots:
     """Return what the tokens behind the near ones read."""
     rows: list[int] = []
     slots: list[IntArray] = []
-    size = cache.shape.block_tokens
-    for segment, first in zip(segments, near, strict=True):
+    block, size = weights.block, cache.shape.block_tokens
+    within = np.arange(block, dtype=np.int32)
+    for segment, first in zip(chunk.places(window=False).segments, near, strict=True):
         table, end = segment.block_table, segment.start + segment.length
         for start in range(segment.start + first, end, SCORED_TOGETHER):
-            stop = min(start + SCORED_TOGETHER, end)
-            sees = chunk.positions[start:stop] + 1
+            part = slice(start, min(start + SCORED_TOGETHER, end))
+            sees = (chunk.positions[part] + 1).tolist()
+            scored = sees[-1] // block * block
             scores = dense.index_scores(
-                asked.q[start:stop], asked.weights[start:stop], table, int(sees[-1]), cache
+                asked.q[part], asked.weights[part], table, scored, cache, step=block
             )
             for count, said in zip(sees, scores, strict=True):
-                blocks, places = np.divmod(best(said[:count], most_read), size)
+                whole = count // block
+                chosen = best(said[:whole], weights.most_read // block) * np.int32(block)
+                tail = np.arange(whole * block, count, dtype=np.int32)
+                positions = np.concatenate(((chosen[:, None] + within).reshape(-1), tail))
+                blocks, places = np.divmod(positions, size)
                 slots.append(table[blocks] * np.int32(size) + places)
-            rows += range(start, stop)
-    found = np.stack(slots) if slots else np.empty((0, most_read), np.int32)
-    return ChosenSlots(np.array(rows, np.int32), found)
+            rows += range(part.start, part.stop)
+    return ChosenSlots(np.array(rows, np.int32), slots)
 
 
 def _read_chosen(
@@ -257,7 +292,7 @@ def _read_chosen(
         part = slice(start, start + _READ_TOGETHER)
         rows, slots = choice.rows[part], choice.slots[part]
         runs = [_Run(n, 1, each) for n, each in enumerate(slots)]
-        positions = np.full(len(rows), slots.shape[1] - 1, np.int32)
+        positions = np.array([len(each) - 1 for each in slots], np.int32)
         values[rows] = _absorbed(kernels, weights, q[rows], positions, runs, single, prompt=False)
 
 

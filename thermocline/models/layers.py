@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import DenseKernels, LayerCache, PostNorm
     from thermocline.kernels.weight import FloatArray, IntArray, Weight
     from thermocline.kernels.whole_layer import (
+        BalancedMixer,
         LayerEmbedding,
         LayerParts,
         MoeWeights,
@@ -261,19 +262,22 @@ def route(
 
 
 def _route_streams(
-    kernels: Kernels, parts: LayerParts, mixer: StreamMixer, x: FloatArray, prompt: bool
+    kernels: Kernels,
+    parts: LayerParts,
+    mixer: StreamMixer | BalancedMixer,
+    x: FloatArray,
+    prompt: bool,
 ) -> Routed:
     """Return the routing of several residual streams x [T, streams * D], which take shares of the experts' sum."""
-    taken, shares = narrow(kernels, mixer, x, prompt=prompt)
-    assert shares is not None, "a layer's mixer has shares"
+    taken, rest, shares = narrow(kernels, mixer, x, prompt=prompt)
     added = np.zeros_like(taken)
     if parts.shared is not None:
         added = _add_shared(kernels, parts.shared, taken, added, prompt)
     if parts.routed is None:
-        return Routed(widen(x, added, shares), taken, _no_routing(len(x)))
+        return Routed(widen(rest, added, shares), taken, _no_routing(len(x)))
     logits = kernels.matmul(parts.routed.router, taken)
     routing = Routing(*kernels.dense.route(logits, parts.routed.rule))
-    return Routed(added, taken, routing, LayerEnding(x, partial(widen, x, shares=shares)))
+    return Routed(added, taken, routing, LayerEnding(x, partial(widen, rest, shares=shares)))
 
 
 def _route_branches(

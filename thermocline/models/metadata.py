@@ -261,6 +261,10 @@ class SpecReader:
         """Return the error of a key whose value does not go with others. what: a sentence about it without its subject."""
         return self._bad(f"{self._prefix}{key} {what}")
 
+    def unsupported(self, what: str) -> UnsupportedModelError:
+        """Return the error of something that is not supported. what: its key and value, or words for it."""
+        return self._unsupported(f"{self._prefix}{what}")
+
     def require_alike(self, fix: str, *keys: str) -> None:
         """Refuse the file if one of these keys has a number for each layer. fix: what can be done."""
         for name in (self._prefix + key for key in keys):

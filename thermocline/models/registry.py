@@ -86,6 +86,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
             "kimi-linear",
             "deepseek32",
             "glm-dsa",
+            "glm5-next",
         )
     }
 )

@@ -9,7 +9,7 @@ from thermocline.kernels.dense_contract import RoutingRule
 
 if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, Weight
-    from thermocline.kernels.whole_layer import StreamMixer
+    from thermocline.kernels.whole_layer import BalancedMixer, StreamMixer
     from thermocline.messages import LayerEnding, Routing
     from thermocline.models.spec import RouterRule
 
@@ -29,7 +29,7 @@ class RouterWeights:
     epsilon: float
     rule: RoutingRule
     centers: bool = False
-    mixer: StreamMixer | None = None
+    mixer: StreamMixer | BalancedMixer | None = None
 
 
 class Routed(NamedTuple):

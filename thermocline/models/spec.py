@@ -123,7 +123,7 @@ class IndexerSpec:
 
     num_heads: int
     dim: int
-    """Numbers of a head, and of a cached row."""
+    """Numbers of a head."""
     most_read: int
     """How many positions a token reads."""
     pairs: bool
@@ -132,6 +132,15 @@ class IndexerSpec:
     """Those that choose; others of latent attention take the choice of the last one before them."""
     block: int = 1
     """So many positions are chosen together."""
+    weighs_keys: bool = False
+    """Whether a block's key is a weighted mean, whose weights are cached beside keys; else a plain one."""
+    epsilon: float = 1e-6
+    """Of the norm of its keys, where that takes the mean off; most files do not say it."""
+
+    @property
+    def row(self) -> int:
+        """Numbers of a cached row."""
+        return 2 * self.dim if self.weighs_keys else self.dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +148,12 @@ class StreamsSpec:
     """Residual streams side by side, of which each part of a layer takes a mixture."""
 
     count: int
-    rank: int
-    """Numbers between the two matrices that decide about the mixture."""
+    rank: int = 0
+    """Numbers between the two matrices that gate the mixture; 0 where streams are weighed and mixed as wholes."""
+    rounds: int = 0
+    """How often the matrix that mixes streams is balanced."""
+    floor: float = 0.0
+    """What is added to weights, and to sums that are divided by, of streams that are mixed as wholes."""
 
 
 @dataclass(frozen=True, slots=True)

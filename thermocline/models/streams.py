@@ -6,12 +6,12 @@ They lie side by side in a row, float32 [T, streams * D]. Every token is treated
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from thermocline.kernels.dense_contract import Activation
-from thermocline.kernels.whole_layer import LayerStreams, StreamMixer
+from thermocline.kernels.whole_layer import BalancedMixer, LayerStreams, StreamMixer
 
 if TYPE_CHECKING:
     from thermocline.kernels.contract import Kernels
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray
     from thermocline.models.spec import ModelSpec
     from thermocline.models.weights import WeightMap
+
+
+class Taken(NamedTuple):
+    """What a part takes of several streams. x: float32 [T, D], its input. rest: [T, streams * D], to which what it gives is
+    added, by shares: [T, streams]; see `widen`.
+    """
+
+    x: FloatArray
+    rest: FloatArray
+    shares: FloatArray
 
 
 def normed_streams(
@@ -33,37 +43,117 @@ def normed_streams(
 
 
 def narrow(
-    kernels: Kernels, mixer: StreamMixer, x: FloatArray, *, prompt: bool
-) -> tuple[FloatArray, FloatArray | None]:
-    """Return what a part takes of the streams x [T, streams * D]: float32 [T, D], and their shares of what it gives.
+    kernels: Kernels, mixer: StreamMixer | BalancedMixer, x: FloatArray, *, prompt: bool
+) -> Taken:
+    """Return what a part takes of the streams x [T, streams * D], and what is left of them."""
+    if isinstance(mixer, BalancedMixer):
+        return _weigh_streams(kernels, mixer, x)
+    assert mixer.shares is not None, "a layer's mixer has shares"
+    normed = normed_streams(kernels.dense, x, mixer.gain, mixer.epsilon)
+    logits = kernels.matmul(mixer.shares, normed.reshape(len(x), -1))
+    shares = _sigmoids(kernels.dense, logits, 2)
+    return Taken(_gated_mean(kernels, mixer, normed, prompt=prompt), x, shares)
 
-    Shares are float32 [T, streams], for `widen`; None of a mixer without.
-    """
-    dense, tokens, count = kernels.dense, len(x), len(mixer.gain)
-    normed = normed_streams(dense, x, mixer.gain, mixer.epsilon)
-    flat = normed.reshape(tokens, -1)
+
+def widen(rest: FloatArray, out: FloatArray, shares: FloatArray) -> FloatArray:
+    """Return the streams rest [T, streams * D], each plus its share [T, streams] of out [T, D]."""
+    count = shares.shape[1]
+    wide = out[:, None] * shares[:, :, None]
+    wide += rest.reshape(len(rest), count, -1)
+    streams: FloatArray = wide.reshape(rest.shape)
+    return streams
+
+
+def end_streams(
+    kernels: Kernels, mixer: StreamMixer | None, x: FloatArray, count: int
+) -> FloatArray:
+    """Return what a model's end takes of the streams x [T, streams * D]: float32 [T, D], normed by the mixer; else their mean."""
+    if mixer is not None:
+        normed = normed_streams(kernels.dense, x, mixer.gain, mixer.epsilon)
+        return _gated_mean(kernels, mixer, normed, prompt=False)
+    return _mean(x.reshape(len(x), count, -1))
+
+
+def _gated_mean(
+    kernels: Kernels, mixer: StreamMixer, normed: FloatArray, *, prompt: bool
+) -> FloatArray:
+    dense, flat = kernels.dense, normed.reshape(len(normed), -1)
     low = kernels.matmul(mixer.down, flat, prompt=prompt)
     low = dense.gate(low, low, Activation.SIGMOID)
     gates = kernels.matmul(mixer.up, low, prompt=prompt)
-    weighed = dense.gate(flat, gates, Activation.SIGMOID).reshape(normed.shape)
-    total = weighed[:, 0] + weighed[:, 1]
-    for stream in range(2, count):
-        total += weighed[:, stream]
-    total *= np.float32(1 / count)
-    if mixer.shares is None:
-        return total, None
-    logits = kernels.matmul(mixer.shares, flat)
-    twos = np.full(logits.shape, 2, np.float32)
-    return total, dense.gate(twos, logits, Activation.SIGMOID)
+    return _mean(dense.gate(flat, gates, Activation.SIGMOID).reshape(normed.shape))
 
 
-def widen(x: FloatArray, out: FloatArray, shares: FloatArray) -> FloatArray:
-    """Return the streams x [T, streams * D], each plus its share [T, streams] of out [T, D]."""
-    count = shares.shape[1]
-    wide = out[:, None] * shares[:, :, None]
-    wide += x.reshape(len(x), count, -1)
-    streams: FloatArray = wide.reshape(x.shape)
-    return streams
+def _mean(streams: FloatArray) -> FloatArray:
+    """Return the mean over streams [T, count, D], added in order."""
+    total: FloatArray = streams[:, 0] + streams[:, 1]
+    for stream in range(2, streams.shape[1]):
+        total += streams[:, stream]
+    total *= np.float32(1 / streams.shape[1])
+    return total
+
+
+def _weigh_streams(kernels: Kernels, mixer: BalancedMixer, x: FloatArray) -> Taken:
+    """Return what a part takes of streams that are weighed as wholes, and the mixture of them that is left."""
+    dense, tokens = kernels.dense, len(x)
+    streams = x.reshape(tokens, -1, len(mixer.gain))
+    count = streams.shape[1]
+    normed = dense.rms_norm(x, np.ones(x.shape[1], np.float32), mixer.epsilon)
+    logits = kernels.matmul(mixer.project, normed)
+    logits *= np.repeat(mixer.scales, (count, count, count * count))
+    logits += mixer.base
+    taking, giving, mixing = (
+        np.ascontiguousarray(part) for part in np.split(logits, (count, 2 * count), axis=1)
+    )
+    weights = _sigmoids(dense, taking, 1) + np.float32(mixer.floor)
+    matrix = balanced(dense, mixing.reshape(tokens, count, count), mixer.floor, mixer.rounds)
+    taken = streams[:, 0] * weights[:, :1]
+    for stream in range(1, count):
+        taken += streams[:, stream] * weights[:, stream : stream + 1]
+    rest = streams[:, :1] * matrix[:, 0, :, None]
+    for stream in range(1, count):
+        rest += streams[:, stream : stream + 1] * matrix[:, stream, :, None]
+    taken = dense.rms_norm(taken, mixer.gain, mixer.epsilon)
+    return Taken(taken, rest.reshape(x.shape), _sigmoids(dense, giving, 2))
+
+
+def balanced(dense: DenseKernels, logits: FloatArray, floor: float, rounds: int) -> FloatArray:
+    """Return matrices whose rows and columns have sums near one, float32 [n, count, count], of their logits.
+
+    The softmax of each row plus `floor`, divided by the sums of columns, and then by turns of rows and of columns: `rounds`
+    times of columns in all. Sums have `floor` added.
+    """
+    matrix = softmax(dense, logits, axis=2)
+    least = np.float32(floor)
+    matrix += least
+    matrix /= _sum(matrix, 1) + least
+    for _ in range(rounds - 1):
+        matrix /= _sum(matrix, 2) + least
+        matrix /= _sum(matrix, 1) + least
+    return matrix
+
+
+def softmax(dense: DenseKernels, logits: FloatArray, axis: int) -> FloatArray:
+    """Return the softmax over one axis of logits [n, a, b]. Kernels' sigmoids give powers that no neighbour changes."""
+    down = logits - logits.max(axis=axis, keepdims=True)
+    flat = down.reshape(len(down), -1)
+    powers = _sigmoids(dense, flat, 1) / _sigmoids(dense, -flat, 1)
+    found: FloatArray = powers.reshape(logits.shape)
+    found /= _sum(found, axis)
+    return found
+
+
+def _sum(array: FloatArray, axis: int) -> FloatArray:
+    """Return the sums over one axis of an array [n, a, b], which is kept, added in order."""
+    parts = np.split(array, array.shape[axis], axis=axis)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def _sigmoids(dense: DenseKernels, logits: FloatArray, factor: float) -> FloatArray:
+    return dense.gate(np.full(logits.shape, factor, np.float32), logits, Activation.SIGMOID)
 
 
 def read_stream_mixer(
@@ -86,9 +176,33 @@ def read_stream_mixer(
     )
 
 
-def read_layer_streams(weights: WeightMap, spec: ModelSpec, index: int) -> LayerStreams:
-    """Return a layer's mixers; n-grams are read apart. Raises ModelFileError."""
-    mixer, feed_forward = (
-        read_stream_mixer(weights, spec, f"blk.{index}.hc_{part}") for part in ("attn", "ffn")
+def _read_balanced_mixer(
+    weights: WeightMap, spec: ModelSpec, prefix: str, gain: FloatArray
+) -> BalancedMixer:
+    streams = spec.streams
+    assert streams is not None, "a model of one residual stream"
+    rows = (2 + streams.count) * streams.count
+    return BalancedMixer(
+        weights.matrix(f"{prefix}_fn.weight", rows, spec.stream_size),
+        weights.vector(f"{prefix}_base.weight", rows),
+        weights.vector(f"{prefix}_scale.weight", 3),
+        gain,
+        spec.rms_epsilon,
+        streams.floor,
+        streams.rounds,
     )
-    return LayerStreams(mixer, feed_forward)
+
+
+def read_layer_streams(weights: WeightMap, spec: ModelSpec, index: int) -> LayerStreams:
+    """Return a layer's mixers, with the norms of what its parts take; n-grams are read apart. Raises ModelFileError."""
+    prefix, parts = f"blk.{index}.", ("attn", "ffn")
+    assert spec.streams is not None, "a model of one residual stream"
+    if spec.streams.rank:
+        mixers = [read_stream_mixer(weights, spec, f"{prefix}hc_{part}") for part in parts]
+        return LayerStreams(mixers[0], mixers[1])
+    gains = [weights.vector(f"{prefix}{part}_norm.weight", spec.hidden_size) for part in parts]
+    pairs = zip(parts, gains, strict=True)
+    wholes = [
+        _read_balanced_mixer(weights, spec, f"{prefix}hc_{part}", gain) for part, gain in pairs
+    ]
+    return LayerStreams(wholes[0], wholes[1])

@@ -138,7 +138,7 @@ def likely_experts(router: RouterWeights, kernels: Kernels, residual: FloatArray
     dense = kernels.dense
     norm_rows = dense.layer_norm if router.centers else dense.rms_norm
     if router.mixer is not None:
-        x, _ = narrow(kernels, router.mixer, residual, prompt=False)
+        x = narrow(kernels, router.mixer, residual, prompt=False).x
     else:
         x = residual if router.gain is None else norm_rows(residual, router.gain, router.epsilon)
     ids, _ = dense.route(kernels.matmul(router.matrix, x), router.rule)

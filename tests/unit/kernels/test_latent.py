@@ -33,6 +33,7 @@ SHAPES = [
     (20, 96, 32, 11, 33),
     (37, 48, 16, 5, 7),  # a prime of heads, and blocks of less than a group
     (1, 21, 6, 3, 16),  # rows that no vector divides
+    (12, 64, 0, 24, 16),  # no number turns
 ]
 
 # Of every set, the reference, and prompts on tiles.
@@ -103,14 +104,14 @@ def fits(sizes, cache_type) -> bool:
 
 
 HEAT = Temperature(0.7, 9)
-NAMED = list(zip(SHAPES, ["Q8_0", "Q8_0", "F16", "F32", "BF16"], strict=True))
+NAMED = list(zip(SHAPES, ["Q8_0", "Q8_0", "F16", "F32", "BF16", "F16"], strict=True))
 CASES = [(sizes, kind) for sizes in SHAPES for kind in TYPES if fits(sizes, kind)]
 
 
 @pytest.mark.parametrize(("sizes", "cache_type"), CASES)
 def test_rows_are_normed_turned_and_stored(dense, sizes, cache_type):
     """Queries and rows are the formula in double; neighbours turn together; no other byte of the cache changes."""
-    _, latent, rotary, plain, _ = sizes
+    _, latent, _, plain, _ = sizes
     seq = Sequence(dense, sizes, 37, cache_type)
     cos, sin = seq.rope.cosines.astype(float), seq.rope.sines.astype(float)
 
@@ -120,7 +121,7 @@ def test_rows_are_normed_turned_and_stored(dense, sizes, cache_type):
         return np.stack((a * c - b * s, b * c + a * s), axis=-1).reshape(x.shape)
 
     assert np.array_equal(seq.q[..., :plain], seq.given_q[..., :plain])
-    wanted = turned(seq.given_q[..., -rotary:])
+    wanted = turned(seq.given_q[..., plain:])
     np.testing.assert_allclose(seq.q[..., plain:], wanted, rtol=1e-6, atol=1e-6)
     kv = seq.kv.astype(float)
     scale = 1 / np.sqrt(np.square(kv[:, :latent]).mean(axis=1, keepdims=True) + 1e-6)

@@ -30,6 +30,7 @@ TOYS = {
     "deepseek2": ToyArch("deepseek2", head_dim=24, rotary=8),
     "deepseek32": ToyArch("deepseek32", head_dim=24, rotary=8, query_rank=48),
     "glm-dsa": ToyArch("glm-dsa", head_dim=24, rotary=8, query_rank=48),
+    "glm5-next": ToyArch("glm5-next", layers=4, head_dim=24, rotary=0, query_rank=48),
     "mistral4": ToyArch("mistral4", head_dim=24, rotary=8, query_rank=48, biased=False),
     "kimi-linear": ToyArch("kimi-linear", layers=4, head_dim=24, rotary=8),
     "bailingmoe3": ToyArch("bailingmoe3", layers=4, head_dim=24, rotary=8),
@@ -117,6 +118,10 @@ OWN_OPTIONAL = {
         "expert_shared_feed_forward_length",
     },
     "glm4moe": {"leading_dense_block_count"},
+    "glm5-next": {
+        *["attention.layer_norm_epsilon", "attention.indexer.kpool_select_tail"],
+        *["expert_weights_norm", "expert_weights_scale", "kda.gate_lower_bound"],
+    },
     "gpt-oss": {"rope.dimension_count"},
     "hunyuan-moe": {"expert_shared_feed_forward_length"},
     "hy_v3": {"rope.dimension_count", "expert_shared_feed_forward_length"},

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from thermocline.models.expert_limits import limited_layer, with_limits
 from thermocline.models.feed_forwards import shared_width
-from thermocline.models.gated_delta import channel_delta, channel_shape, delta_shape, kinds_by_heads
+from thermocline.models.gated_delta import (
+    channel_delta,
+    channel_shape,
+    delta_shape,
+    kinds_by_heads,
+    lower_bound,
+)
 from thermocline.models.latent import latent_rope, read_latent_attention, with_latent_layers
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
@@ -34,21 +40,13 @@ def read_spec(file: ModelFile) -> ModelSpec:
     stated = read.count("expert_shared_feed_forward_length", default=usual)
     shared = shared_width(read, spec.num_layers, stated)
     spec = mixed_spec(read, spec, gating=read.gating(), shared=shared)
-    shape = replace(channel_shape(read, spec), lower_bound=_lower_bound(read, file))
+    shape = replace(channel_shape(read, spec), lower_bound=lower_bound(read, file))
     spec = with_limits(read, file, spec)
     return replace(
         with_latent_layers(read, spec),
         own_layer_kinds=kinds_by_heads(kv_heads[: spec.num_layers]),
         recurrent=shape,
     )
-
-
-def _lower_bound(read: SpecReader, file: ModelFile) -> float:
-    """Return the bound of a decay's logarithm. Raises ModelFileError for one that bounds nothing."""
-    bound = file.metadata.get_float(f"{file.architecture}.kda.gate_lower_bound")
-    if bound >= 0:
-        raise read.bad("kda.gate_lower_bound", f"is {bound}; it must be a negative number")
-    return bound
 
 
 def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.models.gated_delta import channel_delta, channel_shape, delta_shape, kinds_by_heads
+from thermocline.models.gated_delta import channel_shape, kinds_by_heads, low_rank_delta
 from thermocline.models.latent import read_latent_attention, still_rope, with_latent_layers
 from thermocline.models.metadata import SpecReader
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
 from thermocline.models.spec import LayerKind
 
 if TYPE_CHECKING:
-    from thermocline.kernels.whole_layer import DeltaWeights
     from thermocline.modelfile.reader import ModelFile
     from thermocline.models.decoder import DecoderLayer
     from thermocline.models.spec import ModelSpec
@@ -40,24 +39,6 @@ def read_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
     """See `Architecture.read_layer`."""
     prefix = f"blk.{index}."
     if spec.layer_kinds[index] is LayerKind.RECURRENT:
-        return mixed_layer(weights, spec, index, _delta(weights, spec, prefix))
+        return mixed_layer(weights, spec, index, low_rank_delta(weights, spec, prefix))
     attention = read_latent_attention(weights, spec, prefix)
     return mixed_layer(weights, spec, index, attention, rope=still_rope(spec))
-
-
-def _delta(weights: WeightMap, spec: ModelSpec, prefix: str) -> DeltaWeights:
-    """Return a layer's rule. Its decays and its gate are products of two matrices each, without a norm between them."""
-    shape, hidden = delta_shape(spec), spec.hidden_size
-    rank, width = shape.key_dim, shape.value_width
-    delta = channel_delta(
-        weights,
-        spec,
-        prefix,
-        z=weights.matrix(prefix + "ssm_g_b.weight", width, rank),
-        alpha=weights.matrix(prefix + "ssm_f_b.weight", width, rank),
-    )
-    return replace(
-        delta,
-        z_low=weights.matrix(prefix + "ssm_g_a.weight", rank, hidden),
-        alpha_low=weights.matrix(prefix + "ssm_f_a.weight", rank, hidden),
-    )
