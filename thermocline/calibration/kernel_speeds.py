@@ -213,6 +213,7 @@ class _Parts:
     def _whole_layer(self, layers: Sequence[LayerIndex], number: int) -> Callable[[], object]:
         layer, chunk = layers[number % len(layers)], self._chunk(1, SegmentKind.DECODE)
         x = self._some_x(1)
+        self._choose_before(layer, chunk, x)
         return partial(compute_layer, self._kernels, self._model, layer, chunk, x, self._cache)
 
     def _trunk(self, layers: Sequence[LayerIndex], rows: int, number: int) -> Callable[[], object]:
@@ -220,12 +221,21 @@ class _Parts:
         layer = layers[(number + 1) % len(layers)]
         chunk = self._chunk(rows, SegmentKind.PROMPT)
         x = self._some_x(rows)
+        self._choose_before(layer, chunk, x)
 
         def run() -> None:
             attended = self._model.attend(layer, chunk, x, self._cache)
             self._model.route(layer, attended, prompt=True, embedded=chunk.embedded_at(layer))
 
         return run
+
+    def _choose_before(self, layer: LayerIndex, chunk: Chunk, x: FloatArray) -> None:
+        """Have the positions chosen that a layer reads which takes an earlier one's choice."""
+        spec = self._model.spec
+        of = None if spec.indexer is None or spec.latent is None else spec.indexer.layers
+        if of is not None and layer not in (*of, *spec.keyless_layers):
+            choosing = max(n for n in of if n < layer)
+            self._model.attend(LayerIndex(choosing), chunk, x, self._cache)
 
     def _experts(
         self, layers: Sequence[LayerIndex], rows: int, number: int

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.support.glm5_cases import GLM5_OPTIONS
+from tests.support.latent_cases import GLM_DSA_OPTIONS
 from tests.support.toy_archs import ToyArch, write_toy_arch
 from tests.support.toy_model import ToyShape, write_toy_model
 from thermocline.calibration.kernel_speeds import measure_kernels, timed_layers
@@ -68,13 +70,15 @@ def test_the_first_round_does_not_count(tmp_path):
     [
         *((arch, {}) for arch in ("olmoe", "qwen35moe", "laguna", "qwen2moe")),
         ("deepseek32", {"head_dim": 24, "rotary": 8, "query_rank": 48}),
+        ("glm-dsa", GLM_DSA_OPTIONS["shared"]),
+        ("glm5-next", GLM5_OPTIONS["shared"]),
         ("qwen4exp", {"rotary": 8}),
         ("nemotron_h_moe", {"narrow": 32}),
     ],
 )
 def test_every_architecture_can_be_measured_and_priced(tmp_path, arch, own):
     """Recurrent, dense and windowed layers included, and experts narrower than the stream: nothing is missing."""
-    path = write_toy_arch(tmp_path / "toy.gguf", ToyArch(arch, layers=5, **own))
+    path = write_toy_arch(tmp_path / "toy.gguf", ToyArch(arch, **{"layers": 5} | own))
     with opened(path) as (model, kernels, sizes):
         found = measure_kernels(model, kernels, sizes, CacheType.F16, rounds=1)
     parts = (found.experts, found.trunk, found.head, found.attention)
