@@ -180,6 +180,21 @@ void softcap(Core& core, In<float, 2> x, float cap, Write<float, 2> out) {
     tc::softcap(core.dense(), x.data(), cap, size(x, 0), size(x, 1), out.data());
 }
 
+void take_streams(Core& core, In<float, 2> x, In<float, 2> logits, In<float, 1> base, In<float, 1> scales, float floor,
+                  int64_t rounds, Write<float, 2> taken, Write<float, 2> rest, Write<float, 2> shares) {
+    const int64_t tokens = size(x, 0), streams = size(shares, 1), width = size(taken, 1), count = (2 + streams) * streams;
+    require(streams >= 2 && streams <= tc::kMaxStreams, "there must be 2 to 16 streams");
+    require(size(x, 1) == streams * width, "x must be [tokens, streams * width]");
+    require(size(logits, 0) == tokens && size(logits, 1) == count, "logits must be [tokens, (2 + streams) * streams]");
+    require(size(base, 0) == count && size(scales, 0) == 3, "base must have one entry per logit, and scales three");
+    require(rounds >= 1, "at least one round is needed");
+    require(size(taken, 0) == tokens && size(shares, 0) == tokens, "taken and shares must have a row per token");
+    require(size(rest, 0) == tokens && size(rest, 1) == size(x, 1), "x and rest must have one shape");
+    const WithoutGil unlocked;
+    tc::take_streams(core.dense(), {x.data(), logits.data(), tokens, streams, width,
+                                    {base.data(), scales.data(), floor, rounds}, taken.data(), rest.data(), shares.data()});
+}
+
 using Part = std::tuple<In<int32_t, 1>, In<int32_t, 1>, In<float, 2>>;
 
 void combine(Core& core, In<float, 2> residual, const std::vector<Part>& parts, int64_t slots, Write<float, 2> out) {
@@ -246,6 +261,10 @@ void bind_dense(nb::module_& m, nb::class_<Core>& core) {
              "out = (x + norm(y)) * scale, where y is first, or norm(first) + norm(second).")
         .def("softcap", &softcap, nb::arg("x").noconvert(), nb::arg("cap"), nb::arg("out").noconvert(),
              "out = cap * tanh(x / cap).")
+        .def("take_streams", &take_streams, nb::arg("x").noconvert(), nb::arg("logits").noconvert(),
+             nb::arg("base").noconvert(), nb::arg("scales").noconvert(), nb::arg("floor"), nb::arg("rounds"),
+             nb::arg("taken").noconvert(), nb::arg("rest").noconvert(), nb::arg("shares").noconvert(),
+             "What a part of a layer takes of several streams, the mixture that is left, and each stream's share.")
         .def("combine", &combine, nb::arg("residual").noconvert(), nb::arg("parts").noconvert(),
              nb::arg("slots"), nb::arg("out").noconvert(),
              "out = residual + ((slot 0 + slot 1) + ...), from (rows, slots, values) parts.");

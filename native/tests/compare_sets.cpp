@@ -24,6 +24,7 @@ constexpr int kTypes[] = {kF32, kF16, kBF16, 2,  3,  6,  7,  8,  10, 11, 12, 13,
                           16,   17,   18,    19, 20, 21, 22, 23, 29, 34, 35, 39, 40};
 constexpr double kProductTolerance = 1e-9;  // NMSE; sums are fused or not, and single ones may cancel
 constexpr double kAttentionTolerance = 1e-9;  // on tiles numbers have 16 bits
+constexpr double kStreamTolerance = 1e-10;   // sums are fused or not
 constexpr double kExpertTolerance = 1e-6;    // a last bit may move an inner activation by one step
 
 std::mt19937 g_random(1);
@@ -280,6 +281,37 @@ double compare_attention(const Compute& ours, const Compute& portable, Form form
     return worst;
 }
 
+// What is taken of several streams, what is left and the shares; the last token also alone. Returns the largest NMSE.
+double compare_streams(const Compute& ours, const Compute& portable) {
+    constexpr int64_t kTokens = 7, kStreamWidth = 37;
+    double worst = 0.0;
+    for (const int64_t streams : {int64_t{2}, int64_t{4}, int64_t{5}, kMaxStreams}) {
+        const int64_t count = (2 + streams) * streams, wide = streams * kStreamWidth;
+        const auto x = normal(kTokens * wide), logits = normal(kTokens * count), base = normal(count), scales = normal(3);
+        // In a row: taken, rest and shares.
+        const auto run = [&](const Compute& compute, int64_t first, int64_t tokens) {
+            std::vector<float> out(static_cast<size_t>(tokens * (kStreamWidth + wide + streams)), NAN);
+            float* const rest = out.data() + tokens * kStreamWidth;
+            take_streams({*compute.set.dense, compute.pool},
+                         {x.data() + first * wide, logits.data() + first * count, tokens, streams, kStreamWidth,
+                          {base.data(), scales.data(), 1e-6f, 20}, out.data(), rest, rest + tokens * wide});
+            return out;
+        };
+        const auto together = run(ours, 0, kTokens), alone = run(ours, kTokens - 1, 1);
+        const double found = nmse(together, run(portable, 0, kTokens));
+        worst = std::max(worst, found);
+        expect(found <= kStreamTolerance, ours.set.name, -1, std::to_string(streams) + " streams differ");
+        int64_t begin = 0, end = 0;
+        for (const int64_t width : {kStreamWidth, wide, streams}) {
+            end += kTokens * width;
+            expect(same_bits(&alone[static_cast<size_t>(begin)], &together[static_cast<size_t>(end - width)], width),
+                   ours.set.name, -1, "streams of a token feel its neighbours");
+            begin += width;
+        }
+    }
+    return worst;
+}
+
 // Several callers on one pool; what they compute is compared with a run alone.
 void check_callers(const Compute& compute) {
     const Matrix m = random_matrix(12, 130, 256);
@@ -330,9 +362,10 @@ int main() {
                 experts = std::max(experts, compare_experts(ours, theirs, activation, has_biases));
         double attended = 0.0;
         for (const Form form : {Form::Decode, Form::Prompt}) attended = std::max(attended, compare_attention(ours, theirs, form));
+        const double streams = compare_streams(ours, theirs);
         check_callers(ours);
-        std::printf("%-9s products within %.1e, experts within %.1e, attention within %.1e of portable\n", sets[i].set.name,
-                    worst, experts, attended);
+        std::printf("%-9s products within %.1e, experts within %.1e, attention within %.1e, streams within %.1e of portable\n",
+                    sets[i].set.name, worst, experts, attended, streams);
     }
     for (size_t i = 0; i < count; ++i)
         for (const int type_id : kTypes)

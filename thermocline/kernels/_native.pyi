@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-interface: int = 30
+interface: int = 31
 
 class Core:
     """The threads and the instruction set that jobs run on."""
@@ -83,6 +83,11 @@ class Core:
 
     def softcap(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], cap: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """out = cap * tanh(x / cap)."""
+
+    def take_streams(self, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], scales: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], floor: float, rounds: int, taken: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], rest: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], shares: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
+        """
+        What a part of a layer takes of several streams, the mixture that is left, and each stream's share.
+        """
 
     def combine(self, residual: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], parts: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]], slots: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None:
         """

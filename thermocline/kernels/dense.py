@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.dense_contract import (
         Activation,
         Attending,
+        BalanceRule,
         Contributions,
         HeadNorm,
         LatentNorm,
@@ -416,6 +417,18 @@ class NativeDense:
         out = np.empty_like(x)
         self._core.softcap(x, cap, out)
         return out
+
+    def take_streams(
+        self, x: FloatArray, logits: FloatArray, rule: BalanceRule
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        tokens, count = len(x), rule.streams
+        taken = np.empty((tokens, x.shape[1] // count), np.float32)
+        rest = np.empty_like(x)
+        shares = np.empty((tokens, count), np.float32)
+        self._core.take_streams(
+            x, logits, rule.base, rule.scales, rule.floor, rule.rounds, taken, rest, shares
+        )
+        return taken, rest, shares
 
     def combine(
         self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isqrt
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -191,6 +192,26 @@ class RoutingRule:
     group_best: int = 2
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BalanceRule:
+    """How logits become what weighs and mixes several streams, 2 to 16; see `DenseKernels.take_streams`.
+
+    base: float32 [(2 + streams) * streams], added to logits times scales: float32 [3], one each of weights, shares and the
+    matrix. floor: added to weights, to the matrix and to what it is divided by. rounds: how often the sums of columns divide
+    the matrix, at least once.
+    """
+
+    base: FloatArray
+    scales: FloatArray
+    floor: float
+    rounds: int
+
+    @property
+    def streams(self) -> int:
+        """How many streams there are."""
+        return isqrt(len(self.base) + 1) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Contributions:
     """One tier's expert outputs: values[i] belongs to token rows[i] and its slot slots[i]."""
@@ -343,6 +364,19 @@ class DenseKernels(Protocol):
 
     def softcap(self, x: FloatArray, cap: float) -> FloatArray:
         """Return cap * tanh(x / cap) of x [rows, width]."""
+        ...
+
+    def take_streams(
+        self, x: FloatArray, logits: FloatArray, rule: BalanceRule
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return what a part of a layer takes of streams, the mixture that is left, and each stream's share of what it gives.
+
+        x: [tokens, streams * width]; logits: [tokens, (2 + streams) * streams]. They are [tokens, width], [tokens, streams *
+        width] and [tokens, streams]. Logits are of weights, shares and a matrix [streams, streams], in this order. weights:
+        sigmoid + floor; shares: 2 * sigmoid. The matrix: the softmax of each row + floor, divided by its columns' sums +
+        floor, and then by turns by those of rows and of columns. taken: the sum of weights[i] * x[i]; left of stream j: the
+        sum of matrix[i, j] * x[i].
+        """
         ...
 
     def combine(

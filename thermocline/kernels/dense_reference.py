@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaInput, DeltaRule
     from thermocline.kernels.dense_contract import (
         Attending,
+        BalanceRule,
         Contributions,
         HeadNorm,
         LatentNorm,
@@ -193,6 +194,19 @@ class ReferenceDense:
         capped: FloatArray = (cap * np.tanh(x.astype(np.float64) / cap)).astype(np.float32)
         return capped
 
+    def take_streams(
+        self, x: FloatArray, logits: FloatArray, rule: BalanceRule
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        count, tokens = rule.streams, len(x)
+        streams = x.reshape(tokens, count, x.shape[1] // count).astype(np.float64)
+        scaled = logits.astype(np.float64) * np.repeat(rule.scales, (count, count, count * count))
+        taking, giving, mixing = np.split(scaled + rule.base, (count, 2 * count), axis=1)
+        matrix = _balanced(mixing.reshape(tokens, count, count), rule)
+        taken = np.einsum("ti,tid->td", sigmoid(taking) + rule.floor, streams)
+        rest = np.einsum("tij,tid->tjd", matrix, streams).reshape(x.shape)
+        shares = 2 * sigmoid(giving)
+        return taken.astype(np.float32), rest.astype(np.float32), shares.astype(np.float32)
+
     def combine(
         self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int
     ) -> FloatArray:
@@ -203,6 +217,17 @@ class ReferenceDense:
         for slot in slots[1:]:
             total += slot
         return residual + total
+
+
+def _balanced(logits: NDArray[np.float64], rule: BalanceRule) -> NDArray[np.float64]:
+    """Return the matrices [tokens, streams, streams] that mix streams."""
+    powers = np.exp(logits - logits.max(axis=2, keepdims=True))
+    matrix: NDArray[np.float64] = powers / powers.sum(axis=2, keepdims=True) + rule.floor
+    matrix /= matrix.sum(axis=1, keepdims=True) + rule.floor
+    for _ in range(rule.rounds - 1):
+        matrix /= matrix.sum(axis=2, keepdims=True) + rule.floor
+        matrix /= matrix.sum(axis=1, keepdims=True) + rule.floor
+    return matrix
 
 
 def _activated(gate: NDArray[np.float64], activation: Activation) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from thermocline.kernels.delta_contract import DeltaRule
     from thermocline.kernels.dense_contract import (
         Activation,
+        BalanceRule,
         HeadNorm,
         LatentNorm,
         LayerCache,
@@ -91,19 +92,14 @@ class StreamMixer:
 class BalancedMixer:
     """The same of streams that are weighed and mixed as wholes: manifold-constrained hyper-connections.
 
-    project: [(2 + streams) * streams, streams * hidden], of all streams normed together, gives logits times scales, float32
-    [3], plus base: of what a part takes of each stream, of each stream's share of what it gives, and of the matrix that mixes
-    the streams meanwhile, which `rounds` divisions by sums of its columns and rows balance. floor: added to weights and sums.
-    gain: float32 [hidden], of the norm of what a part takes; with `epsilon`, as the one before.
+    project: [(2 + streams) * streams, streams * hidden], of all streams normed together, gives the logits of
+    `DenseKernels.take_streams`. gain: float32 [hidden], of the norm of what a part takes; with `epsilon`, as the one before.
     """
 
     project: Weight
-    base: FloatArray
-    scales: FloatArray
+    rule: BalanceRule
     gain: FloatArray
     epsilon: float
-    floor: float
-    rounds: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from thermocline.kernels.dense_contract import Activation
+from thermocline.kernels.dense_contract import Activation, BalanceRule
 from thermocline.kernels.whole_layer import BalancedMixer, LayerStreams, StreamMixer
 
 if TYPE_CHECKING:
@@ -95,42 +95,10 @@ def _mean(streams: FloatArray) -> FloatArray:
 
 def _weigh_streams(kernels: Kernels, mixer: BalancedMixer, x: FloatArray) -> Taken:
     """Return what a part takes of streams that are weighed as wholes, and the mixture of them that is left."""
-    dense, tokens = kernels.dense, len(x)
-    streams = x.reshape(tokens, -1, len(mixer.gain))
-    count = streams.shape[1]
+    dense = kernels.dense
     normed = dense.rms_norm(x, np.ones(x.shape[1], np.float32), mixer.epsilon)
-    logits = kernels.matmul(mixer.project, normed)
-    logits *= np.repeat(mixer.scales, (count, count, count * count))
-    logits += mixer.base
-    taking, giving, mixing = (
-        np.ascontiguousarray(part) for part in np.split(logits, (count, 2 * count), axis=1)
-    )
-    weights = _sigmoids(dense, taking, 1) + np.float32(mixer.floor)
-    matrix = balanced(dense, mixing.reshape(tokens, count, count), mixer.floor, mixer.rounds)
-    taken = streams[:, 0] * weights[:, :1]
-    for stream in range(1, count):
-        taken += streams[:, stream] * weights[:, stream : stream + 1]
-    rest = streams[:, :1] * matrix[:, 0, :, None]
-    for stream in range(1, count):
-        rest += streams[:, stream : stream + 1] * matrix[:, stream, :, None]
-    taken = dense.rms_norm(taken, mixer.gain, mixer.epsilon)
-    return Taken(taken, rest.reshape(x.shape), _sigmoids(dense, giving, 2))
-
-
-def balanced(dense: DenseKernels, logits: FloatArray, floor: float, rounds: int) -> FloatArray:
-    """Return matrices whose rows and columns have sums near one, float32 [n, count, count], of their logits.
-
-    The softmax of each row plus `floor`, divided by the sums of columns, and then by turns of rows and of columns: `rounds`
-    times of columns in all. Sums have `floor` added.
-    """
-    matrix = softmax(dense, logits, axis=2)
-    least = np.float32(floor)
-    matrix += least
-    matrix /= _sum(matrix, 1) + least
-    for _ in range(rounds - 1):
-        matrix /= _sum(matrix, 2) + least
-        matrix /= _sum(matrix, 1) + least
-    return matrix
+    taken, rest, shares = dense.take_streams(x, kernels.matmul(mixer.project, normed), mixer.rule)
+    return Taken(dense.rms_norm(taken, mixer.gain, mixer.epsilon), rest, shares)
 
 
 def softmax(dense: DenseKernels, logits: FloatArray, axis: int) -> FloatArray:
@@ -184,12 +152,14 @@ def _read_balanced_mixer(
     rows = (2 + streams.count) * streams.count
     return BalancedMixer(
         weights.matrix(f"{prefix}_fn.weight", rows, spec.stream_size),
-        weights.vector(f"{prefix}_base.weight", rows),
-        weights.vector(f"{prefix}_scale.weight", 3),
+        BalanceRule(
+            weights.vector(f"{prefix}_base.weight", rows),
+            weights.vector(f"{prefix}_scale.weight", 3),
+            streams.floor,
+            streams.rounds,
+        ),
         gain,
         spec.rms_epsilon,
-        streams.floor,
-        streams.rounds,
     )
 
 

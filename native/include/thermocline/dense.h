@@ -58,6 +58,9 @@ void add_normed(const Dense& dense, const PostNormJob& job);
 // out = cap * tanh(x / cap)     x, out: [rows, width], may be the same.
 void softcap(const Dense& dense, const float* x, float cap, int64_t rows, int64_t width, float* out);
 
+// See StreamsJob. There are 2 to kMaxStreams streams.
+void take_streams(const Dense& dense, const StreamsJob& job);
+
 // One tier's contributions: values[i] belongs to token rows[i] and its slot slots[i].
 struct Contributions {
     const int32_t* rows;

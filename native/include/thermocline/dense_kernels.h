@@ -256,6 +256,26 @@ struct PostNormJob {
     float* out;
 };
 
+// Several residual streams that are weighed and mixed as wholes: manifold-constrained hyper-connections.
+struct StreamRule {
+    const float* base;    // [(2 + streams) * streams]
+    const float* scales;  // [3]: of the logits of weights, of shares and of the matrix
+    float floor;
+    int64_t rounds;  // at least one
+};
+
+// See `DenseKernels.take_streams` in kernels/dense_contract.py.
+struct StreamsJob {
+    const float* x;       // [tokens, streams, width]
+    const float* logits;  // [tokens, (2 + streams) * streams]
+    int64_t tokens, streams, width;
+    StreamRule rule;
+    float* taken;   // [tokens, width]
+    float* rest;    // [tokens, streams, width]
+    float* shares;  // [tokens, streams]
+};
+constexpr int64_t kMaxStreams = 16;
+
 // What an expert computes of its gate's values g and its up values u, or of u alone.
 enum class ExpertActivation : int {
     Silu = 0,         // silu(g) * u
@@ -308,6 +328,7 @@ struct DenseKernels {
     void (*softcap)(const float* x, int64_t count, float cap, float* out);
     // Of entries [first, first + count), at most kIndexTokens of them. scratch: kIndexTokens * dim floats
     void (*index_scores)(const IndexJob& job, int64_t first, int64_t count, float* scratch);
+    void (*take_streams)(const StreamsJob& job, int64_t first_token, int64_t last_token);
 };
 
 using ExpertInnerFn = void (*)(const float* gate, const float* up, int64_t count, float* out);

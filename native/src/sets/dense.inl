@@ -6,6 +6,7 @@
 #include "index.inl"
 #include "recurrent.inl"
 #include "routing.inl"
+#include "streams.inl"
 
 namespace thermocline::THERMOCLINE_SET {
 
@@ -14,6 +15,6 @@ const DenseKernels dense_kernels = {
     route,         gate,          combine,      silu_multiply,  clamped_silu_multiply, gelu_multiply, squared_relu,
     relu_multiply, limited_silu_multiply,
     delta_tokens,  delta_columns, delta_output, short_conv,     mamba_tokens,  mamba_columns, mamba_output,
-    add_normed,    softcap,       index_scores};
+    add_normed,    softcap,       index_scores, take_streams};
 
 }  // namespace thermocline::THERMOCLINE_SET
