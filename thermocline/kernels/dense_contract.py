@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from math import isqrt
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,9 +192,13 @@ class RoutingRule:
     group_best: int = 2
 
 
+MAX_STREAMS: Final = 16
+"""The most that `BalanceRule` takes."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BalanceRule:
-    """How logits become what weighs and mixes several streams, 2 to 16; see `DenseKernels.take_streams`.
+    """How logits become what weighs and mixes several streams, two or more; see `DenseKernels.take_streams`.
 
     base: float32 [(2 + streams) * streams], added to logits times scales: float32 [3], one each of weights, shares and the
     matrix. floor: added to weights, to the matrix and to what it is divided by. rounds: how often the sums of columns divide

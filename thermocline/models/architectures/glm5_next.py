@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from thermocline.kernels.dense_contract import Gating
+from thermocline.kernels.dense_contract import MAX_STREAMS, Gating
 from thermocline.kernels.whole_layer import NO_NORM
 from thermocline.models.expert_limits import SHARED_KEY, limited_layer, with_limits
 from thermocline.models.gated_delta import (
@@ -44,8 +44,11 @@ def read_spec(file: ModelFile) -> ModelSpec:
     shape, kinds = channel_shape(read, spec), kinds_by_heads(kv_heads[: spec.num_layers])
     if read.has("kda.gate_lower_bound"):
         shape = replace(shape, lower_bound=lower_bound(read, file))
+    count = read.size("hyper_connection.count", least=2)
+    if count > MAX_STREAMS:
+        raise read.unsupported(f"hyper_connection.count = {count} (at most {MAX_STREAMS})")
     streams = StreamsSpec(
-        read.size("hyper_connection.count", least=2),
+        count,
         rounds=read.size("hyper_connection.sinkhorn_iterations"),
         floor=read.positive_float("hyper_connection.epsilon"),
     )

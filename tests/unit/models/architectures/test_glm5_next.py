@@ -66,6 +66,7 @@ def test_a_limit_of_routed_experts_is_that_of_shared_ones_where_they_have_none(t
     ("keys", "error", "says"),
     [
         ({"hyper_connection.count": 1}, ModelFileError, "count is 1"),
+        ({"hyper_connection.count": 17}, UnsupportedModelError, r"count = 17 \(at most 16\)"),
         ({"hyper_connection.sinkhorn_iterations": 0}, ModelFileError, "sinkhorn_iterations is 0"),
         ({"hyper_connection.epsilon": 0.0}, ModelFileError, "epsilon is 0"),
         ({"kda.gate_lower_bound": 1.0}, ModelFileError, "must be a negative number"),
