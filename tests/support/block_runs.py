@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,4 +69,22 @@ def block_logits(path: Path, token_ids: Sequence[int], chain: Sequence[int]) -> 
         for position, token in enumerate(chain, len(token_ids)):
             own = block.states(chunk_of([token], position, SegmentKind.DECODE), own[-1:], cache)
             found.append(block.logits(own))
+        return np.concatenate(found)
+
+
+def states_in_chunks(
+    path: Path, token_ids: Sequence[int], cuts: Sequence[int], cache_type: CacheType
+) -> np.ndarray:
+    """Return what is behind the model's last norm, of a sequence whose chunks end at `cuts`: float32 [tokens, D]."""
+    with open_model_file(path) as file:
+        kernels = NativeKernels(threads=1)
+        model = open_model(file, kernels)
+        cache = lone_cache(model.spec, _NUM_BLOCKS, _BLOCK_TOKENS, cache_type)
+        found = []
+        for start, end in pairwise((0, *cuts)):
+            chunk = chunk_of(token_ids[start:end], start, SegmentKind.DECODE)
+            x = model.embed(chunk.token_ids)
+            for layer in range(model.spec.num_layers):
+                x = compute_layer(kernels, model, LayerIndex(layer), chunk, x, cache)
+            found.append(model.final_norm(x))
         return np.concatenate(found)

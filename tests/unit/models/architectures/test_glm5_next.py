@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from tests.support.block_runs import BLOCKS, chunk_of
+from tests.support.block_runs import BLOCKS, chunk_of, states_in_chunks
 from tests.support.glm5_cases import GLM5_OPTIONS
 from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
 from thermocline.errors import ModelFileError, UnsupportedModelError
@@ -18,7 +17,6 @@ from thermocline.kernels.reference import ReferenceKernels
 from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models import latent_attention
-from thermocline.models.layers import compute_layer
 from thermocline.models.lone_sequence import lone_cache
 from thermocline.models.registry import can_draft, open_model, read_spec
 from thermocline.models.spec import LayerKind, StreamsSpec
@@ -132,32 +130,16 @@ def test_a_block_behind_the_last_layer_is_left_out(tmp_path):
         assert not can_draft(file, model.spec)
 
 
-def states_of(path, cuts, cache_type):
-    """Return what is behind the last norm of a sequence whose chunks end at `cuts`."""
-    with open_model_file(path) as file:
-        kernels = NativeKernels(threads=1)
-        model = open_model(file, kernels)
-        cache = lone_cache(model.spec, len(BLOCKS), 16, cache_type)
-        found = []
-        for start, end in pairwise((0, *cuts)):
-            chunk = chunk_of(IDS[start:end], start, SegmentKind.DECODE)
-            x = model.embed(chunk.token_ids)
-            for layer in range(model.spec.num_layers):
-                x = compute_layer(kernels, model, LayerIndex(layer), chunk, x, cache)
-            found.append(model.final_norm(x))
-        return np.concatenate(found)
-
-
 @pytest.mark.parametrize("name", ["default", "odd", "shared", "two_streams"])
 @pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.F16])
 def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch, name, cache_type):
     """Neither of a chunk, whose pools begin in another one, nor of those that are scored or read."""
     path = write(tmp_path, ToyArch("glm5-next", **GLM5_OPTIONS[name]))
-    expected = states_of(path, [60], cache_type)
+    expected = states_in_chunks(path, IDS, [60], cache_type)
     monkeypatch.setattr(latent_attention, "SCORED_TOGETHER", 5)
     monkeypatch.setattr(latent_attention, "_READ_TOGETHER", 7)
     for cuts in ([1, 2, 3, 5, 8, 13, 21, 22, 23, 34, 55, 60], [31, 60], list(range(1, 61))):
-        np.testing.assert_array_equal(states_of(path, cuts, cache_type), expected)
+        np.testing.assert_array_equal(states_in_chunks(path, IDS, cuts, cache_type), expected)
 
 
 def test_which_positions_are_read(tmp_path):
