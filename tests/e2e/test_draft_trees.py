@@ -24,7 +24,8 @@ PROMPT = [(7 * n + n * n) % 64 + 40 for n in range(21)]
 NAMES = (
     *("olmoe_default", "laguna_default", "qwen35moe_default", "lfm2moe_default"),
     *("nemotron_h_moe_default", "deepseek2_v3", "gemma4_default", "gpt-oss_default"),
-    *("kimi-linear_default", "glm-dsa_shared"),
+    *("kimi-linear_default", "glm-dsa_shared", "glm5-next_shared", "qwen4exp_two_choices"),
+    "qwen4exp_odd",
 )
 CASES = [case for name in NAMES for case in ARCH_CASES if str(case) == name]
 WIDE = ToyArch("qwen2moe", head_dim=32)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.arch_cases import SCHEDULED_CASES, SPARSE_CASE
+from tests.support.arch_cases import SCHEDULED_CASES, SPARSE_CASE, STREAMS_CASE
 from tests.support.engine_runs import greedy_tokens
 from tests.support.settled import settled
 from tests.support.toy_archs import ToyArch, write_toy_arch
@@ -29,6 +29,7 @@ TOYS = {
     "latent": CASES["deepseek2"],
     "sparse": SPARSE_CASE.toy,
     "shared": CASES["gemma4"],
+    "streams": STREAMS_CASE.toy,
 }
 CONTEXT = 96
 FIRST, SECOND, THIRD = ([(7 * n + n * n + start) % 256 for n in range(70)] for start in (1, 2, 3))
