@@ -16,12 +16,15 @@ from thermocline.kernels.whole_layer import BlockIndexer
 from thermocline.models.choosing import (
     SCORED_TOGETHER,
     best,
+    most_read_of,
     rows_of_blocks,
     store_rows,
     turn_heads,
     whole_blocks,
+    with_choosing_layers,
 )
 from thermocline.models.spec import IndexerSpec, LayerKind
+from thermocline.models.streams import sum_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,20 +100,11 @@ def ask_blocks(
     store_rows(cache, places, places.slots, keys)
     slots, firsts = whole_blocks(places.segments, chunk.positions, indexer.block, cache)
     if len(slots):
-        means = _means(cache, slots)[:, None]
+        means = sum_in_order(rows_of_blocks(cache, slots), 1)
+        means /= np.float32(indexer.block)
         turn_heads(dense, means, turns_at(firsts), indexer.gains[1], indexer.epsilon)
         store_rows(cache, places, np.ascontiguousarray(slots[:, -1]), means[:, 0])
     return AskedBlocks(indexer, heads)
-
-
-def _means(cache: LayerCache, slots: IntArray) -> FloatArray:
-    """Return the mean of the rows in `slots` [n, block], added in order: float32 [n, index]."""
-    rows = rows_of_blocks(cache, slots)
-    total: FloatArray = rows[:, 0].copy()
-    for member in range(1, slots.shape[1]):
-        total += rows[:, member]
-    total /= np.float32(slots.shape[1])
-    return total
 
 
 def _words(chosen: IntArray, count: int, block: int, num_words: int) -> NDArray[np.uint16]:
@@ -130,24 +124,18 @@ def with_block_indexer(read: SpecReader, spec: ModelSpec) -> ModelSpec:
     layers = [n for n, (ratio, kind) in enumerate(kinds) if ratio and kind is LayerKind.ATTENTION]
     if not layers:
         return spec
-    block, most_read = ratios[layers[0]], read.size(f"{_KEYS}top_k")
+    block = ratios[layers[0]]
     if any(ratios[layer] != block for layer in layers):
         raise read.bad(key, "differs between layers that attend")
-    if most_read % block:
-        raise read.bad(f"{_KEYS}top_k", f"is {most_read}, no multiple of the {block} of {key}")
     indexer = IndexerSpec(
         num_heads=read.size(f"{_KEYS}head_count"),
         dim=read.size(f"{_KEYS}key_length", least=spec.rotary_dims),
-        most_read=most_read,
+        most_read=most_read_of(read, block),
         pairs=False,
-        layers=tuple(layers),
+        layers=(),
         block=block,
     )
-    shapes = tuple(
-        replace(shape, index=indexer.dim if layer in layers else 0)
-        for layer, shape in enumerate(spec.kv_shapes)
-    )
-    return replace(spec, indexer=indexer, own_kv_shapes=shapes)
+    return with_choosing_layers(replace(spec, indexer=indexer), layers)
 
 
 def read_block_indexer(weights: WeightMap, spec: ModelSpec, index: int) -> BlockIndexer | None:

@@ -5,6 +5,7 @@ Where positions are chosen in blocks, a token's row is its own until its block i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,11 +20,13 @@ from thermocline.kernels.cache_format import (
 from thermocline.kernels.dense_contract import HeadNorm, LayerCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from thermocline.kernels.dense_contract import DenseKernels, RopeTable
     from thermocline.kernels.weight import FloatArray, IntArray
     from thermocline.messages import CachePlaces, Segment
+    from thermocline.models.metadata import SpecReader
+    from thermocline.models.spec import ModelSpec
 
 SCORED_TOGETHER: Final = 32
 """Tokens whose scores are in memory at a time: 20 MiB in a context of 160,000."""
@@ -82,3 +85,24 @@ def rows_of_blocks(cache: LayerCache, slots: IntArray) -> FloatArray:
     assert cache.index is not None, "a cache without rows for an indexer"
     found = read_index(cache.shape, cache.index, slots.reshape(-1))
     return found.reshape(*slots.shape, -1)
+
+
+def most_read_of(read: SpecReader, block: int) -> int:
+    """Return how many positions a token reads, of which `block` are chosen together. Raises ModelFileError."""
+    key = "attention.indexer.top_k"
+    most_read = read.size(key)
+    if most_read % block:
+        raise read.bad(key, f"is {most_read}, no multiple of the {block} that are chosen together")
+    return most_read
+
+
+def with_choosing_layers(spec: ModelSpec, layers: Iterable[int]) -> ModelSpec:
+    """Return the dimensions with an indexer in these layers alone."""
+    indexer = spec.indexer
+    assert indexer is not None, "a model without an indexer"
+    chosen = tuple(layers)
+    shapes = tuple(
+        replace(shape, index=indexer.row if layer in chosen else 0)
+        for layer, shape in enumerate(spec.kv_shapes)
+    )
+    return replace(spec, indexer=replace(indexer, layers=chosen), own_kv_shapes=shapes)

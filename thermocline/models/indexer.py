@@ -9,13 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.whole_layer import Indexer, KeyPool
+from thermocline.models.choosing import most_read_of, with_choosing_layers
 from thermocline.models.latent import latent_rope, read_latent_attention, with_latent
 from thermocline.models.mixed_layers import mixed_layer, mixed_spec
 from thermocline.models.spec import IndexerSpec, LayerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from thermocline.kernels.dense_contract import Gating
     from thermocline.kernels.whole_layer import LatentWeights
     from thermocline.models.decoder import DecoderLayer
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from thermocline.models.weights import WeightMap
 
 _KEYS: Final = "attention.indexer."
-_POOL: Final = "{}indexer_compressor_"
 
 
 def sparse_spec(read: SpecReader, *, gating: Gating, pairs: bool) -> ModelSpec:
@@ -61,13 +59,11 @@ def with_pooled_indexer(read: SpecReader, spec: ModelSpec) -> ModelSpec:
     if not read.flag(key, default=True):
         raise read.unsupported(f"{key} = false, by which a token may not read itself")
     read.size("attention.q_lora_rank")  # of what the indexer's queries are made
-    block, most_read = read.size(f"{_KEYS}kpool", least=2), read.size(f"{_KEYS}top_k")
-    if most_read % block:
-        raise read.bad(f"{_KEYS}top_k", f"is {most_read}, no multiple of {_KEYS}kpool {block}")
+    block = read.size(f"{_KEYS}kpool", least=2)
     indexer = IndexerSpec(
         num_heads=read.size(f"{_KEYS}head_count"),
         dim=read.size(f"{_KEYS}key_length"),
-        most_read=most_read,
+        most_read=most_read_of(read, block),
         pairs=False,
         layers=(),
         block=block,
@@ -80,18 +76,6 @@ def with_pooled_indexer(read: SpecReader, spec: ModelSpec) -> ModelSpec:
         what = "the first layer that attends has no earlier one whose choice it could take"
         raise read.bad(f"{_KEYS}types", what)
     return with_choosing_layers(replace(spec, indexer=indexer), (n for n in attending if flags[n]))
-
-
-def with_choosing_layers(spec: ModelSpec, layers: Iterable[int]) -> ModelSpec:
-    """Return the dimensions with an indexer in these layers alone."""
-    indexer = spec.indexer
-    assert indexer is not None, "a model without an indexer"
-    chosen = tuple(layers)
-    shapes = tuple(
-        replace(shape, index=indexer.row if layer in chosen else 0)
-        for layer, shape in enumerate(spec.kv_shapes)
-    )
-    return replace(spec, indexer=replace(indexer, layers=chosen), own_kv_shapes=shapes)
 
 
 def sparse_layer(weights: WeightMap, spec: ModelSpec, index: int) -> DecoderLayer:
@@ -107,7 +91,7 @@ def read_sparse_attention(weights: WeightMap, spec: ModelSpec, index: int) -> La
     attention = read_latent_attention(weights, spec, prefix)
     if index not in of.layers:
         weights.leave_out(f"{prefix}indexer.")
-        weights.leave_out(_POOL.format(prefix))
+        weights.leave_out(f"{prefix}indexer_compressor_")
         most_read = of.most_read if index < spec.num_layers else 0
         return replace(attention, most_read=most_read, block=of.block)
     latent, hidden, own = spec.latent, spec.hidden_size, f"{prefix}indexer."
@@ -121,11 +105,12 @@ def read_sparse_attention(weights: WeightMap, spec: ModelSpec, index: int) -> La
         weights=weights.matrix(f"{own}proj.weight", of.num_heads, hidden),
         scale=(of.num_heads * of.dim) ** -0.5,
         pairs=of.pairs,
-        pool=_read_pool(weights, of, _POOL.format(prefix), hidden) if of.weighs_keys else None,
+        pool=_read_pool(weights, of, prefix, hidden) if of.weighs_keys else None,
     )
     return replace(attention, most_read=of.most_read, indexer=indexer, block=of.block)
 
 
 def _read_pool(weights: WeightMap, of: IndexerSpec, prefix: str, hidden: int) -> KeyPool:
-    gate = weights.matrix(f"{prefix}gate.weight", of.dim, hidden)
-    return KeyPool(gate, weights.array(f"{prefix}ape.weight", (of.block, of.dim)))
+    own = f"{prefix}indexer_compressor_"
+    gate = weights.matrix(f"{own}gate.weight", of.dim, hidden)
+    return KeyPool(gate, weights.array(f"{own}ape.weight", (of.block, of.dim)))

@@ -23,7 +23,7 @@ from thermocline.models.choosing import (
     whole_blocks,
 )
 from thermocline.models.layers import copy_for_branches
-from thermocline.models.streams import softmax
+from thermocline.models.streams import softmax, sum_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -234,9 +234,7 @@ def _pool_keys(
     keys, weights = np.split(rows_of_blocks(cache, slots), 2, axis=2)
     weighed = softmax(dense, weights + pool.places, axis=1)
     weighed *= keys
-    total = weighed[:, 0].copy()
-    for member in range(1, pool.block):
-        total += weighed[:, member]
+    total = sum_in_order(weighed, 1)[:, 0]
     rows = np.concatenate((total, np.zeros_like(total)), axis=1)
     store_rows(cache, places, np.ascontiguousarray(slots[:, -1]), rows)
 

@@ -21,8 +21,6 @@ from thermocline.models.spec import LayerKind, NGramSpec
 from thermocline.models.streams import normed_streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from thermocline.kernels.contract import Kernels
@@ -49,12 +47,15 @@ def add_ngrams(
     """Return the streams x [T, streams * D] with what a layer adds of n-grams; updates the states of the chunk's sequences."""
     out = np.empty_like(x)
     for runs in run_rounds(chunk, states):
-        rows = np.concatenate(
-            [np.arange(first, first + count) for first, count, _ in runs.tolist()]
-        )
-        ids = np.concatenate([_take_ids(spec, chunk.token_ids, run, states) for run in _each(runs)])
+        each = [(first, count, slot) for first, count, slot in runs.tolist()]
+        rows = np.concatenate([np.arange(first, first + count) for first, count, _ in each])
+        ids = np.concatenate([_take_ids(spec, chunk.token_ids, run, states) for run in each])
         gated, normed = _look_up(kernels, weights, spec, ids, x[rows], prompt=chunk.is_prompt)
-        seen = [_convolve(weights, spec, part, slot, states) for part, slot in _parts(runs, normed)]
+        parts = np.split(normed, np.cumsum(runs[:-1, 1]))
+        seen = [
+            _convolve(weights, spec, part, slot, states)
+            for part, (_, _, slot) in zip(parts, each, strict=True)
+        ]
         mixed = np.concatenate(seen)
         mixed = kernels.dense.gate(mixed, mixed, Activation.SIGMOID)
         out[rows] = x[rows] + (gated + mixed)
@@ -80,18 +81,6 @@ def hashed_rows(spec: NGramSpec, ids: NDArray[np.int64]) -> IntArray:
         sizes, firsts = (np.array(each[own], np.uint64) for each in (spec.rows, spec.firsts))
         found.append(mixed[:, None] % sizes + firsts)
     return np.concatenate(found, axis=1).astype(np.int32)
-
-
-def _each(runs: IntArray) -> Iterator[tuple[int, int, int]]:
-    yield from map(tuple, runs.tolist())
-
-
-def _parts(runs: IntArray, rows: FloatArray) -> Iterator[tuple[FloatArray, int]]:
-    """Yield each run's part of rows that follow each other, and its slot."""
-    start = 0
-    for _, count, slot in _each(runs):
-        yield rows[start : start + count], slot
-        start += count
 
 
 def _take_ids(

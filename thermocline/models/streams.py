@@ -6,6 +6,7 @@ They lie side by side in a row, float32 [T, streams * D]. Every token is treated
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,12 +32,18 @@ class Taken(NamedTuple):
     shares: FloatArray
 
 
+@cache
+def _ones(width: int) -> FloatArray:
+    """Return gains that change nothing, made once."""
+    return np.ones(width, np.float32)
+
+
 def normed_streams(
     dense: DenseKernels, x: FloatArray, gain: FloatArray, epsilon: float
 ) -> FloatArray:
     """Return the RMS norm of each stream of x [T, streams * D]: float32 [T, streams, D]. gain: [streams, D]."""
     count, hidden = gain.shape
-    plain = dense.rms_norm(x.reshape(-1, hidden), np.ones(hidden, np.float32), epsilon)
+    plain = dense.rms_norm(x.reshape(-1, hidden), _ones(hidden), epsilon)
     normed: FloatArray = plain.reshape(-1, count, hidden)
     normed *= gain
     return normed
@@ -86,17 +93,15 @@ def _gated_mean(
 
 def _mean(streams: FloatArray) -> FloatArray:
     """Return the mean over streams [T, count, D], added in order."""
-    total: FloatArray = streams[:, 0] + streams[:, 1]
-    for stream in range(2, streams.shape[1]):
-        total += streams[:, stream]
+    total = sum_in_order(streams, 1)
     total *= np.float32(1 / streams.shape[1])
-    return total
+    return total[:, 0]
 
 
 def _weigh_streams(kernels: Kernels, mixer: BalancedMixer, x: FloatArray) -> Taken:
     """Return what a part takes of streams that are weighed as wholes, and the mixture of them that is left."""
     dense = kernels.dense
-    normed = dense.rms_norm(x, np.ones(x.shape[1], np.float32), mixer.epsilon)
+    normed = dense.rms_norm(x, _ones(x.shape[1]), mixer.epsilon)
     taken, rest, shares = dense.take_streams(x, kernels.matmul(mixer.project, normed), mixer.rule)
     return Taken(dense.rms_norm(taken, mixer.gain, mixer.epsilon), rest, shares)
 
@@ -107,11 +112,11 @@ def softmax(dense: DenseKernels, logits: FloatArray, axis: int) -> FloatArray:
     flat = down.reshape(len(down), -1)
     powers = _sigmoids(dense, flat, 1) / _sigmoids(dense, -flat, 1)
     found: FloatArray = powers.reshape(logits.shape)
-    found /= _sum(found, axis)
+    found /= sum_in_order(found, axis)
     return found
 
 
-def _sum(array: FloatArray, axis: int) -> FloatArray:
+def sum_in_order(array: FloatArray, axis: int) -> FloatArray:
     """Return the sums over one axis of an array [n, a, b], which is kept, added in order."""
     parts = np.split(array, array.shape[axis], axis=axis)
     total = parts[0].copy()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from thermocline.kernels.dense_contract import Gating
-from thermocline.models.indexer import sparse_layer, sparse_spec, with_choosing_layers
+from thermocline.models.choosing import with_choosing_layers
+from thermocline.models.indexer import sparse_layer, sparse_spec
 from thermocline.models.metadata import SpecReader
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.block_runs import chunk_of, trunk_states
+from tests.support.changed_toys import spec_of, write_changed, write_without
 from tests.support.latent_cases import DEEPSEEK32_OPTIONS, GLM_DSA_OPTIONS
-from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
+from tests.support.toy_archs import ToyArch, toy_arch_weights
 from thermocline.cli.info import info
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.cache_format import CacheType, HeadShape
@@ -28,19 +29,9 @@ GLM, SHARED = (ToyArch("glm-dsa", **GLM_DSA_OPTIONS[name]) for name in ("default
 INDEX = 64
 
 
-def write(tmp_path, toy, weights=None, **keys):
-    metadata = {f"{toy.arch}.{key}": value for key, value in keys.items()}
-    return write_toy_arch(tmp_path / "m.gguf", toy, weights=weights, metadata=metadata)
-
-
-def spec_of(path):
-    with open_model_file(path) as file:
-        return read_spec(file)
-
-
 def test_a_token_takes_a_row_of_the_indexer_besides(tmp_path):
     """In the spec, in sizes that planners use, in the pool, and in the report; other layers' rows are as they were."""
-    path = write(tmp_path, SHARED)
+    path = write_changed(tmp_path, SHARED)
     with open_model_file(path) as file:
         spec = read_spec(file)
         sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
@@ -59,10 +50,10 @@ def test_a_token_takes_a_row_of_the_indexer_besides(tmp_path):
 
 def test_which_layers_choose(tmp_path):
     """All of V3.2 and GLM-5; of GLM-5.2 those that the file names, or its pattern, known by its context."""
-    assert spec_of(write(tmp_path, V32)).indexer.layers == (0, 1, 2)
-    assert spec_of(write(tmp_path, GLM)).indexer.layers == (0, 1, 2)
-    assert spec_of(write(tmp_path, SHARED)).indexer.layers == (0, 2)
-    long = spec_of(write(tmp_path, GLM, context_length=1 << 20, block_count=12))
+    assert spec_of(write_changed(tmp_path, V32)).indexer.layers == (0, 1, 2)
+    assert spec_of(write_changed(tmp_path, GLM)).indexer.layers == (0, 1, 2)
+    assert spec_of(write_changed(tmp_path, SHARED)).indexer.layers == (0, 2)
+    long = spec_of(write_changed(tmp_path, GLM, context_length=1 << 20, block_count=12))
     assert long.indexer.layers == (0, 1, 2, 6, 10)
 
 
@@ -72,7 +63,7 @@ def test_tensors_of_a_layer_that_takes_a_choice_are_left_out(tmp_path):
     own = {name: values for name, values in weights.items() if name.startswith("blk.0.indexer.")}
     added = {name.replace("blk.0.", "blk.1."): values for name, values in own.items()}
     assert len(added) == 5
-    with open_model_file(write(tmp_path, SHARED, weights | added)) as file:
+    with open_model_file(write_changed(tmp_path, SHARED, weights | added)) as file:
         model = open_model(file, NativeKernels(threads=1))
         assert model.non_expert.layers[1].mixer.indexer is None
         assert (model.has_whole_layers, model.has_whole_steps) == (True, False)
@@ -102,15 +93,13 @@ def test_tensors_of_a_layer_that_takes_a_choice_are_left_out(tmp_path):
 def test_files_that_can_not_be_computed_are_refused(tmp_path, keys, error, says):
     """With the key and what is wrong with it."""
     with pytest.raises(error, match=says):
-        spec_of(write(tmp_path, SHARED, **keys))
+        spec_of(write_changed(tmp_path, SHARED, **keys))
 
 
 def test_a_missing_tensor_is_named(tmp_path):
     """A layer that chooses has all five."""
     for name in ("attn_k.weight", "attn_q_b.weight", "k_norm.weight", "k_norm.bias", "proj.weight"):
-        weights = toy_arch_weights(V32)
-        del weights[f"blk.1.indexer.{name}"]
-        path = write(tmp_path, V32, weights)
+        path = write_without(tmp_path, V32, f"blk.1.indexer.{name}")
         with open_model_file(path) as file, pytest.raises(ModelFileError, match=f"indexer.{name}"):
             open_model(file, ReferenceKernels())
 
@@ -131,7 +120,7 @@ def test_the_best_positions_are_read():
 
 def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch):
     """Of those that are scored, and of those that read."""
-    path, ids = write(tmp_path, SHARED), [(5 * n + n * n) % 250 for n in range(60)]
+    path, ids = write_changed(tmp_path, SHARED), [(5 * n + n * n) % 250 for n in range(60)]
     expected = trunk_states(path, ids)
     monkeypatch.setattr(latent_attention, "SCORED_TOGETHER", 5)
     monkeypatch.setattr(latent_attention, "_READ_TOGETHER", 7)

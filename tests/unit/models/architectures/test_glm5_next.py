@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support.block_runs import BLOCKS, chunk_of, states_in_chunks
+from tests.support.changed_toys import spec_of, write_changed, write_without
 from tests.support.glm5_cases import GLM5_OPTIONS
-from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
+from tests.support.toy_archs import ToyArch, toy_arch_weights
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.cache_format import CacheType, HeadShape, read_index
 from thermocline.kernels.cpu import NativeKernels
@@ -18,7 +19,7 @@ from thermocline.messages import LayerIndex, SegmentKind
 from thermocline.modelfile.reader import open_model_file
 from thermocline.models import latent_attention
 from thermocline.models.lone_sequence import lone_cache
-from thermocline.models.registry import can_draft, open_model, read_spec
+from thermocline.models.registry import can_draft, open_model
 from thermocline.models.spec import LayerKind, StreamsSpec
 
 DEFAULT, ODD, SHARED = (
@@ -28,19 +29,9 @@ IDS = [(5 * n + n * n) % 250 for n in range(60)]
 INDEX, POOL = 32, 4
 
 
-def write(tmp_path, toy, weights=None, **keys):
-    metadata = {f"{toy.arch}.{key}": value for key, value in keys.items()}
-    return write_toy_arch(tmp_path / "m.gguf", toy, weights=weights, metadata=metadata)
-
-
-def spec_of(path):
-    with open_model_file(path) as file:
-        return read_spec(file)
-
-
 def test_what_a_file_states(tmp_path):
     """Streams, kinds of layers, which of them choose, bounded decays, and rows with a token's weights beside its key."""
-    spec = spec_of(write(tmp_path, DEFAULT))
+    spec = spec_of(write_changed(tmp_path, DEFAULT))
     assert replace(spec.streams, floor=0.0) == StreamsSpec(4, rounds=20)
     assert spec.streams.floor == pytest.approx(1e-6)
     assert [kind is LayerKind.ATTENTION for kind in spec.layer_kinds] == [*[False] * 3, True, False]
@@ -50,13 +41,13 @@ def test_what_a_file_states(tmp_path):
     assert (spec.indexer.block, spec.indexer.row) == (POOL, 2 * INDEX)
     assert spec.kv_shapes[3] == HeadShape(1, DEFAULT.rank, DEFAULT.rank, index=2 * INDEX)
     assert spec.expert_limits[3].up == pytest.approx(0.8)
-    assert spec_of(write(tmp_path, SHARED)).indexer.layers == (1,)
-    assert spec_of(write(tmp_path, ODD)).recurrent.lower_bound == 0.0
+    assert spec_of(write_changed(tmp_path, SHARED)).indexer.layers == (1,)
+    assert spec_of(write_changed(tmp_path, ODD)).recurrent.lower_bound == 0.0
 
 
 def test_a_limit_of_routed_experts_is_that_of_shared_ones_where_they_have_none(tmp_path):
     """As llama.cpp reads it."""
-    spec = spec_of(write(tmp_path, DEFAULT, swiglu_clamp_shexp=None))
+    spec = spec_of(write_changed(tmp_path, DEFAULT, swiglu_clamp_shexp=None))
     assert spec.shared_limits == spec.expert_limits
 
 
@@ -86,7 +77,7 @@ def test_a_limit_of_routed_experts_is_that_of_shared_ones_where_they_have_none(t
 def test_files_that_can_not_be_computed_are_refused(tmp_path, keys, error, says):
     """With the key and what is wrong with it."""
     with pytest.raises(error, match=says):
-        spec_of(write(tmp_path, DEFAULT, **keys))
+        spec_of(write_changed(tmp_path, DEFAULT, **keys))
 
 
 @pytest.mark.parametrize(
@@ -98,9 +89,7 @@ def test_files_that_can_not_be_computed_are_refused(tmp_path, keys, error, says)
 )
 def test_a_missing_tensor_is_named(tmp_path, name):
     """None of them has a default."""
-    weights = toy_arch_weights(DEFAULT)
-    del weights[f"blk.3.{name}.weight"]
-    path = write(tmp_path, DEFAULT, weights)
+    path = write_without(tmp_path, DEFAULT, f"blk.3.{name}.weight")
     with open_model_file(path) as file, pytest.raises(ModelFileError, match=r"blk\.3\."):
         open_model(file, ReferenceKernels())
 
@@ -123,7 +112,7 @@ def test_a_block_behind_the_last_layer_is_left_out(tmp_path):
         "swiglu_clamp_exp": [0.8] * 6,
         "swiglu_clamp_shexp": [0.8] * 6,
     }
-    path = write(tmp_path, DEFAULT, weights | behind, **keys)
+    path = write_changed(tmp_path, DEFAULT, weights | behind, **keys)
     with open_model_file(path) as file:
         model = open_model(file, ReferenceKernels())
         assert (model.spec.num_layers, model.spec.num_predict_layers) == (5, 1)
@@ -134,7 +123,7 @@ def test_a_block_behind_the_last_layer_is_left_out(tmp_path):
 @pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.F16])
 def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch, name, cache_type):
     """Neither of a chunk, whose pools begin in another one, nor of those that are scored or read."""
-    path = write(tmp_path, ToyArch("glm5-next", **GLM5_OPTIONS[name]))
+    path = write_changed(tmp_path, ToyArch("glm5-next", **GLM5_OPTIONS[name]))
     expected = states_in_chunks(path, IDS, [60], cache_type)
     monkeypatch.setattr(latent_attention, "SCORED_TOGETHER", 5)
     monkeypatch.setattr(latent_attention, "_READ_TOGETHER", 7)
@@ -144,7 +133,7 @@ def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch, name,
 
 def test_which_positions_are_read(tmp_path):
     """Pools by scores that NumPy computes in double of weighted means, and what is behind the last whole one; else all."""
-    path = write(tmp_path, DEFAULT)
+    path = write_changed(tmp_path, DEFAULT)
     with open_model_file(path) as file:
         kernels = NativeKernels(threads=1)
         model = open_model(file, kernels)

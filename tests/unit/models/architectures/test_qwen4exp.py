@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.block_runs import BLOCKS, chunk_of, states_in_chunks
+from tests.support.changed_toys import spec_of, write_changed, write_without
 from tests.support.streams_cases import STREAMS_OPTIONS
-from tests.support.toy_archs import ToyArch, toy_arch_weights, write_toy_arch
+from tests.support.toy_archs import ToyArch, toy_arch_weights
 from thermocline.cli.info import info
 from thermocline.errors import ModelFileError, UnsupportedModelError
 from thermocline.kernels.cache_format import CacheType, HeadShape
@@ -34,19 +35,9 @@ INDEX, STREAMS = 32, 4
 IDS = [(5 * n + n * n) % 250 for n in range(60)]
 
 
-def write(tmp_path, toy, weights=None, **keys):
-    metadata = {f"{toy.arch}.{key}": value for key, value in keys.items()}
-    return write_toy_arch(tmp_path / "m.gguf", toy, weights=weights, metadata=metadata)
-
-
-def spec_of(path):
-    with open_model_file(path) as file:
-        return read_spec(file)
-
-
 def test_what_a_file_states(tmp_path):
     """In the spec, in sizes that planners use, and in the report; a table of n-grams counts apart."""
-    path = write(tmp_path, DEFAULT)
+    path = write_changed(tmp_path, DEFAULT)
     with open_model_file(path) as file:
         spec = read_spec(file)
         sizes = measure_sizes(file.tensors.values(), spec, CacheType.F16)
@@ -70,8 +61,8 @@ def test_what_a_file_states(tmp_path):
 
 def test_parts_that_a_file_may_lack(tmp_path):
     """N-grams, and a choice in layers whose ratio is 0; what chooses may be there all the same."""
-    assert spec_of(write(tmp_path, PLAIN)).ngrams is None
-    path = write(tmp_path, PLAIN, **{"attention.compress_ratios": [0, 0, 0, 0]})
+    assert spec_of(write_changed(tmp_path, PLAIN)).ngrams is None
+    path = write_changed(tmp_path, PLAIN, **{"attention.compress_ratios": [0, 0, 0, 0]})
     assert spec_of(path).indexer is None
     with open_model_file(path) as file:
         model = open_model(file, NativeKernels(threads=1))
@@ -111,14 +102,14 @@ def test_parts_that_a_file_may_lack(tmp_path):
 def test_files_that_can_not_be_computed_are_refused(tmp_path, keys, error, says):
     """With the key and what is wrong with it."""
     with pytest.raises(error, match=says):
-        spec_of(write(tmp_path, DEFAULT, **keys))
+        spec_of(write_changed(tmp_path, DEFAULT, **keys))
 
 
 def test_a_table_that_lacks_rows_is_refused(tmp_path):
     """Hashes would look beyond it."""
     weights = toy_arch_weights(DEFAULT)
     weights["per_layer_token_embd.weight"] = weights["per_layer_token_embd.weight"][:-64]
-    path = write(tmp_path, DEFAULT, weights)
+    path = write_changed(tmp_path, DEFAULT, weights)
     with open_model_file(path) as file, pytest.raises(ModelFileError, match="per_layer_token_embd"):
         open_model(file, ReferenceKernels())
 
@@ -132,9 +123,7 @@ def test_a_table_that_lacks_rows_is_refused(tmp_path):
 )
 def test_a_missing_tensor_is_named(tmp_path, name):
     """None of them has a default."""
-    weights = toy_arch_weights(DEFAULT)
-    del weights[f"blk.1.{name}.weight"]
-    path = write(tmp_path, DEFAULT, weights)
+    path = write_without(tmp_path, DEFAULT, f"blk.1.{name}.weight")
     with open_model_file(path) as file, pytest.raises(ModelFileError, match=name):
         open_model(file, ReferenceKernels())
 
@@ -176,7 +165,7 @@ def test_rows_of_ngrams():
 @pytest.mark.parametrize("cache_type", [CacheType.F32, CacheType.F16])
 def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch, toy, cache_type):
     """Neither of a chunk, whose blocks and n-grams begin in another one, nor of those that are scored."""
-    path = write(tmp_path, toy)
+    path = write_changed(tmp_path, toy)
     expected = states_in_chunks(path, IDS, [60], cache_type)
     monkeypatch.setattr(block_attention, "SCORED_TOGETHER", 5)
     for cuts in ([1, 2, 3, 5, 8, 13, 21, 22, 23, 34, 55, 60], [31, 60], list(range(1, 61))):
@@ -185,7 +174,7 @@ def test_how_many_tokens_go_together_changes_no_bit(tmp_path, monkeypatch, toy, 
 
 def test_which_positions_are_read(tmp_path):
     """The best blocks by scores that NumPy computes in double, and what is behind the last whole block; else all."""
-    path = write(tmp_path, PLAIN)
+    path = write_changed(tmp_path, PLAIN)
     with open_model_file(path) as file:
         kernels = NativeKernels(threads=1)
         model = open_model(file, kernels)
@@ -238,6 +227,6 @@ def turned(x, positions, dims):
 
 def test_layers_without_a_choice_attend_as_ever(tmp_path):
     """Nothing is masked there."""
-    spec = spec_of(write(tmp_path, DEFAULT))
+    spec = spec_of(write_changed(tmp_path, DEFAULT))
     assert [kind is LayerKind.ATTENTION for kind in spec.layer_kinds] == [False] * 3 + [True]
     assert Attending(1.0).chosen is None
