@@ -59,8 +59,8 @@ class BlockIndexer:
 
     q: [heads * index, hidden]; k: [index, hidden]. gains: float32 [index], of RMS norms with `epsilon` of each head of q, and
     of the mean of a block's k; behind them first numbers turn, the mean's as at the block's first position. A block's score
-    is the sum over heads of what of q . k is above zero. A token reads the blocks with the highest, of most_read positions
-    together, and those of its own block.
+    is the sum over heads of what of q . k is above zero. A token reads the whole blocks with the highest, of most_read positions
+    together, and what it sees behind the last whole one.
     """
 
     q: Weight
@@ -77,7 +77,7 @@ class StreamMixer:
 
     gain: float32 [streams, hidden], of an RMS norm of each stream, with `epsilon`. down: [rank, streams * hidden]; up:
     [streams * hidden, rank]: sigmoid(up @ silu(down @ normed)) weighs the normed streams, whose mean is taken. shares:
-    [streams, streams * hidden]: stream s is added to what the part gives, times 2 * sigmoid(shares @ normed)[s]. None at the
+    [streams, streams * hidden]: what the part gives is added to stream s, times 2 * sigmoid(shares @ normed)[s]. None at the
     end of a model.
     """
 

@@ -7,6 +7,7 @@ import pytest
 from tests.support.arch_cases import ARCH_CASES
 from tests.support.toy_archs import write_toy_arch
 from thermocline import EngineConfig, PlacementConfig
+from thermocline.engine import cache_builder
 from thermocline.engine.cache_builder import choose_limits, cpu_cache
 from thermocline.engine.needs import model_needs
 from thermocline.kernels.guarded_model import open_guarded_model
@@ -37,6 +38,18 @@ def test_the_cache_counts_as_it_is_reserved(tmp_path, kind):
     needs = model_needs(path, CPU)
     assert needs.host_bytes == tensor_bytes + reserved.kv.reserved_bytes + state_bytes
     assert not needs.uses_device
+
+
+def test_a_table_of_ngrams_need_not_fit(tmp_path, monkeypatch):
+    """A file fits where memory has room for all else of it, and not where it has less."""
+    case = next(case for case in ARCH_CASES if case.toy.arch == "qwen4exp")
+    path = write_toy_arch(tmp_path / "model.gguf", case.toy)
+    with open_guarded_model(path) as file:
+        spec, table = read_spec(file), file.tensors["per_layer_token_embd.weight"]
+        needed = file.total_tensor_bytes - table.nbytes
+        for room, fits in ((needed, True), (needed - 1, False)):
+            monkeypatch.setattr(cache_builder, "page_cache_room_bytes", lambda room=room: room)
+            assert ("fits in memory" in choose_limits(CPU, spec, file).why_chunk) == fits
 
 
 def test_a_limit_of_the_device_is_told(tmp_path):
