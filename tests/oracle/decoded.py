@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 
 def decoded_weights(path: Path) -> dict[str, np.ndarray]:
-    """Return every tensor of the file decoded to float32, in numpy order, its scale multiplied in.
+    """Return every tensor of the file decoded to float32, in numpy order, its scale multiplied in; tables as they are.
 
     A scale is a tensor beside the weight: a number for a matrix, or one for each expert's.
     """
     weights = {}
     for tensor in gguf.GGUFReader(path).tensors:
-        values = dequantize(np.ascontiguousarray(tensor.data), tensor.tensor_type)
         shape = [int(n) for n in reversed(tensor.shape)]
+        if tensor.tensor_type.name == "I32":
+            weights[tensor.name] = np.array(tensor.data).reshape(shape)
+            continue
+        values = dequantize(np.ascontiguousarray(tensor.data), tensor.tensor_type)
         weights[tensor.name] = np.array(values, np.float32).reshape(shape)
     for name in [name for name in weights if name.endswith(".input_scale")]:
         del weights[name]  # of activations, where those are rounded to four bits

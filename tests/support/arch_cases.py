@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.support.deepseek4_cases import DEEPSEEK4_MIXED, DEEPSEEK4_OPTIONS
 from tests.support.glm5_cases import GLM5_MIXED, GLM5_OPTIONS
 from tests.support.latent_cases import (
     BAILINGMOE3_MIXED,
@@ -273,6 +274,7 @@ ARCH_CASES = (
     *(_case(name, "qwen4exp", **options) for name, options in STREAMS_OPTIONS.items()),
     *(_case(name, "deepseek2", **options) for name, options in LATENT_OPTIONS.items()),
     *(_case(name, "deepseek32", **options) for name, options in DEEPSEEK32_OPTIONS.items()),
+    *(_case(name, "deepseek4", **options) for name, options in DEEPSEEK4_OPTIONS.items()),
     *(_case(name, "glm-dsa", **options) for name, options in GLM_DSA_OPTIONS.items()),
     *(_case(name, "glm5-next", **options) for name, options in GLM5_OPTIONS.items()),
     *(_case(name, "mistral4", **options) for name, options in MISTRAL4_OPTIONS.items()),
@@ -404,6 +406,14 @@ STREAMS_CASE = _case(
 GLM5_CASE = _case("mixed", "glm5-next", **_WIDE | GLM5_MIXED, formats=_MIX | {"latent": "Q8_0"})
 """The same that keeps states and chooses pools of latent rows."""
 
+DEEPSEEK4_CASE = _case(
+    "mixed",
+    "deepseek4",
+    **_WIDE | DEEPSEEK4_MIXED,
+    formats=_MIX | {"latent": "Q8_0", "compressor": "Q8_0"},
+)
+"""The same whose tokens read a window of rows, and entries that are made of several tokens."""
+
 READERS_CASE = _case(
     "small_mixed",
     "gemma4",
@@ -442,6 +452,7 @@ LLAMA_CASES = tuple(
         *("laguna_own_yarn", "deepseek2_large_v2", "gemma4_small_uneven"),
         "bailingmoe_one_dense",
         *("deepseek32_odd", "glm-dsa_odd", "glm5-next_two_streams"),
+        *("deepseek4_odd", "deepseek4_two_streams", "deepseek4_windows_alone"),
         *(f"qwen4exp_{name}" for name in ("default", "no_ngrams", "odd", "two_choices")),
         *("mellum_own_base", "granite_swa_dense_odd"),
         *("llama4_default", "llama4_odd", "smallthinker_near"),
@@ -451,7 +462,8 @@ LLAMA_CASES = tuple(
 """The models that llama.cpp opens and computes as transformers does.
 
 There chunks are of 8192 tokens whatever the file says, olmoe and qwen2moe are neither tied nor have fewer key heads,
-an indexer's rows are multiples of 64 numbers but for glm5-next, whose streams are four, qwen4exp reads positions of one
+an indexer's rows are multiples of 64 numbers but for glm5-next, its streams and those of deepseek4 are four, some layer
+of deepseek4 chooses entries, qwen4exp reads positions of one
 more block where the last is incomplete, bailingmoe has no dense layers, a window of mellum's has no base of its own, a group is judged by its best two
 experts, YaRN's own factor is not read, granite_swa has windows, the last layers with keys of their own are one with a window and one without,
 a hybrid has a recurrent layer, and kimi-linear's queries are one matrix and its keys apart from its values.

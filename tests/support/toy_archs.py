@@ -13,6 +13,7 @@ import numpy as np
 from tests.support import toy_formulas, toy_recurrent, toy_routers, toy_streams
 from tests.support.gguf_files import write_gguf
 from tests.support.known_files import write_known
+from tests.support.toy_deepseek4 import deepseek4_keys, deepseek4_layer, deepseek4_top
 from tests.support.toy_gemma import NO_EXPERTS, gemma4_keys, gemma4_layer, gemma4_top
 from tests.support.toy_glm5 import glm5_keys, glm5_layer
 from tests.support.toy_latent import (
@@ -157,7 +158,8 @@ def toy_arch_weights(toy: ToyArch) -> Weights:
         for name, values in _LAYERS[toy.arch](toy, draw, layer).items():
             # A tied model's layers speak louder, or it would repeat its last token.
             is_end = name in _ENDS or (name == "ffn_down.weight" and not toy.experts)
-            weights[f"blk.{layer}.{name}"] = values * np.float32(loud if is_end else 1.0)
+            # Tables stay whole numbers.
+            weights[f"blk.{layer}.{name}"] = values * np.float32(loud) if is_end else values
     if toy.slowed:
         spread = draw.vector(toy.head_dim // 2, spread=1.0)
         weights["rope_freqs.weight"] = np.exp(spread).astype(np.float32)
@@ -426,6 +428,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     "bailingmoe3": bailingmoe3_keys,
     "deepseek2": deepseek2_keys,
     "deepseek32": deepseek32_keys,
+    "deepseek4": deepseek4_keys,
     "glm-dsa": deepseek32_keys,
     "glm5-next": glm5_keys,
     "kimi-linear": kimi_linear_keys,
@@ -451,6 +454,7 @@ _KEYS: dict[str, Callable[[ToyArch], dict[str, Any]]] = {
     **toy_recurrent.KEYS,
 }
 _TOP: dict[str, Callable[[ToyArch, Draw], Weights]] = {
+    "deepseek4": deepseek4_top,
     "gemma4": gemma4_top,
     "qwen4exp": toy_streams.streams_top,
 }
@@ -458,6 +462,7 @@ _LAYERS: dict[str, Callable[[ToyArch, Draw, int], Weights]] = {
     "bailingmoe3": bailingmoe3_layer,
     "deepseek2": deepseek2_layer,
     "deepseek32": deepseek32_layer,
+    "deepseek4": deepseek4_layer,
     "glm-dsa": deepseek32_layer,
     "glm5-next": glm5_layer,
     "kimi-linear": kimi_linear_layer,

@@ -48,7 +48,7 @@ def glm5_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
     """Return one layer, which is that of Kimi Linear with what mixes the streams and chooses positions."""
     weights = mixer_and_experts(toy, draw, layer)
     for part in ("attn", "ffn"):
-        weights |= {f"hc_{part}_{name}": values for name, values in _mixing(toy, draw).items()}
+        weights |= {f"hc_{part}_{name}": values for name, values in mixing(toy, draw).items()}
     if "ssm_a" in weights:
         weights["ssm_a"] = weights["ssm_a"].reshape(-1)
         for part in ("q", "k", "v"):
@@ -69,9 +69,9 @@ def glm5_layer(toy: ToyArch, draw: Draw, layer: int) -> dict[str, np.ndarray]:
     return weights
 
 
-def _mixing(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:
+def mixing(toy: ToyArch, draw: Draw) -> dict[str, np.ndarray]:
     """Return what reads one stream of several, spreads over them and mixes them, none of it nearly constant."""
-    count = _read(toy, "hyper_connection.count")
+    count = toy.extra.get("hyper_connection.count", STREAMS)
     rows = (2 + count) * count
     return {
         "fn.weight": draw.matrix(rows, count * toy.hidden, gain=1.5),

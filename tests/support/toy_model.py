@@ -144,7 +144,11 @@ _ROLES = {
     "attn_q.": "attn",
     "attn_k.": "attn",
     "attn_v.": "attn",
+    "attn_output_a.": "latent",
     "attn_output": "attn",
+    "attn_kv.": "attn",
+    "compressor_kv.": "compressor",
+    "compressor_gate.": "compressor",
     "ffn_gate_exps": "gate_up",
     "ffn_gate_up_exps": "gate_up",
     "attn_qkv.": "attn",
@@ -179,6 +183,8 @@ def tensor_format(shape: ToyShape, name: str) -> str:
     """Return the type in which tensor `name` is stored; norms, biases, scales and routers are always F32."""
     if name.endswith((".bias", "scale", "norm.weight")):
         return "F32"
+    if name.endswith("tid2eid.weight"):
+        return "I32"
     for part, role in _ROLES.items():
         if part in name:
             return shape.format(role)
