@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from tests.oracle import (
+    hf_deepseek4,
     hf_formulas,
     hf_glm5,
     hf_granite,
@@ -132,6 +133,8 @@ def open_hf(path: Path) -> HfModel:
         f"model.{theirs}.weight": weights[f"{ours}.weight"] - (zero if "norm" in ours else 0)
         for ours, theirs in top.items()
     }
+    if keys.arch == "deepseek4":
+        state |= hf_deepseek4.deepseek4_top(weights)
     if not tied:
         state["lm_head.weight"] = weights["output.weight"]
     for layer in range(config.num_hidden_layers):
@@ -423,6 +426,7 @@ def _qwen3_state(keys: Keys, own: State) -> State:
 
 
 _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
+    "deepseek4": hf_deepseek4.deepseek4_model,
     "gemma4": "Gemma4ForCausalLM",
     "glm5-next": hf_glm5.glm5_model,
     "laguna": "LagunaForCausalLM",
@@ -444,6 +448,7 @@ _CLASSES: dict[str, str | Callable[[Any], torch.nn.Module]] = {
     **hf_recurrent.CLASSES,
 }
 _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
+    "deepseek4": hf_deepseek4.deepseek4_config,
     "gemma4": gemma4_config,
     "glm5-next": hf_glm5.glm5_config,
     "laguna": _laguna_config,
@@ -465,6 +470,7 @@ _CONFIGS: dict[str, Callable[[Keys, dict[str, Any]], Any]] = {
     **hf_recurrent.CONFIGS,
 }
 _STATES: dict[str, Callable[[Keys, State], State]] = {
+    "deepseek4": hf_deepseek4.deepseek4_state,
     "gemma4": gemma4_state,
     "glm5-next": hf_glm5.glm5_state,
     "laguna": _laguna_state,

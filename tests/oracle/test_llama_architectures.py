@@ -11,6 +11,7 @@ pytest.importorskip("llama_cpp")
 
 from tests.oracle.llama_model import LlamaModel, llama_perplexity
 from tests.support.arch_cases import (
+    DEEPSEEK4_CASE,
     DENSE_HYBRID_CASE,
     DENSE_SIBLING_CASES,
     GLM5_CASE,
@@ -23,6 +24,7 @@ from tests.support.arch_cases import (
     WHOLE_TAIL_CASES,
 )
 from tests.support.compare import assert_within
+from tests.support.deepseek4_cases import LONG_PROMPT
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
 from tests.support.fused_projections import SCALED_ROPES, biased, fused
 from tests.support.oracle_cases import prompt_ids
@@ -36,6 +38,8 @@ pytestmark = pytest.mark.oracle
 
 MAX_RELATIVE_DIFFERENCE = 0.005
 TEXTS = 20
+LONG_PROMPTS = {"deepseek4": (LONG_PROMPT,)}
+"""Of architectures that keep something of many tokens."""
 
 
 @pytest.mark.parametrize("case", LLAMA_CASES, ids=str)
@@ -44,7 +48,7 @@ async def test_logits_agree_in_float32(tmp_path, case):
     path = write_toy_arch(tmp_path / "model.gguf", case.toy)
     async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
         with LlamaModel(path) as llama:
-            for length in (1, 7, 65, 130):
+            for length in (1, 7, 65, 130, *LONG_PROMPTS.get(case.toy.arch, ())):
                 ids = prompt_ids(length)
                 ours = await prompt_logits(engine, ids)
                 limit = "llama.cpp/F32 and GELU" if case.toy.arch == "gemma4" else "llama.cpp/F32"
@@ -107,7 +111,14 @@ def _all_chosen(toy: ToyArch) -> dict[str, Any]:
 # Where every expert is chosen, a rounded activation can not change the choice, which is a jump.
 ALL_CHOSEN = [
     replace(case, toy=replace(case.toy, **{"context": 128, "extra": {}} | _all_chosen(case.toy)))
-    for case in (*SCHEDULED_CASES, *MORE_SCHEDULED_CASES, SPARSE_CASE, STREAMS_CASE, GLM5_CASE)
+    for case in (
+        *SCHEDULED_CASES,
+        *MORE_SCHEDULED_CASES,
+        SPARSE_CASE,
+        STREAMS_CASE,
+        GLM5_CASE,
+        DEEPSEEK4_CASE,
+    )
 ]
 
 
