@@ -8,9 +8,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.oracle.hf_archs import open_hf
-from tests.support.arch_cases import ARCH_CASES
+from tests.support.arch_cases import ARCH_CASES, LONG_PROMPTS
 from tests.support.compare import assert_within
-from tests.support.deepseek4_cases import LONG_PROMPT
 from tests.support.engine_runs import EXACT_CACHE, greedy_tokens, prompt_logits
 from tests.support.oracle_cases import ANSWER_TOKENS, MIN_LEAD, prompt_ids
 from tests.support.toy_archs import write_toy_arch
@@ -21,8 +20,6 @@ pytestmark = pytest.mark.oracle
 
 PROMPT_LENGTHS = (1, 7, 63, 64, 65, 130)
 """One token, a prime, both sides of a chunk of 64 tokens, and more than two of them."""
-LONG_PROMPTS = {"deepseek4": (LONG_PROMPT,)}
-"""Of architectures that keep something of many tokens."""
 
 
 @pytest.fixture(scope="module", params=ARCH_CASES, ids=str)
@@ -30,8 +27,9 @@ def opened(request, tmp_path_factory):
     """A case's file, its oracle, and lengths of its prompts."""
     folder = tmp_path_factory.mktemp("oracle")
     path = write_toy_arch(folder / f"{request.param}.gguf", request.param.toy)
-    lengths = PROMPT_LENGTHS + LONG_PROMPTS.get(request.param.toy.arch, ())
-    return path, open_hf(path), lengths
+    arch = request.param.toy.arch
+    longer = (LONG_PROMPTS[arch],) if arch in LONG_PROMPTS else ()
+    return path, open_hf(path), PROMPT_LENGTHS + longer
 
 
 @pytest.mark.parametrize("kernels", ["native", "reference"])

@@ -16,6 +16,7 @@ from tests.support.arch_cases import (
     DENSE_SIBLING_CASES,
     GLM5_CASE,
     LLAMA_CASES,
+    LONG_PROMPTS,
     MORE_SCHEDULED_CASES,
     READERS_CASE,
     SCHEDULED_CASES,
@@ -24,7 +25,6 @@ from tests.support.arch_cases import (
     WHOLE_TAIL_CASES,
 )
 from tests.support.compare import assert_within
-from tests.support.deepseek4_cases import LONG_PROMPT
 from tests.support.engine_runs import EXACT_CACHE, prompt_logits
 from tests.support.fused_projections import SCALED_ROPES, biased, fused
 from tests.support.oracle_cases import prompt_ids
@@ -38,8 +38,6 @@ pytestmark = pytest.mark.oracle
 
 MAX_RELATIVE_DIFFERENCE = 0.005
 TEXTS = 20
-LONG_PROMPTS = {"deepseek4": (LONG_PROMPT,)}
-"""Of architectures that keep something of many tokens."""
 
 
 @pytest.mark.parametrize("case", LLAMA_CASES, ids=str)
@@ -48,7 +46,7 @@ async def test_logits_agree_in_float32(tmp_path, case):
     path = write_toy_arch(tmp_path / "model.gguf", case.toy)
     async with Engine.open(path, EngineConfig(memory=EXACT_CACHE)) as engine:
         with LlamaModel(path) as llama:
-            for length in (1, 7, 65, 130, *LONG_PROMPTS.get(case.toy.arch, ())):
+            for length in (1, 7, 65, LONG_PROMPTS.get(case.toy.arch, 130)):
                 ids = prompt_ids(length)
                 ours = await prompt_logits(engine, ids)
                 limit = "llama.cpp/F32 and GELU" if case.toy.arch == "gemma4" else "llama.cpp/F32"

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.support.deepseek4_cases import DEEPSEEK4_MIXED, DEEPSEEK4_OPTIONS
+from tests.support.deepseek4_cases import DEEPSEEK4_MIXED, DEEPSEEK4_OPTIONS, LONG_PROMPT
 from tests.support.glm5_cases import GLM5_MIXED, GLM5_OPTIONS
 from tests.support.latent_cases import (
     BAILINGMOE3_MIXED,
@@ -300,6 +300,9 @@ ARCH_CASES = (
         "small_uneven", "gemma4", **_ODD | _NO_EXPERTS, **_GEMMA4_ODD, layers=6, readers=2, seed=73
     ),
 )
+
+LONG_PROMPTS = {"deepseek4": LONG_PROMPT}
+"""Tokens of one more prompt, of architectures that keep something of many tokens."""
 
 _MIX = {"embed": "Q8_0", "attn": "Q5_K", "gate_up": "Q4_K", "down": "Q6_K", "output": "Q6_K"}
 _NARROW_MIX = {

@@ -93,7 +93,7 @@ DEEPSEEK4_OPTIONS: dict[str, dict[str, Any]] = {
         "heads": 2,
         "experts": 1,
         "used": 1,
-        "window": 1,
+        "window": 2,
         "extra": _reads(1, 4, 128, 4) | _NEAR_BASE | {"hash_layer_count": 0},
         "seed": 226,
     },

@@ -24,12 +24,27 @@ ARCH_LOGITS = _GOLDEN / "architectures.npz"
 
 LOGITS_ROWS = (0, 1, 7, 31, 62, 63, 64)
 
+LONG_ROWS = (65, 126, 127, 128, 130, 131, 254, 255, 256, 299)
+"""The same of the longer prompt that `long_name` is of: both sides of two times 128 tokens, and of four."""
+
+
+def long_name(name: str) -> str:
+    """Return where a case's logits of a longer prompt are."""
+    return f"{name}, long prompt"
+
 
 def read_golden(tokens, logits):
     """Return each case's entry and logits by its name."""
     entries = json.loads(tokens.read_text())["cases"]
     with np.load(logits) as arrays:
         return {name: (entry, arrays[name]) for name, entry in entries.items()}
+
+
+def read_long_golden(logits):
+    """Return the logits after the tokens LONG_ROWS of the longer prompt, by the names of cases that have one."""
+    with np.load(logits) as arrays:
+        ending = long_name("")
+        return {name.removesuffix(ending): arrays[name] for name in arrays if name.endswith(ending)}
 
 
 def check_is_asked_model(path, entry) -> None:
