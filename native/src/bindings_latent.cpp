@@ -52,7 +52,7 @@ void index_scores(Core& core, In<float, 3> q, In<float, 2> weights, In<int32_t, 
 // For starts, block_tables and table_starts see require_sequences.
 void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> starts,
                       In<int32_t, 1> block_tables, In<int32_t, 1> table_starts, int cache_type, int64_t block_tokens,
-                      In<uint8_t, 3> keys, float scale, float softcap, int64_t window, bool chunked,
+                      In<uint8_t, 3> keys, float scale, float softcap, int64_t window, const Gains& sinks, bool chunked,
                       std::optional<Temperature> temperature, bool prompt, Write<float, 3> out) {
     const int64_t heads = size(q, 1), dim = size(q, 2), latent = size(out, 2);
     const CacheShape cache = latent_shape(cache_type, block_tokens, dim, latent, keys);
@@ -60,6 +60,7 @@ void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<i
     require(size(positions, 0) == size(q, 0), "positions must have one entry per token");
     require(window >= 0 && softcap >= 0.0f, "window and softcap must not be negative");
     require(!chunked || window > 0, "chunks have a size");
+    require_length(sinks, heads, "sinks must have a number per head");
     require_sequences(cache, positions, starts, block_tables, table_starts);
     std::vector<AttentionJob> jobs;
     for (int64_t s = 0; s + 1 < size(starts, 0); ++s) {
@@ -67,7 +68,7 @@ void latent_attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<i
         if (tokens == 0) continue;
         jobs.push_back({q.data() + first * heads * dim, positions.data() + first, tokens, heads, cache, keys.data(),
                         keys.data(), block_tables.data() + table_starts.data()[s], scale, softcap, window,
-                        out.data() + first * heads * latent, nullptr, chunked,
+                        out.data() + first * heads * latent, data(sinks), chunked,
                         temperature.value_or(Temperature{0.0f, 1, 0})});
     }
     const WithoutGil unlocked;
@@ -133,8 +134,8 @@ void bind_latent(nb::module_& m, nb::class_<Core>& core) {
         .def("latent_attention", &latent_attention, nb::arg("q").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("starts").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("table_starts").noconvert(),
              nb::arg("cache_type"), nb::arg("block_tokens"), nb::arg("keys").noconvert(), nb::arg("scale"),
-             nb::arg("softcap"), nb::arg("window"), nb::arg("chunked"), nb::arg("temperature").none(),
-             nb::arg("prompt"), nb::arg("out").noconvert(),
+             nb::arg("softcap"), nb::arg("window"), nb::arg("sinks").noconvert().none(), nb::arg("chunked"),
+             nb::arg("temperature").none(), nb::arg("prompt"), nb::arg("out").noconvert(),
              "Causal attention over a cache whose values are the first numbers of its keys.");
 }
 

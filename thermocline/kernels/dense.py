@@ -198,6 +198,7 @@ class NativeDense:
                 scale=rule.scale,
                 softcap=rule.softcap,
                 window=rule.window,
+                sinks=rule.sinks,
                 chunked=rule.chunked,
                 temperature=self.native_temperature(rule.temperature),
                 prompt=prompt,
@@ -239,6 +240,7 @@ class NativeDense:
     ) -> FloatArray:
         """See `Kernels.expanded_attention`. up: the heads' matrices for keys and for values."""
         assert rule.chosen is None, "latent rows are all read"
+        assert rule.sinks is None, "the expanded form has no sinks"
         out = np.empty((*q.shape[:2], up[1].rows), np.float32)
         starts, block_tables, table_starts = self.run_tables(runs)
         self._core.expanded_attention(

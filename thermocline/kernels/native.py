@@ -15,7 +15,7 @@ _BUILD_HINT = (
 
 
 # What the compiled core must say of itself; see native/src/bindings.cpp.
-_INTERFACE = 31
+_INTERFACE = 32
 
 
 def load_native() -> ModuleType:

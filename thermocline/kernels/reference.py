@@ -158,6 +158,7 @@ class ReferenceKernels:
         prompt: bool = False,
     ) -> FloatArray:
         assert rule.chosen is None, "latent rows are all read"
+        assert rule.sinks is None, "the expanded form has no sinks"
 
         def read(slots: IntArray) -> tuple[FloatArray, FloatArray]:
             rows = read_latent(cache.shape, cache.keys, slots)

@@ -220,6 +220,17 @@ def test_keys_and_values_of_heads_are_made_of_rows(form, sizes, name, context, h
     assert_within(found, expected, limit_of(form, CacheType.F16))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_expanded_form_has_no_sinks(form):
+    """To ask for them is our bug."""
+    sizes, one = SHAPES[0], kernels_on(form, 1)
+    seq = Sequence(one.dense, sizes, 3, CacheType.F16)
+    rule, runs = Attending(0.2, sinks=np.zeros(4, np.float32)), [token_run(0, 3, seq.table)]
+    up, at = head_matrices(sizes, "F32"), seq.positions
+    with pytest.raises(AssertionError, match="no sinks"):
+        one.expanded_attention(up, seq.q, at, runs, seq.cache, rule)
+
+
 @pytest.mark.parametrize("name", ATTENDING)
 @pytest.mark.parametrize(("sizes", "cache_type"), CASES)
 def test_an_expanded_token_does_not_depend_on_its_chunk(name, sizes, cache_type):
