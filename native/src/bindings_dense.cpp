@@ -130,7 +130,7 @@ void attention(Core& core, In<float, 3> q, In<int32_t, 1> positions, In<int32_t,
 
 void route(Core& core, In<float, 2> logits, int gating, std::optional<In<float, 1>> logit_bias,
            std::optional<In<float, 1>> bias, int64_t groups, int64_t groups_used, int64_t group_best, bool normalize, float min_sum,
-           float scale, Write<int32_t, 2> ids, Write<float, 2> weights) {
+           float scale, const std::optional<In<int32_t, 2>>& given, Write<int32_t, 2> ids, Write<float, 2> weights) {
     const int64_t tokens = size(logits, 0), experts = size(logits, 1), chosen = size(ids, 1);
     require(size(ids, 0) == tokens && size(weights, 0) == tokens && size(weights, 1) == chosen,
             "ids and weights must be [tokens, chosen]");
@@ -139,8 +139,11 @@ void route(Core& core, In<float, 2> logits, int gating, std::optional<In<float, 
     const RouteRule rule{chosen, static_cast<tc::Gating>(gating), logit_bias ? logit_bias->data() : nullptr,
                          bias ? bias->data() : nullptr, groups, groups_used, group_best, normalize, min_sum, scale};
     require_rule(rule, experts);
+    require(!given || (size(*given, 0) == tokens && size(*given, 1) == chosen), "given must be [tokens, chosen]");
+    if (given) require_below(given->data(), tokens * chosen, experts, "an expert that is given does not exist");
     const WithoutGil unlocked;
-    tc::route(core.dense(), {logits.data(), tokens, experts, rule, ids.data(), weights.data()});
+    tc::route(core.dense(), {logits.data(), tokens, experts, rule, ids.data(), weights.data(), nullptr,
+                             given ? given->data() : nullptr});
 }
 
 void gate(Core& core, In<float, 2> x, In<float, 2> gates, int activation, Write<float, 2> out) {
@@ -250,8 +253,9 @@ void bind_dense(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("out").noconvert(), "Causal attention of some sequences' tokens over their cached keys and values.")
         .def("route", &route, nb::arg("logits").noconvert(), nb::arg("gating"),
              nb::arg("logit_bias").noconvert().none(), nb::arg("bias").noconvert().none(), nb::arg("groups"),
-             nb::arg("groups_used"), nb::arg("group_best"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"), nb::arg("ids").noconvert(),
-             nb::arg("weights").noconvert(), "The best experts of each token, and their weights.")
+             nb::arg("groups_used"), nb::arg("group_best"), nb::arg("normalize"), nb::arg("min_sum"), nb::arg("scale"),
+             nb::arg("given").noconvert().none(), nb::arg("ids").noconvert(), nb::arg("weights").noconvert(),
+             "The best experts of each token, or those given, and their weights.")
         .def("gate", &gate, nb::arg("x").noconvert(), nb::arg("gate").noconvert(), nb::arg("activation"),
              nb::arg("out").noconvert(), "out = x times the sigmoid (0), softplus (1) or gelu (2) of gate.")
         .def("add_normed", &add_normed, nb::arg("x").noconvert(), nb::arg("first").noconvert(),

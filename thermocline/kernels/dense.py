@@ -276,7 +276,9 @@ class NativeDense:
         self._core.gate(x, gate, int(activation), out)
         return out
 
-    def route(self, logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
+    def route(
+        self, logits: FloatArray, rule: RoutingRule, given: IntArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
         ids = np.empty((len(logits), rule.chosen), np.int32)
         weights = np.empty(ids.shape, np.float32)
         self._core.route(
@@ -290,6 +292,7 @@ class NativeDense:
             rule.normalize,
             rule.min_sum,
             rule.scale,
+            given,
             ids,
             weights,
         )

@@ -321,10 +321,13 @@ class DenseKernels(Protocol):
         """Return x [rows, width] times the activation of gate, which is [rows, width] or [rows, 1]."""
         ...
 
-    def route(self, logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
+    def route(
+        self, logits: FloatArray, rule: RoutingRule, given: IntArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
         """Return (ids int32, weights float32), each [tokens, chosen]: best first, ties by lower id, also of groups.
 
-        normalize: weights are divided by their sum, taken as at least min_sum. Then they are multiplied by scale.
+        normalize: weights are divided by their sum, taken as at least min_sum. Then they are multiplied by scale. given: int32
+        [tokens, chosen], each below the number of experts: the ids, in this order, whatever bias and groups say.
         """
         ...
 

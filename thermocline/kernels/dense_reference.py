@@ -152,8 +152,10 @@ class ReferenceDense:
     def gate(self, x: FloatArray, gate: FloatArray, activation: Activation) -> FloatArray:
         return x * _activated(gate.astype(np.float64), activation).astype(np.float32)
 
-    def route(self, logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
-        return route(logits, rule)
+    def route(
+        self, logits: FloatArray, rule: RoutingRule, given: IntArray | None = None
+    ) -> tuple[IntArray, FloatArray]:
+        return route(logits, rule, given)
 
     def recur(
         self,

@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     from thermocline.kernels.weight import FloatArray, IntArray
 
 
-def route(logits: FloatArray, rule: RoutingRule) -> tuple[IntArray, FloatArray]:
+def route(
+    logits: FloatArray, rule: RoutingRule, given: IntArray | None = None
+) -> tuple[IntArray, FloatArray]:
     """See `DenseKernels.route`. Computes in double."""
     wide = logits.astype(np.float64)
-    scores = _choice_scores(wide, rule)
-    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : rule.chosen]
+    chosen = _best(wide, rule) if given is None else given
     weights = _weights(_biased(wide, rule), chosen, rule.gating)
     if rule.normalize:
         weights /= np.maximum(weights.sum(axis=-1, keepdims=True), rule.min_sum)
     weights *= rule.scale
-    return np.ascontiguousarray(chosen, np.int32), weights.astype(np.float32)
+    return np.array(chosen, np.int32), weights.astype(np.float32)
+
+
+def _best(logits: NDArray[np.floating], rule: RoutingRule) -> NDArray[np.integer]:
+    scores = _choice_scores(logits, rule)
+    return np.argsort(-scores, axis=-1, kind="stable")[:, : rule.chosen]
 
 
 def _choice_scores(logits: NDArray[np.floating], rule: RoutingRule) -> NDArray[np.floating]:

@@ -214,10 +214,13 @@ struct RouteJob {
     int32_t* ids;    // [tokens, chosen], best first, the lower id first among equals
     float* weights;  // [tokens, chosen]
     float* scratch = nullptr;  // route_scratch(job) floats per token
+    const int32_t* given = nullptr;  // [tokens, chosen]: the ids, whose weights alone are asked for; or null
+
+    bool plain() const { return rule.plain() && given == nullptr; }
 };
 
 // Logits, what weights are taken from, what decides, and a number per group.
-inline int64_t route_scratch(const RouteJob& job) { return job.rule.plain() ? 0 : 3 * job.experts + job.rule.groups; }
+inline int64_t route_scratch(const RouteJob& job) { return job.plain() ? 0 : 3 * job.experts + job.rule.groups; }
 
 enum class Activation : int { Sigmoid = 0, Softplus = 1, Gelu = 2 };
 

@@ -70,8 +70,9 @@ inline void keep_groups(const RouteRule& rule, int64_t experts, float* scores, f
     }
 }
 
-// Any rule. probabilities: what the weights are; scores: what decides.
-inline void scored_route(const RouteJob& job, const float* logits, float* scratch, int32_t* ids, float* weights) {
+// Any rule. probabilities: what the weights are; scores: what decides, unless ids are given.
+inline void scored_route(const RouteJob& job, const float* logits, float* scratch, const int32_t* given, int32_t* ids,
+                         float* weights) {
     const RouteRule& rule = job.rule;
     float* probabilities = scratch + job.experts;
     float* scores = probabilities + job.experts;
@@ -86,25 +87,30 @@ inline void scored_route(const RouteJob& job, const float* logits, float* scratc
         const Vec x = load_lanes(logits + i, n);
         store_lanes(probabilities + i, rule.gating == Gating::Sigmoid ? sigmoid(x) : x, n);
     });
-    each_vector(job.experts, [&](int64_t i, int64_t n) {
-        const Vec score = load_lanes(probabilities + i, n);
-        store_lanes(scores + i, rule.bias == nullptr ? score : add(score, load_lanes(rule.bias + i, n)), n);
-    });
-    if (rule.groups > 1) keep_groups(rule, job.experts, scores, scores + job.experts);
-    choose(scores, job.experts, rule.chosen, ids);
+    if (given != nullptr) {
+        for (int64_t k = 0; k < rule.chosen; ++k) ids[k] = given[k];
+    } else {
+        each_vector(job.experts, [&](int64_t i, int64_t n) {
+            const Vec score = load_lanes(probabilities + i, n);
+            store_lanes(scores + i, rule.bias == nullptr ? score : add(score, load_lanes(rule.bias + i, n)), n);
+        });
+        if (rule.groups > 1) keep_groups(rule, job.experts, scores, scores + job.experts);
+        choose(scores, job.experts, rule.chosen, ids);
+    }
     for (int64_t k = 0; k < rule.chosen; ++k) weights[k] = probabilities[ids[k]];
     if (rule.gating == Gating::SoftmaxChosen) softmax(weights, rule.chosen, weights);
 }
 
 void route(const RouteJob& job, int64_t first_token, int64_t last_token) {
     const RouteRule& rule = job.rule;
-    const bool plain = rule.plain();
+    const bool plain = job.plain();
     for (int64_t t = first_token; t < last_token; ++t) {
         const float* logits = job.logits + t * job.experts;
         int32_t* ids = job.ids + t * rule.chosen;
         float* weights = job.weights + t * rule.chosen;
         if (plain) plain_softmax(job, logits, ids, weights);
-        else scored_route(job, logits, job.scratch + t * route_scratch(job), ids, weights);
+        else scored_route(job, logits, job.scratch + t * route_scratch(job),
+                          job.given == nullptr ? nullptr : job.given + t * rule.chosen, ids, weights);
         float chosen_sum = 0.0f;
         for (int64_t k = 0; k < rule.chosen; ++k) chosen_sum += weights[k];
         const float divisor = chosen_sum > rule.min_sum ? chosen_sum : rule.min_sum;

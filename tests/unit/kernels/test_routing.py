@@ -63,7 +63,9 @@ def softmax(numbers: list[float]) -> list[float]:
     return [share / sum(shares) for share in shares]
 
 
-def by_hand(row: np.ndarray, rule: RoutingRule) -> tuple[list[int], list[float]]:
+def by_hand(
+    row: np.ndarray, rule: RoutingRule, given: list[int] | None = None
+) -> tuple[list[int], list[float]]:
     """One token's experts and weights, step by step."""
     logits = [float(x) for x in row]
     if rule.logit_bias is not None:
@@ -84,7 +86,7 @@ def by_hand(row: np.ndarray, rule: RoutingRule) -> tuple[list[int], list[float]]
         groups = [scores[g * members : (g + 1) * members] for g in range(rule.groups)]
         best = sorted(range(rule.groups), key=lambda g: (-sum(sorted(groups[g])[-2:]), g))
         allowed = [e for e in allowed if e // members in best[: rule.groups_used]]
-    ids = sorted(allowed, key=lambda e: (-scores[e], e))[: rule.chosen]
+    ids = given or sorted(allowed, key=lambda e: (-scores[e], e))[: rule.chosen]
     weights = [shares[e] for e in ids]
     if rule.gating is Gating.SOFTMAX_CHOSEN:
         weights = softmax(weights)
@@ -119,6 +121,68 @@ def test_a_token_alone_is_routed_the_same(native, gating):
         alone = native.route(logits[token : token + 1], rule)
         np.testing.assert_array_equal(alone[0][0], ids[token])
         np.testing.assert_array_equal(alone[1][0], weights[token])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gating", list(Gating))
+@pytest.mark.parametrize(("biased", "logit_biased"), [(False, False), (True, True)])
+def test_given_experts_are_weighed(dense, shape, gating, biased, logit_biased):
+    """By their scores, in the order that is given; what chooses experts has no say."""
+    tokens, experts, chosen = shape[:3]
+    rule = rule_of(shape, gating, biased=biased, logit_biased=logit_biased)
+    rng = np.random.default_rng(sum(shape))
+    logits = (rng.standard_normal(shape[:2]) * 2).astype(np.float32)
+    given = np.stack([rng.permutation(experts)[:chosen] for _ in range(tokens)]).astype(np.int32)
+    kept = given.copy()
+    for normalize in (True, False):
+        own = replace(rule, normalize=normalize)
+        ids, weights = dense.route(logits, own, given)
+        np.testing.assert_array_equal(ids, given)
+        expected = [
+            by_hand(row, own, each)[1] for row, each in zip(logits, given.tolist(), strict=True)
+        ]
+        np.testing.assert_allclose(weights, expected, rtol=2e-6)
+        for bare in ({"bias": None}, {"groups": 1, "groups_used": 1}):
+            np.testing.assert_array_equal(
+                dense.route(logits, replace(own, **bare), given)[1], weights
+            )
+    ids[:] = 0
+    np.testing.assert_array_equal(given, kept)
+
+
+@pytest.mark.parametrize("isa", DENSE_ISAS)
+@pytest.mark.parametrize("gating", list(Gating))
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_choice_itself_has_the_same_weights_when_given(isa, gating, biased, groups):
+    """To the bit; also of one token alone, and on three threads."""
+    shape = (301, 60, 7, groups, min(groups, 3))
+    rule = rule_of(shape, gating, biased=biased, logit_biased=biased)
+    logits = np.random.default_rng(1).standard_normal(shape[:2]).astype(np.float32)
+    native, three = (NativeDense(_native.Core(isa, threads)) for threads in (1, 3))
+    ids, weights = native.route(logits, rule)
+    for kernels in (native, three):
+        for own, expected in zip(kernels.route(logits, rule, ids), (ids, weights), strict=True):
+            np.testing.assert_array_equal(own, expected)
+    for token in (0, 150, 300):
+        alone = native.route(logits[token : token + 1], rule, ids[token : token + 1].copy())
+        np.testing.assert_array_equal(alone[1][0], weights[token])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([[0, 9], [1, 2]], "does not exist"),
+        ([[0, 1], [1, -1]], "does not exist"),
+        ([[0, 1]], "tokens, chosen"),
+        ([[0, 1, 2], [0, 1, 2]], "tokens, chosen"),
+    ],
+)
+def test_given_experts_that_do_not_exist_are_refused(native, given, message):
+    """Nothing is read beside a token's scores."""
+    rule = RoutingRule(2, True, 1e-5, 1.0)
+    with pytest.raises(ValueError, match=message):
+        native.route(np.zeros((2, 9), np.float32), rule, np.array(given, np.int32))
 
 
 def test_equal_groups_are_taken_in_order(dense):
