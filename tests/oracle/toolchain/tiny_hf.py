@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.oracle.toolchain import (
+    tiny_deepseek4,
     tiny_formulas,
     tiny_glm5,
     tiny_latent,
@@ -44,6 +45,7 @@ _AROUND = (
     "router.scale",
     "expert_scale",
     "hc.scale",
+    "hc_scale",
 )
 """What is drawn around its first value."""
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -78,14 +80,17 @@ def save_tiny_model(folder: Path, tiny: TinyModel) -> torch.nn.Module:
     make = _CLASSES[tiny.arch]
     model = getattr(transformers, make)(config) if isinstance(make, str) else make(config)
     draw_weights(model)
+    tiny_deepseek4.draw_tables(model)
     if tiny.arch in tiny_routers.UNGATED:
         tiny_routers.half_gates(model)
     if tiny.arch in tiny_formulas.LIMITED or tiny_latent.LIMITS[0] in tiny.options:
         tiny_formulas.speak_up(model)
     model.save_pretrained(folder)
-    if tiny.extra_block:
+    if tiny.extra_block and tiny.arch not in tiny_deepseek4.CLASSES:
         _BLOCKS.get(tiny.arch, _add_block)(folder, config)
-    if tiny.packed:
+    if tiny.arch in tiny_deepseek4.CLASSES:
+        tiny_deepseek4.save_as_published(folder, model, tiny)
+    elif tiny.packed:
         tiny_formulas.pack_experts(folder, model)
     published = tiny_routers.PUBLISHED | tiny_formulas.PUBLISHED
     published |= tiny_recurrent.PUBLISHED | tiny_latent.PUBLISHED | tiny_streams.PUBLISHED
@@ -121,7 +126,11 @@ def _draw(name: str, values: torch.Tensor) -> None:
         values.normal_(0, 1)
     elif values.ndim >= 2:
         gain = 3.0 if name == "lm_head.weight" else 2.0 if name.endswith(_ROUTERS) else 1.0
-        gain = 6.0 if name.endswith((*tiny_streams.DIVIDED, *tiny_glm5.FAINT)) else gain
+        gain = (
+            6.0
+            if name.endswith((*tiny_streams.DIVIDED, *tiny_glm5.FAINT, *tiny_deepseek4.FAINT))
+            else gain
+        )
         values.normal_(0, gain * values.shape[-1] ** -0.5)
     elif name.endswith(_AROUND):
         values.normal_(float(values.mean()), 0.1)  # around one, or around zero where one is added
@@ -388,6 +397,7 @@ _CLASSES = {
     "solar_open": "SolarOpenForCausalLM",
     **tiny_routers.CLASSES,
     **tiny_formulas.CLASSES,
+    **tiny_deepseek4.CLASSES,
     **tiny_glm5.CLASSES,
     **tiny_latent.CLASSES,
     **tiny_recurrent.CLASSES,
@@ -416,6 +426,7 @@ _CONFIGS = {
     "solar_open": tiny_routers.solar_open,
     **tiny_routers.CONFIGS,
     **tiny_formulas.CONFIGS,
+    **tiny_deepseek4.CONFIGS,
     **tiny_glm5.CONFIGS,
     **tiny_latent.CONFIGS,
     **tiny_recurrent.CONFIGS,

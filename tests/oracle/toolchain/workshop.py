@@ -14,6 +14,7 @@ from tests.oracle.toolchain import tiny_formulas, tiny_glm5, tiny_latent, tiny_s
 from tests.oracle.toolchain.convert import convert
 from tests.oracle.toolchain.nvfp4 import quantise_checkpoint
 from tests.oracle.toolchain.quantise import quantise
+from tests.oracle.toolchain.tiny_deepseek4 import DEEPSEEK4_MIXED, DEEPSEEK4_PACKED
 from tests.oracle.toolchain.tiny_formulas import MIMO_UNEVEN, MIMO_WIDE
 from tests.oracle.toolchain.tiny_hf import NUM_TOKENS, TinyModel, save_tiny_model
 from tests.oracle.toolchain.tiny_latent import LITE_LAYERS
@@ -350,7 +351,7 @@ MIXED_CASES = (
         if arch
         != "llama4"  # of which llama.cpp computes nothing without a layer that sees all tokens
     ),
-    *(_case(*names, hidden=256, seed=7, **options) for *names, options in _WIDER),
+    *(_case(*names, hidden=256, seed=7, **own) for *names, own in (*_WIDER, *DEEPSEEK4_MIXED)),
     _case("rows_of_96", "gpt-oss", hidden=96, seed=7, options={"intermediate_size": 160}),
     *(
         _case("wide", arch, hidden=256, seed=7, options={"moe_intermediate_size": 256})
@@ -410,8 +411,9 @@ MIXED_CASES = (
 PACKED_CASES = (
     _case("packed", "gpt-oss", packed=True, seed=2),
     _case("packed_wide", "gpt-oss", hidden=96, packed=True, options={"intermediate_size": 160}),
+    *(_case(name, arch, **options) for name, arch, options in DEEPSEEK4_PACKED),
 )
-"""Converted from checkpoints whose experts are in MXFP4, as OpenAI published them."""
+"""Converted from checkpoints whose experts are in MXFP4, as OpenAI and DeepSeek published them."""
 
 _WITH_SCALES = ("dots1", "ernie4_5-moe", "glm4moe", "granitemoe", "hunyuan-moe")
 NVFP4_CASES = tuple(_nvfp4(arch) for arch in ARCHS + _WITH_SCALES)
