@@ -125,6 +125,6 @@ DEEPSEEK4_MIXED: dict[str, Any] = {
     "rank": 128,
     "query_rank": 256,
     "extra": _reads(6, 0, 4, 128) | _limits(*[1.0] * 3),
-    "seed": 231,
+    "seed": 233,
 }
-"""For a quantised model."""
+"""For a quantised model. llama.cpp's perplexity is 0.13 to 0.26 % above that of exact arithmetic, of other seeds up to 0.48 %."""
