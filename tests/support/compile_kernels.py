@@ -275,7 +275,8 @@ def routing() -> Iterator[Case]:
     for gating in Gating:
         sizes = {"experts": 100, "chosen": 6, "block": 128, "block_chosen": 8}
         rule = {"gating": gating.name, "normalize": gating is not Gating.SOFTMAX_CHOSEN}
-        rule |= {"has_bias": gating is Gating.SIGMOID, "has_logit_bias": gating is Gating.SOFTMAX}
+        has_bias = gating in (Gating.SIGMOID, Gating.SQRT_SOFTPLUS)
+        rule |= {"has_bias": has_bias, "has_logit_bias": gating is Gating.SOFTMAX}
         yield Case(choose_kernel, types, sizes | rule, 1)
     types = dict.fromkeys(("slots_ptr", "counts_ptr", "rows_ptr", "pair_of_ptr"), "*i32")
     types |= {"table_ptr": "*i32", "ids_ptr": "*i64", "num_live_ptr": "*i64", "num_pairs": "i32"}

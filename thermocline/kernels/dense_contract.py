@@ -169,6 +169,8 @@ class Gating(IntEnum):
     """Each by itself."""
     SOFTMAX_CHOSEN = 3
     """The logits decide, and the weights are a softmax over the chosen ones alone."""
+    SQRT_SOFTPLUS = 4
+    """Each by itself: the square root of ln(1 + e^logit)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

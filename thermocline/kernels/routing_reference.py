@@ -41,6 +41,8 @@ def _choice_scores(logits: NDArray[np.floating], rule: RoutingRule) -> NDArray[n
     scores = _biased(logits, rule)
     if rule.gating is Gating.SIGMOID:
         scores = sigmoid(scores)
+    elif rule.gating is Gating.SQRT_SOFTPLUS:
+        scores = _sqrt_softplus(scores)
     elif rule.gating is Gating.SOFTMAX and (rule.bias is not None or rule.groups > 1):
         scores = _softmax(scores)
     if rule.bias is not None:
@@ -53,6 +55,11 @@ def sigmoid(x: NDArray[np.floating]) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         factor: NDArray[np.float64] = 1.0 / (1.0 + np.exp(-x.astype(np.float64)))
     return factor
+
+
+def _sqrt_softplus(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    roots: NDArray[np.float64] = np.sqrt(np.logaddexp(0.0, x))
+    return roots
 
 
 def _biased(logits: NDArray[np.floating], rule: RoutingRule) -> NDArray[np.floating]:
@@ -73,6 +80,8 @@ def _weights(
             return np.take_along_axis(_softmax(logits), chosen, axis=-1)
         case Gating.SIGMOID:
             return sigmoid(np.take_along_axis(logits, chosen, axis=-1))
+        case Gating.SQRT_SOFTPLUS:
+            return _sqrt_softplus(np.take_along_axis(logits, chosen, axis=-1))
         case Gating.SOFTMAX_CHOSEN:
             return _softmax(np.take_along_axis(logits, chosen, axis=-1))
 

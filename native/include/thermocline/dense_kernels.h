@@ -189,8 +189,8 @@ struct AttentionKernels {
     void (*merge)(const AttentionJob& job, const AttentionItem& item);
 };
 
-// How router logits become scores: over all experts together, each by itself, or over the chosen ones alone.
-enum class Gating : int { Softmax = 1, Sigmoid = 2, SoftmaxChosen = 3 };
+// How router logits become scores: over all experts together, over the chosen ones alone, or each by itself.
+enum class Gating : int { Softmax = 1, Sigmoid = 2, SoftmaxChosen = 3, SqrtSoftplus = 4 };
 
 // How a token's experts are chosen from its logits, and weighed.
 struct RouteRule {

@@ -85,7 +85,11 @@ inline void scored_route(const RouteJob& job, const float* logits, float* scratc
     if (rule.gating == Gating::Softmax) softmax(logits, job.experts, probabilities);
     else each_vector(job.experts, [&](int64_t i, int64_t n) {
         const Vec x = load_lanes(logits + i, n);
-        store_lanes(probabilities + i, rule.gating == Gating::Sigmoid ? sigmoid(x) : x, n);
+        store_lanes(probabilities + i,
+                    rule.gating == Gating::Sigmoid        ? sigmoid(x)
+                    : rule.gating == Gating::SqrtSoftplus ? sqrt(softplus(x))
+                                                          : x,
+                    n);
     });
     if (given != nullptr) {
         for (int64_t k = 0; k < rule.chosen; ++k) ids[k] = given[k];

@@ -8,6 +8,7 @@
 //   zero broadcast load store        loads and stores need no alignment
 //   load_part store_part             the first n lanes, 0 <= n <= 16; lanes not loaded are 0
 //   add sub mul div max min abs      max and min return their second operand when it is NaN
+//   sqrt                             rounded as IEEE says
 //   fma(a, b, c) = a * b + c         one rounding where the hardware has it, two in the portable set
 //   fnma(a, b, c) = c - a * b
 //   round_even

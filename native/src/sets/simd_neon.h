@@ -53,6 +53,9 @@ inline Vec mul(Vec a, Vec b) {
 inline Vec div(Vec a, Vec b) {
     return each_quad([&](int i) { return vdivq_f32(a.part[i], b.part[i]); });
 }
+inline Vec sqrt(Vec x) {
+    return each_quad([&](int i) { return vsqrtq_f32(x.part[i]); });
+}
 inline Vec fma(Vec a, Vec b, Vec c) {
     return each_quad([&](int i) { return vfmaq_f32(c.part[i], a.part[i], b.part[i]); });
 }

@@ -54,6 +54,10 @@ inline Vec add(Vec a, Vec b) { return each_quad([&](int i) { return a.part[i] + 
 inline Vec sub(Vec a, Vec b) { return each_quad([&](int i) { return a.part[i] - b.part[i]; }); }
 inline Vec mul(Vec a, Vec b) { return each_quad([&](int i) { return a.part[i] * b.part[i]; }); }
 inline Vec div(Vec a, Vec b) { return each_quad([&](int i) { return a.part[i] / b.part[i]; }); }
+inline Vec sqrt(Vec x) {
+    for (int i = 0; i < 16; ++i) x.part[i / 4][i % 4] = __builtin_sqrtf(x.part[i / 4][i % 4]);
+    return x;
+}
 inline Vec fma(Vec a, Vec b, Vec c) {
     return each_quad([&](int i) { return a.part[i] * b.part[i] + c.part[i]; });
 }

@@ -75,6 +75,8 @@ def by_hand(
             shares = softmax(logits)
         case Gating.SIGMOID:
             shares = [1 / (1 + math.exp(-x)) for x in logits]
+        case Gating.SQRT_SOFTPLUS:
+            shares = [math.sqrt(math.log1p(math.exp(x))) for x in logits]
         case Gating.SOFTMAX_CHOSEN:
             shares = logits
     scores = list(shares)
@@ -108,6 +110,16 @@ def test_every_rule_is_what_it_says(dense, shape, gating, biased, logit_biased):
         expected = [by_hand(row, own) for row in logits]
         assert ids.tolist() == [each for each, _ in expected]
         np.testing.assert_allclose(weights, [each for _, each in expected], rtol=2e-6)
+
+
+def test_square_roots_of_softplus_far_from_zero(dense):
+    """Logits far above are their own softplus, and those far below still have an order and weights."""
+    rule = RoutingRule(6, False, 1e-5, 1.0, Gating.SQRT_SOFTPLUS)
+    logits = np.array([[-60.0, 100.0, 19.9, 0.0, -20.0, 20.1, -40.0]], np.float32)
+    ids, weights = dense.route(logits, rule)
+    assert ids.tolist() == [[1, 5, 2, 3, 4, 6]]
+    expected = np.sqrt(np.logaddexp(0.0, logits[0, ids[0]].astype(np.float64)))
+    np.testing.assert_allclose(weights[0], expected, rtol=2e-6)
 
 
 @pytest.mark.parametrize("gating", list(Gating))

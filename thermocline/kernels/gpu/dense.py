@@ -169,6 +169,8 @@ def _probabilities(logits: torch.Tensor, gating: Gating) -> torch.Tensor:
             return torch.softmax(logits, dim=-1)
         case Gating.SIGMOID:
             return torch.sigmoid(logits)
+        case Gating.SQRT_SOFTPLUS:
+            return torch.sqrt(functional.softplus(logits))
         case Gating.SOFTMAX_CHOSEN:
             return logits
 

@@ -98,6 +98,8 @@ def choose_kernel(
         given = given / tl.sum(given, 0)
     elif gating == "SIGMOID":
         given = 1.0 / (1.0 + tl.exp(-logits))
+    elif gating == "SQRT_SOFTPLUS":
+        given = tl.sqrt_rn(softplus(logits))
     scores = given
     # The softmax may round two experts' logits to one probability.
     if gating == "SOFTMAX" and not has_bias:
@@ -128,6 +130,21 @@ def choose_kernel(
     at = token * chosen + slot
     tl.store(ids_ptr + at, ids.to(tl.int64), mask=slot < chosen)
     tl.store(weights_ptr + at, weights * scale, mask=slot < chosen)
+
+
+@triton.jit
+def softplus(x: tl.tensor) -> tl.tensor:
+    """Return ln(1 + e^x), to float32's precision far below zero, too.
+
+    It is max(x, 0) + ln(1 + y) of y = e^-|x|, and ln(1 + y) = 2 artanh(y / (2 + y)), whose series ends after eight terms.
+    """
+    y = tl.exp(-tl.abs(x))
+    s = y / (2.0 + y)
+    square = s * s
+    series = 1.0 / 15
+    for term in tl.static_range(7):
+        series = series * square + 1.0 / (13 - 2 * term)
+    return tl.maximum(x, 0.0) + 2.0 * s * series
 
 
 @triton.jit

@@ -186,6 +186,13 @@ def test_a_missing_gating_function_is_a_softmax_but_in_the_first_files_of_glm(
     assert spec_of(path).router.gating is Gating.SIGMOID
 
 
+@pytest.mark.parametrize("gating", list(Gating))
+def test_every_gating_function_is_read(tmp_path, gating):
+    """By the number that GGUF gives it."""
+    path = write(tmp_path, FLASH, expert_gating_func=int(gating))
+    assert spec_of(path).router.gating is gating
+
+
 def test_queries_have_one_matrix_or_two(tmp_path):
     """The tensors of the file decide, and the rank must fit them."""
     for toy, has_low in ((LITE, False), (V3, True)):
