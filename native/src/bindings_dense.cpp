@@ -198,6 +198,17 @@ void take_streams(Core& core, In<float, 2> x, In<float, 2> logits, In<float, 1> 
                                     {base.data(), scales.data(), floor, rounds}, taken.data(), rest.data(), shares.data()});
 }
 
+void pool_rows(Core& core, In<float, 3> rows, In<float, 3> gates, In<float, 2> places, Write<float, 2> out) {
+    const int64_t entries = size(rows, 0), count = size(rows, 1), width = size(rows, 2);
+    require(count >= 1, "there must be a row to pool");
+    require(size(gates, 0) == entries && size(gates, 1) == count && size(gates, 2) == width,
+            "rows and gates must have one shape");
+    require(size(places, 0) == count && size(places, 1) == width, "places must be [count, width]");
+    require(size(out, 0) == entries && size(out, 1) == width, "out must be [entries, width]");
+    const WithoutGil unlocked;
+    tc::pool_rows(core.dense(), {rows.data(), gates.data(), places.data(), entries, count, width, out.data()});
+}
+
 using Part = std::tuple<In<int32_t, 1>, In<int32_t, 1>, In<float, 2>>;
 
 void combine(Core& core, In<float, 2> residual, const std::vector<Part>& parts, int64_t slots, Write<float, 2> out) {
@@ -269,6 +280,9 @@ void bind_dense(nb::module_& m, nb::class_<Core>& core) {
              nb::arg("base").noconvert(), nb::arg("scales").noconvert(), nb::arg("floor"), nb::arg("rounds"),
              nb::arg("taken").noconvert(), nb::arg("rest").noconvert(), nb::arg("shares").noconvert(),
              "What a part of a layer takes of several streams, the mixture that is left, and each stream's share.")
+        .def("pool_rows", &pool_rows, nb::arg("rows").noconvert(), nb::arg("gates").noconvert(),
+             nb::arg("places").noconvert(), nb::arg("out").noconvert(),
+             "out = the sum over rows of the softmax of gates + places times rows, number by number.")
         .def("combine", &combine, nb::arg("residual").noconvert(), nb::arg("parts").noconvert(),
              nb::arg("slots"), nb::arg("out").noconvert(),
              "out = residual + ((slot 0 + slot 1) + ...), from (rows, slots, values) parts.");

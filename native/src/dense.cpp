@@ -159,6 +159,20 @@ void take_streams(const Dense& dense, const StreamsJob& job) {
              [&](int64_t first, int64_t last) { dense.kernels.take_streams(job, first, last); });
 }
 
+void pool_rows(const Dense& dense, const PoolJob& job) {
+    // An entry of few rows takes about a microsecond; long ones are cut into columns.
+    constexpr int64_t kColumns = 64;
+    const int64_t numbers = 4 * job.count * kColumns, pieces = ceil_div(job.width, kColumns);
+    const auto pool = [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+            const int64_t column = i % pieces * kColumns;
+            dense.kernels.pool_rows(job, i / pieces, column, std::min(job.width, column + kColumns));
+        }
+    };
+    if (job.entries * pieces * numbers <= kItemNumbers) pool(0, job.entries * pieces);
+    else run_rows(dense.pool, job.entries * pieces, numbers, pool);
+}
+
 bool combine(const Dense& dense, const float* residual, const Contributions* parts, int64_t count,
              int64_t tokens, int64_t slots, int64_t width, float* out) {
     std::vector<const float*> sources(static_cast<size_t>(tokens * slots), nullptr);

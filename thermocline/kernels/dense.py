@@ -435,6 +435,11 @@ class NativeDense:
         )
         return taken, rest, shares
 
+    def pool_rows(self, rows: FloatArray, gates: FloatArray, places: FloatArray) -> FloatArray:
+        out = np.empty((len(rows), rows.shape[2]), np.float32)
+        self._core.pool_rows(rows, gates, places, out)
+        return out
+
     def combine(
         self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int
     ) -> FloatArray:

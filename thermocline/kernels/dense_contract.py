@@ -388,6 +388,14 @@ class DenseKernels(Protocol):
         """
         ...
 
+    def pool_rows(self, rows: FloatArray, gates: FloatArray, places: FloatArray) -> FloatArray:
+        """Return float32 [n, width]: of each number the mean over an entry's rows, weighed by a softmax of gates + places.
+
+        rows, gates: [n, count, width]; places: [count, width]. Rows are added in their order. A gate of minus infinity weighs
+        zero; of each number, one gate is another.
+        """
+        ...
+
     def combine(
         self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int
     ) -> FloatArray:

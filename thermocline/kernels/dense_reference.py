@@ -209,6 +209,12 @@ class ReferenceDense:
         shares = 2 * sigmoid(giving)
         return taken.astype(np.float32), rest.astype(np.float32), shares.astype(np.float32)
 
+    def pool_rows(self, rows: FloatArray, gates: FloatArray, places: FloatArray) -> FloatArray:
+        logits = gates.astype(np.float64) + places
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        pooled: FloatArray = (powers * rows).sum(axis=1) / powers.sum(axis=1)
+        return pooled.astype(np.float32)
+
     def combine(
         self, residual: FloatArray, parts: Sequence[Contributions], num_slots: int
     ) -> FloatArray:

@@ -61,6 +61,9 @@ void softcap(const Dense& dense, const float* x, float cap, int64_t rows, int64_
 // See StreamsJob. There are 2 to kMaxStreams streams.
 void take_streams(const Dense& dense, const StreamsJob& job);
 
+// See PoolJob. There is at least one row.
+void pool_rows(const Dense& dense, const PoolJob& job);
+
 // One tier's contributions: values[i] belongs to token rows[i] and its slot slots[i].
 struct Contributions {
     const int32_t* rows;

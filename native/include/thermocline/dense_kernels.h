@@ -279,6 +279,15 @@ struct StreamsJob {
 };
 constexpr int64_t kMaxStreams = 16;
 
+// Of each entry and number of width: the sum over its rows, in order, of the softmax of gates + places times the row.
+struct PoolJob {
+    const float* rows;    // [entries, count, width]
+    const float* gates;   // the same; -infinity weighs zero, and is not that of all rows
+    const float* places;  // [count, width]
+    int64_t entries, count, width;
+    float* out;  // [entries, width]
+};
+
 // What an expert computes of its gate's values g and its up values u, or of u alone.
 enum class ExpertActivation : int {
     Silu = 0,         // silu(g) * u
@@ -332,6 +341,7 @@ struct DenseKernels {
     // Of entries [first, first + count), at most kIndexTokens of them. scratch: kIndexTokens * dim floats
     void (*index_scores)(const IndexJob& job, int64_t first, int64_t count, float* scratch);
     void (*take_streams)(const StreamsJob& job, int64_t first_token, int64_t last_token);
+    void (*pool_rows)(const PoolJob& job, int64_t entry, int64_t first_column, int64_t last_column);
 };
 
 using ExpertInnerFn = void (*)(const float* gate, const float* up, int64_t count, float* out);

@@ -4,6 +4,7 @@
 #include "attention.inl"
 #include "delta.inl"
 #include "index.inl"
+#include "pool.inl"
 #include "recurrent.inl"
 #include "routing.inl"
 #include "streams.inl"
@@ -15,6 +16,6 @@ const DenseKernels dense_kernels = {
     route,         gate,          combine,      silu_multiply,  clamped_silu_multiply, gelu_multiply, squared_relu,
     relu_multiply, limited_silu_multiply,
     delta_tokens,  delta_columns, delta_output, short_conv,     mamba_tokens,  mamba_columns, mamba_output,
-    add_normed,    softcap,       index_scores, take_streams};
+    add_normed,    softcap,       index_scores, take_streams, pool_rows};
 
 }  // namespace thermocline::THERMOCLINE_SET
